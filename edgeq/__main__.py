@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import sys
 
-# `python -m edgeq` looks for modules in the working directory first, where a `numpy.py` may lie next to the model.
-# Where edgeq itself was found elsewhere, the directory has no part in it. -P and the program `edgeq` do not need this.
+# `python -m edgeq` looks for modules in the working directory first, and a `numpy.py` may be there next to the model.
+# If edgeq was found elsewhere, this removes the working directory from the path. `python -P` and the program `edgeq` do
+# not need it.
 try:
     here = os.getcwd()  # noqa: PTH109 (pathlib may lie there)
-except FileNotFoundError:  # it has been removed: there is nothing in it
+except FileNotFoundError:  # the directory was removed, so it has no modules
     here = ""
 if __name__ == "__main__" and not sys.flags.safe_path and here == sys.path[0] != __file__[: -len("/edgeq/__main__.py")]:
     del sys.path[0]
@@ -18,7 +19,7 @@ import atexit
 import gc
 import signal
 
-# While modules are loading there is nothing to clean up: Ctrl-C ends the program at once and without a traceback.
+# While modules load there is nothing to clean up, so Ctrl-C ends the program at once and without a traceback.
 if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
@@ -26,7 +27,7 @@ from edgeq.cli import main
 from edgeq.util.registry import defer_imports
 
 defer_imports()
-# The memory of a process that ends is the system's again: looking through it for garbage once more takes 0.2 to 0.6 s.
+# The system frees the memory of a process that ends. A last garbage collection would take 0.2 to 0.6 s, so skip it.
 atexit.register(gc.freeze)
 
 if __name__ == "__main__":

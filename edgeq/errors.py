@@ -2,22 +2,22 @@
 
     EdgeqError                   1
     ├── UsageError               2   an argument or option that makes no sense
-    ├── ModelError               3   not a model, a damaged one, or one that edgeq does not take
+    ├── ModelError               3   a file that is not a model, a damaged model, or one that edgeq does not support
     ├── DataError                4   samples: missing, unreadable, wrong name, shape or dtype, NaN
     ├── HardwareError            5   a profile or target that is unknown, malformed or does not fit
-    ├── OutputError              6   a place that cannot be written, or that holds something already
+    ├── OutputError              6   a path that cannot be written, or that already contains something
     ├── BundleError              7   a bundle that is damaged, tampered with or not for this machine
     ├── RuntimeUnavailableError  8   onnxruntime (or an extra) is missing, or refuses the artifact
     │   ├── EngineError         8   an engine's process ended, does not answer, or refuses the model
-    │   └── BoardError          8   a board over SSH: not reached, in use, cut off, full, or without what it needs
+    │   └── BoardError          8   a board over SSH: unreachable, in use, disconnected, full, or missing a requirement
     ├── CalibrationError         9   statistics or a table: incomplete, non-finite, of another model
-    ├── CheckFailedError        10   a proof that did not hold: self-test, accuracy, coverage, speed, another size
-    ├── GoalNotMetError         11   tuning ended and nothing meets the goal
-    ├── BudgetError             12   more memory or processor time than the budget has
+    ├── CheckFailedError        10   a failed check: self-test, accuracy, coverage, speed, another size
+    ├── GoalNotMetError         11   tuning ended and no candidate meets the goal
+    ├── BudgetError             12   the work needs more memory or processor time than the budget allows
     ├── WorseError              13   a gate: worse than the baseline by more than the limits allow
-    └── InconclusiveError       14   a gate: the machine was too busy to tell
+    └── InconclusiveError       14   a gate: the machine was too busy to decide
 
-    Interrupted by Ctrl-C is 130, as shells have it.
+The exit code after Ctrl-C is 130, as in shells.
 
 A message is one line: what is wrong, where (file, node, field), and what to do about it.
 """
@@ -31,7 +31,7 @@ from typing import Any
 
 
 def one_line(error: BaseException, *, most: int | None = None) -> str:
-    """Return the text of another library's exception for a message, in one line of at most the given length."""
+    """Return the text of another library's exception as one line for a message, cut to at most `most` characters."""
     return " ".join(str(error).split())[:most]
 
 
@@ -39,7 +39,8 @@ class EdgeqError(Exception):
     """Serve as the base of all deliberate failures.
 
     Args:
-        problem: what is wrong and where, one sentence; a full stop at its end (other libraries' texts) is dropped.
+        problem: what is wrong and where, one sentence. A full stop at its end, as in other libraries' texts, is
+            dropped.
         fix: what the reader can do about it, in the imperative.
     """
 
@@ -51,65 +52,84 @@ class EdgeqError(Exception):
         super().__init__(f"{self.problem}. {fix}" if fix else self.problem)
 
     def reword(self, words: Callable[[str], str]) -> None:
-        """Put the message into other words: options of commands into arguments of Python functions."""
+        """Apply `words` to the message, for example to turn options of commands into arguments of Python functions."""
         EdgeqError.__init__(self, words(self.problem), words(self.fix))
 
     def _render_traceback_(self) -> list[str]:
-        """Return what IPython and notebooks show in place of a traceback: the message alone."""
+        """Return what IPython and notebooks show instead of a traceback: only the message."""
         return [f"{type(self).__name__}: {self}"]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.problem, self.fix)  # an exception's own way has the joined text as its only argument
+        # the inherited method would pass the joined text as the only argument
+        return type(self), (self.problem, self.fix)
 
 
 class UsageError(EdgeqError):
+    """Report an argument or option that makes no sense."""
+
     exit_code = 2
 
 
 class ModelError(EdgeqError):
+    """Report a file that is not a model, a damaged model, or a model that edgeq does not support."""
+
     exit_code = 3
 
 
 class DataError(EdgeqError):
+    """Report missing, unreadable or unsuitable samples."""
+
     exit_code = 4
 
 
 class HardwareError(EdgeqError):
+    """Report a profile or target that is unknown, malformed or does not fit."""
+
     exit_code = 5
 
 
 class OutputError(EdgeqError):
+    """Report an output path that cannot be written or already contains something."""
+
     exit_code = 6
 
 
 class BundleError(EdgeqError):
+    """Report a bundle that is damaged, tampered with or not for this machine."""
+
     exit_code = 7
 
 
 class RuntimeUnavailableError(EdgeqError):
+    """Report that onnxruntime or an extra is missing, or that it refuses the artifact."""
+
     exit_code = 8
 
 
 class EngineError(RuntimeUnavailableError):
-    """Report that an engine failed in its own process; edgeq goes on without it where something else can run the
+    """Report that an engine failed in its own process. edgeq continues without the engine if something else can run the
     model.
     """
 
 
 class BoardError(RuntimeUnavailableError):
-    """Report that a board over SSH cannot be used, or no longer; measurements so far are kept where work is resumed."""
+    """Report that a board over SSH cannot be used or stopped responding. Resumable work keeps its measurements."""
 
 
 class CalibrationError(EdgeqError):
+    """Report statistics or a calibration table that are incomplete, not finite or of another model."""
+
     exit_code = 9
 
 
 class CheckFailedError(EdgeqError):
+    """Report a failed check: self-test, accuracy, coverage, speed or another size."""
+
     exit_code = 10
 
 
 class GoalNotMetError(EdgeqError):
-    """Report a missed goal. `record` is what was found all the same: the tuning record, plain values."""
+    """Report a missed goal. `record` is the tuning record of what was found anyway, as plain values."""
 
     exit_code = 11
 
@@ -125,7 +145,7 @@ class BudgetError(EdgeqError):
 
 
 def no_threads() -> BudgetError:
-    """Return the error for a system that starts no more threads or processes."""
+    """Return the error to raise when the system refuses to start more threads or processes."""
     return BudgetError(
         "the system starts no more threads or processes for this user",
         "End some, or raise the limit (`ulimit -u`; a container's pids limit)",
@@ -133,10 +153,14 @@ def no_threads() -> BudgetError:
 
 
 class WorseError(EdgeqError):
+    """Report a model that is worse than its baseline by more than the limits allow."""
+
     exit_code = 13
 
 
 class InconclusiveError(EdgeqError):
+    """Report that the machine was too busy to decide a comparison."""
+
     exit_code = 14
 
 
@@ -144,14 +168,17 @@ _SEPARATORS = re.compile(r"[^a-z0-9]+")
 
 
 def closest(given: str, known: Iterable[str], otherwise: str, *, most: int = 1) -> str:
-    """Return a fix for an unknown name: "Did you mean …?" with up to `most` near misses; `otherwise` without any."""
+    """Return a fix for an unknown name: "Did you mean …?" with up to `most` similar names, or `otherwise` if none is
+    similar.
+    """
     close = difflib.get_close_matches(given, list(known), n=most)
     return f"Did you mean {', '.join(close)}?" if close else otherwise
 
 
 def suggest(given: str, known: Iterable[str]) -> str:
-    """Return a fix for an unknown name: "Did you mean …?" for near misses and parts of names, whatever separates
-    them ("pi5" of "raspberry-pi-5"), else all of `known`.
+    """Return a fix for an unknown name: "Did you mean …?" with similar names, or all of `known` if none is similar.
+
+    Parts of names count as similar, whatever separates them ("pi5" of "raspberry-pi-5").
     """
     names, part = sorted(set(known) - {"*"}), _joined(given)
     near = [name for name in names if part in _SEPARATORS.split(name) or (len(part) > 2 and part in _joined(name))]

@@ -1,4 +1,4 @@
-"""Describe how to quantize: the choices that a profile makes, a user overrides and a backend carries out."""
+"""Describe how to quantize: the choices that a profile makes, a user overrides and a backend applies."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ IntegerType = Literal["int8", "uint8"]
 WEIGHT_BITS = (4, 8)
 BLOCK_SIZES = (16, 32, 64, 128, 256)
 SYMMETRIC_BLOCKS = {4: False, 8: True}
-"""Whether weights in blocks of so many bits have zero points in the middle: of 16 steps, the one or two that a block
-whose weights are not centred would leave unused are a tenth of its noise; of 256 they are nothing."""
+"""Bits per weight → whether blocks of such weights have their zero point in the middle. A block whose weights are not
+centred then leaves one or two steps unused. Of 16 steps, that adds a tenth to its noise; of 256 steps, nothing."""
 ALL_NODES = "*"
-"""In place of names of nodes: every one."""
+"""Stands for every node, in place of names."""
 WEIGHT_ONLY_TYPES = ("Gather", "Gemm", "MatMul")
-"""What weight-only quantization is of."""
+"""Operator types that weight-only quantization supports."""
 
 
 @dataclass(frozen=True)
@@ -33,32 +33,33 @@ class Scheme(Displayed):
 
     Attributes:
         mode: "static" (activation ranges from calibration), "dynamic" (ranges measured at run time), "weight-only"
-            (constant matrices as blocks of integers, activations as the kernel likes them) or "float" (the model as it
-            is, for an engine that computes it faster).
-        format: "QDQ" (QuantizeLinear/DequantizeLinear pairs), "QOperator" (QLinearConv and the like) or "table" (the
-            float model, with a calibration table next to it from which the runtime quantizes).
+            (constant matrices as blocks of integers, activations in the type that the kernel prefers) or "float" (the
+            unchanged model, for an engine that computes it faster).
+        format: "QDQ" (QuantizeLinear/DequantizeLinear pairs), "QOperator" (QLinearConv and similar operators) or
+            "table" (the float model, with a calibration table next to it from which the runtime quantizes).
         activation_type, weight_type: integer types.
         activation_symmetric, weight_symmetric: zero point in the middle of the integer range.
         per_channel: one weight scale per output channel.
         reduce_range: 7-bit weights, for kernels that add two products in 16 bits.
-        fit_pairs: 8-bit weights, but where two neighbours could overflow such a sum, their output channel's scale grows
-            just so far that they cannot. As safe as `reduce_range`, at a fraction of its noise.
-        fit_seen: with `fit_pairs`, only as far as it takes on the calibration samples, and a tenth more: hardly any
-            noise, and what other samples make overflow is clipped.
+        fit_pairs: 8-bit weights. If two neighbouring weights could overflow such a 16-bit sum, the scale of their
+            output channel grows just enough to prevent it. As safe as `reduce_range`, at a fraction of its noise.
+        fit_seen: with `fit_pairs`, grow the scale only as far as the calibration samples need, plus a tenth. Adds
+            hardly any noise, but sums that overflow on other samples are clipped.
         method: name of the calibration method that derives ranges from the statistics; any registered one.
         method_options: parameters of the method, for example {"percentile": 99.99}.
         op_types: operator types to quantize; None means all that the backend can.
         exclude: names of nodes kept in float.
         wide: names of nodes that compute on 16-bit activations and 8-bit weights, for hardware that has such kernels;
-            "*" is every node.
+            "*" means every node.
         dynamic_weight_types: weight type per operator type in dynamic mode; types that are not named stay float.
-        rest: type in which the file computes what is not quantized.
+        rest: float type of everything in the file that is not quantized.
         stored_types: operator types that compute in float, but whose weights are 8-bit integers in the file.
-        weight_bits, block_size: in weight-only mode, bits per weight and weights that share a scale.
+        weight_bits, block_size: in weight-only mode, bits per weight, and number of weights that share a scale.
         eight_bit: in weight-only mode, names of nodes whose weights have 8 bits, whatever `weight_bits` is.
-        float_compute: in weight-only mode, names of nodes that compute in float, or "*" for all with 4 bits; None are
-            those where int8 activations bring more noise than 4-bit weights, by calibration samples.
-        session_options: ONNX Runtime session configuration entries that the artifact needs to be right; they travel
+        float_compute: in weight-only mode, names of nodes that compute in float, or "*" for all nodes with 4-bit
+            weights. None means the nodes whose int8 activations add more noise than 4-bit weights on the calibration
+            samples.
+        session_options: ONNX Runtime session configuration entries that the artifact needs to be correct; they travel
             with it.
     """
 
@@ -139,11 +140,13 @@ class Scheme(Displayed):
         return f"dynamic ({', '.join(f'{t} {self.dynamic_weight_types[t]}' for t in types)})"
 
     def replace(self, **changes: Any) -> Scheme:
-        """Return a copy with `changes`; None leaves a field as it is, so unset options can be passed through."""
+        """Return a copy with `changes`. A value of None leaves its field unchanged, so callers can pass unset options
+        through.
+        """
         return dataclasses.replace(self, **{k: v for k, v in changes.items() if v is not None})
 
     def equals_but_options(self, other: Scheme) -> bool:
-        """Return whether the two differ in nothing, or in session options alone."""
+        """Return whether the two schemes are equal, apart from their session options."""
         return self.replace(session_options=other.session_options) == other
 
 

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 import numpy as np
 
 Dimension = int | str | None
-"""A size, the name of a symbolic size, or None where nothing is known."""
+"""A size, the name of a symbolic size, or None if nothing is known."""
 
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """Describe one model input or output. `shape` is None when even the rank is unknown."""
+    """Describe one model input or output. `shape` is None if even the rank is unknown."""
 
     name: str
     dtype: np.dtype[np.generic]
@@ -26,12 +26,14 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class Signature:
+    """Describe the inputs and outputs of a model."""
+
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
 
 
 def signature_differences(a: Signature, b: Signature) -> tuple[str, ...]:
-    """Return one sentence for each input or output that is missing, added or changed, in A's order and then B's."""
+    """Return one sentence for each input or output that is missing, added or changed. The order is A's, then B's."""
     found = []
     for kind, left, right in (("input", a.inputs, b.inputs), ("output", a.outputs, b.outputs)):
         before, after = ({spec.name: spec for spec in specs} for specs in (left, right))
@@ -46,7 +48,7 @@ def signature_differences(a: Signature, b: Signature) -> tuple[str, ...]:
 
 
 def interchangeable(a: Signature, b: Signature) -> bool:
-    """Return whether each accepts what the other accepts: the same names and dtypes, and no two sizes that differ."""
+    """Return whether each model accepts what the other accepts: same names, same dtypes, and no conflicting sizes."""
     left, right = ({spec.name: spec for spec in s.inputs} for s in (a, b))
     return left.keys() == right.keys() and all(_agree(left[name], right[name]) for name in left)
 

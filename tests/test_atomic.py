@@ -100,7 +100,7 @@ def test_an_existing_sibling_needs_force_and_nothing_moves_before_it_is_known(tm
             for part in ("1", "2"):
                 (draft.parent / f"model.onnx.data.{part}").write_text("weights")
 
-    with pytest.raises(OutputError, match=r"model\.onnx\.data\.2 is there, and is none of model\.onnx"):
+    with pytest.raises(OutputError, match=r"model\.onnx\.data\.2 exists and does not belong to model\.onnx"):
         write()
     assert contents(tmp_path) == {"model.onnx.data.2": "of another model"}
 
@@ -344,7 +344,7 @@ def test_an_output_that_is_an_input_is_refused(tmp_path: Path) -> None:
     for output in (model, data / ".." / "data" / "model.onnx", tmp_path / "link.onnx"):
         with pytest.raises(OutputError, match="is the input"):
             check_apart(output, [model])
-    with pytest.raises(OutputError, match="holds the input"):
+    with pytest.raises(OutputError, match="contains the input"):
         check_apart(data, [tmp_path / "absent", model])
     check_apart(data / "int8.onnx", [model, data])
 
@@ -354,7 +354,7 @@ def test_a_directory_is_replaced_only_where_the_check_lets_it(tmp_path: Path) ->
     target.mkdir()
     with output_directory(target, force=True) as draft:
         (draft / "new").write_text("new")
-    with pytest.raises(OutputError, match="holds files"), output_directory(target, force=True):
+    with pytest.raises(OutputError, match="contains files"), output_directory(target, force=True):
         pytest.fail("the writer must not run")
     assert contents(tmp_path) == {"out/new": "new"}
 
@@ -451,10 +451,10 @@ def test_a_sibling_of_something_else_is_kept_with_force_too(tmp_path: Path) -> N
 
     (tmp_path / "model.onnx").write_text("needs nothing")
     (tmp_path / "model.onnx.data").write_text("mine")
-    with pytest.raises(OutputError, match=r"model\.onnx\.data is there, and is none of model\.onnx"):
+    with pytest.raises(OutputError, match=r"model\.onnx\.data exists and does not belong to model\.onnx"):
         write()
     (tmp_path / "model.onnx").unlink()
-    with pytest.raises(OutputError, match="is none of"):
+    with pytest.raises(OutputError, match="does not belong to"):
         write()
     assert contents(tmp_path) == {"model.onnx.data": "mine"}
     write(ours=lambda place: place.name == "model.onnx.data")
@@ -624,7 +624,9 @@ def test_what_was_put_in_the_way_of_a_recovery_is_kept(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="out is not there now"):
         parse_model(target)
     target.write_text("mine")
-    with pytest.raises(OutputError, match=r"out is in the way of what an interrupted run has to put back from .*old"):
+    with pytest.raises(
+        OutputError, match=r"out is in the way: an interrupted run must put a file back there from .*old"
+    ):
         check_free(target, force=True)
     assert target.read_text() == "mine"
     target.unlink()

@@ -107,7 +107,7 @@ def test_a_forged_leftover_is_refused_and_nothing_moves(home: Path, forge: Calla
     forge(stage_in(home))
     before = {str(p) for p in home.rglob("*")}
     for force in (False, True):
-        with pytest.raises(OutputError, match=r"\.partial is named like what an interrupted run leaves"):
+        with pytest.raises(OutputError, match=r"\.partial is named like the folder of an interrupted run"):
             check_free(home / "downloads" / "theirs" / "out", force=force)
     assert {str(p) for p in home.rglob("*")} == before
 

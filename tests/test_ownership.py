@@ -69,7 +69,7 @@ def test_what_edgeq_did_not_write_is_refused_and_never_removed(
         (place / name).parent.mkdir(parents=True, exist_ok=True)
         (place / name).mkdir(parents=True) if name.endswith("/") else (place / name).write_text(text)
     before = names(place)
-    with pytest.raises(OutputError, match=r"holds .*(did not write|and is no)"):
+    with pytest.raises(OutputError, match=r"contains .*(did not write|and is no)"):
         kind.check(place)
     kind.remove(place)
     assert names(place) == before
@@ -88,7 +88,7 @@ def test_the_first_foreign_file_is_named_on_one_line(tmp_path: Path) -> None:
     (place / "sub" / "two\nlines").write_text("")
     with pytest.raises(OutputError) as caught:
         TWO.check(place)
-    assert caught.value.problem == f"{place} holds 'sub/two\\nlines', which edgeq did not write"
+    assert caught.value.problem == f"{place} contains 'sub/two\\nlines', which edgeq did not write"
     assert shown(os.fsdecode(b"\xff")) == "'\\udcff'"
 
 
@@ -98,7 +98,7 @@ def test_links_are_foreign_and_not_followed(tmp_path: Path) -> None:
     fill(mine)
     shutil.rmtree(place / "sub")
     (place / "sub").symlink_to(mine / "sub")
-    with pytest.raises(OutputError, match="holds sub, which"):
+    with pytest.raises(OutputError, match="contains sub, which"):
         TWO.check(place)
     assert TWO.remove(place) == "sub"
     assert names(mine) == ["a", "sub", "sub/b"]
@@ -113,7 +113,7 @@ def test_the_working_directory_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
     fill(tmp_path / "place")
     for inside in ("place", "place/sub"):
         monkeypatch.chdir(tmp_path / inside)
-        with pytest.raises(OutputError, match="holds the working directory"):
+        with pytest.raises(OutputError, match="contains the working directory"):
             TWO.check(tmp_path / "place")
 
 
@@ -181,7 +181,7 @@ def test_what_came_into_a_tuning_folder_stays(tmp_path: Path, name: str) -> None
     (folder / name).parent.mkdir(exist_ok=True)
     (folder / name).write_text("mine")
     for _ in range(2):
-        with pytest.raises(OutputError, match=f"holds {name}, which edgeq did not write"):
+        with pytest.raises(OutputError, match=f"contains {name}, which edgeq did not write"):
             claim(folder)
     said = Notes()
     clear(folder, said)  # type: ignore[arg-type]
@@ -207,6 +207,6 @@ def test_statistics_that_are_not_of_edgeq_s_form_are_kept(tmp_path: Path) -> Non
     save_statistics(statistics(), place)
     save_statistics(statistics(), place, force=True)
     (place / "statistics.npz").write_bytes(b"mine")
-    with pytest.raises(OutputError, match=r"holds statistics\.npz, which edgeq did not write"):
+    with pytest.raises(OutputError, match=r"contains statistics\.npz, which edgeq did not write"):
         save_statistics(statistics(), place, force=True)
     assert (place / "statistics.npz").read_bytes() == b"mine"

@@ -34,24 +34,25 @@ class Artifact:
     """Describe an artifact that a backend built.
 
     Attributes:
-        model: the file to deploy; external data lies next to it.
-        scheme: what was really built (a backend may add node exclusions or session options, each with a note).
+        model: the file to deploy; external data is next to it.
+        scheme: what was actually built (a backend may add node exclusions or session options, each with a note).
         provider: ONNX Runtime execution provider that the artifact is for.
-        session_options: session configuration entries that must be set for the artifact to be right.
+        session_options: session configuration entries that the artifact needs to be correct.
         provider_options: options of the execution provider.
         min_onnxruntime: the oldest onnxruntime that has every kernel.
         notes: what a reader should know, one sentence each.
-        files: what else travels with the model, by relative path; the files lie next to it.
+        files: other files that travel with the model, by relative path; they are next to it.
         device: "cpu", "gpu" or "npu".
-        requires: what a device must have, for the runner that chooses: see `edgeq_device.select`.
-        simulation: a model that computes on a CPU what `model` computes where it goes, if that cannot run here.
-        simulation_settings: how to run it.
-        proof_options: session options, next to its own, with which this machine's kernels compute what the target's do.
-        coverage: what runs on integers, where that cannot be read off a run here.
+        requires: what a device must have; the runner uses it to choose a variant, see `edgeq_device.select`.
+        simulation: a model that computes on a CPU what `model` computes on its target; set if `model` cannot run here.
+        simulation_settings: session settings for `simulation`.
+        proof_options: extra session options with which this machine's kernels compute what the target's kernels do.
+        coverage: what runs on integers; set if a run on this machine cannot show it.
         details: more for reports: plain JSON values, or records.
-        tables: calibration tables that must lie next to the model where it runs.
-        alternatives: the same model for devices of the target's kind that cannot run this one.
-        engine: what executes it in place of `provider`'s kernels, and in which precision what stays float.
+        tables: calibration tables that must be next to the model where it runs.
+        alternatives: the same model for devices of the target's kind that cannot run this artifact.
+        engine: the engine that runs the model in place of the kernels of `provider`, with the precision of the float
+            operators.
     """
 
     model: Path
@@ -82,29 +83,29 @@ class Artifact:
 
     @property
     def in_simulator(self) -> bool:
-        """Return whether the engine that executes it simulates its hardware here, slowly."""
+        """Return whether the engine of the artifact simulates its hardware on this machine, which is slow."""
         return self.simulation is None and self.plugin is not None and self.plugin.engine.simulated
 
     @property
     def plugin(self) -> EngineChoice | None:
-        """Return `engine`, or None where onnxruntime has it built in."""
+        """Return `engine`, or None if the engine is built into onnxruntime."""
         return self.engine if self.engine is not None and self.engine.engine.module else None
 
     def in_engine(self, choice: EngineChoice) -> Artifact:
         """Return the same model, executed by `choice`.
 
         Raises:
-            UsageError: it is for hardware of another kind than the engine's own.
+            UsageError: the artifact is for another kind of hardware than the engine.
         """
         bound = self.plugin is not None and self.plugin != choice and bool(self.plugin.engine.int8.backend)
         if bound or self.simulation is not None or self.device.upper() not in choice.engine.devices:
             runner = self.plugin.name if bound and self.plugin is not None else self.provider
-            raise UsageError(f"{choice.name} does not run what is built for {runner}", "Leave --engine out")
+            raise UsageError(f"{choice.name} cannot run models built for {runner}", "Leave --engine out")
         return dataclasses.replace(self, engine=choice)
 
     @property
     def proof_model(self) -> Path:
-        """Return what is run here to learn what the artifact computes."""
+        """Return the model that runs on this machine to show what the artifact computes."""
         return self.simulation or self.model
 
     def proof_settings(self, *, threads: int = 0) -> SessionSettings:
@@ -116,7 +117,7 @@ class Artifact:
 
 
 ESTIMATE = "estimate"
-"""Of an artifact's `details`: what the hardware's own tools estimate of it, a record; nothing of it was measured."""
+"""Key in an artifact's `details` for the estimate of the hardware's own tools, a record. No part of it was measured."""
 
 
 @dataclass(frozen=True)
@@ -133,14 +134,14 @@ class Alternative:
 
 
 DeviceSimulator = Callable[[Target], AbstractContextManager[Callable[[Path, SessionSettings], Session]]]
-"""Simulates the device of a target: opens models as sessions whose outputs are the device's."""
+"""Simulates the device of a target: opens models as sessions that give the outputs of the device."""
 
 Status = Literal["ok", "absent", "failed", "not run"]
 
 
 @dataclass(frozen=True)
 class Check:
-    """Record one thing that `edgeq doctor` checked. "absent" is not a fault: not every machine has a GPU."""
+    """Record one check of `edgeq doctor`. "absent" is not a failure: not every machine has a GPU."""
 
     name: str
     status: Status
@@ -150,19 +151,19 @@ class Check:
 class Backend:
     """Build artifacts for one kind of hardware or runtime.
 
-    A backend has a `name` and a `title`, and defines `check` and `build`. Everything else has a default that suits a
-    backend whose artifacts onnxruntime's own kernels run.
+    A backend has a `name` and a `title`, and defines `check` and `build`. All other members have defaults for a backend
+    whose artifacts run on onnxruntime's own kernels.
 
     Attributes:
-        name: as profiles and targets have it.
+        name: name of the backend in profiles and targets.
         title: what it builds for, in a few words.
-        adopts_quantized: whether it takes models that are quantized already (Q/DQ pairs), with their parameters.
-        targeted: whether its artifacts depend on more of the target than its scheme: see `configured`.
+        adopts_quantized: whether it accepts models that are already quantized (Q/DQ pairs), with their parameters.
+        targeted: whether its artifacts depend on more of the target than the scheme: see `configured`.
         simulated: whether `Artifact.proof_model` computes on any CPU what the artifact computes on its target.
         recoverable: whether its file is a Q/DQ model, which accuracy recoveries can edit.
-        runs_engines: whether plug-in engines run what is built for its targets.
+        runs_engines: whether plug-in engines can run its artifacts.
         modes: modes of a scheme (`edgeq.scheme`) that it builds and that searches may try.
-        suffix: of the files that its targets run, as their engine has it; "" where those are ONNX files.
+        suffix: file name suffix of the files that its targets' engine runs; "" for ONNX files.
     """
 
     name: str = ""
@@ -176,7 +177,7 @@ class Backend:
     modes: tuple[str, ...] = ("static",)
 
     def check(self, scheme: Scheme) -> None:
-        """Refuse a scheme that no model could be built with, before any work is done.
+        """Refuse a scheme that cannot be built for any model, before any work is done.
 
         Raises:
             UsageError: names the field.
@@ -195,8 +196,8 @@ class Backend:
         """Write the quantized model to `destination` (a path in an existing folder) and describe it.
 
         Args:
-            samples: calibration samples, for backends that correct what quantization shifts; None where there are
-                none. Callers must say so: a build without them gives another model.
+            samples: calibration samples, for backends that correct the shift of quantization. Pass them if there are
+                any, because a build without them gives another model.
 
         Raises:
             CalibrationError: a range that the scheme needs is missing.
@@ -205,52 +206,63 @@ class Backend:
         raise NotImplementedError
 
     def configured(self, target: Target, observed: Mapping[str, Range], cut: Mapping[str, float]) -> Backend:
-        """Return the backend for `target`, knowing of each tensor what calibration saw of it, unclipped, and the share
-        of its power that its range cuts off."""
+        """Return the backend for `target`.
+
+        Args:
+            observed: extrema that calibration saw, by tensor, unclipped.
+            cut: share of each tensor's power that its range cuts off.
+        """
         del target, observed, cut
         return self
 
     def fitting(self, reach: Mapping[str, NDArray[np.float64]]) -> Backend:
-        """Return the backend that knows of nodes, by name, per output channel the largest sum of two products on
-        samples, as a share of what 16 bits hold, with weights of the full range.
+        """Return the backend with data that `fit_seen` needs.
+
+        Args:
+            reach: by node name, the largest sum of two products on the samples for each output channel, as a share of
+                the 16-bit range, with weights of the full range.
 
         Raises:
-            UsageError: it does not fit ranges of weights to what samples make of them.
+            UsageError: the backend cannot fit the ranges of weights to samples.
         """
         del reach
         raise UsageError(f"the {self.name} backend cannot build with fit_seen = True", "Use fit_pairs")
 
     def with_options(self, artifact: Artifact, scheme: Scheme, destination: Path) -> Artifact | None:
-        """Return what `build` gives for `scheme`, made of the artifact of a scheme that differs in session options
-        alone; None where that has to be built."""
+        """Return the artifact that `build` would give for `scheme`, made from `artifact`, whose scheme differs only in
+        session options. Return None if it has to be built.
+        """
         del artifact, scheme, destination
         return None
 
     def convert(self, model: Path, destination: Path, options: Mapping[str, Any]) -> None:
-        """Write an ONNX model, float or with Q/DQ pairs, to `destination` in the format of the engine that names this
-        backend (`[int8] backend`), which opens no ONNX files. The session of the file takes and gives what the model
-        does.
+        """Write an ONNX model, float or with Q/DQ pairs, to `destination` in the format of an engine that opens no ONNX
+        files.
+
+        The engine names this backend in its `[int8] backend`. A session of the file has the inputs and outputs of the
+        model.
 
         Args:
-            options: the engine's.
+            options: options of the engine.
 
         Raises:
-            ModelError: the format cannot express it; names the node.
+            ModelError: the format cannot express the model; names the node.
         """
         del model, destination, options
-        raise UsageError(f"the {self.name} backend converts no models", "Choose another engine")
+        raise UsageError(f"the {self.name} backend cannot convert models", "Choose another engine")
 
     def estimated(self, artifact: Artifact) -> Artifact:
-        """Return `artifact` with what the hardware's own tools estimate of it, as `ESTIMATE` of its details and in its
-        notes."""
+        """Return `artifact` with the estimate of the hardware's own tools in its notes and in its details, under
+        `ESTIMATE`.
+        """
         return artifact
 
     def with_companions(self, artifact: Artifact, samples: Samples, folder: Path, *, count: int) -> Artifact:
-        """Return `artifact` with the files that travel with it in a bundle alone.
+        """Return `artifact` with the files that accompany it only in a bundle.
 
         Args:
-            folder: where they are written; private, and not made yet.
-            count: how many of `samples` they may hold.
+            folder: where to write them; private, and does not exist yet.
+            count: how many of `samples` they may contain.
         """
         del samples, folder, count
         return artifact
@@ -264,46 +276,46 @@ class Backend:
         *,
         progress: Progress = SILENT,
     ) -> Artifact:
-        """Return `artifact` as it ships, once it was chosen among what was built: compiled, where that takes a
-        compiler of its own.
+        """Return `artifact` as it ships, after edgeq chose it among the builds. A backend with its own compiler
+        compiles it.
 
         Args:
-            prepared: what was quantized.
-            samples: what the compiled form is held against the file with.
-            folder: for what is made; private and empty.
+            prepared: the model that was quantized.
+            samples: samples on which the compiled form is compared with the file.
+            folder: where to write the compiled form; private and empty.
 
         Raises:
-            EdgeqError: it cannot be compiled, or what was compiled answers otherwise.
+            EdgeqError: the model cannot be compiled, or the compiled form gives other answers.
         """
         del prepared, samples, folder, progress
         return artifact
 
     def owns(self, place: Path) -> bool:
-        """Return whether `place` is a file that this backend wrote, next to a model or in its place."""
+        """Return whether `place` is a file that this backend wrote, next to a model or instead of it."""
         del place
         return False
 
     def simulator(self) -> DeviceSimulator | None:
-        """Return what simulates the device of a target; None where nothing does."""
+        """Return the simulator of a target's device, or None if there is no simulator."""
         return None
 
     def toolkit(self) -> Toolkit | None:
-        """Return the vendor's toolkit that it needs; None where it needs none."""
+        """Return the vendor's toolkit that the backend needs, or None if it needs none."""
         return None
 
     def doctor(self, machine: Machine) -> Iterator[Check]:
-        """Yield what a machine has of what the backend needs."""
+        """Yield a check for each thing that the backend needs on a machine."""
         del machine
         yield from ()
 
 
 class _Adapted(Backend):
-    """An object with the members of a backend that its package documents, and the defaults of all others."""
+    """Wrap an object that has only the documented members of a backend. All other members have their defaults."""
 
     def __init__(self, plain: Any) -> None:
         members = (name for name in dir(Backend) if not name.startswith("_") and hasattr(plain, name))
         self.__dict__.update({name: getattr(plain, name) for name in members})
-        # Such an object says by its members alone what it can do.
+        # Only the members of such an object show what it can do.
         self.targeted = getattr(plain, "targeted", hasattr(plain, "configured"))
         self.recoverable = getattr(plain, "recoverable", not self.targeted)
 
@@ -325,13 +337,13 @@ def refuse_wide(scheme: Scheme, where: str) -> None:
 
 
 def require_fields(scheme: Scheme, needed: Mapping[str, Any], backend: str, fix: str) -> None:
-    """Refuse a scheme that is not what `backend` builds with.
+    """Refuse a scheme with a field that `backend` cannot build with.
 
     Args:
-        needed: by name of the field, the one value that it may have.
+        needed: the only value that each field may have, by name of the field.
 
     Raises:
-        UsageError: names the first field that has another one.
+        UsageError: names the first field with another value.
     """
     for name, value in needed.items():
         if getattr(scheme, name) != value:
@@ -339,7 +351,7 @@ def require_fields(scheme: Scheme, needed: Mapping[str, Any], backend: str, fix:
 
 
 def described(artifact: Artifact, compute: BlockCompute) -> Artifact:
-    """Return an artifact with what its products compute in, in its scheme, its details and its notes."""
+    """Return an artifact whose scheme, details and notes record what its matrix products compute in."""
     before = artifact.details.get(DETAIL)
     kept = [note for note in artifact.notes if before is None or note != before.note]
     return dataclasses.replace(
@@ -354,7 +366,7 @@ def check_names(prepared: PreparedModel, names: Sequence[str]) -> None:
     """Refuse names that no node of the prepared model has.
 
     Raises:
-        UsageError: with the nearest names.
+        UsageError: a name is unknown; suggests the nearest names.
     """
     known = {str(node.name) for node in prepared.model.graph}
     unknown = next((name for name in names if name not in known), None)
@@ -370,7 +382,7 @@ def _is_backend(found: Backend) -> bool:
 
 
 def toolkits() -> dict[str, Toolkit]:
-    """Return the toolkits of all backends, by the name of each."""
+    """Return the toolkits of all backends, by their names."""
     found = (backend.toolkit() for _, backend in REGISTRY.items())
     return {toolkit.name: toolkit for toolkit in found if toolkit is not None}
 
@@ -379,7 +391,7 @@ REGISTRY: Registry[Backend] = Registry(BACKENDS, _is_backend, "edgeq.backends.ba
 
 
 def backend_named(name: str) -> Backend:
-    """Return the backend that `name` stands for in profiles and targets: edgeq's own, or one of a plug-in.
+    """Return the backend with this name in profiles and targets: edgeq's own, or one of a plug-in.
 
     Raises:
         HardwareError: no backend has that name.
@@ -391,7 +403,7 @@ def backend_named(name: str) -> Backend:
 def backend_for(
     target: Target, observed: Mapping[str, Range] | None = None, cut: Mapping[str, float] | None = None
 ) -> Backend:
-    """Return the backend of `target`, configured for it where its artifacts depend on more than the scheme.
+    """Return the backend of `target`, configured for it if its artifacts depend on more than the scheme.
 
     Args:
         observed: extrema that calibration saw, by tensor, unclipped.
@@ -401,7 +413,7 @@ def backend_for(
 
 
 class _Simulators(Mapping[str, DeviceSimulator]):
-    """The simulators of all backends, by the name that a profile's [emulate] simulator gives."""
+    """Hold the simulators of all backends, by the name in a profile's `[emulate] simulator`."""
 
     def __getitem__(self, name: str) -> DeviceSimulator:
         found = backend_named(name).simulator() if name in BACKENDS.names() else None

@@ -1,10 +1,8 @@
 """Build models for ONNX Runtime's CPU kernels: static, dynamic and weight-only quantization.
 
-Weights that are 8-bit integers in the file and float32 at run time.
-
-For operators whose kernels compute in float: the file shrinks to a quarter, and the runtime folds the conversion when
-it loads the model, so it costs no time afterwards. It is written as a Cast and a Mul, because ONNX Runtime does not
-fold a DequantizeLinear.
+For operators whose kernels compute in float, `store_weights` writes weights that are 8-bit integers in the file and
+float32 at run time. The file shrinks to a quarter. The runtime folds the conversion when it loads the model, so it
+costs no time afterwards. The conversion is a Cast and a Mul, because ONNX Runtime does not fold a DequantizeLinear.
 """
 
 from __future__ import annotations
@@ -48,16 +46,16 @@ from edgeq.run.session import onnxruntime
 from edgeq.scheme import ALL_NODES, WEIGHT_ONLY_TYPES, Scheme
 
 LEAST_ELEMENTS = 1024
-"""Smaller tensors gain less than the two nodes that they would need."""
+"""Smaller tensors would save less space than the two extra nodes take."""
 
 
 def store_weights(model: ir.Model, op_types: Collection[str], exclude: Collection[str] = ()) -> tuple[str, ...]:
-    """Turn, in place, the float32 weights that only operators of these types read into integers.
+    """Store as integers, in place, the float32 weights that only operators of these types read.
 
-    One scale per output, symmetric: scale = largest magnitude / 127.
+    Each output has one symmetric scale: largest magnitude / 127.
 
     Args:
-        exclude: names of nodes whose weights stay as they are.
+        exclude: names of nodes whose weights stay unchanged.
 
     Returns:
         Names of the tensors.
@@ -97,18 +95,18 @@ def _quantize(values: NDArray[np.float32], node: ir.Node, place: int) -> tuple[N
 
 
 def _summed_axes(node: ir.Node, place: int, rank: int) -> tuple[int, ...]:
-    """The axes of a weight that a product sums over: all of one output share a scale."""
+    """Return the axes of a weight that a product sums over. All weights of one output share a scale."""
     if place == 1 and node.op_type in ("Conv", "ConvTranspose", "Gemm"):
         return tuple(axis for axis in range(rank) if axis != channel_axis(node) % rank)
     if node.op_type == "MatMul" and place == 1:
         return (rank - 2,)
     if node.op_type == "Gemm":
         return (0,) if node.attributes.get_int("transA", 0) else (1,)
-    # The left matrix of a MatMul, recurrent layers [direction, gates, inputs] and tables of rows.
+    # This covers the left matrix of a MatMul, recurrent layers [direction, gates, inputs] and tables of rows.
     return (rank - 1,)
 
 
-_OTHER_FORMAT = "Choose --format QDQ; it writes Where wrongly in this format"
+_OTHER_FORMAT = "Choose --format QDQ: onnxruntime's quantizer writes Where wrongly in this format"
 
 
 class CpuBackend(Backend):
@@ -122,22 +120,22 @@ class CpuBackend(Backend):
         self._reach = reach
 
     def fitting(self, reach: Mapping[str, NDArray[np.float64]]) -> CpuBackend:
-        """Return the backend that fits ranges to samples. See `Backend.fitting`."""
+        """Return a backend that fits ranges of weights to samples. See `Backend.fitting`."""
         return CpuBackend(reach)
 
     def check(self, scheme: Scheme) -> None:
-        """Refuse a scheme that no model could be built with. See `Backend.check`."""
+        """Refuse a scheme that cannot be built for any model. See `Backend.check`."""
         refuse_wide(scheme, self.title)
         if scheme.format == "table":
-            raise UsageError("ONNX Runtime's CPU kernels take no calibration table", "Make --format QDQ")
+            raise UsageError("ONNX Runtime's CPU kernels cannot use a calibration table", "Use --format QDQ")
         if scheme.rest != "float32":
-            raise UsageError(f"the CPU kernels for {scheme.rest} are few and slow", "Leave --rest float32")
+            raise UsageError(f"the CPU kernels for {scheme.rest} are few and slow", "Use --rest float32")
         if scheme.mode == "float":
             raise UsageError("there is nothing to quantize in mode float", "Choose another mode")
         if scheme.mode == "dynamic":
             check_dynamic(scheme)
         elif scheme.mode == "static" and scheme.pair == "S8U8":
-            raise UsageError("int8 activations with uint8 weights have no kernels", "Make --weight-type int8")
+            raise UsageError("int8 activations with uint8 weights have no kernels", "Use --weight-type int8")
         if scheme.fit_pairs or scheme.fit_seen:
             check_fit(scheme)
         known = _quantizable(scheme)
@@ -156,9 +154,10 @@ class CpuBackend(Backend):
         *,
         samples: Samples | None = None,
     ) -> Artifact:
-        """Write the quantized model to `destination`. Samples serve to choose what products of weights in blocks
-        compute in. See `Backend.build`."""
-        onnxruntime()  # the quantizer is part of it: one clear error where it is missing
+        """Write the quantized model to `destination`. For weights in blocks, the samples decide what the products
+        compute in. See `Backend.build`.
+        """
+        onnxruntime()  # the quantizer is part of onnxruntime: if it is missing, give one clear error
         self.check(scheme)
         check_names(
             prepared, (*scheme.exclude, *scheme.eight_bit, *(n for n in scheme.float_compute or () if n != ALL_NODES))
@@ -226,8 +225,8 @@ def _why_nothing(prepared: PreparedModel, scheme: Scheme) -> str:
         types = scheme.quantized_types
         if node.verdict == "int8" and types is not None and node.op_type not in types:
             wanted = ", ".join(sorted(types))
-            static = "" if scheme.mode == "static" else ". Static quantization takes it"
-            return f"It holds {node.op_type}, which is not among the operator types to quantize ({wanted}){static}"
+            static = "" if scheme.mode == "static" else ". Static quantization supports it"
+            return f"It contains {node.op_type}, which is not among the operator types to quantize ({wanted}){static}"
         if node.verdict == "float":
             return f"Deploy the float model; {node.op_type} ({node.name}): {node.reason}"
     left = next((n for n in predict_int8(prepared.graph, rules, scheme) if n.verdict == "float"), None)
@@ -255,7 +254,7 @@ def _static(
     graph = prepared.model.graph
     dtype = integer_type(scheme.activation_type)
     float_nodes |= lasting_clamps(graph, chosen_params(ranges, dtype, symmetric=scheme.activation_symmetric))
-    # onnxruntime's quantizer gives every Softmax the range 0..1 in this format.
+    # In this format, onnxruntime's quantizer gives every Softmax the range 0..1.
     outputs = {str(node.name): ranges.get(name_of(node.outputs[0])) for node in graph if is_op(node, "Softmax")}
     float_nodes |= {name for name, found in outputs.items() if found is not None and spreads_thin(found)}
     _write_operators(prepared, ranges, scheme, destination, float_nodes, types)
@@ -272,7 +271,7 @@ def _write_operators(
 ) -> None:
     from onnxruntime.quantization import QuantFormat
 
-    # onnxruntime's quantizer drops what a Where reads where that was quantized, in this format.
+    # In this format, onnxruntime's quantizer drops the quantized inputs of a Where.
     lost = any(node.op_type == "Where" for node in prepared.model.graph)
     quantize_with_ranges(
         prepared,
@@ -295,9 +294,11 @@ def _write_operators(
 
 
 def _float_nodes(prepared: PreparedModel, rules: Mapping[str, Rule], scheme: Scheme) -> list[str]:
-    """Nodes of quantizable types that have no integer form as they stand. Q/DQ around them costs time and accuracy,
-    and some (a dilated AveragePool, a scale per channel of a MatMul's weights that are not a matrix) would make a file
-    that ONNX Runtime refuses."""
+    """Return the nodes of quantizable types that have no integer form in this model.
+
+    Q/DQ pairs around them would cost time and accuracy. With some of them, ONNX Runtime would refuse the file: a
+    dilated AveragePool, or per-channel scales for weights of a MatMul that are not a matrix.
+    """
     predicted = predict_int8(prepared.graph, rules, hazards=prepared.hazards)
     found = [node.name for node in predicted if node.verdict == "float"]
     if scheme.per_channel:

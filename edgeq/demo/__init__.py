@@ -1,8 +1,8 @@
 """Provide the embedded demo: a small digit classifier with its calibration and validation samples.
 
-`model.onnx` takes `image`, float32 [N, 1, 16, 16] between 0 and 1, and gives `logits`, float32 [N, 10]. The two .npz
-files hold `image` (already preprocessed) and `label` (digits, uint8). `scripts/train_demo.py` made all of it;
-`provenance.json` says from what, and which accuracy was measured.
+`model.onnx` reads `image`, float32 [N, 1, 16, 16] between 0 and 1, and outputs `logits`, float32 [N, 10]. The two .npz
+files contain `image` (already preprocessed) and `label` (digits, uint8). `scripts/train_demo.py` made all of them.
+`provenance.json` names their sources and the measured accuracy.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Work shared among processes of this machine or of a cluster, through Dask (the extra `distributed`).
+"""Share work among processes of this machine or of a cluster, through Dask (the extra `distributed`).
 
-Nothing here knows what the work is: a `Job` is opened once in each process and called with one item after another.
-Results come back in the order of the items, whatever order they were made in. Nothing of Dask is imported before
-`open_workers` is given workers to open.
+This package does not know what the work is. A `Job` is opened once in each process and called with one item after
+another. Results arrive in the order of the items, whatever order they finish in. Dask is imported only when
+`open_workers` has workers to open.
 """

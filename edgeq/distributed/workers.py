@@ -1,4 +1,6 @@
-"""Share work among processes: opened by number or by the address of a Dask scheduler, and mapped over items."""
+"""Share work among processes. `open_workers` takes a number of processes or the address of a Dask scheduler, and
+`Workers.map` runs a job for each item.
+"""
 
 from __future__ import annotations
 
@@ -24,23 +26,24 @@ from typing import Any, Protocol, TypeVar
 from edgeq import __version__
 from edgeq.errors import DataError, RuntimeUnavailableError, UsageError
 
-# multiprocessing starts Python with -c, which without the first one looks in the working directory for the modules of
-# multiprocessing itself. Dask's own choice also has glibc return every image's memory to the system at once: 12 times
-# the page faults, a fifth of the time.
+# multiprocessing starts Python with -c. Without PYTHONSAFEPATH, Python would look in the working directory for
+# multiprocessing's own modules. Dask's default environment also makes glibc return the memory of every image to the
+# system at once. This causes 12 times the page faults and takes a fifth of the time.
 _ENVIRONMENT = dict.fromkeys(("PYTHONSAFEPATH", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
-# multiprocessing's own choice on Linux from Python 3.14 on: what takes long to import is imported once for all workers,
-# next to what this process does meanwhile. Elsewhere libraries of the system do not survive a fork.
+# This is multiprocessing's own default on Linux since Python 3.14. Slow modules are imported once for all workers,
+# while this process does other work. On other systems, system libraries do not survive a fork.
 _METHOD = "forkserver" if sys.platform == "linux" else "spawn"
 _SHARED = ("distributed", "onnx_ir", "onnxruntime", "PIL.Image")
 
 
 @contextmanager
 def starting(modules: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Set Dask's options for worker processes and, for the length of a `with` block, the environment that they start
-    with; begin to start the process that they are forked from, where there is one.
+    """Yield Dask's options for worker processes, and set the environment for their start during the `with` block.
+
+    On Linux, also start the process from which they are forked.
 
     Args:
-        modules: what is imported there once for all workers.
+        modules: modules to import there once for all workers.
     """
     before = {name: os.environ.get(name) for name in _ENVIRONMENT}
     os.environ.update(_ENVIRONMENT)
@@ -63,10 +66,10 @@ def starting(modules: Sequence[str]) -> Iterator[dict[str, Any]]:
 
 
 def _local_cluster(count: int, stack: ExitStack) -> Any:
-    """Return a cluster of this machine, on the loopback device, that keeps its files in a folder of its own.
+    """Return a cluster on this machine's loopback device that keeps its files in its own folder.
 
-    Who reaches it can run code, and every user of the machine reaches the loopback device: TLS with a key that these
-    processes alone have keeps others out.
+    Anyone who can connect to it can run code, and every user of the machine can reach the loopback device. So it uses
+    TLS with a key that only these processes have.
     """
     from distributed import LocalCluster
 
@@ -77,7 +80,7 @@ def _local_cluster(count: int, stack: ExitStack) -> Any:
         processes=True,
         dashboard_address="127.0.0.1:0",
         scheduler_kwargs={"dashboard": False},
-        memory_limit=None,  # the system's is the limit, as without workers
+        memory_limit=None,  # workers have no limit besides the system's, the same as without workers
         local_directory=stack.enter_context(folder),
         silence_logs=logging.CRITICAL,
         security=True,
@@ -91,15 +94,17 @@ Result = TypeVar("Result", covariant=True)
 
 
 class Job(Protocol[Item, Result]):
-    """Define what workers do. It travels to each of them by pickle, once."""
+    """Define the work of the workers. Each worker receives it once, by pickle."""
 
     def open(self, stack: ExitStack) -> Callable[[Item], Result]:
-        """Make ready, in a worker; what is to be closed when it ends goes onto `stack`."""
+        """Prepare the job in a worker, and return the function that runs it for one item. Register on `stack` what to
+        close at the end.
+        """
         ...
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of edgeq, numpy and onnxruntime in this process; "none" for what is not installed."""
+    """Return the versions of edgeq, numpy and onnxruntime in this process; "none" for a missing package."""
     found = {"edgeq": __version__}
     for name in ("numpy", "onnxruntime"):
         try:
@@ -110,10 +115,10 @@ def versions() -> dict[str, str]:
 
 
 def check_versions(expected: Mapping[str, str]) -> None:
-    """Refuse to work in a process whose versions are others: its results would be.
+    """Refuse to work in a process with other versions, because its results would differ.
 
     Raises:
-        RuntimeUnavailableError: names the first one.
+        RuntimeUnavailableError: names the first package with another version.
     """
     for name, here in versions().items():
         if here != expected.get(name):
@@ -126,20 +131,24 @@ def check_versions(expected: Mapping[str, str]) -> None:
 _ADDRESS = re.compile(r"(tcp|tls|ucx|ws|wss)://[^@]+")
 _MOST = 4096
 _CONNECT_S = 10
-# Results that may wait, for each thread, for one that was begun before them: memory does not grow with the items.
+# For each thread, the number of results that may wait for an earlier result. So memory does not grow with the items.
 _WAITING = 4
-# Seconds from one look at who is there to the next; for a worker that died to be replaced; for a result to arrive.
+# Seconds between two looks at the workers, to wait for a dead worker's replacement, and to wait for a result.
 _LOOK_S, _RESTART_S, _FETCH_S = 0.5, 120.0, 60.0
-# An item that this many workers died of is not tried again.
+# If an item ends this many workers, it is not tried again.
 _MOST_DEATHS = 2
 _CONFIG = {
-    # An item that is streamed carries its samples; how large it may be is decided where it is made.
+    # A streamed item contains its samples. The code that makes it limits its size, so Dask need not warn.
     "distributed.admin.large-graph-warning-threshold": "1GiB",
 }
 
 
 class Workers:
-    """Open workers; see `open_workers`. Argument: gives a client of Dask's, when it is needed first."""
+    """Open workers; see `open_workers`.
+
+    Args:
+        client: function that returns a Dask client; called when the client is first needed.
+    """
 
     def __init__(self, client: Callable[[], Any]) -> None:
         self._start = client
@@ -154,19 +163,20 @@ class Workers:
         return str(self._client.scheduler.address)
 
     def everywhere(self, question: Callable[..., bool], *arguments: Any) -> bool:
-        """Return whether `question`, a function of a module, answers yes in every worker."""
+        """Return whether `question`, a module-level function, returns True in every worker."""
         return all(self._client.run(question, *arguments).values())
 
     def map(self, job: Job[Item, Result], items: Iterable[Item]) -> Iterator[Result]:
-        """Run `job` for each item, in their order. Workers take items as they become free.
+        """Run `job` for each item, and yield the results in the order of the items. Workers take items as they become
+        free.
 
-        A worker has one item for each of its threads, and gets the next when the result of the last is here, so that
-        one that dies costs those again and nothing else.
+        A worker has one item for each of its threads, and gets the next item when the last result has arrived here. If
+        a worker dies, only these items have to run again.
 
         Raises:
-            DataError: two workers died of the same item.
+            DataError: two workers died while they ran the same item.
             RuntimeUnavailableError: the scheduler went away.
-            EdgeqError: whatever the job raises.
+            EdgeqError: any error that the job raises.
         """
         from edgeq.distributed.plugin import JobPlugin, run_item
 
@@ -176,13 +186,13 @@ class Workers:
         except ImportError as error:
             raise RuntimeUnavailableError(
                 f"a worker cannot import {error.name}",
-                "A task or function of your own must lie in a module that workers can import",
+                "A task or function of your own must be in a module that workers can import",
             ) from error
         crew = _Crew(self._client)
         most = _WAITING * max(1, len(crew.free))
         pending: deque[_Pending] = deque()
         remaining = iter(items)
-        upcoming = next(remaining, None)  # ready before a worker is free
+        upcoming = next(remaining, None)  # fetched ahead, so that it is ready when a worker becomes free
         try:
             while pending or upcoming is not None:
                 for one in pending:
@@ -209,17 +219,19 @@ class Workers:
             self._forget(name)
 
     def _forget(self, name: str) -> None:
-        # A worker that has just started has nothing to forget, and neither has one that is gone.
+        # A worker that has just started, or is gone, does not have the plugin.
         with suppress(KeyError, OSError):
             self._client.unregister_worker_plugin(name)
 
 
 class _Crew:
-    """The workers that are there. Each item is assigned to one by name: Dask by itself would also give an item to one
-    whose last result nobody has fetched, and put the item of one that has died behind another.
+    """Keep track of the current workers, and assign each item to one of them by name.
+
+    Dask by itself would also give an item to a worker whose last result has not been fetched. It would also queue a
+    dead worker's item after another item.
 
     Attributes:
-        free: addresses of workers, once for each thread that has nothing to do.
+        free: addresses of workers, once for each idle thread.
     """
 
     def __init__(self, client: Any) -> None:
@@ -230,8 +242,9 @@ class _Crew:
         self.gone()
 
     def gone(self) -> set[str]:
-        """Return the workers that have ended since the last look, which happens now and then; new ones are free from
-        now on.
+        """Return the workers that have ended since the last look, and add new workers to `free`.
+
+        Between two looks, which are at least half a second apart, return an empty set.
         """
         if time.monotonic() < self._look:
             return set()
@@ -244,12 +257,12 @@ class _Crew:
         return gone
 
     def release(self, worker: str) -> None:
-        """A thread of a worker has nothing to do any more."""
+        """Mark one thread of a worker as idle."""
         if worker in self._known:
             self.free.append(worker)
 
     def wait(self, futures: Sequence[Any]) -> None:
-        """Until one is done, or a worker may have come or gone."""
+        """Wait until a future is done, or workers may have started or ended."""
         from distributed import wait
 
         try:
@@ -259,15 +272,16 @@ class _Crew:
                 self._client.wait_for_workers(1, timeout=_RESTART_S)
         except TimeoutError as error:
             if not futures:
-                raise RuntimeUnavailableError("all workers ended", "Look at their memory") from error
+                raise RuntimeUnavailableError("all workers ended", "Check whether they ran out of memory") from error
 
 
 class _Pending:
-    """An item on its way. Its result is fetched as soon as it is there, so that it does not go with its worker.
+    """Track an item until its result is returned. The result is fetched as soon as it exists, so it is not lost with
+    its worker.
 
     Attributes:
-        worker: address of the one that has it, or has done it; "": none.
-        fetched: whether the result is here, or will never be.
+        worker: address of the worker that runs or has run the item; "" if there is none.
+        fetched: whether the result has arrived, or the item has failed.
     """
 
     def __init__(self, item: object) -> None:
@@ -278,7 +292,9 @@ class _Pending:
         self._results: list[Any] = []
 
     def fetch(self) -> bool:
-        """Fetch the result if it is there; an error waits for its turn. Whether the worker has become free by it."""
+        """Fetch the result if it exists, and return whether this makes the worker free. An error is kept until
+        `result`.
+        """
         if self.fetched or not self.worker or not self.future.done():
             return False
         if self.future.status == "finished":
@@ -287,15 +303,15 @@ class _Pending:
                     self._results.append(self.future.result(timeout=_FETCH_S))
                 except TimeoutError:  # its worker has died meanwhile
                     return False
-            self.future.release()  # or it would be done again when its worker dies
+            self.future.release()  # otherwise Dask would run the item again when its worker dies
         self.fetched = True
         return True
 
     def lose(self, gone: Collection[str]) -> None:
-        """Give it to another worker if its own is gone.
+        """Make the item available to another worker if its own worker is gone.
 
         Raises:
-            DataError: it was the second one.
+            DataError: the item has now ended two workers.
         """
         if self.fetched or self.worker not in gone:
             return
@@ -309,14 +325,14 @@ class _Pending:
             )
 
     def result(self) -> Any:
-        """Return the result, or the error, of an item that is fetched."""
+        """Return the result of a fetched item, or raise its error."""
         with _explained():
             return self._results[0] if self._results else self.future.result()
 
 
 @contextmanager
 def _explained() -> Iterator[None]:
-    """Dask's errors as edgeq's."""
+    """Raise Dask's errors as edgeq's."""
     from asyncio import CancelledError
 
     from distributed.comm import CommClosedError
@@ -328,27 +344,28 @@ def _explained() -> Iterator[None]:
 
 
 def check_workers(given: str) -> None:
-    """Raise UsageError unless `given` is a number of processes, or an address, that `open_workers` takes."""
+    """Raise UsageError unless `given` is a number of processes, or an address, that `open_workers` accepts."""
     if not _ADDRESS.fullmatch(given) and not (given.isdecimal() and 1 <= int(given) <= _MOST):
         raise UsageError(
             f"{given!r} is neither a number of workers, from 1 to {_MOST}, nor an address",
-            "Give a number of processes, or the address of a Dask scheduler as tcp://host:8786",
+            "Give a number of processes, or the address of a Dask scheduler, such as tcp://host:8786",
         )
 
 
 @contextmanager
 def open_workers(given: int | str | Workers | None, modules: Sequence[str] = ()) -> Iterator[Workers | None]:
-    """Open workers for the length of a `with` block: a number of processes of this machine, with one thread each, or
-    the address of a Dask scheduler ("tcp://host:port"), which must be trusted. None and workers that are already open
-    are yielded unchanged.
+    """Open workers for the duration of a `with` block.
 
-    Processes of this machine start next to what the block does first; errors of theirs come with their first use.
+    `given` is a number of processes of this machine, with one thread each, or the address of a Dask scheduler
+    ("tcp://host:port"), which must be trusted. None and workers that are already open are yielded unchanged.
+
+    Processes of this machine start while the block already runs. Their errors appear at their first use.
 
     Args:
-        modules: what jobs need; processes of this machine import it while they start.
+        modules: modules that jobs need; processes of this machine import them while they start.
 
     Raises:
-        UsageError: neither a number of 1 or more nor an address.
+        UsageError: `given` is neither a number of 1 or more nor an address.
         RuntimeUnavailableError: Dask is not installed, no scheduler answers, or it has no workers.
     """
     if given is None or isinstance(given, Workers):
@@ -356,8 +373,8 @@ def open_workers(given: int | str | Workers | None, modules: Sequence[str] = ())
         return
     text = str(given)
     check_workers(text)
-    # A process that multiprocessing has started still imports the script that started it: what is not under
-    # `if __name__ == "__main__":` there runs again. The process that started this one has the error that says why.
+    # A process that multiprocessing is starting first imports the script that started it, and runs again what is not
+    # under `if __name__ == "__main__":` there. Exit here, because the parent process has the error that explains why.
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         raise SystemExit(1)
     with ExitStack() as stack, ThreadPoolExecutor(1) as thread:
@@ -379,12 +396,13 @@ def open_workers(given: int | str | Workers | None, modules: Sequence[str] = ())
 
 
 def _connected(text: str, stack: ExitStack) -> Any:
-    """Return a client of checked workers, closed by `stack`."""
+    """Return a client with checked workers. `stack` closes it."""
     import distributed
 
     try:
         address: Any = _local_cluster(int(text), stack) if text.isdecimal() else text
-        # On a cluster the workers may be out of reach; on one machine the scheduler, in this process, is a detour.
+        # On a cluster this process may not reach the workers. On one machine, the way through the scheduler is a
+        # detour.
         direct = text.isdecimal()
         client = stack.enter_context(
             distributed.Client(address, timeout=_CONNECT_S, set_as_default=False, direct_to_workers=direct)
@@ -393,7 +411,7 @@ def _connected(text: str, stack: ExitStack) -> Any:
     except RuntimeError as error:
         raise RuntimeUnavailableError(
             f"workers did not start: {' '.join(str(error).split())}",
-            'Look at what they print; a script must use workers under `if __name__ == "__main__":`: they import it',
+            'Look at their output. A script must use workers under `if __name__ == "__main__":`: workers import it',
         ) from error
     except (OSError, TimeoutError, ValueError) as error:
         raise RuntimeUnavailableError(
@@ -410,13 +428,13 @@ def _connected(text: str, stack: ExitStack) -> Any:
 
 @dataclass(frozen=True)
 class Files:
-    """Describe a file or folder with what belongs to it.
+    """Describe a file or folder together with the files that belong to it.
 
     Attributes:
-        path: absolute.
-        names: of all its files, relative to the folder that holds `path`.
-        sha256: of their names and contents.
-        contents: by name, where workers do not see them.
+        path: absolute path.
+        names: names of all its files, relative to the folder that contains `path`.
+        sha256: hash of the names and contents.
+        contents: contents by name, if the workers cannot see the files.
     """
 
     path: Path
@@ -425,14 +443,14 @@ class Files:
     contents: Mapping[str, bytes] | None = None
 
     def here(self) -> bool:
-        """Return whether this process sees the same files at the same place."""
+        """Return whether this process sees the same files at the same path."""
         try:
             return _digest(self.path.parent, self.names) == self.sha256
         except OSError:
             return False
 
     def place(self, stack: ExitStack) -> Path:
-        """Return where they lie in a worker: at their own place, or in a temporary folder that `stack` removes."""
+        """Return the path of the files in a worker: their own, or one in a temporary folder that `stack` removes."""
         if self.contents is None:
             return self.path
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="edgeq-worker-")))
@@ -443,7 +461,7 @@ class Files:
 
 
 def files_for(workers: Workers, path: Path, beside: Iterable[Path] = ()) -> Files:
-    """Return the file or folder `path`, and the files `beside` it that it needs, as all `workers` can have them."""
+    """Return the file or folder `path`, with the files `beside` it that it needs, for use by all `workers`."""
     path = path.absolute()
     found = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path, *map(Path.absolute, beside)]
     names = tuple(dict.fromkeys(file.relative_to(path.parent).as_posix() for file in found))
@@ -458,6 +476,6 @@ def _digest(folder: Path, names: Iterable[str]) -> str:
     for name in names:
         with (folder / name).open("rb") as stream:
             content = hashlib.file_digest(stream, "sha256").hexdigest()
-            # Names that are not UTF-8 hold lone surrogates.
+            # Names that are not UTF-8 contain lone surrogates.
             digest.update(f"{name}\0{content}\0".encode("utf-8", "surrogatepass"))
     return digest.hexdigest()

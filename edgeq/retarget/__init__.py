@@ -1,4 +1,4 @@
-"""Rewrite models that are quantized already for another runtime: `edgeq.retarget(...)` is
+"""Rewrite models that are already quantized for another runtime: `edgeq.retarget(...)` is
 `edgeq.retarget.run.retarget`.
 """
 

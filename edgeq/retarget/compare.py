@@ -1,9 +1,8 @@
-"""Compare two forms of one model on the same made-up inputs.
+"""Compare two forms of one model on the same made-up inputs, and check whether a target can run a quantized model.
 
-Whether a target's kernels take a quantized model as it is: zero points, and one scale or one for each channel.
-
-Neither can be changed without other numbers: integers around another zero point reach further to one side than integers
-around 0 do.
+`check_target` checks whether the target's kernels accept the model's zero points and its scales, one for a tensor or
+one for each channel. Retargeting cannot change either of them without changing numbers: integers around another zero
+point reach further to one side than integers around 0.
 """
 
 from __future__ import annotations
@@ -30,20 +29,20 @@ from edgeq.run.engines import DEFAULT, as_engine
 from edgeq.run.session import OptimizationLevel, SessionSettings, open_session, start_engine
 
 USUAL = 0.1
-"""Integer operators scale and round in one step what Q/DQ do in two: an integer may come out one off, and later layers
-carry that on; in most networks no further than to this share of the largest output."""
+"""Integer operators scale and round in one step, Q/DQ in two. So an integer may differ by one, and later layers pass
+the difference on. In most networks it stays below this share of the largest output."""
 _TRIES = 2
 _REPORT = "Please report this model"
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Hold the outputs of both models on made-up inputs.
+    """Hold the result of comparing the outputs of both models on made-up inputs.
 
     Attributes:
-        identical: to the last bit.
-        largest: largest difference, as a share of the output's largest magnitude; infinite where only one of them has
-            NaN or infinity.
+        identical: whether the outputs are equal to the last bit.
+        largest: largest difference, as a share of the output's largest magnitude; infinite if only one of them has NaN
+            or infinity.
     """
 
     identical: bool
@@ -51,17 +50,18 @@ class Comparison:
 
 
 def compare(given: Path, rewritten: Path, *, same_operators: bool, branches: bool = False) -> Comparison | None:
-    """Compare both models; where the operators changed too, the closer of what they do with and without
-    ONNX Runtime's optimiser, which makes integer operators of Q/DQ pairs itself. None where the given model does not
-    run on made-up inputs.
+    """Compare the outputs of both models. Return None if the given model does not run on made-up inputs.
+
+    If the operators changed as well, compare with and without ONNX Runtime's optimiser, which itself makes integer
+    operators of Q/DQ pairs, and return the closer result.
 
     Args:
-        branches: whether the models have control flow, on which the optimiser of some releases ends the process; it is
-            tried in one of its own then.
+        branches: whether the models have control flow. The optimiser of some releases ends the process on it, so it
+            then runs in a process of its own.
 
     Raises:
-        CheckFailedError: the operators are the same and the outputs are not; or the rewritten model does not run, or
-            gives no numbers.
+        CheckFailedError: the operators are the same but the outputs differ; or the rewritten model does not run, or
+            gives NaN or infinity.
     """
     plain = compare_outputs(given, rewritten)
     if plain is None:
@@ -81,8 +81,9 @@ def compare(given: Path, rewritten: Path, *, same_operators: bool, branches: boo
 
 
 def optimiser_problem(given: Path, rewritten: Path, *, branches: bool = False) -> str:
-    """Return why ONNX Runtime does not run the rewritten model with its optimiser on; "" where it does, or does not
-    run the given one either. `branches` as in `compare`.
+    """Return why ONNX Runtime cannot run the rewritten model with its optimiser on.
+
+    Return "" if it can, or if it cannot run the given model either. `branches` is as in `compare`.
     """
     problem = _optimised_problem(rewritten, branches)
     return problem if problem and not _optimised_problem(given, branches) else ""
@@ -99,10 +100,10 @@ def _optimised_problem(model: Path, branches: bool) -> str:
 
 
 def compare_outputs(one: Path, other: Path, *, optimization: OptimizationLevel = "none") -> Comparison | None:
-    """Run both on the same made-up inputs; None where `one` refuses them.
+    """Run both models on the same made-up inputs, and compare their outputs. Return None if `one` refuses the inputs.
 
     Raises:
-        CheckFailedError: `other` refuses what `one` takes.
+        CheckFailedError: `other` refuses inputs that `one` accepts.
     """
     settings = SessionSettings(optimization=optimization)
     sessions = [open_session(path, settings) for path in (one, other)]
@@ -110,7 +111,7 @@ def compare_outputs(one: Path, other: Path, *, optimization: OptimizationLevel =
     for number in range(_TRIES):
         inputs = made_up_inputs(one, seed=number, free=1 + number)
         wanted, _ = _run(sessions[0], inputs)
-        if wanted is None and number:  # a batch, or another size, that is built in
+        if wanted is None and number:  # a batch, or another size, is fixed inside the model
             continue
         if wanted is None:
             return None
@@ -133,16 +134,17 @@ def _difference(a: NDArray[Any], b: NDArray[Any]) -> float:
 
 
 def _run(session: Any, inputs: Mapping[str, Any]) -> tuple[list[NDArray[Any]] | None, str]:
-    """Outputs, or None and the reason."""
+    """Return the outputs and "", or None and the reason."""
     try:
         return session.run(None, dict(inputs)), ""
-    except Exception as error:  # onnxruntime raises a dozen unrelated types here, some of them bare Exception
+    except Exception as error:  # onnxruntime raises a dozen unrelated types here, and sometimes a bare Exception
         return None, one_line(error)
 
 
 def made_up_inputs(model: Path, *, seed: int, free: int = 1) -> dict[str, Any]:
-    """Return noise for numbers, and 1 for indices, masks and lengths, which is valid nearly everywhere. Free sizes are
-    `free`."""
+    """Return noise for numbers, and 1 for indices, masks and lengths, which is nearly always valid. Open sizes become
+    `free`.
+    """
     random = np.random.default_rng(seed)
     inputs: dict[str, Any] = {}
     for spec in model_signature(model).inputs:
@@ -171,13 +173,14 @@ _PER_CHANNEL = _Trait("per_channel", True, "weights with a scale for each channe
 
 
 def check_target(model: ir.Model, target: Target, given: Path, before: Form) -> None:
-    """Refuse a model with what the backend of `target` would refuse to build.
+    """Refuse a model with properties that the backend of `target` would refuse to build.
 
     Args:
-        given, before: the file that is retargeted, and its form.
+        given, before: the file to retarget, and its form.
 
     Raises:
-        ModelError: how many tensors have what, the first of them, and why the target does not take it.
+        ModelError: the target does not support a property; names the number of tensors, the first of them, and the
+            reason.
     """
     backend, scheme = backend_for(target), target.profile.scheme
     problems, reasons = [], []
@@ -190,14 +193,14 @@ def check_target(model: ir.Model, target: Target, given: Path, before: Form) -> 
     if problems:
         source = given if backend.adopts_quantized and before.format == "QDQ" else "FLOAT.onnx"
         raise ModelError(
-            f"{given} has {' and '.join(problems)}, which {target.name} does not take: "
+            f"{given} has {' and '.join(problems)}, which {target.name} does not support: "
             + "; ".join(dict.fromkeys(reasons)),
             f"Other scales need samples: `edgeq quantize {source} -t {target.name} --data SAMPLES -o OUT.onnx`",
         )
 
 
 def _traits(model: ir.Model) -> dict[_Trait, dict[str, None]]:
-    """Return the names of the tensors that have each of them."""
+    """Return the names of the tensors that have each property."""
     found: dict[_Trait, dict[str, None]] = {}
     for place in (place for node in every_node(model) for place in places(node)):
         low, high = LIMITS[place.params.dtype]
@@ -210,7 +213,7 @@ def _traits(model: ir.Model) -> dict[_Trait, dict[str, None]]:
 
 @dataclass(frozen=True, eq=False)
 class In:
-    """Describe an input that a DequantizeLinear gives: its integers and what they mean."""
+    """Describe an input that comes from a DequantizeLinear: its integers and their parameters."""
 
     value: ir.Value
     params: QuantParams
@@ -218,7 +221,7 @@ class In:
 
 @dataclass(frozen=True, eq=False)
 class Out:
-    """Describe the fate of an operator's output: the QuantizeLinear behind it, and the clamp between, if any."""
+    """Describe what follows an operator: the QuantizeLinear of its output, and the clamp between, if any."""
 
     quantize: ir.Node
     params: QuantParams
@@ -226,7 +229,7 @@ class Out:
 
 
 Sides = tuple[list[In], Out]
-"""Of an operator."""
+"""The inputs and the output of an operator."""
 
 
 def _input(node: ir.Node, place: int) -> In | None:
@@ -258,18 +261,18 @@ def sides(node: ir.Node, count: int) -> Sides | str:
     if len(found) < len(inputs):
         return "an input is not quantized"
     if out is None:
-        return "its output is not quantized, or read by others before it is"
+        return "its output is not quantized, or other nodes read it before it is"
     if not constant_clamp(out):
         return "the bounds of its Clip are not constant"
     if found[0].params.dtype != out.params.dtype:
-        return f"it reads {type_name(found[0].params.dtype)} and gives {type_name(out.params.dtype)}"
+        return f"it reads {type_name(found[0].params.dtype)} and outputs {type_name(out.params.dtype)}"
     if found[0].params.per_channel:
         return "its input has a scale per channel"
     return found, out
 
 
 def product_problem(node: ir.Node, found: list[In]) -> str:
-    """Return why a Conv, MatMul or Gemm of these inputs has no integer form; "" where it has one."""
+    """Return why a Conv, MatMul or Gemm with these inputs has no integer form, or "" if it has one."""
     data, weight = found
     if weight.params.block:
         return "its weight has a scale for each block"
@@ -285,12 +288,12 @@ def product_problem(node: ir.Node, found: list[In]) -> str:
 
 
 def clamped(value: ir.Value, out: Out, editor: Editor) -> ir.Value:
-    """Return integers clamped as the Relu or Clip in front of the QuantizeLinear does."""
+    """Return integers clamped like the Relu or Clip before the QuantizeLinear."""
     bounds = clamp_bounds(out.clamp) if out.clamp is not None else None
     if bounds is None:
         return value
     ends = [out.params.quantize(np.asarray(bound, np.float32)) for bound in bounds]
-    if int(ends[0]) == out.params.low and int(ends[1]) == out.params.high:  # the type's own limits do it
+    if int(ends[0]) == out.params.low and int(ends[1]) == out.params.high:  # the limits of the type clamp already
         return value
     low, high = (editor.constant(f"{value.name}/{w}", end) for w, end in zip(("low", "high"), ends, strict=True))
     dtype = out.params.dtype
@@ -298,5 +301,5 @@ def clamped(value: ir.Value, out: Out, editor: Editor) -> ir.Value:
 
 
 def constant_clamp(out: Out) -> bool:
-    """Return whether the bounds of the clamp in front of the QuantizeLinear are known, or there is none."""
+    """Return whether the bounds of the clamp before the QuantizeLinear are constant, or there is no clamp."""
     return out.clamp is None or clamp_bounds(out.clamp) is not None

@@ -1,9 +1,8 @@
 """Read a quantized model: its format, its integer types, and whether its scales make sense.
 
-One form for the quantized models of all exporters, without changing a number.
-
-PyTorch writes float weights with QuantizeLinear and DequantizeLinear behind them; others leave out zero points, or put
-a Transpose behind a dequantized weight. Kernels want integers in the file, right before the operator.
+`normalise` gives the models of all exporters the same form, without changing a number. PyTorch writes float weights
+with QuantizeLinear and DequantizeLinear after them. Other exporters leave out zero points, or put a Transpose after a
+dequantized weight. Kernels need the weight as integers in the file, followed only by its DequantizeLinear.
 """
 
 from __future__ import annotations
@@ -42,10 +41,10 @@ class Form:
     """Describe how a model is quantized.
 
     Attributes:
-        format: "QDQ", "QOperator" or "mixed"; "dynamic" where ranges are measured at run time.
-        activations, weights: how many Q/DQ or QLinear places have which integer type.
+        format: "QDQ", "QOperator" or "mixed"; "dynamic" if ranges are measured at run time.
+        activations, weights: integer type → number of Q/DQ or QLinear operands of that type.
         per_channel: whether any weight has a scale per channel.
-        producer: the exporter, as it names itself.
+        producer: the exporter's own name in the file.
     """
 
     format: str
@@ -56,7 +55,7 @@ class Form:
 
     @computed
     def pair(self) -> str:
-        """Return the types of activations and weights in short form: "U8S8"; "U8+S8" where both occur."""
+        """Return the types of activations and weights in short form: "U8S8", or "U8+S8" if both types occur."""
         both = (self.activations, self.weights)
         return "".join("+".join(_SHORT[name] for name in sorted(kinds)) for kinds in both)
 
@@ -65,12 +64,12 @@ _SHORT = {"uint8": "U8", "int8": "S8"}
 
 
 def is_integer_operator(node: ir.Node) -> bool:
-    """Return whether a node takes integers and gives integers: one of QOperator form."""
+    """Return whether a node is of QOperator form: its inputs and outputs are integers."""
     return node.op_type.startswith("QLinear") or node.op_type == "QGemm"
 
 
 def read_form(model: ir.Model) -> Form:
-    """Return the form of a model; its counts are empty where nothing is quantized with constant scales."""
+    """Return the form of a model. Its counts are empty if nothing is quantized with constant scales."""
     activations: Counter[str] = Counter()
     weights: Counter[str] = Counter()
     per_channel = False
@@ -97,7 +96,7 @@ def _format(model: ir.Model) -> str:
 
 
 class Place(NamedTuple):
-    """Describe where a node reads 8-bit integers: their tensor, their parameters, and whether they are a weight's."""
+    """Describe an input where a node reads 8-bit integers: its tensor, its parameters, and whether it is a weight."""
 
     tensor: str
     params: QuantParams
@@ -105,7 +104,7 @@ class Place(NamedTuple):
 
 
 def places(node: ir.Node) -> Iterator[Place]:
-    """Yield what a DequantizeLinear reads, and an operator with two integer operands."""
+    """Yield the 8-bit input of a DequantizeLinear, or the operands of an operator with two integer operands."""
     if is_op(node, "DequantizeLinear"):
         params = params_of(node)
         if params is not None and params.dtype is not ir.DataType.INT32:
@@ -122,10 +121,10 @@ def places(node: ir.Node) -> Iterator[Place]:
 
 
 def check_form(model: ir.Model, path: Path) -> None:
-    """Refuse scales and zero points that mean nothing.
+    """Refuse scales and zero points that make no sense.
 
     Raises:
-        ModelError: names the first node and what is wrong with it.
+        ModelError: names the first such node and its fault.
     """
     for node in model.graph:
         problem = _problem(node) if is_op(node, "QuantizeLinear", "DequantizeLinear") else ""
@@ -134,7 +133,7 @@ def check_form(model: ir.Model, path: Path) -> None:
 
 
 def _problem(node: ir.Node) -> str:
-    """Say what is wrong with the scales of a Q or DQ node; "" where nothing is."""
+    """Return the fault in the scales of a Q or DQ node, or "" if there is none."""
     scale, params, source = constant(node.inputs[1]), params_of(node), node.inputs[0]
     if scale is not None and not np.isfinite(scale).all():
         return "has a scale that is not finite"
@@ -146,28 +145,29 @@ def _problem(node: ir.Node) -> str:
     if params is None or not params.per_channel or params.block or shape is None:
         return ""
     if not -len(shape) <= params.axis < len(shape):
-        return f"has the axis {params.axis}, its tensor {len(shape)} dimensions"
+        return f"has the axis {params.axis}, but its tensor has {len(shape)} dimensions"
     size = shape[params.axis]
     if isinstance(size, int) and size != params.scale.size:
         return f"has {params.scale.size} scales along an axis of {size}"
     return ""
 
 
-# Give what their input holds, or zero: quantized as it is, that stays the same.
+# Operators whose outputs are values of their input, or zero. Quantizing such an output with the input's scale changes
+# nothing.
 _KEEPING = DATA_MOVEMENT - {"Pad", "Resize", "Split"} | {"Relu"}
 _GAINING = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul", "Add", "Mul", "AveragePool", "GlobalAveragePool"})
 
 
 def normalise(model: ir.Model) -> list[str]:
-    """Rewrite in place; gives one phrase for each kind of change that was made."""
+    """Rewrite the model in place, and return one phrase for each kind of change."""
     editor = Editor(model)
     done = []
     for change, what in (
-        (_explicit_zero_point, "zero points written out that were left to the default"),
+        (_explicit_zero_point, "zero points written explicitly that were the default"),
         (_write_plainly, ""),
-        (_store_weight, "weights stored as integers, which were quantized at load"),
-        (_turn_weight, "weights stored transposed, which were transposed when run"),
-        (_carry_on, "outputs quantized that already are multiples of their scale, such as those of a Relu"),
+        (_store_weight, "weights stored as integers that were quantized at load"),
+        (_turn_weight, "weights stored transposed that were transposed at run time"),
+        (_carry_on, "outputs quantized that are already multiples of their scale, such as those of a Relu"),
     ):
         count = sum(change(node, editor) for node in list(model.graph))
         if count and what:
@@ -176,8 +176,11 @@ def normalise(model: ir.Model) -> list[str]:
 
 
 def _write_plainly(node: ir.Node, editor: Editor) -> bool:
-    """Write what ONNX Runtime's optimiser goes wrong on in the other form that means the same: a scale
-    as a list of one, and the type of integers by an attribute next to a zero point."""
+    """Rewrite two forms that ONNX Runtime's optimiser handles wrongly as equivalent ones.
+
+    A scale that is a list of one becomes a scalar. An attribute with the integer type is removed if there is a zero
+    point.
+    """
     if not is_op(node, "QuantizeLinear", "DequantizeLinear"):
         return False
     for place in (1, 2) if "block_size" not in node.attributes else ():
@@ -188,7 +191,8 @@ def _write_plainly(node: ir.Node, editor: Editor) -> bool:
     zero = node_input(node, 2)
     if node.op_type == "QuantizeLinear" and zero is not None:
         node.attributes.pop("output_dtype", None)
-        node.outputs[0].type = node.outputs[0].type or zero.type  # onnx knows no types of com.microsoft's nodes
+        # onnx does not know the types of com.microsoft's nodes
+        node.outputs[0].type = node.outputs[0].type or zero.type
     return True
 
 
@@ -206,7 +210,7 @@ def _explicit_zero_point(node: ir.Node, editor: Editor) -> bool:
 
 
 def _store_weight(node: ir.Node, editor: Editor) -> bool:
-    """QuantizeLinear of a constant: the integers themselves."""
+    """Replace the QuantizeLinear of a constant with the integers themselves."""
     values = constant(node.inputs[0]) if is_op(node, "QuantizeLinear") else None
     params = params_of(node) if values is not None else None
     if values is None or params is None or node.outputs[0].is_graph_output():
@@ -218,7 +222,7 @@ def _store_weight(node: ir.Node, editor: Editor) -> bool:
 
 
 def _turn_weight(node: ir.Node, editor: Editor) -> bool:
-    """Transpose of a dequantized constant: dequantized, of the transposed constant."""
+    """Replace the Transpose of a dequantized constant: dequantize the transposed constant instead."""
     dequantize = node.inputs[0].producer() if is_op(node, "Transpose") and node.inputs[0] is not None else None
     if dequantize is None or not is_op(dequantize, "DequantizeLinear") or node.outputs[0].is_graph_output():
         return False
@@ -237,7 +241,9 @@ def _turn_weight(node: ir.Node, editor: Editor) -> bool:
 
 
 def _carry_on(node: ir.Node, editor: Editor) -> bool:
-    """DequantizeLinear → Relu → Conv: a pair of the same scale in front of the Conv, which lets it run on integers."""
+    """Insert a pair with the same scale between an operator such as Relu and the Conv after it: DequantizeLinear → Relu
+    → Conv. The Conv can then run on integers.
+    """
     source = node.inputs[0] if node.domain in MAIN_DOMAINS and node.op_type in _KEEPING and node.inputs else None
     maker = source.producer() if source is not None else None
     if maker is None or not is_op(maker, "DequantizeLinear") or is_constant(maker.inputs[0]):

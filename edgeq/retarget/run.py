@@ -1,15 +1,13 @@
-"""Implement `edgeq.retarget`: a quantized model in, the same model in another format or other integer types out,
-compared.
+"""Implement `edgeq.retarget`: rewrite a quantized model in another format or with other integer types, and compare
+both.
 
-QDQ to QOperator: a float operator between DequantizeLinear and QuantizeLinear becomes the integer operator.
+From QDQ to QOperator, the integer operator replaces a float operator between DequantizeLinear and QuantizeLinear. An
+operator stays unchanged if it has no integer form, or if not all its tensors are quantized. A Relu or Clip before the
+QuantizeLinear is removed if the scale does its work; otherwise it becomes a Clip of the integers. Quantizing keeps the
+order of numbers, so quantizing and clamping can change places.
 
-What has no integer form, or stands between tensors that are not all quantized, stays as it is. A Relu or Clip in front
-of the QuantizeLinear disappears where the scale does its work, else it becomes a Clip of the integers: quantizing and
-clamping can change places, because quantizing keeps the order of numbers.
-
-QOperator to QDQ: each integer operator becomes DequantizeLinear, the float operator and QuantizeLinear.
-
-Nothing is lost: the integers, scales and zero points are those of the operator.
+From QOperator to QDQ, each integer operator becomes DequantizeLinear, the float operator and QuantizeLinear. Nothing is
+lost: the integers, scales and zero points stay those of the operator.
 """
 
 from __future__ import annotations
@@ -77,7 +75,7 @@ from edgeq.util.display import Displayed
 from edgeq.util.outputs import check_apart, output_file
 
 _PRODUCTS = ("Conv", "Gemm", "MatMul")
-# How many inputs are quantized where the operator has an integer form; 0: all.
+# Number of inputs that must be quantized for the integer form of an operator; 0 means all.
 _QUANTIZED_INPUTS = {
     **dict.fromkeys((*_PRODUCTS, "Add", "Mul"), 2),
     **dict.fromkeys(("Sigmoid", "LeakyRelu", "AveragePool", "GlobalAveragePool", "Relu", "Clip"), 1),
@@ -86,13 +84,13 @@ _QUANTIZED_INPUTS = {
 
 
 def to_qoperator(model: ir.Model, wanted: Callable[[ir.Node], bool] = lambda node: True) -> tuple[int, list[str]]:
-    """Rewrite in place.
+    """Rewrite float operators between Q/DQ pairs as integer operators, in place.
 
     Args:
-        wanted: which operators to rewrite.
+        wanted: function that selects the operators to rewrite.
 
     Returns:
-        How many operators were rewritten, and the operators with weights that were not and why.
+        The number of rewritten operators, and the operators with weights that were not rewritten, each with the reason.
     """
     editor = Editor(model)
     _share_quantizers(editor)
@@ -110,7 +108,7 @@ def to_qoperator(model: ir.Model, wanted: Callable[[ir.Node], bool] = lambda nod
 
 
 def _to_integers(node: ir.Node, editor: Editor) -> str:
-    """Put the integer form of an operator in its place, or return the reason why there is none."""
+    """Replace an operator with its integer form. Return the reason if there is none, else ""."""
     found = sides(node, _QUANTIZED_INPUTS.get(node.op_type, 1) or len(node.inputs))
     if isinstance(found, str):
         return found
@@ -122,7 +120,7 @@ def _to_integers(node: ir.Node, editor: Editor) -> str:
 
 
 def _share_quantizers(editor: Editor) -> None:
-    """One QuantizeLinear where a tensor has several with the same parameters."""
+    """Keep only one QuantizeLinear if a tensor has several with the same parameters."""
     for node in list(editor.graph):
         for output in node.outputs:
             first: list[tuple[ir.Node, QuantParams]] = []
@@ -134,7 +132,7 @@ def _share_quantizers(editor: Editor) -> None:
                 if duplicate is None:
                     first.append((user, params))
                 elif not user.outputs[0].is_graph_output():
-                    # The duplicate may stand later in the list; the graph is sorted in the end.
+                    # The duplicate may come later in the list, but the graph is sorted at the end.
                     replace_value(user.outputs[0], duplicate.outputs[0])
                     editor.graph.remove(user, safe=True)
 
@@ -148,7 +146,7 @@ def _emit(
     *,
     domain: str = "",
 ) -> str:
-    """Put the integer operator in place of node, clamp and QuantizeLinear."""
+    """Replace the node, the clamp and the QuantizeLinear with the integer operator."""
     result = editor.node(
         op_type,
         inputs,
@@ -167,7 +165,7 @@ def _emit(
 
 
 def _compute(node: ir.Node, found: list[In], out: Out, editor: Editor) -> str:
-    """Write the integer operator with the inputs in the order of its row in the operator table."""
+    """Write the integer operator, with its inputs in the order of its row in the operator table."""
     mixed = any(side.params.dtype != out.params.dtype or side.params.per_channel for side in found)
     if node.op_type in ("Add", "Mul", "Concat") and mixed:
         return "its inputs are of different types"
@@ -200,7 +198,7 @@ def _compute(node: ir.Node, found: list[In], out: Out, editor: Editor) -> str:
 
 
 def _data_movement(node: ir.Node, inputs: list[In], out: Out, editor: Editor) -> str:
-    """Let an operator that only moves numbers move integers: the parameters in front and behind are the same."""
+    """Let an operator that only moves numbers move integers. The parameters before and after it must be the same."""
     if node.op_type in ("Pad", "Expand", "Tile", "Split") or len(node.outputs) != 1:
         return "no integer form"
     if out.clamp is not None or not inputs[0].params.same(out.params):
@@ -209,20 +207,24 @@ def _data_movement(node: ir.Node, inputs: list[In], out: Out, editor: Editor) ->
 
 
 def _clamp(node: ir.Node, inputs: list[In], out: Out, editor: Editor) -> str:
-    """Make a Clip of the integers of a Relu or Clip of its own, with one scale in front and behind."""
+    """Replace a standalone Relu or Clip with a Clip of the integers. The scale before and after it must be the same."""
     source, alone = inputs[0], Out(out.quantize, out.params, node)
     if out.clamp is not None or not source.params.same(out.params) or not constant_clamp(alone):
         return "its scale or a bound changes"
     integers = clamped(source.value, alone, editor)
     if integers is source.value and out.quantize.outputs[0].is_graph_output():
-        return "it gives an output of the model"  # which cannot be the same tensor as an input or another output
+        return (
+            "its output is an output of the model"  # an output cannot be the same tensor as an input or another output
+        )
     replace_value(out.quantize.outputs[0], integers)
     editor.graph.remove([out.quantize, node], safe=True)
     return ""
 
 
 def _bias(node: ir.Node, found: list[In], editor: Editor) -> tuple[ir.Value | None, str]:
-    """Return the bias as int32 in units of input scale times weight scale, or the reason why there is none."""
+    """Return the bias as int32 in units of input scale times weight scale, and "". If it has no such form, return None
+    and the reason.
+    """
     value = node_input(node, 2)
     if value is None:
         return None, ""
@@ -244,14 +246,16 @@ def _bias(node: ir.Node, found: list[In], editor: Editor) -> tuple[ir.Value | No
     return editor.constant(f"{value.name}/int32", levels.astype(np.int32)), ""
 
 
-# Their float forms have other inputs or attributes.
+# Operators whose float forms have other inputs or attributes.
 _OTHERWISE = frozenset({"QLinearReduceMean", "QLinearWhere"})
 # Attributes that no float form has.
 _OWN_ATTRIBUTES = frozenset({"channels_last", "opset"})
 
 
 def to_qdq(model: ir.Model) -> list[str]:
-    """Rewrite in place; gives those integer operators that have no float form here."""
+    """Rewrite integer operators as float operators between Q and DQ, in place. Return the operators that have no float
+    form here.
+    """
     editor, kept = Editor(model), []
     for node in list(model.graph):
         if not is_integer_operator(node):
@@ -264,7 +268,7 @@ def to_qdq(model: ir.Model) -> list[str]:
 
 
 def _float_form(node: ir.Node, editor: Editor) -> bool:
-    """Put the float form of an integer operator between Q and DQ; gives whether there is one."""
+    """Put the float form of an integer operator between Q and DQ, and return whether there is such a form."""
     row, output = operator_of(node), node.outputs[0]
     if row.integer_output is None or node.op_type in _OTHERWISE or node.domain not in (*MAIN_DOMAINS, MICROSOFT):
         return False
@@ -309,7 +313,7 @@ def _operand(node: ir.Node, places: IntegerInput) -> QuantParams | None:
 
 
 def _flattens(node: ir.Node) -> bool:
-    """Return whether it is a Softmax as opset 12 and older have it, over the last axes together."""
+    """Return whether `node` is a Softmax of opset 12 or older, which works over several last axes together."""
     if node.op_type != "QLinearSoftmax" or node.attributes.get_int("opset", LOWEST) >= LOWEST:
         return False
     axis, data = node.attributes.get_int("axis", -1), node.inputs[0]
@@ -317,8 +321,9 @@ def _flattens(node: ir.Node) -> bool:
 
 
 def _float_bias(node: ir.Node, bias: ir.Value, data: QuantParams, weight: QuantParams) -> QuantParams | None:
-    """Return the floats of an int32 bias, which is in units of input scale times weight scale; None where one
-    integer serves several output channels whose units differ.
+    """Return the parameters that turn an int32 bias, in units of input scale times weight scale, into floats.
+
+    Return None if one integer is for several output channels whose units differ.
     """
     factor = np.float32(node.attributes.get_float("alpha", 1.0))
     scale = (data.scale.reshape(-1)[:1] * weight.scale * factor).astype(np.float32).reshape(-1)
@@ -337,10 +342,10 @@ class Retargeted(Displayed):
 
     Attributes:
         before, after: the forms of both models.
-        changes: what was done, a phrase each.
-        kept: what stayed as it was, and why.
-        comparison: both models on noise; None where they do not run on made-up inputs.
-        session_options: to set when the new model is run on ONNX Runtime's CPU kernels, or it may be less accurate.
+        changes: the changes, one phrase each.
+        kept: what stayed unchanged, each with the reason.
+        comparison: result of comparing both models on noise; None if they do not run on made-up inputs.
+        session_options: options for ONNX Runtime's CPU kernels; without them the new model may be less accurate.
     """
 
     output: Path
@@ -375,24 +380,24 @@ def retarget(
     wanted: Callable[[ir.Node], bool] = lambda node: True,
     force: bool = False,
 ) -> Retargeted:
-    """Rewrite a quantized model for another runtime; its scales and the numbers it stands for stay.
+    """Rewrite a quantized model for another runtime. Its scales, and the numbers that it represents, stay the same.
 
     Args:
         model: a model with QuantizeLinear and DequantizeLinear (from training in PyTorch or TensorFlow, or any tool) or
             with QLinear operators.
-        target: "auto" (this machine), a profile, a target or a .toml file, whose format and integer types are taken
-            where none are named. None leaves what is not named as it is.
+        target: "auto" (this machine), a profile, a target or a .toml file. Its format and integer types apply if the
+            arguments below do not name others. None keeps the model's own.
         format: "QDQ" or "QOperator".
         activation_type, weight_type: "int8" or "uint8".
-        wanted: to QOperator: which operators to rewrite.
-        force: replace what is at `output`.
+        wanted: for QOperator, a function that selects the operators to rewrite.
+        force: whether to replace an existing file at `output`.
 
     Raises:
         UsageError: an unknown format or type, or int8 activations with uint8 weights.
-        ModelError: not quantized, quantized dynamically, or damaged; or with zero points or scales that kernels of
-            `target` do not take.
-        CheckFailedError: only types were to change, and the new model's outputs differ; or it does not run. Nothing is
-            written then.
+        ModelError: the model is not quantized, quantized dynamically, or damaged; or the kernels of `target` do not
+            support its zero points or scales.
+        CheckFailedError: only types were to change, but the new model's outputs differ; or the new model does not run.
+            Then nothing is written.
     """
     model, output = path_of(model), path_of(output, "output")
     place = resolve(target) if target is not None else None
@@ -412,7 +417,7 @@ def retarget(
             raise ModelError(
                 f"{model} has no 8-bit activations with constant scales"
                 + (", only dynamic quantization" if before.format == "dynamic" else ""),
-                "It runs as it is; for another runtime type `edgeq quantize FLOAT.onnx --dynamic -o OUT.onnx`, or with "
+                "It runs as it is. For another runtime use `edgeq quantize FLOAT.onnx --dynamic -o OUT.onnx`, or with "
                 "--data SAMPLES instead of --dynamic",
             )
         kept = _rewrite(graph, before, changes, format, activation_type, weight_type, wanted)
@@ -436,17 +441,18 @@ def retarget(
             kept.append("not compared on noise: the model does not run on made-up inputs")
         elif comparison.largest > USUAL:
             kept.append(
-                f"outputs on noise differ by {comparison.largest:.0%} of the largest: this model makes much of single "
-                "steps; compare both on data of yours (`edgeq compare`)"
+                f"outputs on noise differ by {comparison.largest:.0%} of the largest, because single 8-bit steps "
+                "matter in this model; compare both on your own data (`edgeq compare`)"
             )
     return Retargeted(output, before, after, tuple(changes), (*kept, *why), comparison, session_options)
 
 
 def _limit(graph: ir.Model, target: Target) -> list[str]:
-    """Make weights smaller, in place, where releases that the target has, or may have, compute wrongly otherwise.
+    """Limit weights, in place, if releases that the target has, or may have, would compute wrong results with larger
+    ones.
 
     Returns:
-        A line for each reason that was one.
+        A line for each reason that applied.
     """
     release, kinds = target.runtime.get("onnxruntime"), set(integer_products(graph))
     lines = []
@@ -469,10 +475,10 @@ def _opened(path: Path) -> tuple[ir.Model, list[str]]:
     if old < LOWEST:
         graph = raise_opset(graph, path)
         changes.append(f"opset {old} → {opset_of(graph)}")
-    write_shapes(graph)  # integer types are needed to know what can be shifted
+    write_shapes(graph)  # the shifts below need the integer types
     name_nodes(graph)
     tidy(graph)
-    remove_no_ops(graph)  # PyTorch shares scales by Identity nodes
+    remove_no_ops(graph)  # PyTorch uses Identity nodes to share scales
     check_form(graph, path)
     return graph, [*changes, *normalise(graph)]
 
@@ -486,7 +492,7 @@ def _rewrite(
     weight_type: str | None,
     wanted: Callable[[ir.Node], bool],
 ) -> list[str]:
-    """Change format and types in place; `changes` grows; gives what stayed and why."""
+    """Change format and types in place, and append to `changes`. Return what stayed unchanged, with the reasons."""
     kept: list[str] = []
     keeps_integer_operators = format is None and before.format == "QOperator"
     needs_weights = activation_type == "int8" and weight_type is None
@@ -497,12 +503,12 @@ def _rewrite(
         chosen = weight_type or "int8"
         count = shift_weights(graph, INTEGERS[chosen])
         if count:
-            changes.append(f"{count} weights → {chosen}, by 128 in integers and zero points")
+            changes.append(f"{count} weights → {chosen}, with integers and zero points shifted by 128")
     if activation_type is not None:
         count, stuck = shift_activations(graph, INTEGERS[activation_type])
         kept += stuck
         if count:
-            changes.append(f"{count} activations → {activation_type}, by 128 in integers and zero points")
+            changes.append(f"{count} activations → {activation_type}, with integers and zero points shifted by 128")
     if format == "QOperator" or keeps_integer_operators:
         count, stuck = to_qoperator(graph, wanted)
         kept += stuck
@@ -524,6 +530,6 @@ def _check_request(format: str | None, activation_type: str | None, weight_type:
         if value is not None and value not in known:
             raise UsageError(f"the {name} is {value!r}", f"It can be {' or '.join(known)}")
     if all(value is None for _, value, _ in choices):
-        raise UsageError("nothing is to be changed", "Name a target, a format or a type")
+        raise UsageError("there is nothing to change", "Name a target, a format or a type")
     if activation_type == "int8" and weight_type == "uint8":
-        raise UsageError("int8 activations with uint8 weights have no kernels", "Make the weight type int8")
+        raise UsageError("int8 activations with uint8 weights have no kernels", "Set the weight type to int8")

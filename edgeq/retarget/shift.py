@@ -1,8 +1,9 @@
 """Convert int8 to uint8 and back, exactly: 128 more in every integer and in its zero point represents the same number.
 
-Integers that operators pass on unchanged (Reshape, MaxPool, Concat, Clip …) form a group, which is shifted as one. A
-group that reaches an input or output of the model, or an operator that is not known to do so, keeps its type, and a
-QuantizeLinear and a DequantizeLinear at its edge convert, which is exact too."""
+Integers that operators pass on unchanged (Reshape, MaxPool, Concat, Clip …) form a group, which is shifted as a whole.
+A group keeps its type if it reaches an input or output of the model, or an operator that may change the integers. A
+QuantizeLinear and a DequantizeLinear at its edge then convert, which is also exact.
+"""
 
 from __future__ import annotations
 
@@ -36,19 +37,19 @@ _KNOWN = (*INTEGERS.values(), ir.DataType.INT32)
 
 
 def type_name(dtype: ir.DataType) -> str:
-    """Return "uint8" for `UINT8`."""
+    """Return the name of a type as users write it: "uint8" for `UINT8`."""
     return dtype.name.lower()
 
 
 def params_of(node: ir.Node) -> QuantParams | None:
-    """Return the parameters of a Q or DQ node; None where they are not constant, or neither of 8 bits nor of 32 (a
+    """Return the parameters of a Q or DQ node. Return None if they are not constant, or have neither 8 bits nor 32 (a
     bias).
     """
     return _known(quant_params.params_of(node), node, 2)
 
 
 def float32_params_of(node: ir.Node) -> QuantParams | None:
-    """Return `params_of` a Q or DQ node of 8-bit integers and float32 numbers; None for others."""
+    """Return `params_of` for a Q or DQ node of 8-bit integers and float32 numbers. Return None for other nodes."""
     params, scale = params_of(node), node.inputs[1]
     if params is None or params.dtype not in INTEGERS.values() or scale is None:
         return None
@@ -56,7 +57,9 @@ def float32_params_of(node: ir.Node) -> QuantParams | None:
 
 
 def params_at(node: ir.Node, scale: int, axis: int = 0) -> QuantParams | None:
-    """Return the same of an operator's scale at a place, behind which its zero point stands."""
+    """Return the parameters at an operator's inputs: the scale at index `scale`, and the zero point after it. Return
+    None as in `params_of`.
+    """
     return _known(quant_params.params_at(node, scale, scale + 1, axis=axis), node, scale + 1)
 
 
@@ -65,9 +68,9 @@ def _known(params: QuantParams | None, node: ir.Node, zero_point: int) -> QuantP
     return params if params is not None and explicit and params.dtype in _KNOWN else None
 
 
-# Operators that look up a weight, their first input.
+# Operators that look up rows or elements of a weight, their first input.
 _LOOKUPS = frozenset({"Gather", "GatherElements"})
-# Data-movement operators with inputs of the integers' type that are constants: place of the first of them.
+# Data-movement operators that also have constant inputs of the integers' type: index of the first such input.
 _BOUNDS = {"Clip": 1, "Pad": 2}
 
 
@@ -78,7 +81,7 @@ class Group:
     Attributes:
         values: the tensors.
         dtypes: types of their Q and DQ nodes.
-        blocked: why the group cannot change its type; empty where it can.
+        blocked: why the group cannot change its type; "" if it can.
     """
 
     values: list[ir.Value] = field(default_factory=list)
@@ -87,7 +90,7 @@ class Group:
 
 
 def is_weight(node: ir.Node) -> bool:
-    """Return whether a DequantizeLinear gives a constant that every reader takes as its weight."""
+    """Return whether a DequantizeLinear reads a constant, and every reader uses its output as a weight."""
     uses = node.outputs[0].uses()
     return is_constant(node.inputs[0]) and bool(uses) and all(_is_weight_place(use.node, use.idx) for use in uses)
 
@@ -98,7 +101,7 @@ def _is_weight_place(node: ir.Node, place: int) -> bool:
 
 
 def shift_weights(model: ir.Model, dtype: ir.DataType) -> int:
-    """Give 8-bit weights of the other type this one, in place; returns how many."""
+    """Change 8-bit weights to `dtype`, in place, and return how many were changed."""
     editor, count = Editor(model), 0
     for node in list(model.graph):
         params = params_of(node) if is_op(node, "DequantizeLinear") and is_weight(node) else None
@@ -111,7 +114,7 @@ def shift_weights(model: ir.Model, dtype: ir.DataType) -> int:
 
 
 def limit_weights(model: ir.Model, limit: int) -> int:
-    """Keep int8 weights at -`limit` and above, in place; returns how many were below."""
+    """Raise int8 weights below -`limit` to it, in place, and return how many there were."""
     count = 0
     for node in every_node(model):
         place = operator_of(node).weight
@@ -125,10 +128,10 @@ def limit_weights(model: ir.Model, limit: int) -> int:
 
 
 def shift_activations(model: ir.Model, dtype: ir.DataType) -> tuple[int, list[str]]:
-    """Give 8-bit activations of the other type this one, in place.
+    """Change 8-bit activations to `dtype`, in place.
 
     Returns:
-        How many tensors changed, and what could not and why.
+        The number of changed tensors, and the tensors that could not change, each with the reason.
     """
     editor, count, kept = Editor(model), 0, []
     for group in _groups(model.graph):
@@ -139,7 +142,7 @@ def shift_activations(model: ir.Model, dtype: ir.DataType) -> tuple[int, list[st
             names = ", ".join(sorted(str(v.name) for v in group.values)[:4])
             kept.append(
                 f"{names} stays {'/'.join(sorted(map(type_name, group.dtypes)))}: {group.blocked or 'its types differ'}"
-                + (f"; {changed} QuantizeLinear/DequantizeLinear pairs at its edge change over" if changed else "")
+                + (f"; {changed} QuantizeLinear/DequantizeLinear pairs at its edge convert" if changed else "")
             )
             continue
         for value in group.values:
@@ -149,7 +152,7 @@ def shift_activations(model: ir.Model, dtype: ir.DataType) -> tuple[int, list[st
 
 
 def shifted(values: np.ndarray, dtype: ir.DataType) -> np.ndarray:
-    """Return 8-bit integers as the other type: the same numbers less or more 128."""
+    """Return 8-bit integers as the type `dtype`, with 128 added or subtracted if it is the other type."""
     wanted = dtype.numpy()
     offset = 128 if dtype is ir.DataType.UINT8 else -128
     return values if values.dtype == wanted else (values.astype(np.int16) + offset).astype(wanted)
@@ -177,7 +180,7 @@ def _grown(seed: ir.Value, graph: ir.Graph) -> Group:
     group, waiting, seen = Group(), [seed], {id(seed)}
 
     def reach(values: Iterable[ir.Value | None]) -> None:
-        """Go on from `values` that were not seen yet."""
+        """Queue those of `values` that were not seen yet."""
         for value in values:
             if value is not None and id(value) not in seen:
                 seen.add(id(value))
@@ -192,7 +195,7 @@ def _grown(seed: ir.Value, graph: ir.Graph) -> Group:
         if maker is not None:
             _visit(maker, value, graph, group, reach)
         for node, place in value.uses():
-            # As a bound or a fill value it is a constant of that operator, which is shifted with the group.
+            # A bound or fill value is a constant of its operator, and is shifted together with the operator's group.
             if node.op_type in _BOUNDS and place >= _BOUNDS[node.op_type]:
                 group.blocked = group.blocked or f"{node.op_type} {node.name} reads {value.name} as a bound"
                 continue
@@ -225,7 +228,7 @@ def _visit(
         reach(node.inputs if node.op_type == "Concat" else node.inputs[:1])
         reach(node.outputs if node.op_type == "Split" else node.outputs[:1])
     else:
-        group.blocked = group.blocked or f"{node.op_type} {node.name} works on it"
+        group.blocked = group.blocked or f"{node.op_type} {node.name} computes with it"
 
 
 def _shift_value(value: ir.Value, dtype: ir.DataType, editor: Editor) -> None:
@@ -266,10 +269,11 @@ def _shift_bounds(node: ir.Node, dtype: ir.DataType, editor: Editor) -> None:
 
 
 def _change_over(group: Group, dtype: ir.DataType, editor: Editor) -> int:
-    """Put a pair of the wanted type behind each DQ and before each Q of a group that keeps its own; gives how many.
+    """Put a pair of type `dtype` after each DQ and before each Q of a group that keeps its own type. Return the number
+    of pairs.
 
-    None before a Q whose integers nothing in this graph reads: bodies alone gain nothing by it, and ONNX Runtime 1.32
-    ends the process on Q, DQ and a Q that only bodies read.
+    Put no pair before a Q if only bodies of control flow read its integers. They alone gain nothing from it, and ONNX
+    Runtime 1.32 crashes on Q, DQ and a Q that only bodies read.
     """
     count = 0
     for value in group.values:
@@ -302,7 +306,7 @@ def pair_behind(output: ir.Value, params: QuantParams, editor: Editor) -> None:
 
 
 def _pair(source: ir.Value, params: QuantParams, before: ir.Node, editor: Editor) -> ir.Value:
-    """Put a QuantizeLinear and a DequantizeLinear behind `source` and return the output of the latter."""
+    """Put a QuantizeLinear and a DequantizeLinear after `source`, and return the output of the latter."""
     name = f"{source.name}/{type_name(params.dtype)}"
     integers = editor.quantize(source, params, name, before=before)
     return editor.dequantize(integers, params, f"{name}/float", before=before)

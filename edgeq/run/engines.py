@@ -1,8 +1,8 @@
-"""Describe what executes a graph: ONNX Runtime's own CPU kernels, or a plug-in of it. `targets/engines/*.toml`, one
-file each.
+"""Describe the engines that execute a graph: ONNX Runtime's own CPU kernels, or its plug-ins.
 
-How an engine is found and opened is `edgeq_device.engines.EngineSpec`, because devices do the same; `Engine` adds what
-matters for building and choosing. `engines.json` next to that module is what devices get to know.
+Each file of `targets/engines/*.toml` describes one. `edgeq_device.engines.EngineSpec` has what is needed to find and
+open an engine, because devices do the same. `Engine` adds what matters for building and choosing. Devices get the
+content of `engines.json`, next to that module.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from edgeq.util.records import parse, toml_table
 from edgeq.util.registry import BACKENDS, Registry, data_folders, shipped
 
 DEFAULT = "onnxruntime"
-"""The engine that runs wherever edgeq does."""
+"""The engine that is available wherever edgeq runs."""
 _CPU, _THREADS = "CPU", "{threads}"
 
 
 @dataclass(frozen=True)
 class Int8:
-    """Describe what an engine does with quantized models.
+    """Describe how an engine handles quantized models.
 
     Attributes:
-        pairs: types of activations and weights that it has integer kernels for, as "U8S8".
-        operators: types of operators that it runs on integers, or
-        backend: the backend whose int8 rules say so.
-        saturates_without: CPU features without any of which its kernels add two products of U8S8 in 16 bits, which
-            saturates; none: another file has it, or they are exact everywhere.
-        saturation: the file under targets/ that says which kernels do.
-        remedy_cost: mitigations against it, fields of `Scheme`, with the time that each takes relative to none.
+        pairs: types of activations and weights for which it has integer kernels, such as "U8S8".
+        operators: types of operators that it runs on integers; empty if `backend` defines them.
+        backend: the backend whose int8 rules define them.
+        saturates_without: CPU features. Without any of them, its kernels add two products of U8S8 in 16 bits, which
+            saturates. Empty if another file describes this, or if the kernels are exact everywhere.
+        saturation: the file under targets/ that names the kernels that saturate.
+        remedy_cost: mitigations against saturation, fields of `Scheme`, each with its time relative to no mitigation.
     """
 
     pairs: tuple[str, ...] = ()
@@ -49,7 +49,7 @@ class Int8:
 
 @dataclass(frozen=True)
 class IsaLevel:
-    """Describe a value that limits an engine to the instructions of CPUs with these features."""
+    """Describe a value that limits an engine to the instructions of CPUs with `features`."""
 
     value: str
     features: tuple[str, ...]
@@ -57,35 +57,37 @@ class IsaLevel:
 
 @dataclass(frozen=True)
 class IsaCap:
-    """Describe how to stop an engine's process from using instructions that another CPU lacks.
+    """Describe how to keep an engine's process from using instructions that another CPU lacks.
 
     Attributes:
-        variable: of its environment; "" where there is no such thing.
-        levels: the least first.
+        variable: variable of the process's environment; "" if the engine has none.
+        levels: its values, the lowest level first.
     """
 
     variable: str = ""
     levels: tuple[IsaLevel, ...] = ()
 
     def environment(self, features: frozenset[str]) -> dict[str, str]:
-        """Return what makes its kernels those of a CPU with `features`; empty where none of the levels does."""
+        """Return the environment that limits the kernels to those of a CPU with `features`. It is empty if no level
+        fits.
+        """
         found = [level.value for level in self.levels if features.issuperset(level.features)]
         return {self.variable: found[-1]} if found else {}
 
 
 @dataclass(frozen=True)
 class ExecutionGraph:
-    """Describe how to read the layers that an engine really executes from onnxruntime's profile.
+    """Describe how to read from onnxruntime's profile which layers an engine really executes.
 
     Attributes:
-        options: provider options by which it enters them there.
-        category: of its events; "" where it has none.
-        operator, kernel: keys among an event's arguments that have the layer's type and its kernel's name.
-        merged: the key that has the names of the nodes that a layer was made of, with commas between them; "" where
-            nothing has.
-        precisions: how a kernel's name ends → what it computes in, by the names of `precisions`, or "int8".
+        options: provider options that make the engine enter its layers there.
+        category: category of its events; "" if they have none.
+        operator, kernel: keys of an event's arguments that contain the layer's type and the name of its kernel.
+        merged: key of the argument that lists, separated by commas, the nodes from which a layer was made; "" if there
+            is no such key.
+        precisions: end of a kernel's name → what the kernel computes in, by the names of `precisions`, or "int8".
         conversions: types of layers that only change types or layouts.
-        renamed: regular expression of what it adds to the name of the node that a layer was made of.
+        renamed: regular expression for the text that the engine adds to the name of a layer's node.
     """
 
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -100,20 +102,21 @@ class ExecutionGraph:
 
 @dataclass(frozen=True, kw_only=True)
 class Engine(EngineSpec):
-    """Describe one engine, as its file does.
+    """Describe one engine, by the content of its file.
 
     Attributes:
-        title: for people.
-        verified: what of this was executed, and on what; "never run: ..." where nothing was.
-        cap: how it runs its kernels for lesser CPUs.
-        graph: how what it executes is seen.
-        cache: provider options by which it keeps what it has compiled in a folder, "{folder}" in them; none: it does
-            not.
-        present_on: platforms of which every machine has hardware for it; a CPU engine's are all of `platforms`.
-        boards: parts of the names of boards, by their device trees, that have hardware for it.
-        compute_capabilities: of the NVIDIA GPUs that it runs on, as "8.6", or "12.0+" for it and all newer ones; none:
-            it needs no such GPU.
-        why, source: the reason for a value and where it is known from, by its key.
+        title: name for people.
+        verified: what was executed of this engine, and where; "never run: ..." if nothing was.
+        int8: how it handles quantized models.
+        cap: how to limit its kernels to those of older CPUs.
+        graph: how to see what it executes.
+        cache: provider options that make it keep compiled models in a folder, which they name as "{folder}"; empty if
+            it cannot.
+        present_on: platforms on which every machine has hardware for it; for a CPU engine these are all of `platforms`.
+        boards: parts of the names of boards, as in their device trees, that have hardware for it.
+        compute_capabilities: NVIDIA GPUs on which it runs, such as "8.6", or "12.0+" for 12.0 and all newer ones; empty
+            if it needs no such GPU.
+        why, source: the reason for a value and its source, by the value's key.
     """
 
     title: str
@@ -133,36 +136,36 @@ class Engine(EngineSpec):
 
     @property
     def threaded(self) -> bool:
-        """Return whether it can be given a number of threads."""
+        """Return whether the number of its threads can be set."""
         return not self.module or _THREADS in str(self.options)
 
     def fast_precisions(self, features: frozenset[str]) -> tuple[str, ...]:
-        """Return the precisions that a CPU with these features has instructions for."""
+        """Return the precisions for which a CPU with these features has instructions."""
         return tuple(n for n, p in self.precisions.items() if not p.fast_on or features.intersection(p.fast_on))
 
     def watched(self) -> Engine:
-        """Return the same, with the options by which it enters its layers into a profile."""
+        """Return the same engine with the options that make it enter its layers into a profile."""
         return replace(self, options=_merged(self.options, self.graph.options))
 
     def keeping(self, folder: Path) -> Engine:
-        """Return the same, with the options by which it stores what it has compiled in `folder`."""
+        """Return the same engine with the options that make it store compiled models in `folder`."""
         return replace(self, options=_merged(self.options, _in_folder(self.cache, str(folder))))
 
     def saturates(self, pair: str, architecture: str, features: frozenset[str]) -> bool:
-        """Return whether its kernels for such types add two products in 16 bits on such a CPU."""
+        """Return whether its kernels for the types `pair` add two products in 16 bits on such a CPU."""
         without = self.int8.saturates_without
         there = any(platform.split()[1] == architecture for platform in self.platforms)
         return bool(without) and there and pair in self.int8.pairs and not features.intersection(without)
 
 
 def _merged(base: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
-    """`base` with the entries of `more`, table by table."""
+    """Return `base` with the entries of `more`, merged table by table."""
     tables = {key: _merged(base[key], value) for key, value in more.items() if isinstance(base.get(key), Mapping)}
     return {**base, **more, **tables}
 
 
 def _in_folder(options: Mapping[str, Any], folder: str) -> dict[str, Any]:
-    """`options` with `folder` for "{folder}"."""
+    """Return `options` with `folder` in place of "{folder}"."""
     return {
         key: _in_folder(value, folder) if isinstance(value, Mapping) else value.replace("{folder}", folder)
         for key, value in options.items()
@@ -171,14 +174,14 @@ def _in_folder(options: Mapping[str, Any], folder: str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class EngineChoice:
-    """Pair an engine with the precision of what is float in a model."""
+    """Pair an engine with the precision of a model's float operators."""
 
     engine: Engine
     precision: str = FLOAT
 
     @property
     def name(self) -> str:
-        """As it is written: "openvino", "openvino:bf16"."""
+        """Return the name as users write it: "openvino", "openvino:bf16"."""
         return self.engine.name if self.precision == FLOAT else f"{self.engine.name}:{self.precision}"
 
     def __record__(self) -> str:
@@ -187,10 +190,10 @@ class EngineChoice:
 
 @cache
 def load_engines(*folders: Path) -> Mapping[str, Engine]:
-    """Return every engine by name: the shipped ones and those of plug-ins, or those of `folders`.
+    """Return every engine by name: the shipped ones and those of plug-ins, or those in `folders`.
 
     Raises:
-        HardwareError: a file is malformed, or two have one name.
+        HardwareError: a file is malformed, or two files describe the same name.
     """
     found: dict[str, Engine] = {}
     for folder in folders or (shipped("targets") / "engines", *data_folders("targets/engines")):
@@ -203,10 +206,10 @@ def load_engines(*folders: Path) -> Mapping[str, Engine]:
 
 
 def described(spec: EngineSpec | None) -> Engine | None:
-    """Return all that is known of a plug-in that settings or a bundle name; None where it is not a plug-in.
+    """Return the full description of a plug-in that settings or a bundle name, or None if `spec` is not a plug-in.
 
     Raises:
-        HardwareError: nothing describes it.
+        HardwareError: no file describes it.
     """
     if spec is None or not spec.module:
         return None
@@ -221,7 +224,7 @@ def choose_engine(text: str) -> EngineChoice:
     """Return the engine and precision of "NAME" or "NAME:PRECISION".
 
     Raises:
-        UsageError: there is no such engine or precision; with the nearest name.
+        UsageError: there is no such engine or precision; suggests the nearest name.
     """
     known = load_engines()
     name, _, precision = text.partition(":")
@@ -235,10 +238,10 @@ def choose_engine(text: str) -> EngineChoice:
 
 
 def as_engine(given: EngineChoice | str) -> EngineChoice:
-    """Return `given` as an engine and its precision: it may be "NAME" or "NAME:PRECISION".
+    """Return the engine and precision of `given`, which may also be "NAME" or "NAME:PRECISION".
 
     Raises:
-        UsageError: as `choose_engine`; or something else.
+        UsageError: there is no such engine or precision, or `given` has another type.
     """
     if isinstance(given, EngineChoice):
         return given
@@ -248,15 +251,15 @@ def as_engine(given: EngineChoice | str) -> EngineChoice:
 
 
 def as_engines(given: EngineChoice | str | Sequence[EngineChoice | str]) -> tuple[EngineChoice, ...]:
-    """Return `as_engine` of each; one alone may replace a sequence of one."""
+    """Return `as_engine` of each choice. A single choice counts as a sequence of one."""
     return tuple(as_engine(choice) for choice in ((given,) if isinstance(given, (EngineChoice, str)) else given))
 
 
 def engine_for(backend: str, options: Mapping[str, str]) -> Engine:
-    """Return the engine that runs what `backend` builds, with these provider options over its own.
+    """Return the engine that runs the artifacts of `backend`. The given provider options override its own.
 
     Raises:
-        HardwareError: there is none.
+        HardwareError: there is no such engine.
     """
     found = next(
         (engine for engine in load_engines().values() if engine.int8.backend == backend and engine.module), None
@@ -275,10 +278,11 @@ _CONVERTERS: Registry[Any] = Registry(
 
 
 def converter_of(engine: EngineSpec) -> Callable[[Path, Path, Mapping[str, Any]], None]:
-    """Return what makes a file of the format of `engine` of an ONNX file: see `edgeq.backends.base.Backend.convert`.
+    """Return the function that converts an ONNX file to the format of `engine`. See
+    `edgeq.backends.base.Backend.convert`.
 
     Raises:
-        HardwareError: no backend does.
+        HardwareError: no backend converts to that format.
     """
     found: Any = _CONVERTERS.load(load_engines()[engine.name].int8.backend)
     convert: Callable[[Path, Path, Mapping[str, Any]], None] = found.convert
@@ -286,9 +290,12 @@ def converter_of(engine: EngineSpec) -> Callable[[Path, Path, Mapping[str, Any]]
 
 
 def only_engine(backend: str) -> Engine | None:
-    """Return the engine that runs what `backend` builds, and the float model next to it, wherever that is installed;
-    None where onnxruntime's own kernels do, hardware that may not be here, or an engine with files of its own format,
-    which also runs what other backends build."""
+    """Return the plug-in engine that runs the artifacts of `backend`, and the float model, on any machine that has the
+    engine.
+
+    Return None if the artifacts run on onnxruntime's own kernels, or on hardware that may be missing here. Also return
+    None for an engine with files of its own format, because it also runs the artifacts of other backends.
+    """
     engines = (
         engine for engine in load_engines().values() if engine.module and _CPU in engine.devices and not engine.suffix
     )
@@ -296,6 +303,6 @@ def only_engine(backend: str) -> Engine | None:
 
 
 def device_table(engines: Mapping[str, Engine]) -> str:
-    """Return the content of `edgeq_device/engines.json`: what devices get to know of the engines."""
+    """Return the content of `edgeq_device/engines.json`: the descriptions of the engines for devices."""
     values: dict[str, Any] = {name: engine.to_dict() for name, engine in sorted(engines.items())}
     return json.dumps(values, indent=1) + "\n"

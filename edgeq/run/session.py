@@ -40,14 +40,14 @@ class SessionSettings:
     """Hold everything that decides how ONNX Runtime runs a model.
 
     Attributes:
-        providers: execution providers in order of preference, where there is no `engine`.
-        config: session configuration entries ("session.x64quantprecision" → "1"), over `BRIEF_SPIN`.
-        intra_op_threads: threads inside an operator; 0 lets ONNX Runtime take all cores.
+        providers: execution providers in order of preference; used without an `engine`.
+        config: session configuration entries ("session.x64quantprecision" → "1"), which override `BRIEF_SPIN`.
+        intra_op_threads: threads inside an operator; 0 lets ONNX Runtime use all cores.
         optimization: graph optimisation level.
-        save_optimized_to: where ONNX Runtime writes its optimised graph, if wanted.
+        save_optimized_to: path for ONNX Runtime's optimised graph, if wanted.
         profile_prefix: path prefix of ONNX Runtime's own profile, if wanted.
-        engine: what executes the graph; None leaves it to `providers`. Its record is its name.
-        precision: what the engine computes in where the model is float, one of its precisions.
+        engine: the engine that executes the graph; None uses `providers`. Records contain only its name.
+        precision: precision of the model's float operators in the engine.
     """
 
     providers: tuple[str, ...] = ("CPUExecutionProvider",)
@@ -60,17 +60,17 @@ class SessionSettings:
     precision: str = FLOAT
 
     def __post_init__(self) -> None:
-        # In one order, so that equal settings give the same record.
+        # Sort the keys, so that equal settings give the same record.
         object.__setattr__(self, "config", dict(sorted(self.config.items())))
 
 
 def float_settings(backend: str, threads: int = 0) -> SessionSettings:
-    """Return how the float model is run next to what `backend` builds."""
+    """Return the settings for the float model that is compared with the artifacts of `backend`."""
     return SessionSettings(intra_op_threads=threads, engine=only_engine(backend))
 
 
 def onnxruntime() -> Any:
-    """Return the onnxruntime module, or raise a clear error where neither of its two packages is installed."""
+    """Return the onnxruntime module. Raise a clear error if neither of its two packages is installed."""
     try:
         import onnxruntime as module
     except ImportError as error:
@@ -90,16 +90,16 @@ def open_session(
 ) -> Any:
     """Open an `onnxruntime.InferenceSession` for a file (external data allowed) or serialized bytes.
 
-    Session options that the model carries in its metadata are set, unless `settings` have others.
+    Session options from the model's metadata are set, unless `settings` override them.
 
     Args:
-        options: a caller's own `SessionOptions`; of `settings`, only the providers count then.
-        weights: name → values of the initializers that `model` has as external data without a file.
+        options: a caller's own `SessionOptions`; then only the providers of `settings` count.
+        weights: name → values of the initializers that `model` declares as external data without a file.
 
     Raises:
         RuntimeUnavailableError: onnxruntime is missing, or refuses the model or the settings.
         BundleError: the model carries session options that it may not set.
-        UsageError: a number of threads that cannot be.
+        UsageError: an impossible number of threads.
         OSError: there is no space for the optimised graph.
     """
     settings = settings or SessionSettings()
@@ -111,7 +111,7 @@ def open_session(
         options.add_external_initializers(list(weights), values)
     source = model if isinstance(model, bytes) else os.fspath(model)
     if isinstance(source, str) and not _is_utf8(source):
-        raise RuntimeUnavailableError(f"onnxruntime takes no path that is not UTF-8: {source!r}", "Rename it")
+        raise RuntimeUnavailableError(f"onnxruntime cannot open a path that is not UTF-8: {source!r}", "Rename it")
     try:
         if settings.engine is None:
             return ort.InferenceSession(source, options, providers=list(settings.providers))
@@ -126,7 +126,7 @@ def open_session(
             )
     except EdgeqError:
         raise
-    except Exception as error:  # onnxruntime raises a dozen unrelated types here, some of them bare Exception
+    except Exception as error:  # onnxruntime raises a dozen unrelated types here, and sometimes a bare Exception
         _check_space(model, sum(array.nbytes for array in weights.values()), settings.save_optimized_to)
         where = "the model" if isinstance(model, bytes) else str(model)
         text = " ".join(str(error).split())
@@ -139,10 +139,10 @@ def open_session(
 
 
 def with_carried(model: Path | bytes, settings: SessionSettings) -> SessionSettings:
-    """Return `settings` with the session options that a model carries in its metadata; given options take precedence.
+    """Return `settings` with the session options from a model's metadata. Options in `settings` take precedence.
 
     Raises:
-        BundleError: an option that a model may not set.
+        BundleError: the metadata contains an option that a model may not set.
     """
     if isinstance(model, Path) and engine_of_file(model.name) is not None:
         return settings
@@ -152,10 +152,10 @@ def with_carried(model: Path | bytes, settings: SessionSettings) -> SessionSetti
 
 
 def in_own_engine(model: Path, settings: SessionSettings) -> SessionSettings:
-    """Return `settings`, with the engine whose own format a file has where it is not an ONNX file.
+    """Return `settings`. If the file has an engine's own format, set that engine.
 
     Raises:
-        UsageError: they name another engine.
+        UsageError: the settings name another engine.
     """
     own = engine_of_file(model.name)
     if own is None:
@@ -169,10 +169,10 @@ def in_own_engine(model: Path, settings: SessionSettings) -> SessionSettings:
 
 
 def given_options(texts: Iterable[str]) -> dict[str, str]:
-    """Return session options by name, from "KEY=VALUE" each.
+    """Return session options by name, parsed from texts of the form "KEY=VALUE".
 
     Raises:
-        UsageError: no value, or an option or a value that is not in edgeq's table of options.
+        UsageError: the value is missing, or edgeq's table of options does not contain the option or the value.
     """
     found = {}
     for text in texts:
@@ -203,7 +203,7 @@ def _options(ort: Any, settings: SessionSettings) -> Any:
 
 
 def _check_space(model: Path | bytes, more: int, written: Path | None) -> None:
-    """Raise OSError where the disk is full: onnxruntime reports a graph that it could not write as invalid."""
+    """Raise OSError if the disk is full. onnxruntime would report a graph that it could not write as invalid."""
     if written is None or not written.parent.is_dir():
         return
     size = len(model) if isinstance(model, bytes) else model.stat().st_size if model.is_file() else 0
@@ -222,20 +222,21 @@ def _is_utf8(path: str) -> bool:
 Array = NDArray[Any]
 
 REQUEST_S = 3600.0
-"""A program that has not answered by then is ended. An emulated inference of a large model takes minutes."""
+"""Seconds after which a program that has not answered is ended. An emulated inference can take minutes."""
 _EXIT_S = 60.0
 
 
 @dataclass(frozen=True)
 class Command:
-    """Describe how to start Python on other kernels.
+    """Describe how to start a Python that runs other kernels, such as those of another CPU.
 
     Attributes:
-        interpreter: the command line up to the script; `arguments`: what follows the script.
-        environment: of the process.
-        folders: where modules are looked for first: Python runs isolated, so that PYTHONPATH does nothing.
-        compiled: folder that keeps compiled modules from one start to the next; None: nothing is written, and only what
-            lies next to the modules is read.
+        interpreter: the command line up to the script.
+        arguments: the arguments after the script.
+        environment: environment of the process.
+        folders: where Python looks for modules first. It runs isolated, so PYTHONPATH has no effect.
+        compiled: folder that keeps compiled modules between starts. With None, Python writes none, and reads only those
+            next to the modules.
     """
 
     interpreter: tuple[str, ...]
@@ -252,12 +253,12 @@ class Command:
 
 
 class Guest(edgeq_device.serve.Guest):
-    """Control a running guest program; made by `start_guest`."""
+    """Control a running guest program. `start_guest` makes it."""
 
     def exchange(
         self, request: Mapping[str, Any], arrays: Mapping[str, Array] | None = None
     ) -> tuple[dict[str, Any], dict[str, Array]]:
-        """As it is on a device, with edgeq's errors."""
+        """Send a request and return the answer, as on a device, but with edgeq's errors."""
         with device_errors():
             return super().exchange(request, arrays)
 
@@ -267,8 +268,10 @@ class Guest(edgeq_device.serve.Guest):
         return self._process.poll() is not None
 
     def features(self, masked: Sequence[str] = (), *, runtime: bool = True) -> dict[str, Any]:
-        """Return what the guest reports: "architecture", "features", "python", "numpy" and, with `runtime`,
-        "onnxruntime" and "trapped" (how many CPUID instructions a mask has replaced the result of).
+        """Return the guest's report: "architecture", "features", "python" and "numpy".
+
+        With `runtime`, it also has "onnxruntime" and "trapped", the number of CPUID instructions whose result a mask
+        replaced.
         """
         return self.exchange({"do": "features", "masked": list(masked), "runtime": runtime})[0]
 
@@ -278,7 +281,7 @@ class Guest(edgeq_device.serve.Guest):
 
 
 def open_request(model: str, settings: SessionSettings, name: str = "model") -> dict[str, Any]:
-    """Return the request that opens the model at a path of the guest's."""
+    """Return the request to open the model at a path in the guest."""
     plugin = settings.engine
     return {
         "name": name,
@@ -301,15 +304,15 @@ def start_guest(
     request_s: float = REQUEST_S,
     failure: type[RuntimeUnavailableError] = RuntimeUnavailableError,
 ) -> Iterator[Guest]:
-    """Run the guest program and end it behind the block.
+    """Start the guest program, and end it after the `with` block.
 
     Args:
-        title: names it in messages.
-        request_s: seconds after which a request without an answer ends it.
-        failure: what is raised for the guest and for the runtime in it.
+        title: name of the program in messages.
+        request_s: seconds to wait for an answer; after that the program is ended.
+        failure: type of the errors of the guest and of the runtime in it.
 
     Raises:
-        RuntimeUnavailableError: it cannot be started.
+        RuntimeUnavailableError: the program cannot be started.
     """
     program = shipped("targets") / "runtime" / "edgeq_guest.py"
     path = os.pathsep.join(map(str, (program.parent, *command.folders)))
@@ -329,10 +332,10 @@ def guest_environment(base: Mapping[str, str]) -> dict[str, str]:
 
 
 class EngineFiles:
-    """Convert model files to an engine's own format as they are opened, once for each file.
+    """Convert model files to an engine's own format when they are opened. Each file is converted once.
 
     Args:
-        folder: a private one, for what is converted.
+        folder: a private folder for the converted files.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -340,10 +343,10 @@ class EngineFiles:
         self._made: dict[tuple[str, Path, tuple[int, int]], Path] = {}
 
     def file(self, model: Path, engine: EngineSpec | None) -> Path:
-        """Return the file of `model` for `engine`; `model` itself where that is of the engine's format.
+        """Return the file of `model` for `engine`, which is `model` itself if it already has the engine's format.
 
         Raises:
-            EdgeqError: it cannot be converted; as the backend has it.
+            EdgeqError: the backend of the engine cannot convert it.
         """
         if engine is None or not engine.suffix or model.suffix == engine.suffix:
             return model
@@ -357,19 +360,19 @@ class EngineFiles:
 
 
 ANSWER_S = 600.0
-"""An engine that has not answered by then hangs: compiling a large model takes a minute or two."""
+"""Seconds after which an engine that has not answered counts as hung. Compiling a large model takes a minute or two."""
 _KEPT_BYTES = 2**26
-"""Of a model file; what is compiled from larger ones would fill the disk."""
+"""Size of the largest model file whose compiled form is kept. Those of larger files would fill the disk."""
 
 
 @contextmanager
 def start_engine(
     engine: EngineSpec, *, environment: Mapping[str, str] | None = None, answer_s: float = ANSWER_S
 ) -> Iterator[Guest]:
-    """Start a process for `engine`; open models in it with `Guest.open`, whose settings name the engine.
+    """Start a process for `engine`. Open models in it with `Guest.open`, with settings that name the engine.
 
     Args:
-        environment: variables to set in it besides this process's.
+        environment: variables to set in addition to those of this process.
 
     Raises:
         EngineError: the process cannot be started; the guest raises it too.
@@ -389,11 +392,12 @@ def start_engine(
 
 
 class Engines:
-    """Open sessions: in this process, or in that of the plug-in engine that the settings name, which is started when
-    the first one is opened. Ends them all after its `with` block.
+    """Open sessions in this process, or in the process of the plug-in engine that the settings name.
+
+    The first session of an engine starts its process. All processes end after the `with` block.
 
     Args:
-        keep: whether what an engine has compiled is kept for the next session of the same file.
+        keep: whether to keep an engine's compiled models for the next session of the same file.
     """
 
     def __init__(self, *, keep: bool = False) -> None:
@@ -404,17 +408,18 @@ class Engines:
         self._files: EngineFiles | None = None
 
     def file(self, model: Path, engine: EngineSpec | None) -> Path:
-        """Return `EngineFiles.file`, there until the block ends."""
+        """Return `EngineFiles.file`. The file exists until the block ends."""
         if self._files is None:
             folder = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="edgeq-converted-"))
             self._files = EngineFiles(Path(folder))
         return self._files.file(model, engine)
 
     def open(self, model: Path, settings: SessionSettings) -> Any:
-        """Return an `onnxruntime.InferenceSession`, or an object used like one.
+        """Return an `onnxruntime.InferenceSession`, or an object with the same interface.
 
         Raises:
-            RuntimeUnavailableError: as `edgeq.run.session.open_session`; EngineError from an engine's process.
+            RuntimeUnavailableError: see `edgeq.run.session.open_session`.
+            EngineError: the process of an engine failed.
         """
         engine = settings.engine
         if engine is None or not engine.module:
@@ -425,21 +430,21 @@ class Engines:
         return self._guest(engine).open(model, with_carried(model, settings))
 
     def assigned_nodes(self, engine: EngineSpec, model: Path) -> tuple[tuple[str, ...], ...]:
-        """Return the names of the nodes of `model` that a plug-in takes: one tuple for each graph that it makes of
+        """Return the names of the nodes of `model` that a plug-in accepts, one tuple for each graph that it makes of
         them.
 
         Raises:
-            RuntimeUnavailableError, EngineError: as `open`.
+            RuntimeUnavailableError, EngineError: see `open`.
         """
         request = {"do": "assign", "model": str(model.resolve()), "engine": engine.to_dict()}
         graphs = self._guest(engine).exchange(request)[0]["graphs"]
         return tuple(tuple(nodes) for provider, nodes in graphs if provider == engine.provider)
 
     def compile(self, engine: EngineSpec, model: Path, output: Path) -> None:
-        """Write `model` as a plug-in has compiled it, all of it in one file.
+        """Compile `model` with a plug-in, and write the result as one file.
 
         Raises:
-            RuntimeUnavailableError, EngineError: as `open`.
+            RuntimeUnavailableError, EngineError: see `open`.
         """
         files = {"model": str(model.resolve()), "output": str(output.resolve())}
         self._guest(engine).exchange({"do": "compile", **files, "engine": engine.to_dict()})
@@ -450,7 +455,7 @@ class Engines:
         return self._running[engine.name]
 
     def ended(self) -> tuple[str, ...]:
-        """Return the names of the engines whose process has ended by itself: `open` starts another one."""
+        """Return the names of the engines whose process ended unexpectedly. `open` starts a new one."""
         return tuple(name for name, guest in self._running.items() if guest.ended)
 
     def __enter__(self) -> Self:

@@ -1,8 +1,8 @@
-"""Find, install and run a vendor's toolkit: a compiler that stays in an environment of its own.
+"""Find, install and run a vendor's toolkit: a compiler in an environment of its own.
 
-A toolkit needs other releases of Python and its packages than edgeq does, and its terms are its vendor's. So it is no
-dependency of edgeq and travels in no wheel and no bundle. Each job runs in a process of its own, in an empty folder,
-with a time limit; both of its streams are kept.
+A toolkit needs other releases of Python and its packages than edgeq, and has its vendor's terms. So edgeq does not
+depend on it, and no wheel and no bundle contains it. Each job runs in its own process, in an empty folder, with a time
+limit. Its stdout and stderr are kept.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from edgeq.util.outputs import is_full
 from edgeq.util.registry import user_folder
 
 SECONDS = "EDGEQ_TOOLKIT_SECONDS"
-"""The variable that sets another time limit for a job."""
+"""Environment variable that sets another time limit for a job, in seconds."""
 _PROBE_S = 60.0
 _LAST = 300
 _POLL_S = 0.002
@@ -38,18 +38,19 @@ class Toolkit:
     """Describe a toolkit.
 
     Attributes:
-        name: as users write it.
-        title: for people.
+        name: the name that users write.
+        title: name for people.
         package: the distribution whose version counts.
-        version: the one release that edgeq was tried with.
-        pythons: releases of Python that it exists for, as "3.11".
-        platforms: where it exists, as "linux x86_64".
-        packages: what pip installs first, with its dependencies; `alone`: what it installs without them.
-        megabytes: what the environment takes on the disk.
-        terms: whose terms it comes under, one sentence.
-        variable: of the environment, which names a Python that has the toolkit.
+        version: the only release that edgeq was tested with.
+        pythons: releases of Python that it supports, such as "3.11".
+        platforms: platforms that it supports, such as "linux x86_64".
+        packages: packages that pip installs first, with their dependencies.
+        alone: packages that pip installs without their dependencies.
+        megabytes: disk space of the environment.
+        terms: the terms of use, one sentence.
+        variable: environment variable that names a Python that has the toolkit.
         seconds: the time limit of a job.
-        why, source: reasons, and where they are known from.
+        why, source: reasons for the values, and their sources.
     """
 
     name: str
@@ -74,10 +75,10 @@ class Toolkit:
 
     @property
     def folder(self) -> Path:
-        """Return the place of its environment, in the user's cache.
+        """Return the path of its environment, in the user's cache.
 
         Raises:
-            RuntimeUnavailableError: the user has none.
+            RuntimeUnavailableError: the user has no home folder.
         """
         cache = user_folder("cache")
         if cache is None:
@@ -85,14 +86,14 @@ class Toolkit:
         return cache / "toolkits" / f"{self.name}-{self.version}"
 
     def plan(self) -> str:
-        """Return what an installation brings, one sentence."""
+        """Return one sentence that describes what an installation adds."""
         names = ", ".join((*self.packages, *self.alone))
         return f"installs {names} into {self.folder}, about {self.megabytes} MB; {self.terms}"
 
 
 @dataclass(frozen=True)
 class Ran:
-    """Describe a job that has ended: its exit status, negative for a signal, and both of its streams."""
+    """Describe a job that has ended: its exit status, negative for a signal, and its stdout and stderr."""
 
     code: int
     out: str
@@ -100,7 +101,7 @@ class Ran:
 
     @property
     def ending(self) -> str:
-        """Return how it ended, in a few words."""
+        """Return how the job ended, in a few words."""
         if self.code >= 0:
             return f"ends with status {self.code}"
         with suppress(ValueError):
@@ -112,7 +113,7 @@ def find_python(toolkit: Toolkit) -> Path:
     """Return the Python that has the toolkit.
 
     Raises:
-        RuntimeUnavailableError: there is none, or it has another release.
+        RuntimeUnavailableError: there is no such Python, or it has another release of the toolkit.
     """
     named = os.environ.get(toolkit.variable, "")
     place = Path(named) if named else toolkit.folder / "bin" / "python"
@@ -130,7 +131,7 @@ def find_python(toolkit: Toolkit) -> Path:
 
 
 def state_of(toolkit: Toolkit) -> str:
-    """Return where the toolkit is, or why it is not there."""
+    """Return the path of the toolkit's Python, or why there is none."""
     try:
         return f"{toolkit.needs}: {find_python(toolkit)}"
     except RuntimeUnavailableError as error:
@@ -138,7 +139,7 @@ def state_of(toolkit: Toolkit) -> str:
 
 
 def _version(python: Path, toolkit: Toolkit) -> str:
-    """Return the release of the toolkit that a Python has; "" for none."""
+    """Return the release of the toolkit in a Python, or "" if it has none."""
     code = f"from importlib.metadata import version; print(version({toolkit.package!r}))"
     try:
         done = subprocess.run(
@@ -150,10 +151,10 @@ def _version(python: Path, toolkit: Toolkit) -> str:
 
 
 def find_base(toolkit: Toolkit) -> Path:
-    """Return a Python of a release that the toolkit exists for.
+    """Return a Python of a release that the toolkit supports.
 
     Raises:
-        RuntimeUnavailableError: there is none here, or no such toolkit for this machine.
+        RuntimeUnavailableError: this machine has no such Python, or the toolkit does not support it.
     """
     if _here() not in toolkit.platforms:
         raise RuntimeUnavailableError(
@@ -167,27 +168,27 @@ def find_base(toolkit: Toolkit) -> Path:
             return Path(found)
     wanted = " or ".join(toolkit.pythons)
     raise RuntimeUnavailableError(
-        f"{toolkit.needs} exists for Python {wanted}; this is {own}", f"Install Python {toolkit.pythons[-1]}"
+        f"{toolkit.needs} needs Python {wanted}; this is {own}", f"Install Python {toolkit.pythons[-1]}"
     )
 
 
 def install(toolkit: Toolkit, *, progress: Progress = SILENT) -> Path:
-    """Make the environment of a toolkit with pip; return its Python. An unfinished one is removed.
+    """Make the environment of a toolkit with pip, and return its Python. An unfinished environment is removed.
 
     Raises:
-        RuntimeUnavailableError: no Python for it, or pip fails.
-        OutputError: it is installed already, or the disk is full.
+        RuntimeUnavailableError: there is no suitable Python, or pip fails.
+        OutputError: it is already installed, or the disk is full.
     """
     base, folder = find_base(toolkit), toolkit.folder
     python = folder / "bin" / "python"
     if folder.exists():
         if python.is_file() and _version(python, toolkit) == toolkit.version:
             return python
-        raise OutputError(f"{folder} holds something else", "Remove it")
+        raise OutputError(f"{folder} contains something else", "Remove it")
     folder.parent.mkdir(parents=True, exist_ok=True)
     if shutil.disk_usage(folder.parent).free < toolkit.megabytes << 20:
         raise OutputError(
-            f"{folder.parent} has no {toolkit.megabytes} MB free", "Free some space, or set XDG_CACHE_HOME"
+            f"{folder.parent} has less than {toolkit.megabytes} MB free", "Free some space, or set XDG_CACHE_HOME"
         )
     pip = [str(python), "-I", "-m", "pip", "install", "--disable-pip-version-check", "--quiet"]
     steps = (
@@ -214,14 +215,15 @@ def _succeed(command: Sequence[str], toolkit: Toolkit) -> None:
 
 
 class Job:
-    """Run a script in the toolkit's Python and in an empty folder, until its `with` block ends or its time limit.
+    """Run a script with the toolkit's Python in an empty folder, until the `with` block ends or the time limit is
+    reached.
 
     Args:
-        folder: an empty one, which is the home and the place for temporary files, too.
+        folder: an empty folder. It is also the process's home and the place for its temporary files.
 
     Raises:
-        RuntimeUnavailableError: the toolkit is not there.
-        UsageError: the time limit that is set is not a number.
+        RuntimeUnavailableError: the toolkit is not installed.
+        UsageError: the time limit in the environment is not a number.
     """
 
     def __init__(self, toolkit: Toolkit, script: Path, arguments: Sequence[str], folder: Path) -> None:
@@ -246,7 +248,8 @@ class Job:
         self._kill()
 
     def ask(self, line: str, answer: Path) -> bool:
-        """Write a line to the script's input, and wait for the file with its answer; False where the script ends first.
+        """Write a line to the script's input, and wait for the file with its answer. Return False if the script ends
+        first.
 
         Raises:
             EngineError: no answer comes in time.
@@ -265,7 +268,7 @@ class Job:
         return True
 
     def finish(self) -> Ran:
-        """Close the script's input and wait for its end.
+        """Close the script's input and wait until the script ends.
 
         Raises:
             EngineError: it does not end in time.

@@ -15,7 +15,7 @@ from edgeq.util.registry import RENDERERS, Registry
 _LINE, _TEXT, _SENTENCE, _FEW = 390, 40, 160, 3
 
 REGISTRY: Registry[Callable[[Mapping[str, Any]], str]] = Registry(RENDERERS, callable, "function")
-"""What draws a result for notebooks: registered by `edgeq.report`, which lies above most results."""
+"""Draw a result for notebooks. `edgeq.report` registers them, because it is in a higher layer than most results."""
 
 
 class Displayed:
@@ -27,7 +27,7 @@ class Displayed:
             cls.__repr__ = Displayed.__repr__  # type: ignore[method-assign]  # @dataclass keeps what is there
 
     def __brief__(self) -> Mapping[str, Any]:
-        """Return what the line shows: the fields, unless a class knows better. Empty values are left out."""
+        """Return the values that the line shows: all fields, unless a class overrides this. Omit empty values."""
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}  # type: ignore[arg-type]
 
     def __repr__(self) -> str:
@@ -39,10 +39,10 @@ class Displayed:
 
 
 class Page(Displayed):
-    """Draw a result in notebooks as the report does."""
+    """Draw a result in notebooks in the same way as the report."""
 
     def __page__(self) -> Mapping[str, Any]:
-        """A record as docs/report.md has it, and "tables", each a caption, heads and rows of text."""
+        """Return a record as in docs/report.md, plus "tables": a caption, heads and rows of text for each table."""
         raise NotImplementedError
 
     def _repr_html_(self) -> str:
@@ -63,12 +63,12 @@ _ARGUMENTS = {
     "update": "update=True",
     "with-float": "with_float=True",
 }
-"""Options whose argument in Python is not their name with underscores."""
+"""Options whose Python argument is not simply their name with underscores."""
 _OPTION = re.compile(r"(?<![\w-])--([a-z][a-z0-9]*(?:-[a-z0-9]+)*)")
 
 
 def in_python(text: str) -> str:
-    """Return a message with arguments of Python functions in place of options; commands in backticks stay."""
+    """Return a message with arguments of Python functions in place of options. Commands in backticks stay unchanged."""
 
     def argument(option: re.Match[str]) -> str:
         name = option[1]
@@ -79,7 +79,7 @@ def in_python(text: str) -> str:
 
 
 def _in_python_words(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a page's record with its sentences as `in_python` has them."""
+    """Return a page's record with `in_python` applied to its sentences."""
     found = dict(record)
     for key, value in record.items():
         if isinstance(value, Mapping):
@@ -99,7 +99,7 @@ def _brief(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.4g}"
     if isinstance(value, str | PurePath):
-        text = str(value).replace("\u202f", " ")  # between a number and its unit; repr would show its code
+        text = str(value).replace("\u202f", " ")  # between a number and its unit; repr would show its escape code
         return repr(_cut(in_python(text), _SENTENCE if ". " in text or text.endswith(".") else _TEXT))
     if hasattr(value, "dtype") and hasattr(value, "shape"):
         return f"{value.dtype}{list(value.shape)}"
@@ -122,7 +122,7 @@ def _plain(value: Any) -> bool:
 
 
 def _cut(text: str, most: int = _TEXT) -> str:
-    """The middle left out: names and paths differ at their ends."""
+    """Leave out the middle of a text, because names and paths differ at their ends."""
     half = most // 2
     return text if len(text) <= most else f"{text[:half]}…{text[-half:]}"
 
@@ -131,11 +131,13 @@ Advance = Callable[[int], None]
 
 
 class Progress(Protocol):
+    """Receive the progress of a job: its stages, and notes."""
+
     def stage(self, title: str, total: int | None = None) -> AbstractContextManager[Advance]:
-        """Open a stage of `total` steps (None: unknown); the value it gives is called with the steps just done."""
+        """Open a stage of `total` steps (None: unknown). Call its value with the number of steps just completed."""
 
     def note(self, text: str) -> None:
-        """Say one line that matters now: a decision, a fallback, a warning."""
+        """Show one line that matters now: a decision, a fallback, a warning."""
 
 
 class Silent:
@@ -156,7 +158,7 @@ OTHER = "everything else"
 
 
 class Stopwatch:
-    """Pass progress on to another display, and remember what each stage took."""
+    """Pass progress on to another display, and record the time of each stage."""
 
     def __init__(self, shown: Progress) -> None:
         self._shown, self._start = shown, perf_counter()
@@ -164,7 +166,7 @@ class Stopwatch:
 
     @contextmanager
     def stage(self, title: str, total: int | None = None) -> Iterator[Advance]:
-        """See `Progress.stage`; stages of one title add up."""
+        """Open a stage; see `Progress.stage`. The times of stages with the same title add up."""
         start = perf_counter()
         try:
             with self._shown.stage(title, total) as advance:
@@ -173,10 +175,10 @@ class Stopwatch:
             self._stages[title] = self._stages.get(title, 0.0) + perf_counter() - start
 
     def note(self, text: str) -> None:
-        """See `Progress.note`."""
+        """Pass on `text`; see `Progress.note`."""
         self._shown.note(text)
 
     def seconds(self) -> dict[str, float]:
-        """Return the seconds of each stage so far, in their order, and of all that was in none."""
+        """Return the seconds of each stage so far, in order, and of the time outside all stages."""
         rest = perf_counter() - self._start - sum(self._stages.values())
         return {title: round(taken, 3) for title, taken in (*self._stages.items(), (OTHER, max(0.0, rest)))}

@@ -1,4 +1,4 @@
-"""Write numbers as people read them: few digits, a unit, a true minus sign; shares and their differences in percent."""
+"""Format numbers for people: few digits, a unit, a true minus sign; shares and their differences in percent."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _THIN = "\u202f"
 
 
 def significant(value: float, digits: int = 3) -> str:
-    """Return `value` with so many significant digits, never in exponent form between 1e-4 and 1e15."""
+    """Return `value` with `digits` significant digits, without an exponent between 1e-4 and 1e15."""
     if value == 0:
         return "0"
     exponent = math.floor(math.log10(abs(value)))
@@ -36,17 +36,19 @@ def milliseconds(value: float) -> str:
 
 
 def size(value: float) -> str:
-    """Write bytes, in decimal units."""
+    """Return a number of bytes, in decimal units."""
     return _scaled(value, ("B", "kB", "MB", "GB"))
 
 
 def count(value: float) -> str:
-    """Return a count in thousands, millions and so on, as operations are counted."""
+    """Return a count of operations in thousands, millions and so on."""
     return _scaled(value, ("", "k", "M", "G", "T"))
 
 
 def _scaled(value: float, units: Sequence[str]) -> str:
-    """Return `value` in the unit, each a thousand of the one before, that leaves it at most three digits."""
+    """Return `value` in the unit that leaves at most three digits before the point. Each unit is 1000 times the one
+    before.
+    """
     for unit in units:
         if abs(value) < 999.5 or unit == units[-1]:
             break
@@ -55,7 +57,7 @@ def _scaled(value: float, units: Sequence[str]) -> str:
 
 
 def share(value: float, decimals: int = 1) -> str:
-    """Return a fraction in percent. What is not all is never rounded to 100 %, nor what is not nothing to 0 %."""
+    """Return a fraction in percent. A share below 1 is never rounded to 100 %, and a share above 0 never to 0 %."""
     percent = 100 * value
     shown = f"{percent:.{decimals}f}"
     step = 10.0**-decimals
@@ -67,13 +69,13 @@ def share(value: float, decimals: int = 1) -> str:
 
 
 def signed(value: float, decimals: int) -> str:
-    """Write a number with a plus sign where it is positive."""
+    """Return a number with a plus sign if it is positive."""
     shown = fixed(value, decimals)
     return f"+{shown}" if value > 0 and float(shown.replace(_MINUS, "-")) else shown
 
 
 def times(value: float) -> str:
-    """Return a factor: 2.10×."""
+    """Return a factor, such as 2.10×."""
     return f"{value:.2f}×" if value < 99.5 else f"{significant(value)}×"
 
 
@@ -83,12 +85,12 @@ def decibels(value: float) -> str:
 
 
 def metric(name: str, value: float) -> str:
-    """Return the value of an accuracy metric: those that are shares of samples in percent, others with four digits."""
+    """Return the value of an accuracy metric: in percent if it is a share of samples, else with four digits."""
     return share(value, 2) if is_share(name) and 0 <= value <= 1 else significant(value, 4)
 
 
 def difference(name: str, value: float) -> str:
-    """Return a difference of two values of a metric: in points where the metric is in percent."""
+    """Return a difference of two values of a metric, in percentage points if the metric is in percent."""
     return f"{signed(100 * value, 2)}{_THIN}pt" if is_share(name) else signed(value, 4)
 
 
@@ -98,7 +100,7 @@ def metric_name(name: str) -> str:
 
 
 def is_share(name: str) -> bool:
-    """Tell whether a metric is a fraction that people state in percent."""
+    """Return whether a metric is a fraction that people state in percent."""
     return name.casefold().startswith(("top", "map", "ar1", "accuracy"))
 
 

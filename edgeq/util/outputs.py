@@ -1,8 +1,8 @@
-"""Write outputs that appear whole or not at all, and replace only what edgeq wrote.
+"""Write outputs that appear complete or not at all, and replace only files that edgeq wrote.
 
-An output is written next to its place, then renamed into it. Each kind of folder that edgeq writes has an `Ownership`,
-which decides on every file in a folder before that folder is replaced. Whatever it does not recognise is named and
-kept. Folders without a format of their own carry a marker.
+An output is written next to its destination and then renamed to it. Each kind of folder that edgeq writes has an
+`Ownership`. Before edgeq replaces a folder, it checks every file in it. A file that it does not recognise is named and
+kept. Folders without a format of their own contain a marker.
 """
 
 from __future__ import annotations
@@ -30,22 +30,23 @@ from edgeq.util import placement
 from edgeq.util.placement import NEW, alone_in
 
 MARKER = ".edgeq"
-"""The file in a folder that says which kind of folder it is, written before anything else."""
+"""The file in a folder that names the kind of folder. It is written before anything else."""
 SCHEMA = 1
 _MOST_BYTES = 1 << 24
 
 Judge = Callable[[str], bool]
-"""Whether edgeq wrote the file at a relative POSIX path; a directory without content has a slash at its end."""
+"""Return whether edgeq wrote the file at a relative POSIX path. The path of an empty directory ends with a slash."""
 
 
 @dataclass(frozen=True)
 class Ownership:
-    """Describe how one kind of folder is distinguished from all others.
+    """Describe how to recognise one kind of folder.
 
     Attributes:
-        title: what messages call it, without an article: "bundle".
-        judge: for the content of a folder; None where the folder is not of this kind at all. It reads what is there
-            and raises nothing but OSError.
+        title: its name in messages, without an article: "bundle".
+        judge: function that reads a folder and returns the judge of its files, or None if the folder is not of this
+            kind. It raises only OSError.
+        opaque: names of folders in it that are judged as a whole.
     """
 
     title: str
@@ -53,10 +54,12 @@ class Ownership:
     opaque: frozenset[str] = frozenset()
 
     def check(self, folder: Path) -> None:
-        """Refuse a place that holds anything but what edgeq wrote as this kind. Nothing and an empty folder are fine.
+        """Refuse a folder that contains anything that edgeq did not write as this kind. A missing or empty folder is
+        fine.
 
         Raises:
-            OutputError: it is a link or a file, holds the working directory, or a file that edgeq did not write.
+            OutputError: `folder` is a link or a file, or contains the working directory or a file that edgeq did not
+                write.
         """
         if folder.is_symlink():
             raise OutputError(f"{shown(folder)} is a symbolic link", "Name the folder that it points to")
@@ -65,7 +68,7 @@ class Ownership:
         if not folder.is_dir():
             raise OutputError(f"{shown(folder)} is a file, not a directory", "Choose another output")
         if folder.samefile(Path.cwd()) or folder.resolve() in Path.cwd().parents:
-            raise OutputError(f"{shown(folder)} holds the working directory", "Choose another output")
+            raise OutputError(f"{shown(folder)} contains the working directory", "Choose another output")
         try:
             self._check_content(folder)
         except OSError as error:
@@ -78,27 +81,28 @@ class Ownership:
         judge = self.judge(folder)
         if judge is None:
             raise OutputError(
-                f"{shown(folder)} holds files and is not a {self.title}", "Choose another output, or remove it yourself"
+                f"{shown(folder)} contains files and is not a {self.title}",
+                "Choose another output, or remove it yourself",
             )
         foreign = next((name for name, plain in content(folder, self.opaque) if not plain or not judge(name)), None)
         if foreign is not None:
             raise OutputError(
-                f"{shown(folder)} holds {shown(foreign)}, which edgeq did not write",
+                f"{shown(folder)} contains {shown(foreign)}, which edgeq did not write",
                 "Move it, or choose another output",
             )
 
     def remove(self, folder: Path) -> str | None:
-        """Remove what edgeq wrote in `folder`, and the folder if nothing else is in it.
+        """Remove the files in `folder` that edgeq wrote, and the folder itself if it is then empty.
 
         Returns:
-            a file that was kept because edgeq did not write it; None where there is none.
+            The name of a file that was kept because edgeq did not write it, or None if there is no such file.
         """
         if folder.is_symlink() or not folder.is_dir():
             return folder.name if folder.exists() else None
         judge = self.judge(folder)
         if judge is None:
             return next((name for name, _ in content(folder)), None)
-        # All are judged first: what is judged by another file must not lose that one before.
+        # Judge all files before removing any, because the judgement of one file may need another.
         found = [(name, plain and judge(name)) for name, plain in content(folder, self.opaque)]
         for name in (name for name, ours in found if ours and not name.endswith("/")):
             (folder / name).unlink(missing_ok=True)
@@ -109,10 +113,10 @@ class Ownership:
 
 
 def content(folder: Path, opaque: Collection[str] = ()) -> Iterator[tuple[str, bool]]:
-    """Yield the relative POSIX path of each file under `folder`, and whether it is a regular one. No link is followed.
+    """Yield the relative POSIX path of each file under `folder`, and whether it is a regular file. Follow no link.
 
-    Sorted, files of a folder before its folders. An empty directory, and one of `opaque`, comes with a slash at
-    the end of its path.
+    The paths are sorted, with the files of a folder before its subfolders. The path of an empty folder, or of a folder
+    in `opaque`, ends with a slash.
     """
     with os.scandir(folder) as entries:
         listed = sorted(entries, key=lambda entry: entry.name)
@@ -132,11 +136,11 @@ def content(folder: Path, opaque: Collection[str] = ()) -> Iterator[tuple[str, b
 
 
 def write_marker(folder: Path, kind: str, files: Mapping[str, str] | None = None) -> None:
-    """Mark `folder` as one that edgeq writes, unless it is marked already.
+    """Mark `folder` as written by edgeq, unless it already has a marker.
 
     Args:
-        kind: of folder.
-        files: relative path → sha256 of all that edgeq wrote in it, where that is known.
+        kind: kind of folder.
+        files: relative path → sha256 of all files that edgeq wrote in it, if known.
     """
     marker = {"kind": kind, "schema": SCHEMA, "edgeq": __version__, **({} if files is None else {"files": dict(files)})}
     place = folder / MARKER
@@ -148,19 +152,19 @@ def write_marker(folder: Path, kind: str, files: Mapping[str, str] | None = None
 
 
 def read_marker(folder: Path, kind: str) -> Mapping[str, Any] | None:
-    """Return the marker in `folder`; None where there is none, or one of another kind or schema."""
+    """Return the marker in `folder`. Return None if there is no marker, or one of another kind or schema."""
     marker = read_object(folder / MARKER)
     return marker if marker is not None and (marker.get("kind"), marker.get("schema")) == (kind, SCHEMA) else None
 
 
 def is_marker(folder: Path, kind: str) -> bool:
-    """Return whether the marker in `folder` is of this kind. An empty one counts: a run was killed while writing it."""
+    """Return whether the marker in `folder` is of this kind. An empty one counts: a run was killed writing it."""
     place = folder / MARKER
     return is_plain(place) and (not place.stat().st_size or read_marker(folder, kind) is not None)
 
 
 def read_object(path: Path) -> dict[str, Any] | None:
-    """Return the JSON object in a regular file; None where there is no such file, or something else in it."""
+    """Return the JSON object in a regular file, or None if there is no such file or it contains something else."""
     if not is_plain(path) or path.lstat().st_size > _MOST_BYTES:
         return None
     try:
@@ -171,12 +175,12 @@ def read_object(path: Path) -> dict[str, Any] | None:
 
 
 def is_plain(path: Path) -> bool:
-    """Return whether `path` is a regular file, and not a link to one."""
+    """Return whether `path` is a regular file and not a link."""
     return not path.is_symlink() and path.is_file()
 
 
 def as_listed(folder: Path, files: Mapping[str, str], name: str) -> bool:
-    """Return whether the file `name` in `folder` has the sha256 that `files` gives it."""
+    """Return whether the file `name` in `folder` has the sha256 that `files` lists for it."""
     return name in files and is_plain(folder / name) and sha256(folder / name) == files[name]
 
 
@@ -197,7 +201,7 @@ def shown(name: str | Path) -> str:
 
 
 def _remove_empty(top: Path, folder: Path) -> None:
-    """Remove `folder` and its parents up to `top`, as far as they are empty."""
+    """Remove `folder` and its parents up to `top`, until one of them is not empty."""
     while folder == top or top in folder.parents:
         if folder.is_dir() and not folder.is_symlink():
             if any(folder.iterdir()):
@@ -213,20 +217,20 @@ Kind = Literal["file", "directory"]
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _MOUNTS = Path("/proc/self/mountinfo")
 _LAST = ("manifest.json", ".edgeq")
-"""The files of a folder that are moved last when it is filled in place: they show that the rest is there."""
+"""Files that are moved last when a folder is filled in place, because they show that all others are there."""
 _ROOM = 1 << 20
-"""Bytes. What does not fit was larger than what is left."""
+"""Bytes. With less free space, the file system counts as full."""
 _REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.EFBIG)
 
 
 def check_free(path: Path, *, force: bool, kind: Kind | None = None) -> None:
     """Refuse `path` early (before hours of work) if it exists without `force`, or cannot be written.
 
-    What a run that was killed left half moved is put back first.
+    If a run was killed while moving its output to `path`, `recover` completes or undoes the move first.
 
     Args:
-        kind: what will be written there. A directory in the place of a file, or a file in the place of a directory, is
-            refused with `force` too.
+        kind: kind of output that will be written. Even with `force`, a directory never replaces a file, and a file
+            never replaces a directory.
     """
     if str(path) in ("-", "."):
         raise OutputError(f"{str(path)!r} is not an output", "Name a file or a directory of its own")
@@ -239,16 +243,16 @@ def check_free(path: Path, *, force: bool, kind: Kind | None = None) -> None:
 
 
 def recover(path: Path) -> None:
-    """Put back, or finish, what a run that was killed left half moved on its way to `path`.
+    """Complete or undo the move of an output to `path`, if a run was killed during it.
 
     Raises:
-        OutputError: something else is in the way, or what is there was not left by a run of this user.
+        OutputError: something else is in the way, or the files there do not come from a run of this user.
     """
     if placement.interrupted(path):
         with alone_in(path.parent):
             placement.settle(path)
     inside = path / path.name
-    if any(placement.stages(inside)) and not path.is_symlink():  # of a mount point that was filled
+    if any(placement.stages(inside)) and not path.is_symlink():  # the output of a filled mount point
         with alone_in(path.parent):
             placement.settle(inside, filled=True)
             for stage in placement.stages(inside):
@@ -264,27 +268,27 @@ def _check_free(path: Path, *, force: bool, kind: Kind | None) -> None:
 
 
 def check_apart(path: Path, inputs: Iterable[Path]) -> None:
-    """Refuse an output that would replace something that is read: that very file, or a directory that holds it."""
+    """Refuse an output that would replace an input: the same file, or a directory that contains it."""
     place = path.resolve()
     for source in inputs:
         found = source.resolve()
         same = found == place or _same(path, source)
         if same or place in found.parents:
-            what = "is" if same else "holds"
+            what = "is" if same else "contains"
             raise OutputError(f"{path} {what} the input {source}", "Choose another output: inputs are never replaced")
 
 
 def check_outside(path: Path, folders: Iterable[Path]) -> None:
-    """Refuse an output in a folder that is read; what is not a folder is passed over."""
+    """Refuse an output inside an input folder. Inputs that are not folders are ignored."""
     for folder in folders:
         if folder.is_dir() and folder.resolve() in path.resolve().parents:
-            raise OutputError(f"{path} lies in {folder}, which is read", "Choose another output")
+            raise OutputError(f"{path} is inside the input folder {folder}", "Choose another output")
 
 
 def _same(one: Path, other: Path) -> bool:
     try:
         return one.samefile(other)
-    except OSError:  # one of them does not exist, or cannot be looked at
+    except OSError:  # one of them does not exist, or cannot be accessed
         return False
 
 
@@ -295,7 +299,7 @@ def _check_place(path: Path, *, force: bool, kind: Kind | None) -> None:
         raise OutputError(f"{path} is a file, not a directory", "Choose another output")
     if path.exists() and not path.is_file() and not path.is_dir():
         raise OutputError(f"{path} is a device, a pipe or a socket", "Name a file: those are never replaced")
-    # A link that leads nowhere is something that exists, too.
+    # A link to a missing file also counts as existing.
     mounted = kind == "directory" and _is_mount(path)
     if (path.exists() or path.is_symlink()) and not force and not (mounted and not any(path.iterdir())):
         raise _taken(path)
@@ -313,24 +317,24 @@ def nearest_parent(path: Path) -> Path:
 
 def _only_empty(folder: Path) -> None:
     if folder.is_dir() and any(folder.iterdir()):
-        raise OutputError(f"{folder} holds files", "Choose another output, or remove it yourself")
+        raise OutputError(f"{folder} contains files", "Choose another output, or remove it yourself")
 
 
 @contextmanager
 def output_file(
     path: Path, *, force: bool = False, ours: Callable[[Path], bool] = lambda sibling: False, beside: Iterable[str] = ()
 ) -> Iterator[Path]:
-    """Give a temporary path in a private folder next to `path`; move what is written there to `path` on success.
+    """Yield a temporary path in a private folder next to `path`. On success, move the file written there to `path`.
 
-    Every sibling that the writer leaves in that folder (external data) moves along, before the file itself. With
-    `force` it replaces one that the old file names, as a model names its external data, or that `ours` recognises: no
-    other, as the user named only `path`.
+    Siblings that the writer leaves in that folder (external data) move as well, before the file itself. With `force` a
+    sibling replaces an existing file only if the old file at `path` names it, as a model names its external data, or if
+    `ours` recognises it. Other files stay, because the user named only `path`.
 
     Args:
-        beside: names of siblings that may come; their places are checked before anything is written, too.
+        beside: names of possible siblings. Their paths are also checked before anything is written.
 
     Raises:
-        OutputError: there is something without `force`, also where another process wrote it meanwhile.
+        OutputError: a file exists and `force` is not set, even if another process wrote it meanwhile.
     """
     with _staging(path, force=force, kind="file") as stage:
         for name in beside:
@@ -350,26 +354,27 @@ def output_file(
 
 
 def _check_sibling(path: Path, place: Path, *, force: bool, ours: Callable[[Path], bool]) -> None:
-    """Refuse a place next to `path` that holds what is none of it."""
+    """Refuse `place`, next to `path`, if something there does not belong to `path`."""
     if place.is_dir():
         raise OutputError(
-            f"{place} is a directory, where data of {path.name} goes", "Move it, or choose another output"
+            f"{place} is a directory, but data of {path.name} must go there", "Move it, or choose another output"
         )
     if place.is_symlink() or (place.is_file() and not (placement.names(path, place.name) or ours(place))):
-        raise OutputError(f"{place} is there, and is none of {path.name}", "Move it, or choose another output")
+        raise OutputError(f"{place} exists and does not belong to {path.name}", "Move it, or choose another output")
     _check_free(place, force=force, kind="file")
 
 
 @contextmanager
 def output_directory(path: Path, *, force: bool = False, check: Callable[[Path], None] = _only_empty) -> Iterator[Path]:
-    """Give a temporary directory next to `path`, renamed to `path` on success. An old one is removed only then.
+    """Yield a temporary directory next to `path`, and rename it to `path` on success. An old one is removed only then.
 
     Args:
-        check: raises OutputError where the old directory holds what may not be replaced. Called before anything is
-            written, and again before the old directory is removed: hours may lie between.
+        check: function that raises OutputError if the old directory contains files that must not be replaced. It is
+            called before anything is written, and again before the old directory is removed, because hours may pass
+            between.
 
     Raises:
-        OutputError: there is something without `force`, also where another process wrote it meanwhile.
+        OutputError: something exists and `force` is not set, even if another process wrote it meanwhile.
     """
     if force:
         check(path)
@@ -390,21 +395,21 @@ def output_directory(path: Path, *, force: bool = False, check: Callable[[Path],
 
 
 def _is_mount(path: Path) -> bool:
-    """Tell whether a folder is a mount point, as containers have them: what is at such a place cannot be renamed."""
+    """Return whether a folder is a mount point, as in containers. A mount point cannot be renamed."""
     if not path.is_dir() or path.is_symlink():
         return False
     if os.path.ismount(path):
         return True
-    try:  # a folder of the same file system, mounted once more
+    try:  # a bind mount: a folder of the same file system, mounted again
         lines = _MOUNTS.read_bytes().splitlines()
-    except OSError:  # no Linux, or no /proc
+    except OSError:  # not Linux, or no /proc
         return False
     place = os.fsencode(path.resolve())
     return any(re.sub(rb"\\([0-7]{3})", lambda o: bytes([int(o[1], 8)]), line.split()[4]) == place for line in lines)
 
 
 def _fill(path: Path, draft: Path) -> None:
-    """Put what is in `draft` into the folder `path`, in the place of all that is there: all of it or nothing."""
+    """Replace the whole content of the folder `path` with that of `draft`, completely or not at all."""
     stage = path / placement.stage_name(path)
     old = [entry.name for entry in path.iterdir()]
     try:
@@ -417,17 +422,19 @@ def _fill(path: Path, draft: Path) -> None:
 
 
 def _exchanged(draft: Path, path: Path, check: Callable[[Path], None]) -> bool:
-    """Return whether the system exchanged the two; afterwards `draft` is what was at `path`."""
+    """Exchange `draft` and `path` if the system can, and return whether it did. Then `draft` contains what was at
+    `path`.
+    """
     new = placement.identity(draft)
     try:
         try:
             done = exchange(draft, path)
         except OSError as error:
-            if error.errno != errno.EXDEV:  # a folder in a lower layer of an overlay cannot be renamed
+            if error.errno != errno.EXDEV:  # a folder in a lower layer of an overlay file system cannot be renamed
                 raise
             done = False
         if done:
-            # What came into it between the check and the move has moved along.
+            # Files that appeared in the folder between the check and the move have moved with it.
             _check_moved(draft, path, check)
     except BaseException:
         if placement.identity(path) == new:
@@ -437,7 +444,7 @@ def _exchanged(draft: Path, path: Path, check: Callable[[Path], None]) -> bool:
 
 
 def _check_moved(old: Path, path: Path, check: Callable[[Path], None]) -> None:
-    """`check` of what was at `path`, in its words."""
+    """Apply `check` to the moved content of `path`, with `path` in its messages."""
     try:
         check(old)
     except OutputError as error:
@@ -447,7 +454,7 @@ def _check_moved(old: Path, path: Path, check: Callable[[Path], None]) -> None:
 @contextmanager
 def _staging(path: Path, *, force: bool, kind: Kind) -> Iterator[Path]:
     check_free(path, force=force, kind=kind)
-    # Named before it is made, so that no signal can come between the two and leave it behind.
+    # Choose the name before making the folder. Otherwise a signal between the two steps could leave the folder behind.
     stage = _beside(path, kind) / placement.stage_name(path)
     parents: list[Path] = []
     try:
@@ -456,7 +463,7 @@ def _staging(path: Path, *, force: bool, kind: Kind) -> Iterator[Path]:
                 parents.append(parent)
                 parent.mkdir(exist_ok=True)
             stage.mkdir(mode=0o700)
-        except FileNotFoundError as error:  # what the system says of new names in /proc
+        except FileNotFoundError as error:  # raised for new names in /proc
             raise _unwritable(path, error) from error
         (stage / NEW).mkdir()
         yield stage
@@ -477,13 +484,17 @@ def _staging(path: Path, *, force: bool, kind: Kind) -> Iterator[Path]:
     finally:
         try:
             _remove(stage, parents)
-        except (KeyboardInterrupt, SystemExit):  # a signal while cleaning up: clean up first
+        except (KeyboardInterrupt, SystemExit):  # a signal during the cleanup: finish the cleanup first
             _remove(stage, parents)
             raise
 
 
 def _beside(path: Path, kind: Kind) -> Path:
-    """Return the folder for the private folder of an output: its own, but where a mount point's cannot be written."""
+    """Return the parent folder for an output's private folder.
+
+    This is the parent of `path`. If that cannot be written and `path` is a mount point, it is the folder for work
+    files.
+    """
     work = work_folder()
     if kind == "directory" and work is not None and _is_mount(path) and not os.access(path.parent, os.W_OK):
         return work
@@ -491,13 +502,14 @@ def _beside(path: Path, kind: Kind) -> Path:
 
 
 def _remove(stage: Path, parents: list[Path]) -> None:
-    """Remove the private folder, and those parents that were made for an output that did not come."""
-    if not placement.is_open(stage):  # else it holds what could not be moved back: the next run does that
+    """Remove the private folder, and parents that were made for an output that was not written."""
+    # otherwise it contains files that could not be moved back, and the next run moves them
+    if not placement.is_open(stage):
         shutil.rmtree(stage, ignore_errors=True)
     for parent in reversed(parents):
         try:
             parent.rmdir()
-        except OSError:  # it holds the output, or what another process writes
+        except OSError:  # it contains the output, or files of another process
             return
 
 
@@ -506,7 +518,7 @@ def _taken(path: Path) -> OutputError:
 
 
 def _full(path: Path) -> OutputError:
-    """Return which disk is full: the output's, or that of the work files."""
+    """Return an error that names the full disk: the output's, or that of the work files."""
     places = {nearest_parent(path): f"while writing {path}"}
     work = work_folder()
     if work is not None:
@@ -517,7 +529,7 @@ def _full(path: Path) -> OutputError:
 
 
 def work_folder() -> Path | None:
-    """Return the folder in which work files lie (TMPDIR); None where none can be written."""
+    """Return the folder for work files (TMPDIR), or None if no such folder can be written."""
     try:
         return Path(tempfile.gettempdir())
     except FileNotFoundError:
@@ -525,7 +537,7 @@ def work_folder() -> Path | None:
 
 
 def is_full(folder: Path) -> bool:
-    """Tell whether the file system of `folder` takes nothing more than small files."""
+    """Return whether the file system of `folder` has space only for small files."""
     return shutil.disk_usage(folder).free < _ROOM
 
 

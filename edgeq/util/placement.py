@@ -1,16 +1,14 @@
-"""Move several files as one step, undo what a killed run left, and lock a folder.
+"""Move several files as one step, undo the moves of a killed run, and lock a folder.
 
-Private folders that killed runs left next to an output, believed only where a run of this user can have left them.
+An output has a private folder next to it. In that folder, `new/` contains the files that were written, `old/` contains
+the files that they replace, and `placing.json` exists while files are being moved. This record is written first, so the
+next run can undo the moves of a killed run. All old files are moved away before any new file arrives, and the output
+itself is moved away first. So no process ever reads a model with the data of another model.
 
-A folder from somebody else can hold one that was made by hand: with a link for `old`, moving "back" what its record
-lists would take files from anywhere. So the folder, `new` and `old` have to be real folders of this user that nobody
-else can write, and the record may name the output and the files that come with it alone.
-
-Moves of several files that count as one: written down first, so that the next run can undo what a kill cut off.
-
-In the private folder next to an output, `new/` holds what was written, `old/` what stood there, and `placing.json` is
-there while files are on their way. Everything old is moved away before anything new comes, the output itself first: a
-model with the data of another one is never there to be read.
+A private folder that a killed run left is trusted only if a run of this user can have made it. A folder from somebody
+else may contain a forged one: if its `old` were a link, moving files "back" by its record would take files from
+anywhere. So the folder, `new` and `old` must be real folders of this user that nobody else can write. The record may
+name only the output and the files that accompany it.
 """
 
 from __future__ import annotations
@@ -37,27 +35,27 @@ NEW, OLD, RECORD = "new", "old", "placing.json"
 STEM = 100
 
 Identity = tuple[int, int]
-"""The number of a file in its file system and the time it was written. A rename changes neither."""
+"""The inode number of a file and the time when it was written. A rename changes neither."""
 
 
 def stages(path: Path) -> Sequence[Path]:
-    """Return the private folders next to `path`: of runs under way, or that were killed."""
+    """Return the private folders next to `path`, of runs in progress and of killed runs."""
     pattern = re.compile(rf"\.{re.escape(path.name[:STEM])}\.[0-9a-f]{{16}}\.partial")
     try:
         with os.scandir(path.parent) as entries:
             found = [entry.name for entry in entries if pattern.fullmatch(entry.name)]
-    except OSError:  # no such folder, or one that cannot be read
+    except OSError:  # the folder does not exist, or cannot be read
         return ()
     return [path.parent / name for name in sorted(found)]
 
 
 def is_open(stage: Path) -> bool:
-    """Return whether moves of `stage` are under way, or were cut off."""
+    """Return whether moves from `stage` are in progress, or were interrupted."""
     return os.path.lexists(stage / RECORD)
 
 
 def interrupted(path: Path) -> bool:
-    """Return whether moves to `path` are under way, or were cut off."""
+    """Return whether moves to `path` are in progress, or were interrupted."""
     return any(map(is_open, stages(path)))
 
 
@@ -65,28 +63,29 @@ def check_own(stage: Path) -> None:
     """Refuse a private folder that no run of this user can have left.
 
     Raises:
-        OutputError: it or a folder in it is a link, belongs to somebody else, or can be written by others.
+        OutputError: the folder or a folder in it is a link, belongs to somebody else, or can be written by others.
     """
     for place in (stage, stage / NEW, stage / OLD):
         try:
             found = place.lstat()
-        except FileNotFoundError:  # not made yet, or removed already
+        except FileNotFoundError:  # not created yet, or already removed
             continue
         _check_mine(stage, place, found)
         if not stat.S_ISDIR(found.st_mode):
-            raise _foreign(stage, f"{place.name} is a link or no folder")
+            raise _foreign(stage, f"{place.name} is a link or not a folder")
     if os.name == "posix" and stage.lstat().st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise _foreign(stage, "others can write into it")
 
 
 def read_record(stage: Path, output: str | None) -> dict[str, Identity | None]:
-    """Return what the record in `stage` says is on its way: the identity of each new file, None for what only goes.
+    """Return the files that the record in `stage` lists: the identity of each new file, or None for a file that is only
+    removed.
 
     Args:
-        output: name of the output, the last that moves; None where the files of a folder move, whatever they are.
+        output: name of the output, which moves last; None if the files of a folder move, whatever their names are.
 
     Raises:
-        OutputError: `check_own`; or the record is damaged, or names what is none of the output's.
+        OutputError: see `check_own`; or the record is damaged, or names a file that does not belong to the output.
     """
     check_own(stage)
     record = stage / RECORD
@@ -102,9 +101,9 @@ def read_record(stage: Path, output: str | None) -> dict[str, Identity | None]:
         leads_away = name in ("", ".", "..") or "\0" in name or Path(name).name != name
         numbers = value is None or (isinstance(value, list) and [type(part) for part in value] == [int, int])
         if leads_away or not numbers:
-            raise _foreign(stage, f"{RECORD} is not as edgeq writes it")
+            raise _foreign(stage, f"{RECORD} does not have edgeq's format")
     if not plain:
-        raise _foreign(stage, f"{RECORD} is not as edgeq writes it")
+        raise _foreign(stage, f"{RECORD} does not have edgeq's format")
     drafts = {name: (value[0], value[1]) if value is not None else None for name, value in plain.items()}
     if output is not None:
         _check_names(stage, list(drafts), output)
@@ -112,7 +111,7 @@ def read_record(stage: Path, output: str | None) -> dict[str, Identity | None]:
 
 
 def names(path: Path, sibling: str) -> bool:
-    """Tell whether the file at `path` names `sibling` anywhere in its bytes."""
+    """Return whether the file at `path` contains the name `sibling` anywhere in its bytes."""
     if not path.is_file() or not path.stat().st_size:
         return False
     with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as held:
@@ -120,9 +119,9 @@ def names(path: Path, sibling: str) -> bool:
 
 
 def _check_names(stage: Path, drafts: Sequence[str], output: str) -> None:
-    """Refuse a record whose last name is not the output's, or with another that no companion of it has.
+    """Refuse a record whose last name is not the output, or whose other names are not companions of the output.
 
-    A companion is a file, named after the output or in it, as a model names its external data.
+    A companion is a file that is named after the output, or that the output names, as a model names its external data.
     """
     if drafts[-1] != output:
         raise _foreign(stage, f"{RECORD} is of another output")
@@ -134,7 +133,7 @@ def _check_names(stage: Path, drafts: Sequence[str], output: str) -> None:
         )
         found = [place.lstat().st_mode for place in (stage / NEW / name, stage / OLD / name) if os.path.lexists(place)]
         if not (after or named) or not all(map(stat.S_ISREG, found)):
-            raise _foreign(stage, f"{RECORD} names {name!r}, which is none of {output}")
+            raise _foreign(stage, f"{RECORD} names {name!r}, which does not belong to {output}")
 
 
 def _check_mine(stage: Path, place: Path, found: os.stat_result) -> None:
@@ -144,14 +143,14 @@ def _check_mine(stage: Path, place: Path, found: os.stat_result) -> None:
 
 def _foreign(stage: Path, why: str) -> OutputError:
     return OutputError(
-        f"{stage} is named like what an interrupted run leaves, and is not taken over: {why}",
-        "Remove it if it is not yours; else move what is in its folder old back, and remove it then",
+        f"{stage} is named like the folder of an interrupted run, but edgeq did not leave it: {why}",
+        "Remove it if it is not yours. Otherwise move the files in its folder old back first",
     )
 
 
 try:
     import fcntl
-except ImportError:  # Windows: without a lock
+except ImportError:  # Windows works without a lock
     fcntl = None  # type: ignore[assignment]
 
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EBADF)
@@ -159,19 +158,19 @@ _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.E
 
 @contextmanager
 def alone_in(folder: Path, *, busy: str = "") -> Iterator[None]:
-    """Hold the lock of a folder or a file. Programs that are started do not inherit it; it ends with the process.
+    """Hold the lock of a folder or a file. Child processes do not inherit the lock, and it ends with the process.
 
-    A process that holds it and asks for it again waits for itself: nothing inside the block may do so.
+    Do not lock the same place again inside the block: the process would wait for itself.
 
     Args:
-        busy: what to say, instead of waiting, where another process holds it.
+        busy: message for an error if another process holds the lock; "" waits instead.
 
     Raises:
-        OutputError: another one does, and `busy` says something.
+        OutputError: another process holds the lock, and `busy` is not empty.
     """
     try:
         handle = os.open(folder, os.O_RDONLY) if fcntl is not None else None
-    except OSError:  # not readable, or not there: what follows says so
+    except OSError:  # not readable, or missing: the next operation reports it
         handle = None
     if handle is None:
         yield
@@ -195,12 +194,12 @@ def stage_name(path: Path) -> str:
 
 
 def identity(path: Path) -> Identity | None:
-    """Return the identity of what is at `path`, a link itself and not what it leads to; None where nothing is."""
+    """Return the identity of the file at `path`, or None if there is no file. For a link this is the link itself."""
     try:
         found = path.lstat()
     except FileNotFoundError:
         return None
-    # Of a directory the number alone: what is put into it changes its time.
+    # A directory's time changes with its content, so only its inode number counts.
     return found.st_ino, 0 if stat.S_ISDIR(found.st_mode) else found.st_mtime_ns
 
 
@@ -216,13 +215,13 @@ def place(
     """Move `names` from `stage`/new into `folder`, all or none of them.
 
     Args:
-        names: the output itself is the last.
-        gone: what else moves to `stage`/old.
-        force: what has such a name moves to `stage`/old.
-        check: of what was moved to `stage`/old; what it raises undoes everything.
+        names: names of the files to move; the output itself is the last.
+        check: function that checks each file moved to `stage`/old. If it raises, all moves are undone.
+        force: whether to move existing files with these names to `stage`/old.
+        gone: names of other files to move to `stage`/old.
 
     Raises:
-        FileExistsError: something is at one of the places, or came to it meanwhile.
+        FileExistsError: a file with one of the names exists, or appeared meanwhile.
     """
     drafts = {**dict.fromkeys(gone), **{name: identity(stage / NEW / name) for name in names}}
     (stage / OLD).mkdir()
@@ -241,8 +240,9 @@ def place(
 
 
 def _move_away(source: Path, place: Path) -> None:
-    """Move what is at `source`. A folder in a lower layer of an overlay, which cannot be renamed, is copied first and
-    removed then."""
+    """Move `source` to `place`. A folder in a lower layer of an overlay file system cannot be renamed, so it is copied
+    first and then removed.
+    """
     try:
         move_new(source, place)
     except OSError as error:
@@ -255,14 +255,16 @@ def _move_away(source: Path, place: Path) -> None:
 
 
 def settle(path: Path, *, filled: bool = False) -> None:
-    """Finish what a killed run began at `path`: where the output itself has come everything has, else undo it. Only
-    where nobody else is at work in the folder.
+    """Complete or undo what a killed run began at `path`. If the output itself has arrived, all files have; otherwise
+    undo the moves.
+
+    Call this only while no other process works in the folder.
 
     Args:
-        filled: the output is the folder of `path`, into which its files move one by one.
+        filled: whether the output is the folder of `path`, into which its files move one by one.
 
     Raises:
-        OutputError: something else stands there now, or a leftover is none of this user's runs.
+        OutputError: something else is there now, or a private folder was not left by a run of this user.
     """
     for stage in filter(is_open, stages(path)):
         drafts = read_record(stage, None if filled else path.name)
@@ -272,8 +274,8 @@ def settle(path: Path, *, filled: bool = False) -> None:
                 _undo(stage, path.parent, drafts)
             except FileExistsError as error:
                 raise OutputError(
-                    f"{error.filename} is in the way of what an interrupted run has to put back from {stage / OLD}",
-                    "Move it, or move back what is in that folder and remove it",
+                    f"{error.filename} is in the way: an interrupted run must put a file back there from {stage / OLD}",
+                    "Move it, or move the files in that folder back yourself and remove the folder",
                 ) from error
         shutil.rmtree(stage, ignore_errors=True)
 
@@ -285,7 +287,8 @@ def _undo(stage: Path, folder: Path, drafts: dict[str, Identity | None]) -> None
         draft = stage / NEW / name
         if not os.path.lexists(draft):
             os.replace(folder / name, draft)
-        elif os.path.samestat(draft.lstat(), (folder / name).lstat()):  # a move by linking got half way
+        # a move by hard link was interrupted between its two steps
+        elif os.path.samestat(draft.lstat(), (folder / name).lstat()):
             (folder / name).unlink()
     for name in drafts:
         if os.path.lexists(stage / OLD / name):

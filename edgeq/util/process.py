@@ -2,11 +2,11 @@
 
 0        done
 1        a bug in edgeq
-2 to 14  see edgeq/errors.py; 2 is also click's code for an option that makes no sense, and that of an error in a user's
-         file or in a plug-in
+2 to 14  see edgeq/errors.py; 2 is also click's code for an option that makes no sense, and the code for an error in a
+         user's file or in a plug-in
 129      the terminal was closed
 130      interrupted (Ctrl-C)
-141      whoever read the output went away (`edgeq profiles | head`), in silence
+141      the reader of the output closed it (`edgeq profiles | head`); edgeq prints no message
 143      terminated
 """
 
@@ -32,38 +32,39 @@ from edgeq.util.registry import describe, device_errors, place_in, plugin_in
 BUG = 1
 INTERRUPTED = 128 + signal.SIGINT
 _INTERRUPTED_LINE = "interrupted; nothing half-written was left behind"
-READER_GONE = 128 + 13  # SIGPIPE, which Windows does not name
+READER_GONE = 128 + 13  # SIGPIPE, a name that Windows lacks
 TERMINATED = 128 + signal.SIGTERM
-TERMINAL_GONE = 128 + 1  # SIGHUP, which Windows does not name
+TERMINAL_GONE = 128 + 1  # SIGHUP, a name that Windows lacks
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _THREADS = ("OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS", "OMP_NUM_THREADS")
-# Resources that the machine lacks; any other OSError that no package has turned into an edgeq error is a bug.
+# Errors for resources that the machine lacks. Any other OSError that reaches this module is a bug in edgeq.
 _EXHAUSTED = frozenset({*_FULL, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENAMETOOLONG, errno.EFBIG})
 
 endings = Endings()
 
 
 def begin() -> Budget | None:
-    """Begin a program. What it reads may be hostile: it goes on in a child process under the limits of a budget.
+    """Start a program. Its inputs may be hostile, so it continues in a child process under the limits of a budget.
 
     Returns:
-        The limits; None where there are none.
+        The limits, or None if there are no limits.
     """
     with ends_in_one_line(), device_errors():
         budget = confine("edgeq")
-    endings.unwind()  # so that temporary files are removed
-    # As targets/runtime/edgeq_run.py does on devices: onnxruntime's wheels report their use to their maker otherwise.
+    endings.unwind()  # so that a signal still removes temporary files
+    # Without this setting onnxruntime's wheels report their use to their maker. targets/runtime/edgeq_run.py sets it on
+    # devices.
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     return budget
 
 
 def check_threads() -> None:
-    """Start, for a moment, the threads that numpy starts when it is imported: where one cannot be started, its library
-    interrupts the program.
+    """Start as many threads as numpy does when it is imported, and end them. If numpy's library cannot start a thread,
+    it interrupts the program.
 
     Raises:
-        RuntimeError: the system starts no more.
+        RuntimeError: the system refuses to start more threads.
     """
     named = next((os.environ[name] for name in _THREADS if os.environ.get(name, "").isdecimal()), "")
     done, started = threading.Event(), []
@@ -80,7 +81,9 @@ def check_threads() -> None:
 
 @contextmanager
 def ends_in_one_line(*, verbose: bool = False) -> Iterator[None]:
-    """End the program on any error with its line on stderr and its exit code; with `verbose`, a bug's traceback too."""
+    """End the program on any error, with one line on stderr and the exit code. With `verbose`, also print the traceback
+    of a bug.
+    """
     prepare_output()
     try:
         yield
@@ -93,7 +96,7 @@ def ends_in_one_line(*, verbose: bool = False) -> Iterator[None]:
     except (KeyboardInterrupt, click.Abort):
         _end(_INTERRUPTED_LINE, INTERRUPTED)
     except BrokenPipeError:
-        # What is still buffered for the reader that went away must not be tried again at exit.
+        # The output that is still buffered must not be written again at exit, because its reader is gone.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(READER_GONE)
     except MemoryError:
@@ -108,7 +111,7 @@ def ends_in_one_line(*, verbose: bool = False) -> Iterator[None]:
 
 
 def _lacking(error: OSError | RuntimeError) -> EdgeqError | None:
-    """Return what the system lacks, as an error of edgeq's; None where the error tells of something else."""
+    """Return the missing resource of the system as an edgeq error, or None if the error has another cause."""
     if isinstance(error, RuntimeError):
         return no_threads() if "start new thread" in str(error) else None
     if error.errno == errno.EAGAIN:
@@ -120,7 +123,7 @@ def _lacking(error: OSError | RuntimeError) -> EdgeqError | None:
 
         work = work_folder()
         if work is None:
-            return OutputError("there is no folder for work files that can be written", "Set TMPDIR to one")
+            return OutputError("no folder for work files can be written", "Set TMPDIR to one")
         named = error.filename is not None and os.path.realpath(error.filename).startswith(os.path.realpath(work))
         if error.errno in _FULL and (named or (error.filename is None and is_full(work))):
             return OutputError(f"no space left in {work} for work files", "Free some space, or set TMPDIR")
@@ -143,7 +146,7 @@ def _end_unforeseen(error: Exception, *, verbose: bool) -> NoReturn:
 
 
 def _end_usage(error: click.UsageError) -> NoReturn:
-    """Click's message of three lines, in one. Without any command, print the help."""
+    """Print click's message of three lines as one line. Without any command, print the help."""
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
         error.show()
         sys.exit(error.exit_code)

@@ -22,21 +22,21 @@ _AGAIN_S = 0.2
 
 
 def default_progress() -> Progress:
-    """Return what a Python session shows: progress in a notebook and on a terminal, nothing elsewhere."""
+    """Return the progress display of a Python session: for a notebook or a terminal, otherwise a silent one."""
     if (display := _notebook()) is not None:
         return NotebookProgress(display)
     return StderrProgress() if sys.stderr is not None and sys.stderr.isatty() else SILENT
 
 
 def _notebook() -> Any | None:
-    """Return IPython's display module where a notebook's kernel runs this process."""
+    """Return IPython's display module if this process runs in a notebook's kernel, else None."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     return sys.modules.get("IPython.display") if hasattr(shell, "kernel") else None
 
 
 def watched_console() -> Console:
-    """Return a rich console on stderr for what is drawn again and again; what is printed above it stays plain."""
+    """Return a rich console on stderr for content that is redrawn. Text printed above this content stays plain."""
     from rich.console import Console
     from rich.text import Text
 
@@ -52,8 +52,8 @@ class StderrProgress:
     """Show bars and notes on stderr.
 
     Args:
-        step: called with each step of progress.
-        quiet: show nothing.
+        step: function to call with each step of progress.
+        quiet: whether to show nothing.
     """
 
     def __init__(self, step: Callable[[], None] = lambda: None, *, quiet: bool = False) -> None:
@@ -75,7 +75,7 @@ class StderrProgress:
 
     @contextmanager
     def _bar(self, title: str, total: int | None) -> Iterator[Advance]:
-        """Draw a bar with speed and remaining time on a terminal, else nothing."""
+        """Draw a bar with speed and remaining time on a terminal, and nothing elsewhere."""
         if self._quiet or not sys.stderr.isatty():
             yield lambda steps: None
             return
@@ -98,14 +98,14 @@ class StderrProgress:
             yield lambda steps: bar.advance(task, steps)
 
     def note(self, text: str) -> None:
-        """Print `text` on stderr once: notes on calibration and validation data are often the same."""
+        """Print `text` on stderr once. Calibration and validation data often give the same notes."""
         if not self._quiet and text not in self._printed:
             self._printed.add(text)
             click.echo(printable(text).replace("\u202f", " "), err=True)
 
 
 class NotebookProgress:
-    """Show notes, and below them the stage that runs, as one text that is written again in the cell's output.
+    """Show notes and, below them, the current stage in a notebook. Each change redraws the cell's output as one text.
 
     Args:
         display: the module `IPython.display`.
@@ -136,7 +136,7 @@ class NotebookProgress:
             self._draw()
 
     def note(self, text: str) -> None:
-        """Add `text` once."""
+        """Show `text`, unless it is already shown."""
         if printable(text) not in self._notes:
             self._notes.append(printable(text))
             self._draw()

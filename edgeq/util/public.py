@@ -1,8 +1,8 @@
-"""Make a function public: progress without being asked, messages in Python's words, and short tracebacks.
+"""Make a function public: show progress by default, use Python's words in messages, and shorten tracebacks.
 
-Importing any module of a package makes the package an attribute of its parent, over whatever function of that name the
-parent hands out. So a package that is also a function (`edgeq.tune(...)`, and `import edgeq.tune.space`) is made
-callable itself, and there is one object, whichever way it is reached.
+Importing any module of a package makes the package an attribute of its parent. This replaces a function of the same
+name that the parent provides. So a package that is also a function (`edgeq.tune(...)`, and `import edgeq.tune.space`)
+is itself callable, and both ways lead to the same object.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from edgeq.errors import EdgeqError
 from edgeq.util.display import Progress, in_python
 
 _BEFORE = {"validation": "val"}
-"""Earlier names of arguments, which are taken as long as the function has the name of today."""
+"""Former name → current name of arguments. A function that has the current one also accepts the former one."""
 
 
 @functools.cache
 def public(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `function` as a Python session calls it.
+    """Return `function` in the form for Python sessions.
 
-    It shows progress where `progress` is not given, takes the earlier names of its arguments, and raises errors whose
-    message names arguments instead of options and whose traceback ends at the caller.
+    It shows progress if `progress` is not given, and accepts the former names of its arguments. The messages of its
+    errors name arguments instead of options, and their tracebacks end at the caller.
     """
     takes = inspect.signature(function).parameters
 
@@ -50,7 +50,7 @@ def public(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _InPython:
-    """Progress whose notes name arguments instead of options."""
+    """Show progress with notes that name arguments instead of options."""
 
     def __init__(self, shown: Progress) -> None:
         self._shown = shown
@@ -60,14 +60,14 @@ class _InPython:
         return self._shown.stage(title, total)
 
     def note(self, text: str) -> None:
-        """Say one line; see `Progress.note`."""
+        """Show one line; see `Progress.note`."""
         self._shown.note(in_python(text))
 
 
 class CallablePackage(ModuleType):
-    """Forward calls of a package to one of its functions, imported at the first call.
+    """Forward calls of a package to one of its functions, which is imported at the first call.
 
-    `inspect.signature` and `help` look through `__wrapped__` at that function.
+    `inspect.signature` and `help` find that function through `__wrapped__`.
     """
 
     forwards_to: str
@@ -83,9 +83,9 @@ class CallablePackage(ModuleType):
 
 
 def make_callable(package: str, function: str) -> None:
-    """Let calls of the package `package` (its `__name__`) go to `function`, "module:name".
+    """Make the package `package` (its `__name__`) forward calls to `function`, "module:name".
 
-    Type checkers see the function itself, which `edgeq/__init__.py` imports for them alone.
+    Type checkers see the function itself, because `edgeq/__init__.py` imports it only for them.
     """
     module = sys.modules[package]
     module.__class__ = CallablePackage

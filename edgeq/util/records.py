@@ -1,10 +1,9 @@
 """Write and read records: frozen dataclasses to JSON and TOML, and back with every value checked.
 
-Records: values that are written to or read from JSON and TOML, and the only way in and out.
-
-A record is a frozen dataclass of this package. `plain` turns one into what JSON holds, `parse` makes one from data that
-may be untrusted, with msgspec, which checks every value against the annotations. There is no `to_dict` or `from_dict`
-to write: the fields are the format. What JSON has and the dataclass has not is declared next to the fields:
+All JSON and TOML passes through this module. A record is a frozen dataclass of this package. `plain` returns it as JSON
+values. `parse` makes a record from data that may be untrusted, and msgspec checks every value against the annotations.
+So nobody writes a `to_dict` or `from_dict`: the fields are the format. Differences between the JSON and the dataclass
+are declared next to the fields:
 
     @dataclass(frozen=True)
     class Coverage:
@@ -12,11 +11,11 @@ to write: the fields are the format. What JSON has and the dataclass has not is 
         nodes: tuple[NodeRun, ...] = field(metadata=NOT_WRITTEN)   # left out of the record
         seconds: float = field(metadata=written(digits=3))
 
-        @computed                                                  # a property that is written too
+        @computed                                                  # a property that is also written
         def share(self) -> float: ...
 
-A class whose record has nothing in common with its fields may define `__record__()`, which gives the record in its
-place; what is parsed must be its own record.
+If a class's record has nothing in common with its fields, the class may define `__record__()`, which returns the
+record. Such a class is never parsed.
 """
 
 from __future__ import annotations
@@ -58,12 +57,14 @@ Place = tuple[str, ...]
 
 @lru_cache
 def _type_info(kind: Any) -> inspect.Type:
-    """Evaluating a class's annotations takes 10 ms, each time."""
+    """Return msgspec's description of a class, cached, because evaluating its annotations takes 10 ms."""
     return inspect.type_info(kind)
 
 
 def _check_keys(data: Any, info: inspect.Type, place: Place, where: object, error: type[EdgeqError]) -> None:
-    """Refuse the first key in `data`, at any depth, that the type has no field for; name the nearest known key."""
+    """Refuse the first key in `data`, at any depth, for which the type has no field. The error names the nearest known
+    key.
+    """
     info = _container(info, data)
     if isinstance(info, inspect.DataclassType) and isinstance(data, Mapping):
         fields = {field.encode_name: field.type for field in info.fields}
@@ -81,7 +82,7 @@ def _check_keys(data: Any, info: inspect.Type, place: Place, where: object, erro
 
 
 def _container(info: inspect.Type, data: Any) -> inspect.Type:
-    """Return the member of a union that holds tables or lists, as `data` is one of them."""
+    """Return the member of a union that describes tables or lists, whichever `data` is."""
     if isinstance(info, inspect.Metadata):
         return _container(info.type, data)
     if isinstance(info, inspect.UnionType):
@@ -91,7 +92,7 @@ def _container(info: inspect.Type, data: Any) -> inspect.Type:
 
 
 def explained(message: str, data: Any, kind: type, where: object, error: type[EdgeqError]) -> EdgeqError:
-    """Return msgspec's message as a problem and what to do about it."""
+    """Return msgspec's message as an error with a problem and a fix."""
     found = re.fullmatch(r"(?P<problem>.*?)(?: - at `(?:key in )?\$(?P<path>.*)`)?", message, re.DOTALL)
     assert found is not None
     problem, got = found["problem"], re.search(r", got `(\w+)`", found["problem"])
@@ -113,8 +114,10 @@ def explained(message: str, data: Any, kind: type, where: object, error: type[Ed
 
 
 def _found(steps: list[str], data: Any, got: str | None) -> tuple[Place, Any]:
-    """The place that msgspec's path names, and the value there. For a key of a mapping the path has "...": the first
-    that holds a value of the type `got`."""
+    """Return the place that msgspec's path names, and the value there.
+
+    For a key of a mapping the path has "...". It then means the first place with a value of the type `got`.
+    """
     if not steps:
         return (), data
     first, rest = steps[0], steps[1:]
@@ -133,7 +136,7 @@ def _found(steps: list[str], data: Any, got: str | None) -> tuple[Place, Any]:
 
 
 def _type_at(info: inspect.Type, place: Place) -> tuple[list[str], str]:
-    """Return the values that the type at `place` can have, where they are listed, and its description; "" for none."""
+    """Return the values that the type at `place` allows, if it lists them, and its description, or "" without one."""
     description = ""
     for step in (*place, None):
         description = ""
@@ -171,7 +174,7 @@ if TYPE_CHECKING:
 else:
 
     class NullIsInfinite(float):
-        """Mark a float that may be infinite: it is written as null, which is read back as infinity."""
+        """Mark a float that may be infinite. Infinity is written as null, and null is read back as infinity."""
 
     class computed(property):  # noqa: N801
         """Define a property that `plain` writes after the fields."""
@@ -180,18 +183,19 @@ else:
 Metadata = Mapping[str, Any]
 
 NOT_WRITTEN: Metadata = MappingProxyType({"record": "left out"})
-"""Metadata of a field that is not part of the record."""
+"""Metadata of a field that the record leaves out."""
 
 
 def written(
     *, name: str | None = None, digits: int | None = None, form: Callable[[Any], Any] | None = None
 ) -> Metadata:
-    """Return the metadata of a field that is written in another form than it has in memory. None is null in any case.
+    """Return the metadata of a field whose written form differs from its value in memory. None is always written as
+    null.
 
     Args:
-        name: key in the record, of a type that is never parsed.
-        digits: decimals that it is rounded to.
-        form: gives what is written of a value.
+        name: key in the record, for types that are never parsed.
+        digits: number of decimals to round to.
+        form: function that returns the written form of a value.
     """
     return {"name": name, "form": form if digits is None else lambda value: round(value, digits)}
 
@@ -199,22 +203,22 @@ def written(
 T = TypeVar("T")
 
 _LARGEST_TOML = 1 << 20
-# The parser takes time in proportion to the square of a key's parts.
+# The parser's time grows with the square of the number of a key's parts.
 _MOST_DOTS = 1000
 
 
 def parse(
     data: Any, kind: type[T], where: object, error: type[EdgeqError] = EdgeqError, *, unknown_keys: bool = True
 ) -> T:
-    """Return the record of type `kind` in plain `data`; every value is checked against its annotation.
+    """Return the record of type `kind` in plain `data`. Every value is checked against its annotation.
 
     Args:
         where: the file, for messages.
-        error: what to raise.
-        unknown_keys: whether keys that `kind` does not have are passed over.
+        error: type of the error to raise.
+        unknown_keys: whether to ignore keys that `kind` does not have.
 
     Raises:
-        EdgeqError: of the type `error`: which value is not as it should be, and what it should be.
+        EdgeqError: of the type `error`: a value is wrong; names the value and what it should be.
     """
     if not unknown_keys:
         _check_keys(data, _type_info(kind), (), where, error)  # type: ignore[arg-type]  # classes are hashable
@@ -225,11 +229,13 @@ def parse(
 
 
 def salvage(data: Any, kind: Any) -> Any:
-    """Return what can be read of untrusted data: like `parse`, but an invalid value is left out, in a field with its
-    default, in a list or mapping altogether.
+    """Return the readable part of untrusted data.
+
+    This is like `parse`, but an invalid value is left out. In a field its default replaces it; from a list or mapping
+    it is removed.
 
     Raises:
-        ValueError: nothing of it can be read: it is of the wrong type, or what `kind` requires is not good.
+        ValueError: nothing can be read: `data` has the wrong type, or a required field of `kind` is invalid.
     """
     try:
         return msgspec.convert(data, kind, dec_hook=_decode)
@@ -255,7 +261,7 @@ def salvage(data: Any, kind: Any) -> Any:
 
 
 def readable(data: Any, kind: type[T]) -> T | None:
-    """Return what `salvage` gives; None where nothing can be read."""
+    """Return the result of `salvage`, or None if nothing can be read."""
     try:
         found: T = salvage(data, kind)
     except ValueError:
@@ -273,16 +279,17 @@ def _salvaged(items: Iterable[tuple[str, Any, Any]]) -> Iterator[tuple[str, Any]
 
 
 def read_json(path: Path, kind: type[T], error: type[EdgeqError], fix: str) -> T:
-    """Return the record in a JSON file, which may be untrusted: bounded in size and depth.
+    """Return the record in a JSON file, which may be untrusted. Its size and depth are limited.
 
     Raises:
-        EdgeqError: of the type `error`; `fix` is its advice where the file is not JSON at all.
+        EdgeqError: of the type `error`; its advice is `fix` if the file is not JSON at all.
     """
     return parse(json_object(path, error, fix), kind, path, error)
 
 
 def json_object(path: Path, error: type[EdgeqError], fix: str) -> dict[str, Any]:
-    """Return the JSON object in a file, which may be untrusted: bounded in size and depth, no key twice, no NaN.
+    """Return the JSON object in a file, which may be untrusted. Its size and depth are limited, and duplicate keys and
+    NaN are refused.
 
     Raises:
         EdgeqError: of the type `error`, with the advice `fix`.
@@ -298,7 +305,7 @@ def json_object(path: Path, error: type[EdgeqError], fix: str) -> dict[str, Any]
 
 
 def is_longer(path: Path, most: int) -> bool:
-    """Return whether a file has more than `most` bytes, or has no end, as a link to /dev/zero."""
+    """Return whether a file has more than `most` bytes or is endless, such as a link to /dev/zero."""
     found = path.stat()
     return found.st_size > most or stat.S_ISCHR(found.st_mode)
 
@@ -307,14 +314,14 @@ def read_toml(path: Path, kind: type[T], error: type[EdgeqError], fix: str, *, u
     """Return the record in a TOML file, which may be untrusted: see `toml_table` and `parse`.
 
     Raises:
-        EdgeqError: of the type `error`; `fix` is its advice where the file is not TOML at all.
+        EdgeqError: of the type `error`; its advice is `fix` if the file is not TOML at all.
     """
     return parse(toml_table(path, error, fix), kind, path, error, unknown_keys=unknown_keys)
 
 
 def is_toml(given: str) -> bool:
-    """Return whether what a user named is a TOML file and not the name of something: it ends in .toml, in either
-    case.
+    """Return whether a user's argument is a TOML file and not the name of something: it ends in .toml, in upper or
+    lower case.
     """
     return given.lower().endswith(".toml")
 
@@ -337,7 +344,7 @@ def toml_table(path: Path, error: type[EdgeqError], fix: str) -> dict[str, Any]:
         raise error(f"{path} cannot be read: {problem.strerror}", fix) from problem
     except UnicodeDecodeError as problem:
         raise error(f"{path} is not UTF-8 text", fix) from problem
-    except ValueError as problem:  # TOMLDecodeError, or a number of thousands of digits
+    except ValueError as problem:  # TOMLDecodeError, or a number with thousands of digits
         raise error(f"{path} is not TOML: {problem}", "Correct it there") from problem
     except RecursionError as problem:
         raise error(f"{path} is nested too deeply", fix) from problem
@@ -367,11 +374,11 @@ def _decode(kind: type, value: Any) -> Any:
 def plain(value: Any) -> Any:
     """Return `value` as JSON represents it: dict, list, str, int, float, bool, None.
 
-    Fields keep their order, sets are sorted, paths become text, and numbers that JSON does not have (NaN and the
+    Fields keep their order, sets are sorted, and paths become text. Numbers that JSON does not have (NaN and the
     infinities) become None.
 
     Raises:
-        TypeError: something in it is not a record.
+        TypeError: `value` contains something that is not a record.
     """
     if value is None or isinstance(value, str | bool | int):
         return value
@@ -389,7 +396,7 @@ def plain(value: Any) -> Any:
         return int(value)
     if hasattr(value, "__record__"):
         return plain(value.__record__())
-    if hasattr(value, "to_dict"):  # the device side, which stands alone
+    if hasattr(value, "to_dict"):  # classes of edgeq_device, which does not use this module
         return value.to_dict()
     if dataclasses.is_dataclass(value):
         return dict(_entries(value))
@@ -411,12 +418,12 @@ def _computed(kind: type) -> tuple[str, ...]:
 
 
 def fingerprint(value: Any) -> str:
-    """Return what distinguishes a record from others: 32 hexadecimal digits of the SHA-256 of its JSON, keys sorted."""
+    """Return 32 hexadecimal digits that identify a record: from the SHA-256 of its JSON with sorted keys."""
     return hashlib.sha256(json.dumps(plain(value), sort_keys=True).encode()).hexdigest()[:32]
 
 
 def rounded(value: Any, digits: int) -> Any:
-    """Return plain data with its floats cut to significant digits; those that JSON does not have become None."""
+    """Return plain data with its floats rounded to `digits` significant digits. NaN and the infinities become None."""
     if isinstance(value, float):
         return float(f"{value:.{digits - 1}e}") if math.isfinite(value) else None
     if isinstance(value, Mapping):

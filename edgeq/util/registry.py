@@ -1,13 +1,13 @@
-"""Find what ships with edgeq, and what others add to it without changing it.
+"""Find what ships with edgeq, and what plug-ins add to it.
 
-What ships (`profiles/`, `targets/`) lies inside the package in a wheel; in a checkout or an editable install it stands
-at the top of the repository.
+In a wheel, the shipped folders (`profiles/`, `targets/`) are inside the package. In a checkout or an editable install
+they are at the top of the repository.
 
-Calibration methods, tasks, decoders, steps, recoveries and backends can be added. A `Group` knows the names of one kind
-without importing anything: edgeq's own are the modules of one package (the file `moving_average.py` is
-"moving-average"), a plug-in's are entry points of the group. A `Registry` imports the object behind a name when it is
-needed, and checks it. Data files of plug-ins (targets, profiles, int8 rules) are found through the entry points of the
-group `edgeq.data`.
+Plug-ins can add calibration methods, tasks, decoders, steps, recoveries and backends. A `Group` knows the names of one
+kind without importing anything. edgeq's own are the modules of one package (the file `moving_average.py` is
+"moving-average"). Those of plug-ins are entry points of the group. A `Registry` imports the object for a name when it
+is needed, and checks it. Data files of plug-ins (targets, profiles, int8 rules) are found through the entry points of
+the group `edgeq.data`.
 """
 
 from __future__ import annotations
@@ -39,34 +39,34 @@ _PACKAGE = Path(__file__).resolve().parent.parent
 
 
 def shipped(name: str) -> Path:
-    """Return the directory `name` ("profiles" or "targets") as shipped."""
+    """Return the path of the shipped directory `name` ("profiles" or "targets")."""
     inside = _PACKAGE / "_shipped" / name
     return inside if inside.is_dir() else _PACKAGE.parent / name
 
 
 def user_folder(kind: Literal["config", "cache", "state"]) -> Path | None:
-    """Return edgeq's folder of that kind among the user's own; None where there is none.
+    """Return the user's folder of this kind for edgeq, or None if the user has no home.
 
-    Containers run as users without a home: HOME, the XDG variables and the entry in the list of users are all missing.
+    In containers, a user may have no home: HOME, the XDG variables and the entry in the list of users are all missing.
     """
     try:
         found = Path(getattr(platformdirs, f"user_{kind}_path")("edgeq"))
-    except (RuntimeError, KeyError):  # by the version of platformdirs, or of Python
+    except (RuntimeError, KeyError):  # depends on the version of platformdirs, or of Python
         return None
     return found if found.is_absolute() else None
 
 
-# sympy takes half of onnx_ir's import, for arithmetic with sizes that have names.
+# onnx_ir needs sympy for arithmetic with symbolic sizes, and importing it takes half the time of onnx_ir's import.
 MODULES = frozenset({"sympy", "onnx_ir._symbolic_shapes"})
 
 
 class _Deferring:
-    """A finder that finds what Python's own does, for modules that load at their first use."""
+    """Find the same modules as Python's own finder, but load those in `MODULES` at their first use."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """See `importlib.abc.MetaPathFinder.find_spec`."""
+        """Return the spec of a module in `MODULES`; see `importlib.abc.MetaPathFinder.find_spec`."""
         found = PathFinder.find_spec(fullname, path, target) if fullname in MODULES else None
         if found is not None and found.loader is not None:
             found.loader = LazyLoader(found.loader)
@@ -74,13 +74,15 @@ class _Deferring:
 
 
 def defer_imports() -> None:
-    """Load `MODULES` at their first use from now on. For programs: what a library finds is its user's business."""
+    """Load `MODULES` at their first use from now on. Only programs call this, because a library must not change its
+    user's imports.
+    """
     sys.meta_path.insert(0, _Deferring())
 
 
 @contextmanager
 def device_errors() -> Iterator[None]:
-    """Raise the device side's errors as edgeq's of the same name."""
+    """Raise errors of edgeq_device as edgeq's errors of the same name."""
     try:
         yield
     except DeviceError as error:
@@ -91,7 +93,7 @@ def device_errors() -> Iterator[None]:
 T = TypeVar("T")
 
 DATA_GROUP = "edgeq.data"
-"""Entry points that name a package with folders `targets/`, `profiles/` or `targets/backends/` of TOML files."""
+"""Group of entry points that name packages with TOML files in `targets/`, `profiles/` or `targets/backends/`."""
 
 
 @dataclass(frozen=True)
@@ -99,13 +101,14 @@ class Group:
     """Describe one kind of extension.
 
     Attributes:
-        title: what one is called in messages, such as "calibration method".
-        name: of the group of entry points.
-        package: the package whose public modules are edgeq's own; each module has its object under `attribute`.
+        title: name of one extension in messages, such as "calibration method".
+        name: name of the group of entry points.
+        package: the package whose public modules are edgeq's own extensions. Each module has its object under
+            `attribute`.
         attribute: name of the object in such a module.
-        own: edgeq's own as name → "module:attribute", where they are not the modules of one package.
-        error: what an unknown name raises.
-        also: what can be given instead of a name, for messages.
+        own: edgeq's own extensions as name → "module:attribute", if they are not the modules of one package.
+        error: type of the error for an unknown name.
+        also: what users can give instead of a name, for messages.
     """
 
     title: str
@@ -117,22 +120,26 @@ class Group:
     also: str = ""
 
     def names(self) -> tuple[str, ...]:
-        """Return every registered name: edgeq's own, then those of plug-ins, each part in alphabetical order."""
+        """Return every registered name: edgeq's own, then those of plug-ins, both in alphabetical order."""
         return tuple(dict.fromkeys((*self.builtin(), *sorted(point.name for point in self.plugins()))))
 
     def builtin(self) -> Mapping[str, str]:
-        """Return edgeq's own as name → "module:attribute"."""
+        """Return edgeq's own extensions as name → "module:attribute"."""
         return self.own or _modules(self.package, self.attribute)
 
     def plugins(self) -> tuple[EntryPoint, ...]:
-        """Return the entry points of installed distributions; what stands twice on the search path counts once."""
+        """Return the entry points of installed distributions. An entry point that is twice on the search path counts
+        once.
+        """
         return _entry_points(self.name, tuple(sys.path))
 
     def place(self, name: str) -> tuple[str, str]:
-        """Return where `name` is: ("module:attribute", distribution), the distribution "" where it is edgeq's own.
+        """Return where `name` is defined, as ("module:attribute", distribution). For edgeq's own, the distribution is
+        "".
 
         Raises:
-            EdgeqError: nothing has that name (`error`), or two have (UsageError).
+            EdgeqError: of the type `error`: no extension has that name.
+            UsageError: two extensions have that name.
         """
         builtin = self.builtin().get(name)
         found = [(builtin, "")] if builtin else []
@@ -150,7 +157,7 @@ class Group:
         return found[0]
 
     def check(self, name: str) -> None:
-        """Raise `error`, with the nearest name, where nothing is registered as `name`."""
+        """Raise `error` if nothing is registered as `name`. The error suggests the nearest name."""
         if name not in self.names():
             self.place(name)
 
@@ -223,12 +230,12 @@ GROUPS = (METHODS, DECODERS, TASKS, STEPS, RECOVERIES, BACKENDS)
 
 
 class Registry(Generic[T]):
-    """Hold the objects of one group, imported when first needed.
+    """Hold the objects of one group. Each is imported when it is first needed.
 
     Args:
-        accepts: whether an object is of this kind.
+        accepts: function that returns whether an object is of this kind.
         expected: what an object must be, for messages.
-        make: turns what an entry point names into the object.
+        make: function that turns the target of an entry point into the object.
     """
 
     def __init__(
@@ -241,14 +248,14 @@ class Registry(Generic[T]):
         self._loaded: dict[tuple[str, str], T] = {}
 
     def names(self) -> tuple[str, ...]:
-        """Return every registered name; nothing is imported."""
+        """Return every registered name, without importing anything."""
         return self.group.names()
 
     def owner(self, name: str) -> str:
-        """Return the name and version of the distribution that registers `name`; "edgeq" for edgeq's own.
+        """Return the name and version of the distribution that registers `name`, or "edgeq" for edgeq's own.
 
         Raises:
-            EdgeqError: as `load`.
+            EdgeqError: see `load`.
         """
         return self.group.place(name)[1] or "edgeq"
 
@@ -256,9 +263,9 @@ class Registry(Generic[T]):
         """Return the object registered as `name`.
 
         Raises:
-            EdgeqError: an unknown name (`Group.error`).
-            UsageError: one that is registered twice, or a plug-in that cannot be imported or is not of this kind; the
-                message names its distribution.
+            EdgeqError: the name is unknown (of the type `Group.error`).
+            UsageError: the name is registered twice, or its plug-in cannot be imported or is not of this kind. The
+                message names the distribution.
         """
         place, owner = self.group.place(name)
         if (name, place) not in self._loaded:
@@ -269,7 +276,7 @@ class Registry(Generic[T]):
         """Yield every name with its object, in the order of `names`.
 
         Raises:
-            UsageError: as `load`.
+            UsageError: see `load`.
         """
         for name in self.names():
             yield name, self.load(name)
@@ -302,7 +309,7 @@ class Registry(Generic[T]):
 
 
 def plugin_in(error: BaseException) -> str:
-    """Return the name and version of the last plug-in that an exception came through; "" where it came through none."""
+    """Return the name and version of the last plug-in in an exception's traceback, or "" if there is none."""
     points = (point for group in GROUPS for point in group.plugins())
     owners = {re.split("[.:]", point.value)[0]: distribution(point) for point in points}
     modules = [str(frame.f_globals.get("__name__", "")) for frame, _ in traceback.walk_tb(error.__traceback__)]
@@ -311,7 +318,7 @@ def plugin_in(error: BaseException) -> str:
 
 
 def data_folders(name: str) -> tuple[Path, ...]:
-    """Return the folders `name` ("targets", "profiles", "targets/backends") of the packages that plug-ins name as
+    """Return the folders `name` ("targets", "profiles", "targets/backends") in the packages that plug-ins register as
     `edgeq.data`.
 
     Raises:
@@ -330,7 +337,7 @@ def data_folders(name: str) -> tuple[Path, ...]:
 
 
 def distribution(point: EntryPoint) -> str:
-    """Return the name and version of the distribution that an entry point belongs to."""
+    """Return the name and version of the distribution to which an entry point belongs."""
     return f"{point.dist.name} {point.dist.version}" if point.dist is not None else point.value
 
 
@@ -350,7 +357,7 @@ def _modules(package: str, attribute: str) -> Mapping[str, str]:
 
 @lru_cache
 def _entry_points(group: str, path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
-    """Return the entry points of one group; `path` is the search path that they were found on."""
+    """Return the entry points of one group. `path` is the search path, and only serves as a key of the cache."""
     del path
     found = {(point.name, point.value, distribution(point)): point for point in entry_points(group=group)}
     return tuple(found.values())
@@ -365,13 +372,13 @@ def names_function(name: str) -> bool:
 
 
 def load_function(name: str, what: str, error: type[EdgeqError]) -> Callable[..., Any]:
-    """Return the function that `name` ("path.py:function") points at. The file is run: it is the user's own code.
+    """Return the function that `name` ("path.py:function") refers to. This runs the file, which is the user's own code.
 
     Args:
-        what: what it is wanted as, for messages.
+        what: what the function is for, in messages.
 
     Raises:
-        EdgeqError: of the kind `error`: no such file, a file that fails when run, or no such function in it.
+        EdgeqError: of the type `error`: the file does not exist, fails when it runs, or has no such function.
     """
     file, _, attribute = name.rpartition(":")
     path = Path(file)
@@ -385,8 +392,7 @@ def load_function(name: str, what: str, error: type[EdgeqError]) -> Callable[...
 
 
 def describe(error: BaseException) -> tuple[str, str]:
-    """Return what a user's code raised, in one line with the file and line of it where they are known; and what to
-    do."""
+    """Return the error of a user's code in one line, with its file and line if they are known, and a fix."""
     text = " ".join(f"{type(error).__name__}: {error}".split())
     place = place_in(error)
     fix = f"Correct {place.partition(':')[0]}" if place else "Correct the file"
@@ -396,7 +402,7 @@ def describe(error: BaseException) -> tuple[str, str]:
 
 
 def place_in(error: BaseException) -> str:
-    """Return the last "file.py:line" of a user's file that an exception came through; "" where it came through none."""
+    """Return the last "file.py:line" of a user's file in an exception's traceback, or "" if there is none."""
     places = [
         f"{Path(frame.f_code.co_filename).name}:{line}"
         for frame, line in traceback.walk_tb(error.__traceback__)
@@ -410,11 +416,11 @@ def _run(path: Path, error: type[EdgeqError]) -> ModuleType:
     assert spec is not None, "a .py file has a loader"
     assert spec.loader is not None, "a .py file has a loader"
     module = importlib.util.module_from_spec(spec)
-    # A dataclass looks its module up by name while it is made.
+    # A dataclass looks up its module by name while it is being defined.
     sys.modules[spec.name] = module
     try:
         spec.loader.exec_module(module)
-    except Exception as raised:  # whatever the user's file raises
+    except Exception as raised:  # the user's file can raise anything
         text, fix = describe(raised)
         raise error(f"{path} cannot be imported: {text}", fix) from raised
     return module

@@ -247,7 +247,7 @@ def test_the_reason_is_that_of_the_node_with_most_of_the_work(tmp_path: Path) ->
     model.graph.initializer.append(numpy_helper.from_array(np.ones((4, 8, 1, 1), np.float32), "w"))
     with pytest.raises(ModelError) as caught:
         bench(tmp_path, model).build(mode="dynamic", dynamic_weight_types={"MatMul": "int8"})
-    assert caught.value.fix.startswith("It holds Conv, which is not among the operator types to quantize (MatMul)")
+    assert caught.value.fix.startswith("It contains Conv, which is not among the operator types to quantize (MatMul)")
 
 
 @pytest.mark.parametrize(

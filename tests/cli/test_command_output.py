@@ -117,7 +117,7 @@ def test_a_name_that_is_no_text_is_shown_escaped(workspace: Workspace) -> None:
     assert workspace.run("inspect", name, "--json").json()["model"] == name
     made = workspace.run("package", name, "--data", "x.npz", "--no-timing", "-o", "bundle")
     assert made.code == 0, made.err
-    workspace.refused(8, "bench", name, *QUICK, says="onnxruntime takes no path that is not UTF-8")
+    workspace.refused(8, "bench", name, *QUICK, says="onnxruntime cannot open a path that is not UTF-8")
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")

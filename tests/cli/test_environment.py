@@ -112,7 +112,7 @@ def test_no_folder_for_work_files(place: Path) -> None:
     env = process.environment(TMPDIR="/nowhere")
     code, line = run(place, "inspect", "m.onnx", prefix=private(f"{keep}; {hidden}"), env=env)
     assert code == OutputError.exit_code, line
-    assert line == "edgeq: there is no folder for work files that can be written. Set TMPDIR to one\n"
+    assert line == "edgeq: no folder for work files can be written. Set TMPDIR to one\n"
 
 
 def test_a_full_folder_for_work_files_is_named(place: Path, tmp_path: Path) -> None:

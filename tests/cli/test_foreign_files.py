@@ -98,14 +98,14 @@ def test_a_bundle_with_a_file_of_the_user_survives(workspace: Workspace, argumen
     assert workspace.run(*DIRECTORIES["package"], "-o", "out").code == 0
     notes = workspace.path / "out" / "models" / "notes.txt"
     notes.write_text("mine")
-    says = "out holds models/notes.txt, which edgeq did not write. Move it, or choose another output"
+    says = "out contains models/notes.txt, which edgeq did not write. Move it, or choose another output"
     workspace.refused(OUTPUT, *arguments, "-o", "out", "--force", says=says)
     notes.unlink()
     runner = workspace.path / "out" / "edgeq_run.py"
     kept = runner.read_bytes()
     runner.write_bytes(kept + b"# a change of mine\n")
     workspace.refused(
-        OUTPUT, *arguments, "-o", "out", "--force", says="out holds edgeq_run.py, which edgeq did not write"
+        OUTPUT, *arguments, "-o", "out", "--force", says="out contains edgeq_run.py, which edgeq did not write"
     )
     runner.write_bytes(kept)
     # What Python leaves behind is not an obstacle, nor is a file that is missing.
@@ -120,7 +120,7 @@ def test_the_working_directory_survives(workspace: Workspace, monkeypatch: pytes
     assert workspace.run(*DIRECTORIES["package"], "-o", "out").code == 0
     monkeypatch.chdir(workspace.path / "out")
     arguments = ("package", "../net.onnx", "--data", "../x.npz", "--no-timing", "-o", "../out", "--force")
-    workspace.refused(OUTPUT, *arguments, says="../out holds the working directory")
+    workspace.refused(OUTPUT, *arguments, says="../out contains the working directory")
 
 
 @pytest.mark.parametrize("options", [(), ("--force",), ("--resume",)], ids=["", "--force", "--resume"])
@@ -129,15 +129,15 @@ def test_a_folder_with_the_name_of_the_tuning_folder_survives(workspace: Workspa
     mine.mkdir()
     (mine / "piano.txt").write_text("a = 442 Hz")
     workspace.refused(
-        OUTPUT, *TUNE, "-o", "out", *options, says="out.tuning holds files and is not a folder of an earlier"
+        OUTPUT, *TUNE, "-o", "out", *options, says="out.tuning contains files and is not a folder of an earlier"
     )
     (mine / "journal.jsonl").write_text("Dear diary\n")
     (mine / "statistics").mkdir()
     (mine / "statistics" / "statistics.json").write_text('{"of": "the piano"}')
-    workspace.refused(OUTPUT, *TUNE, "-o", "out", *options, says="out.tuning holds files")
+    workspace.refused(OUTPUT, *TUNE, "-o", "out", *options, says="out.tuning contains files")
     (mine / "journal.jsonl").write_text('{"format": "edgeq-tuning-journal/2", "settings": {}}\n')
     workspace.refused(
-        OUTPUT, *TUNE, "-o", "out", *options, says="out.tuning holds piano.txt, which edgeq did not write"
+        OUTPUT, *TUNE, "-o", "out", *options, says="out.tuning contains piano.txt, which edgeq did not write"
     )
     shutil.rmtree(mine)
     mine.write_text("mine")
@@ -154,7 +154,7 @@ def test_inputs_in_the_tuning_folder_survive(workspace: Workspace, options: tupl
     data = ("--data", "out.tuning", "--preprocess", "divide=255,layout=NCHW", "--budget", "3s")
     says = "out.tuning is the input out.tuning"
     workspace.refused(OUTPUT, "tune", "net.onnx", *data, "-o", "out", *options, says=says)
-    says = "holds the input out.tuning/x.npz"
+    says = "contains the input out.tuning/x.npz"
     shutil.copy(workspace.path / "x.npz", workspace.path / "out.tuning")
     workspace.refused(OUTPUT, "tune", "net.onnx", "--data", "out.tuning/x.npz", "-o", "out", *options, says=says)
     from edgeq.jobs.calibrate import calibrate
@@ -162,7 +162,7 @@ def test_inputs_in_the_tuning_folder_survive(workspace: Workspace, options: tupl
     shutil.rmtree(workspace.path / "out.tuning")
     calibrate(workspace.path / "net.onnx", workspace.path / "x.npz", workspace.path / "out.tuning" / "statistics")
     kept = workspace.contents()
-    with pytest.raises(OutputError, match=r"holds the input out\.tuning/statistics"):
+    with pytest.raises(OutputError, match=r"contains the input out\.tuning/statistics"):
         edgeq.tune(Path("net.onnx"), None, Path("out"), statistics=Path("out.tuning/statistics"))
     assert workspace.contents() == kept
 
@@ -172,7 +172,7 @@ def test_a_foreign_file_in_a_calibration_survives(workspace: Workspace) -> None:
     before = workspace.contents()
     for options in (("--resume",), ("--force",), ("--resume", "--force")):
         (workspace.path / "cal" / "notes.txt").write_text("mine")
-        says = "cal holds notes.txt, which edgeq did not write"
+        says = "cal contains notes.txt, which edgeq did not write"
         workspace.refused(OUTPUT, *CALIBRATE, "-o", "cal", *options, says=says)
         (workspace.path / "cal" / "notes.txt").unlink()
         assert workspace.run(*CALIBRATE, "-o", "cal", *options).code == 0
@@ -184,7 +184,7 @@ def test_a_foreign_file_in_a_calibration_survives(workspace: Workspace) -> None:
     for file in (workspace.path / "cal").iterdir():
         shutil.copy(file, home)
     workspace.refused(
-        OUTPUT, *CALIBRATE, "-o", "home", "--resume", says="home holds photos/one.jpg, which edgeq did not"
+        OUTPUT, *CALIBRATE, "-o", "home", "--resume", says="home contains photos/one.jpg, which edgeq did not"
     )
     (workspace.path / "link").symlink_to("cal")
     workspace.refused(OUTPUT, *CALIBRATE, "-o", "link", "--resume", says="link is a symbolic link")
@@ -217,10 +217,10 @@ def test_the_c_of_a_program_is_replaced_and_nothing_else(full: Workspace) -> Non
     for name in ("main.c", "notes.txt", "net-host"):
         kept = (full.path / "c" / name).read_bytes() if name == "main.c" else None
         (full.path / "c" / name).write_text("// mine")
-        full.refused(OUTPUT, *emit, "--force", says=f"c holds {name}, which edgeq did not write")
+        full.refused(OUTPUT, *emit, "--force", says=f"c contains {name}, which edgeq did not write")
         (full.path / "c" / name).unlink() if kept is None else (full.path / "c" / name).write_bytes(kept)
     (full.path / "c" / ".edgeq").unlink()
-    full.refused(OUTPUT, *emit, "--force", says="c holds files and is not a C bundle with edgeq's marker")
+    full.refused(OUTPUT, *emit, "--force", says="c contains files and is not a C bundle with edgeq's marker")
 
 
 def test_results_and_tables_of_older_tools_replace_only_their_like(tmp_path: Path) -> None:
@@ -252,6 +252,6 @@ def test_files_beside_a_model_are_replaced_only_by_their_like(workspace: Workspa
     assert workspace.run(*array).code == 0
     assert workspace.run(*array).code == 0
     (workspace.path / "array.program.npz").write_text("mine")
-    workspace.refused(OUTPUT, *array, says="array.dialect.onnx is there, and is none of array.onnx")
+    workspace.refused(OUTPUT, *array, says="array.dialect.onnx exists and does not belong to array.onnx")
     (workspace.path / "array.dialect.onnx").unlink()
-    workspace.refused(OUTPUT, *array, says="array.program.npz is there, and is none of array.onnx")
+    workspace.refused(OUTPUT, *array, says="array.program.npz exists and does not belong to array.onnx")

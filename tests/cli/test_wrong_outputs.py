@@ -66,7 +66,7 @@ def test_folders_that_hold_an_input_are_never_replaced(workspace: Workspace) -> 
     workspace.refused(OUTPUT, "package", *IMAGES, "-o", "images", "--force", says="images is the input images")
     shutil.copytree(workspace.path / "images", workspace.path / "all" / "images")
     (workspace.path / "all" / "manifest.json").write_text("{}")
-    says = "all holds the input all/images"
+    says = "all contains the input all/images"
     options = ("net.onnx", "--data", "all/images", "--preprocess", "divide=255,layout=NCHW")
     workspace.refused(OUTPUT, "package", *options, "-o", "all", "--force", says=says)
 
@@ -145,7 +145,7 @@ def test_a_bundle_does_not_go_into_the_data(workspace: Workspace) -> None:
 
 
 def test_a_folder_that_is_no_bundle_is_never_replaced(workspace: Workspace) -> None:
-    says = "bad_images holds files and is not a bundle"
+    says = "bad_images contains files and is not a bundle"
     workspace.refused(OUTPUT, "package", *GOOD, "-o", "bad_images", "--force", says=says)
     workspace.refused(OUTPUT, "demo", "-o", "bad_images", "--force", says=says)
     assert workspace.run("package", *GOOD, "-o", "empty", "--force").code == 0

@@ -139,7 +139,7 @@ def test_what_setup_did_not_make_is_kept(own_home: Path, sources: Path, index: P
         notes = own_home / place / "notes.txt"
         notes.parent.mkdir(exist_ok=True)
         notes.write_text("mine")
-        with pytest.raises(OutputError, match=rf"{place} holds notes\.txt, which edgeq did not write"):
+        with pytest.raises(OutputError, match=rf"{place} contains notes\.txt, which edgeq did not write"):
             build_sysroot(small, "1.30.0", sources=sources)
         assert notes.read_text() == "mine"
         assert load_sysroot(small) is not None

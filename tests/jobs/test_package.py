@@ -372,7 +372,7 @@ def test_an_old_bundle_is_replaced_whole_and_only_with_force(place: Path) -> Non
     with pytest.raises(OutputError, match="exists already"):
         packaged()
     (BUNDLE / "models" / "notes.txt").write_text("mine")
-    with pytest.raises(OutputError, match=r"bundle holds models/notes\.txt, which edgeq did not write"):
+    with pytest.raises(OutputError, match=r"bundle contains models/notes\.txt, which edgeq did not write"):
         packaged(force=True)
     assert (BUNDLE / "models" / "notes.txt").read_text() == "mine"
     (BUNDLE / "models" / "notes.txt").unlink()

@@ -150,7 +150,7 @@ def test_missing_zero_points_and_fill_values(tmp_path: Path) -> None:
     result = retarget(saved(given, tmp_path), tmp_path / "new.onnx", activation_type="int8")
     assert plain(result)["identical"]
     assert result.after.activations == {"int8": 1}
-    assert "2 zero points written out that were left to the default" in result.changes
+    assert "2 zero points written explicitly that were the default" in result.changes
 
 
 def test_what_works_on_integers_keeps_its_type(tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ def test_what_works_on_integers_keeps_its_type(tmp_path: Path) -> None:
     net.add("DequantizeLinear", ["positive", scale, zero], "d")
     net.add("Relu", ["d"], "y")
     result = retarget(saved(net.model(), tmp_path), tmp_path / "new.onnx", activation_type="uint8")
-    assert any("Abs Abs_positive works on it" in line for line in result.kept)
+    assert any("Abs Abs_positive computes with it" in line for line in result.kept)
     assert plain(result)["identical"]
 
 
@@ -195,7 +195,7 @@ def test_what_is_not_quantized_is_distinguished(tmp_path: Path) -> None:
 
 def test_requests_that_make_no_sense(tmp_path: Path) -> None:
     path = saved(residual_s8s8(), tmp_path)
-    with pytest.raises(UsageError, match="nothing is to be changed"):
+    with pytest.raises(UsageError, match="there is nothing to change"):
         retarget(path, tmp_path / "new.onnx")
     with pytest.raises(UsageError, match="the format is 'qdq'"):
         retarget(path, tmp_path / "new.onnx", format="qdq")

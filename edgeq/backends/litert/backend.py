@@ -1,7 +1,8 @@
 """Build int8 .tflite files for LiteRT and TFLite Micro.
 
-The artifact is a Q/DQ model with the ranges that the file's kernels need. What opens it in an engine of .tflite files
-converts it first (`LitertBackend.convert`), so that the file itself is proven, in the kernels of the target's engine.
+The artifact is a Q/DQ model with the ranges that the file's kernels need. Code that opens it in an engine of .tflite
+files converts it first (`LitertBackend.convert`), so edgeq proves the file itself, in the kernels of the target's
+engine.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ class LitertBackend(Backend):
     """Build int8 .tflite files.
 
     Attributes:
-        target: what it builds for, whose [device] engine proves the file; None: LiteRT with XNNPACK.
+        target: the target to build for, whose `[device] engine` proves the file; None means LiteRT with XNNPACK.
     """
 
     name = "litert"
@@ -83,7 +84,7 @@ class LitertBackend(Backend):
         return dataclasses.replace(self, target=target)
 
     def check(self, scheme: Scheme) -> None:
-        """Refuse a scheme that the file's kernels cannot do. See `Backend.check`."""
+        """Refuse a scheme that the file's kernels cannot run. See `Backend.check`."""
         refuse_wide(scheme, self.title)
         require_fields(scheme, _FIELDS, self.name, _NEEDS)
 
@@ -96,7 +97,7 @@ class LitertBackend(Backend):
         *,
         samples: Samples | None = None,
     ) -> Artifact:
-        """Write the Q/DQ model that the file is made of to `destination`. See `Backend.build`.
+        """Write to `destination` the Q/DQ model from which the file is made. See `Backend.build`.
 
         Raises:
             RuntimeUnavailableError: ai-edge-litert is not installed.
@@ -121,7 +122,7 @@ class LitertBackend(Backend):
             model=destination,
             scheme=scheme,
             provider="CPUExecutionProvider",
-            notes=(f"answers are those of {engine.title} on this machine",),
+            notes=(f"the answers come from {engine.title} on this machine",),
             coverage=_coverage(prepared.model, network, left),
             engine=EngineChoice(engine),
         )
@@ -132,28 +133,29 @@ class LitertBackend(Backend):
 
     @property
     def engine(self) -> Engine:
-        """Return the engine of the target, whose files take and give integers."""
+        """Return the engine of the target, set to files with integer inputs and outputs."""
         name = self.target.device.get("engine", _DEFAULT_ENGINE) if self.target is not None else _DEFAULT_ENGINE
         found = load_engines().get(name)
         if found is None or found.int8.backend != self.name:
-            raise UsageError(f"{name} runs no {_SUFFIX} files", "Correct [device] engine of the target's file")
+            raise UsageError(f"{name} cannot run {_SUFFIX} files", "Correct [device] engine of the target's file")
         return dataclasses.replace(found, options={**found.options, _INTERFACE: _INTEGERS})
 
     def estimated(self, artifact: Artifact) -> Artifact:
-        """Return `artifact` with vela's estimate, where the target has an Ethos-U. See `Backend.estimated`."""
+        """Return `artifact` with vela's estimate if the target has an Ethos-U. See `Backend.estimated`."""
         with tempfile.TemporaryDirectory(prefix="edgeq-estimate-") as folder:
             return with_estimate(artifact, self.engine, self._options, Path(folder))
 
     def with_companions(self, artifact: Artifact, samples: Samples, folder: Path, *, count: int) -> Artifact:
-        """Return `artifact` with the sources for a microcontroller, and the file as vela compiles it, where the target
-        is one with such an NPU. See `Backend.with_companions`."""
+        """Return `artifact` with the sources for a microcontroller if the target is one, and with vela's compiled file
+        if it has an Ethos-U. See `Backend.with_companions`.
+        """
         engine = self.engine
         if "CPU" in engine.devices:
             return artifact
         return with_sources(artifact, engine, self._options, samples, folder, count=count)
 
     def simulator(self) -> DeviceSimulator:
-        """Return what opens models in the kernels of a target's engine."""
+        """Return a simulator that opens models in the kernels of a target's engine."""
         return _simulated
 
     def doctor(self, machine: Machine) -> Iterator[Check]:
@@ -170,8 +172,8 @@ class LitertBackend(Backend):
         """Write a model as a .tflite file. See `Backend.convert`.
 
         Args:
-            options: `interface`: "integers" for a file that takes and gives int8 tensors in the order of axes of its
-                operators, as applications feed them; else it takes and gives what the model does.
+            options: `interface`: with "integers" the file has int8 inputs and outputs in its operators' order of axes,
+                as applications use them. Otherwise the file has the inputs and outputs of the model.
         """
         source = read_model(model)
         network = stating(lower(source, model), source)
@@ -196,7 +198,7 @@ def _float_nodes(prepared: PreparedModel, ranges: Mapping[str, Range], scheme: S
     for node in prepared.model.graph:
         found = ranges.get(name_of(node.outputs[0]))
         if is_op(node, "Softmax") and found is not None and spreads_thin(found):
-            left[str(node.name)] = "it is over so many elements that steps of 1/256 would leave it few levels"
+            left[str(node.name)] = "it is over so many elements that few steps of 1/256 would be left for each"
     return left
 
 
@@ -217,7 +219,7 @@ def _coverage(source: ir.Model, network: Network, left: Mapping[str, str]) -> Co
     ]
     return coverage_of(
         runs,
-        lambda run: left.get(run.name, "what it reads or makes is not quantized"),
+        lambda run: left.get(run.name, "its inputs or outputs are not quantized"),
         basis="modelled",
         how="the operators of the .tflite file",
     )

@@ -1,4 +1,4 @@
-"""Write what travels with a .tflite file to a microcontroller: its sources, and its form for the NPU."""
+"""Write what accompanies a .tflite file for a microcontroller: its sources, and its form for the NPU."""
 
 from __future__ import annotations
 
@@ -18,22 +18,21 @@ from edgeq.run.session import EngineFiles
 _COMPILED = PurePosixPath("ethos-u/model_vela.tflite")
 _TWIN = (
     "`../ethos-u/model_vela.tflite` is the same model, compiled by vela: register `resolver.AddEthosU()` and the "
-    "operators that stay on the CPU, and use its bytes in place of `model.cc`. Its answers are those of the uncompiled "
-    "file as far as vela keeps them: nothing here runs it."
+    "operators that stay on the CPU, and use its bytes in place of `model.cc`. edgeq cannot run it: only vela ensures "
+    "that its answers are those of the uncompiled file."
 )
 
 
 def with_sources(
     artifact: Artifact, engine: Engine, options: Mapping[str, str], samples: Samples, folder: Path, *, count: int
 ) -> Artifact:
-    """Return `artifact` with what a microcontroller needs of it among its files; where a tool is missing or fails, with
-    a note that says so.
+    """Return `artifact` with the files that a microcontroller needs. If a tool is missing or fails, a note reports it.
 
     Args:
-        engine: TFLite Micro, whose files take and give integers.
-        options: what vela is given, where the target has an Ethos-U.
-        folder: where the files are written; private, and not made yet.
-        count: how many of `samples` make the self-test.
+        engine: TFLite Micro, set to files with integer inputs and outputs.
+        options: options for vela; empty if the target has no Ethos-U.
+        folder: where to write the files; private, and does not exist yet.
+        count: how many of `samples` become the self-test.
     """
     folder.mkdir()
     file = EngineFiles(folder).file(artifact.model, engine)
@@ -52,11 +51,12 @@ def with_sources(
 
 
 def with_estimate(artifact: Artifact, engine: Engine, options: Mapping[str, str], folder: Path) -> Artifact:
-    """Return `artifact` with vela's estimate, or a note that says why there is none; as it is where no Ethos-U is
-    described. What vela compiles lies in `folder` then.
+    """Return `artifact` with vela's estimate, and write vela's compiled file to `folder`.
+
+    If vela is missing or fails, return `artifact` with a note. Without `options` (no Ethos-U), return it unchanged.
 
     Args:
-        engine, options: as `with_sources` has them.
+        engine, options: the same as in `with_sources`.
     """
     if not options:
         return artifact

@@ -22,10 +22,10 @@ def lower(model: ir.Model, source: Path) -> Network:
         source: the model's file, for messages.
 
     Raises:
-        ModelError: names the node that a .tflite file cannot express, and why.
+        ModelError: a .tflite file cannot express a node; names the node and the reason.
     """
     fixed = _at_batch_one(model, source)
-    while fold_shapes(fixed):  # what is folded may give the shapes that others read
+    while fold_shapes(fixed):  # folded values may be the shapes that other nodes read
         infer_shapes(fixed)
     join_gelu(fixed)
     network = Lowering(fixed, HANDLERS).run()
@@ -34,7 +34,7 @@ def lower(model: ir.Model, source: Path) -> Network:
 
 
 def _at_batch_one(model: ir.Model, source: Path) -> ir.Model:
-    """Return a clone with the sizes of its inputs and all that follow from them: an open batch becomes 1."""
+    """Return a clone of `model` with fixed input sizes and all sizes that follow from them. An open batch becomes 1."""
     fixed = model.clone()
     ir.external_data.load_to_model(fixed)
     for value in fixed.graph.inputs:

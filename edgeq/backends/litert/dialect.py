@@ -39,15 +39,15 @@ def _table() -> _Table:
 
 @cache
 def dialect() -> Mapping[str, Row]:
-    """Return the operators by their names in the schema."""
+    """Return the operators of a .tflite file, by their names in the schema."""
     return {row.kind: row for row in _table().operator}
 
 
 def tied() -> frozenset[str]:
-    """Return the operators of ONNX of which one range serves for all that they read and make."""
+    """Return the ONNX operators whose inputs and outputs must all share one range."""
     return SHARING | frozenset(_table().tied)
 
 
 def results() -> Mapping[str, Range]:
-    """Return the ranges of what operators of ONNX make, where the kernels have scales of their own."""
+    """Return the output ranges of ONNX operators whose kernels have fixed scales."""
     return _table().results

@@ -1,7 +1,7 @@
-"""Compile a .tflite file for Arm's Ethos-U with vela, in a process, and read what vela estimates.
+"""Compile a .tflite file for Arm's Ethos-U with vela, in a process, and read vela's estimates.
 
-What vela writes runs on the NPU alone: no interpreter here takes its operator. The uncompiled file travels with it,
-and is what answers are proven with.
+The compiled file runs only on the NPU: no interpreter on this machine supports its operator. The uncompiled file
+travels with it, and edgeq checks the answers of that file.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Text = Annotated[str, Meta(max_length=4096)]
 
 @dataclass(frozen=True)
 class CpuOperator:
-    """Describe an operator that stays on the CPU: its type, the tensor that it gives, and vela's reason."""
+    """Describe an operator that stays on the CPU: its type, its output tensor, and vela's reason."""
 
     operator: Text
     output: Text
@@ -47,16 +47,17 @@ class CpuOperator:
 
 @dataclass(frozen=True)
 class Estimate(Displayed):
-    """Hold what vela estimates of one inference; nothing of it was measured.
+    """Hold vela's estimates for one inference. None of them was measured.
 
     Attributes:
-        basis: whose word it is.
-        accelerator, config, system_config, memory_mode: what vela was given, which decides the figures.
-        cycles: of one inference, all memory accesses included; `npu_cycles`: of the NPU's own work.
-        ms: of one inference at the clock of `system_config`.
-        sram_kib, dram_kib, flash_kib: memory that is used, KiB.
-        npu_operators, cpu_operators: how many operators of the compiled graph run where.
-        on_cpu: those that stay on the CPU, each with the reason.
+        basis: the source of the estimate.
+        accelerator, config, system_config, memory_mode: options of vela, which decide the figures.
+        cycles: cycles of one inference, all memory accesses included.
+        npu_cycles: cycles of the NPU's own work.
+        ms: time of one inference at the clock of `system_config`.
+        sram_kib, dram_kib, flash_kib: memory in use, KiB.
+        npu_operators, cpu_operators: number of operators of the compiled graph on the NPU and on the CPU.
+        on_cpu: the operators that stay on the CPU, each with the reason.
     """
 
     basis: Text
@@ -83,7 +84,9 @@ class Estimate(Displayed):
         return f"{self.basis}: {self.cycles:,} cycles, {self.ms:.2f} ms, {memory} ({where})"
 
     def notes(self) -> tuple[str, ...]:
-        """Return the estimate, and what stays on the CPU, one sentence each, some of many."""
+        """Return the estimate and the operators that stay on the CPU, one sentence each. Of many operators it names
+        only some.
+        """
         named = self.on_cpu[:_MOST_NAMED]
         listed = [f"{one.operator} ({one.output}) stays on the CPU: {one.reason}" for one in named]
         more = self.cpu_operators - len(named)
@@ -92,16 +95,16 @@ class Estimate(Displayed):
 
 
 def compile_for(model: Path, options: Mapping[str, str], destination: Path) -> Estimate:
-    """Write `model` as vela compiles it to `destination`.
+    """Compile `model` with vela and write the result to `destination`.
 
     Args:
-        options: vela's "accelerator-config", "config", "system-config" and "memory-mode", all of them: vela's own
-            defaults decide the result, and are those of no chip in particular.
+        options: vela's "accelerator-config", "config", "system-config" and "memory-mode". All are required, because
+            vela's own defaults decide the result and match no particular chip.
 
     Raises:
         RuntimeUnavailableError: vela is not installed.
         HardwareError: an option is missing.
-        EngineError: vela fails, crashes, does not end, or writes something else than it does today.
+        EngineError: vela fails, crashes, does not end, or writes output that edgeq cannot read.
     """
     missing = [name for name in _OPTIONS if not options.get(name)]
     if missing:
@@ -127,7 +130,7 @@ def find_vela() -> str:
     """Return the path of vela: in the folder of this Python, else in PATH.
 
     Raises:
-        RuntimeUnavailableError: it is in neither.
+        RuntimeUnavailableError: vela is in neither of them.
     """
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     found = shutil.which(PROGRAM, path=path)
@@ -137,10 +140,11 @@ def find_vela() -> str:
 
 
 def version() -> str:
-    """Return "vela 5.2.0".
+    """Return vela's name and version, for example "vela 5.2.0".
 
     Raises:
-        RuntimeUnavailableError: it is not installed; EngineError: it does not start.
+        RuntimeUnavailableError: vela is not installed.
+        EngineError: vela does not start.
     """
     with tempfile.TemporaryDirectory(prefix="edgeq-vela-") as folder:
         text = _run([find_vela(), "--version"], Path(folder), _VERSION_S)
@@ -148,7 +152,7 @@ def version() -> str:
 
 
 def _run(command: list[str], folder: Path, seconds: float) -> str:
-    """Return what the command prints."""
+    """Run `command` and return its output."""
     streams = {"stdin": subprocess.DEVNULL, "capture_output": True}
     try:
         done = subprocess.run(command, cwd=folder, timeout=seconds, check=False, **streams)  # type: ignore[call-overload]
@@ -160,7 +164,9 @@ def _run(command: list[str], folder: Path, seconds: float) -> str:
         lines = done.stderr.decode("utf-8", "replace").strip().splitlines()
         last = lines[-1].strip()[:300] if lines else ""
         how = f"signal {-done.returncode}" if done.returncode < 0 else f"exit code {done.returncode}"
-        raise EngineError(f"vela failed ({how}): {last}", "Run it by hand on the uncompiled file to see all it says")
+        raise EngineError(
+            f"vela failed ({how}): {last}", "Run it by hand on the uncompiled file to see its full output"
+        )
     text: str = done.stdout[:_MOST_TEXT].decode("utf-8", "replace")
     return text
 
@@ -170,7 +176,7 @@ _ON_CPU = re.compile(r"operator: (\S+), (?:\w+: )?'([^'\n]*)'[^\n]*\n\s*(?:- )?(
 
 
 def _read(summary: Path, text: str, options: Mapping[str, str]) -> Estimate:
-    """Return what the summary, one row, and the log say."""
+    """Return the estimate from the summary file, which has one row, and from the log."""
     counts = dict(_COUNTS.findall(text))
     try:
         with summary.open(encoding="utf-8", newline="") as file:

@@ -1,4 +1,6 @@
-"""Join the operators that exporters write a Gelu with, x / 2 (1 + erf(x / sqrt 2)): the file has no Erf of its own."""
+"""Join the operators from which exporters build a Gelu, x / 2 (1 + erf(x / sqrt 2)). A .tflite file has no Erf
+operator.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +16,10 @@ _TOLERANCE = 1e-4
 
 
 def join_gelu(model: ir.Model) -> int:
-    """Rewrite every such group of `model` as one Gelu, in place, whatever its operator set is.
+    """Rewrite every such group of operators in `model` as one Gelu, in place, whatever the model's operator set is.
 
     Returns:
-        How many were rewritten.
+        The number of groups that were rewritten.
     """
     count = 0
     for node in list(model.graph):
@@ -45,7 +47,7 @@ def parts_of_gelu(model: ir.Model) -> frozenset[str]:
 
 
 def _result(erf: ir.Node, source: ir.Value) -> ir.Node | None:
-    """Return the node that makes the Gelu of `source`; None where what stands behind `erf` is something else."""
+    """Return the node that makes the Gelu of `source`, or None if other operators follow `erf`."""
     added = only_reader(erf.outputs[0])
     if added is None or not is_op(added, "Add") or not any(_is(value, 1.0) for value in added.inputs):
         return None
@@ -60,7 +62,9 @@ def _result(erf: ir.Node, source: ir.Value) -> ir.Node | None:
 
 
 def _scaled_by(value: ir.Value | None, factor: float) -> ir.Value | None:
-    """Return what is multiplied by `factor`, or divided by its inverse, to make a value."""
+    """Return the input that is multiplied by `factor`, or divided by its inverse, to make `value`. Return None if there
+    is no such input.
+    """
     maker = value.producer() if value is not None else None
     if is_op(maker, "Div") and maker is not None and _is(maker.inputs[1], 1 / factor):
         return maker.inputs[0]

@@ -1,7 +1,8 @@
-"""Give a file the inputs and outputs of the model that it was made of: numbers in the model's order of axes.
+"""Give a file the inputs and outputs of the model from which it was made, with axes in the model's order.
 
-A deployed file takes and gives integers in the order that its operators read. One that is to stand in for the model,
-in an engine that is raced with others, quantizes and moves what it takes itself.
+A deployed file has integer inputs and outputs, with axes in the order of its operators. A file that replaces the model
+in an engine, to be timed against other engines, has the model's own inputs and outputs. It quantizes and reorders its
+inputs itself.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ _NAMES = {ir.DataType.FLOAT: "float", ir.DataType.DOUBLE: "double"}
 
 
 def stating(network: Network, source: ir.Model) -> Network:
-    """Return the network whose file states the types and the sizes of the model's inputs and outputs: an open batch is
-    run sample by sample."""
+    """Return the network whose file states the types and sizes of the model's inputs and outputs. An open batch runs
+    sample by sample.
+    """
     values = {value.name: value for value in (*source.graph.inputs, *source.graph.outputs)}
     inputs, outputs = (
         [_stating(port, values[port.name]) for port in ports] for ports in (network.inputs, network.outputs)
@@ -32,13 +34,13 @@ def _stating(port: Port, value: ir.Value) -> Port:
         return port
     fixed = stored_shape(port.tensor.shape, moves(port.order, plain(len(port.order))))
     shape = (own if isinstance(own, int) else own.value for own in value.shape)
-    # Only the first size may stay open: all others are fixed in the file.
+    # Only the first size may stay open, because all other sizes are fixed in the file.
     sizes = tuple(own if place == 0 else have for place, (own, have) in enumerate(zip(shape, fixed, strict=True)))
     return replace(port, type=f"tensor({_NAMES.get(value.dtype, value.dtype.name.lower())})", shape=sizes)
 
 
 def with_own_interface(network: Network) -> Network:
-    """Return the network between operators that quantize what it takes, restore what it gives, and move both."""
+    """Return the network with operators around it that quantize its inputs, dequantize its outputs and reorder both."""
     inputs, ahead = [], []
     for port in network.inputs:
         taken, operators = _ahead(port)
@@ -58,7 +60,9 @@ def with_own_interface(network: Network) -> Network:
 
 
 def _ahead(port: Port) -> tuple[Port, list[Operator]]:
-    """Return an input of the model's form, and what makes the network's of it: integers are moved, not numbers."""
+    """Return an input in the model's form, and the operators that make the network's input of it. They quantize before
+    they reorder axes, so they move integers and not floats.
+    """
     shape = stored_shape(port.tensor.shape, moves(port.order, plain(len(port.order))))
     taken = current = Tensor(f"{port.name}/model", shape, "float32" if port.tensor.type == "int8" else port.tensor.type)
     operators = []
@@ -74,7 +78,7 @@ def _ahead(port: Port) -> tuple[Port, list[Operator]]:
 
 
 def _behind(port: Port) -> tuple[Port, list[Operator]]:
-    """Return an output of the model's form, and what makes it of the network's."""
+    """Return an output in the model's form, and the operators that make it of the network's output."""
     current, operators = port.tensor, []
     order = plain(len(port.order))
     if port.order != order:

@@ -1,7 +1,7 @@
-"""Reorder axes: the order in which a file stores them, and how Reshape goes through it.
+"""Reorder axes: choose the order in which a file stores them, and carry this order through a Reshape.
 
-A tensor of the ONNX model is stored with its axes in some order: axis i of the file is axis order[i] of the model. A
-Transpose then costs nothing, and a convolution's NCHW is stored as NHWC, (0, 2, 3, 1).
+The file may store the axes of a tensor of the ONNX model in another order: axis i in the file is axis order[i] in the
+model. So a Transpose costs nothing, and a convolution's NCHW is stored as NHWC, (0, 2, 3, 1).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def plain(rank: int) -> Order:
 
 
 def channels_last(rank: int) -> Order:
-    """Return the order with the channels, axis 1, behind all others."""
+    """Return the order with the channels, axis 1, after all other axes."""
     return (0, *range(2, rank), 1) if rank > 1 else plain(rank)
 
 
@@ -39,12 +39,12 @@ def keeps_elements(shape: Sequence[int], permutation: Order) -> bool:
 
 
 def transposed(order: Order, permutation: Sequence[int]) -> Order:
-    """Return the order of what a Transpose of the model makes, where nothing moves in the file."""
+    """Return the stored order of the output of a Transpose if no element moves in the file."""
     return tuple(list(permutation).index(axis) for axis in order)
 
 
 def groups(before: Sequence[int], after: Sequence[int]) -> list[tuple[list[int], list[int]]]:
-    """Return the least sets of axes wider than 1 that a Reshape turns into each other, in order."""
+    """Return the smallest sets of axes wider than 1 that a Reshape turns into each other, in order."""
     left = [axis for axis, size in enumerate(before) if size != 1]
     right = [axis for axis, size in enumerate(after) if size != 1]
     found: list[tuple[list[int], list[int]]] = []
@@ -60,8 +60,11 @@ def groups(before: Sequence[int], after: Sequence[int]) -> list[tuple[list[int],
 
 
 def reshaped(before: Sequence[int], order: Order, after: Sequence[int]) -> tuple[Order, Order]:
-    """Return the order that a tensor must be stored in for a Reshape to leave its elements in place, and the order of
-    the result: those nearest to `order`.
+    """Return the order in which a tensor must be stored so that a Reshape moves no element, and the order of its
+    result.
+
+    The needed order is as close to `order` as possible. The order of the result is channels-last or the model's order
+    if possible.
 
     Args:
         before, after: shapes in the model; no size is 0.
@@ -80,6 +83,8 @@ def reshaped(before: Sequence[int], order: Order, after: Sequence[int]) -> tuple
 
 
 def _with_units(wide: Sequence[int], shape: Sequence[int], order: Order) -> Order:
-    """Return the order with the axes wider than 1 as given and those of size 1 in the places that `order` has."""
+    """Return the order with the axes wider than 1 in the sequence of `wide`, and axes of size 1 at their places in
+    `order`.
+    """
     rest = list(wide)
     return tuple(axis if shape[axis] == 1 else rest.pop(0) for axis in order)

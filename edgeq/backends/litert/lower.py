@@ -1,11 +1,11 @@
 """Lower a Q/DQ model to the operators of a .tflite file.
 
-A node computes on integers where all activations that it reads come from DequantizeLinear nodes and all that it makes
-goes to QuantizeLinear nodes of one set of parameters. Everything else computes in float, between DEQUANTIZE and
-QUANTIZE, as does a node whose integers the file cannot express. A node that only moves elements keeps the integers and
-the parameters of its input, and a QuantizeLinear moves ahead of it: both change no number.
+A node computes on integers if all its activations come from DequantizeLinear nodes and all its outputs go to
+QuantizeLinear nodes with the same parameters. All other nodes compute in float, between DEQUANTIZE and QUANTIZE. So
+does a node whose integer form the file cannot express. A node that only moves elements keeps the integers and the
+parameters of its input. A QuantizeLinear after such a node moves ahead of it, because neither changes a number.
 
-Each operator of ONNX has a function in `operators`; the tensors' axes are stored in any order (`layout`).
+Each ONNX operator has a function in `operators`. The axes of a tensor are stored in any order (`layout`).
 """
 
 from __future__ import annotations
@@ -43,15 +43,16 @@ _TYPES: dict[ir.DataType, Type] = {
 
 
 class CannotWriteError(Exception):
-    """Report a node that the file cannot express; the message is the reason."""
+    """Report a node that the file cannot express. The message is the reason."""
 
 
 class Stored:
     """Describe a tensor of the file that represents one of the model, with its axes in `order`.
 
     Attributes:
-        shape: in the model.
-        features: for a tensor of two axes, the places of its second one in the model; None where they are in order.
+        shape: its shape in the model.
+        features: for a tensor of two axes, the model's index of each element on the second axis; None if they are in
+            order.
     """
 
     def __init__(
@@ -61,12 +62,12 @@ class Stored:
 
     @property
     def scales(self) -> Scales | None:
-        """Return the scales of a tensor of integers."""
+        """Return the scales of an int8 tensor, or None for other types."""
         return self.tensor.scales if self.tensor.type == "int8" else None
 
 
 class Lowering:
-    """Hold the work on one model: what is stored for each of its tensors so far, and the operators."""
+    """Hold the state of one lowering: the stored form of each of the model's tensors so far, and the operators."""
 
     def __init__(self, model: ir.Model, handlers: dict[str, Callable[[Lowering, ir.Node], None]]) -> None:
         self._graph, self._handlers = model.graph, handlers
@@ -98,7 +99,7 @@ class Lowering:
         outputs = tuple(self._output(value) for value in self._graph.outputs)
         return Network(inputs, outputs, tuple(self._operators)).without_unused()
 
-    # What goes in and out.
+    # Inputs and outputs.
 
     def _input(self, value: ir.Value) -> Port:
         shape = sizes(value)
@@ -121,8 +122,11 @@ class Lowering:
         return Port(name_of(value), tensor, found.order)
 
     def _only_parameters(self, value: ir.Value) -> Scales | None:
-        """Return what a tensor is quantized with, where nothing reads it but QuantizeLinear nodes of one set, ahead of
-        which nodes that move its elements may stand."""
+        """Return the parameters with which a tensor is quantized.
+
+        Return None unless all its readers are QuantizeLinear nodes with the same parameters. Nodes that move elements
+        may come between the tensor and these nodes.
+        """
         if value.is_graph_output() or not value.uses():
             return None
         found: Scales | None = None
@@ -151,7 +155,7 @@ class Lowering:
         else:
             handler = self._handlers.get(node.op_type) if is_op(node, node.op_type) else None
             if handler is None:
-                raise CannotWriteError("it has no form in the file")
+                raise CannotWriteError("the format has no such operator")
             self.integer = self._computes_on_integers(node)
             try:
                 handler(self, node)
@@ -187,10 +191,10 @@ class Lowering:
             self._shared[key] = made
         return Stored(made, source.order, source.shape, source.features)
 
-    # What handlers ask for.
+    # Methods for the handlers.
 
     def is_constant(self, value: ir.Value | None) -> bool:
-        """Return whether a value is constant, or restored from constant integers."""
+        """Return whether a value is constant, or dequantized from constant integers."""
         return is_constant(value) or (
             value is not None
             and is_op(value.producer(), "DequantizeLinear")
@@ -198,7 +202,7 @@ class Lowering:
         )
 
     def constant(self, value: ir.Value | None) -> tuple[NDArray[Any], Scales | None]:
-        """Return the values of a constant: integers with their scales, or as they are with None."""
+        """Return the values of a constant: integers with their scales, or other values with None."""
         maker = value.producer() if value is not None else None
         if maker is not None and is_op(maker, "DequantizeLinear"):
             values, params = constant(maker.inputs[0]), _parameters(maker)
@@ -212,7 +216,7 @@ class Lowering:
         return values, None
 
     def floats(self, value: ir.Value | None) -> NDArray[np.float32]:
-        """Return the values of a constant as numbers."""
+        """Return the values of a constant as floats."""
         values, params = self.constant(value)
         if params is None:
             return values
@@ -223,17 +227,17 @@ class Lowering:
         return ((values.astype(np.int64) - zero).astype(np.float32) * scale).astype(np.float32)
 
     def stored(self, value: ir.Value | None) -> Stored:
-        """Return what is stored for a tensor: integers where there are any."""
+        """Return the stored form of a tensor: integers if it has them."""
         found = self._held.get(name_of(value))
         if found is None:
             if value is None or not self.is_constant(value):
-                raise CannotWriteError(f"it reads {name_of(value)!r}, which nothing made")
+                raise CannotWriteError(f"it reads {name_of(value)!r}, which no node makes")
             values, params = self.constant(value)
             return Stored(self.fixed(name_of(value), values, params), plain(values.ndim), values.shape)
         return found
 
     def read(self, value: ir.Value | None) -> Stored:
-        """Return an activation as the node at hand computes: integers, or floats."""
+        """Return an activation in the form in which the current node computes: integers or floats."""
         found = self.stored(value)
         if self.integer or found.tensor.type != "int8":
             return found
@@ -265,7 +269,7 @@ class Lowering:
         return Stored(made, order, found.shape)
 
     def _in_order(self, found: Stored) -> Stored:
-        """Return a tensor of two axes whose features are in the model's order again."""
+        """Return a tensor of two axes with its features back in the model's order."""
         assert found.features is not None
         made = self._like(found, f"{found.tensor.name}/in_order", found.tensor.shape)
         places = self.fixed("places", np.argsort(found.features).astype(np.int32))
@@ -273,7 +277,7 @@ class Lowering:
         return Stored(made, found.order, found.shape)
 
     def as_shape(self, found: Stored, shape: Sequence[int], name: str) -> Stored:
-        """Return a tensor reshaped in the model, with as little moved in the file as it takes."""
+        """Return a tensor reshaped to `shape` in the model. As few elements as possible move in the file."""
         if found.features is not None:
             found = self._in_order(found)
         if tuple(shape) == found.shape:
@@ -288,7 +292,7 @@ class Lowering:
         return Stored(made, order, shape)
 
     def flattened(self, found: Stored, name: str) -> Stored:
-        """Return a tensor as [N, features] in the order in which it is stored."""
+        """Return a tensor as [N, features], with the features in the order in which they are stored."""
         order = found.order
         shape = found.shape
         if found.features is not None or order[0] != 0 or len(shape) < 2:
@@ -306,7 +310,7 @@ class Lowering:
         self._emit("RESHAPE", (source, self.fixed("shape", shape)), (made,), {"newShape": list(made.shape)})
 
     def fixed(self, name: str, values: NDArray[Any], scales: Scales | None = None) -> Tensor:
-        """Return the tensor of a constant; equal ones are shared."""
+        """Return the tensor of a constant. Equal constants share one tensor."""
         if values.dtype == np.int64:
             values = values.astype(np.int32)
         values = np.ascontiguousarray(values)
@@ -329,11 +333,11 @@ class Lowering:
         like: Tensor | None = None,
         output: int = 0,
     ) -> None:
-        """Write the operator that makes a node's output; `order` is the one in which it makes it.
+        """Write the operator that makes a node's output, with its axes in `order`.
 
         Args:
-            scales: with which it makes integers; None takes those of the QuantizeLinear behind it. Where these differ,
-                a QUANTIZE follows.
+            scales: scales of its integer output; None means the scales of the QuantizeLinear after it. If the two
+                differ, a QUANTIZE follows.
             like: a tensor whose type and scales the output keeps.
         """
         value = node.outputs[output]
@@ -346,22 +350,22 @@ class Lowering:
         self.hold(value, Stored(made, order, shape))
 
     def partial(self, name: str, shape: Sequence[int], scales: Scales | None) -> Tensor:
-        """Return a new tensor: integers with these scales where the node at hand computes on integers."""
+        """Return a new tensor: integers with these scales if the current node computes on integers, else floats."""
         return self._fresh(name, tuple(shape), "int8" if self.integer else "float32", scales if self.integer else None)
 
     def emit(
         self, kind: str, inputs: Sequence[Tensor | None], made: Tensor, options: dict[str, Any] | None = None
     ) -> Tensor:
-        """Write one operator that is a step of the node at hand."""
+        """Write one operator that is a step of the current node, and return its output."""
         self._emit(kind, tuple(inputs), (made,), options)
         return made
 
     def hold(self, value: ir.Value, found: Stored) -> None:
-        """Let a tensor of the file stand for one of the model."""
+        """Record `found` as the stored form of a tensor of the model."""
         self._held[name_of(value)] = found
 
     def parameters(self, node: ir.Node) -> Scales | None:
-        """Return what the node's output is quantized with, where it computes on integers."""
+        """Return the quantization parameters of the node's output, or None if the node does not compute on integers."""
         return self._only_parameters(node.outputs[0]) if self.integer else None
 
     def sizes(self, value: ir.Value | None) -> tuple[int, ...]:
@@ -399,7 +403,7 @@ class Lowering:
 
 
 def _parameters(node: ir.Node) -> Scales:
-    """Return the scales of a Q or DQ node; unsigned integers are stored as signed ones, 128 less."""
+    """Return the scales of a Q or DQ node. Unsigned integers are stored as signed ones, 128 less."""
     scale, zero = constant(node.inputs[1]), constant(node.inputs[2]) if len(node.inputs) > 2 else None
     if scale is None:
         raise CannotWriteError("its scale is computed")
@@ -413,7 +417,7 @@ def _parameters(node: ir.Node) -> Scales:
 
 
 def _is_number(value: ir.Value | None) -> bool:
-    """Return whether a value is a constant of floats: a node that was left in float reads such."""
+    """Return whether a value is a float constant, as a node that stays in float reads it."""
     return is_constant(value) and value is not None and value.dtype == ir.DataType.FLOAT
 
 
@@ -422,7 +426,7 @@ _PLAIN = ("Transpose", "Reshape", "Flatten", "MatMul", "Gemm", "Gather")
 
 
 def _wants_channels_last(value: ir.Value) -> bool:
-    """Return whether the first node that cares reads a tensor with the channels last."""
+    """Return whether the first node that depends on the order of axes reads a tensor with the channels last."""
     shape, waiting = sizes(value), [value]
     seen: set[ir.Value] = set()
     if shape is None or len(shape) < 3:

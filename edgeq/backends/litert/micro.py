@@ -1,5 +1,8 @@
-"""Write what a microcontroller's project needs of a .tflite file: the file as a C array, the operators to register, the
-arena's size, and a self-test whose answers TFLite Micro's own kernels gave here."""
+"""Write the files that a microcontroller project needs for a .tflite model.
+
+These are the model as a C array, the operators to register, the size of the arena, and a self-test. The expected
+answers of the self-test come from TFLite Micro's own kernels, run on this machine.
+"""
 
 from __future__ import annotations
 
@@ -21,18 +24,18 @@ from edgeq.run.session import Engines, SessionSettings
 
 FOLDER = "micro"
 ARENA = "arena_bytes"
-"""Option of the engine: the arena's size, which is not enlarged then."""
+"""Option of the engine that sets the arena's size. The engine then does not enlarge the arena."""
 _TEXTS = Path(__file__).parent / "micro_files"
 _STEP, _MOST_STEPS = 1024, 1 << 18
 _MOST_CASES = 8
 _PER_LINE = 16
-# Names of TFLite Micro's methods that do not follow from the operator's.
+# Names of TFLite Micro's methods that cannot be derived from the operator's name.
 _METHODS = {"BATCH_MATMUL": "BatchMatMul", "PADV2": "PadV2"}
 
 
 @dataclass(frozen=True)
 class _Case:
-    """Inputs and outputs of one sample, as the file takes and gives them."""
+    """Hold the inputs and outputs of one sample, in the file's types and order of axes."""
 
     inputs: tuple[NDArray[Any], ...]
     outputs: tuple[NDArray[Any], ...]
@@ -49,18 +52,19 @@ def write_sources(
     count: int,
     twin: str = "",
 ) -> dict[str, Path]:
-    """Write the sources into `folder`, which is made here, and return them by their names in a bundle.
+    """Write the sources into `folder`, which it creates, and return them by their names in a bundle.
 
     Args:
-        name: of the model, for people.
-        network: what the file has.
-        file: the .tflite file, which takes and gives integers.
+        name: name of the model, for people.
+        network: the network that the file contains.
+        file: the .tflite file, which has integer inputs and outputs.
         engine: TFLite Micro.
-        count: how many of `samples` make the self-test.
-        twin: what is compiled of the file and travels with it, one sentence; "" where nothing is.
+        count: how many of `samples` become the self-test.
+        twin: one sentence on the compiled form that travels with the file; "" if there is no such form.
 
     Raises:
-        RuntimeUnavailableError: TFLite Micro is not installed; EngineError: it does not run the file.
+        RuntimeUnavailableError: TFLite Micro is not installed.
+        EngineError: TFLite Micro cannot run the file.
         DataError: there is no sample.
     """
     folder.mkdir(parents=True)
@@ -97,10 +101,10 @@ def method(kind: str) -> str:
 
 
 def arena_bytes(file: Path, engine: Engine) -> int:
-    """Return the least arena, in steps of 1 KiB, in which TFLite Micro's interpreter prepares the file.
+    """Return the smallest arena, in steps of 1 KiB, in which TFLite Micro's interpreter can prepare the file.
 
     Raises:
-        EngineError: none that a microcontroller could have is enough.
+        EngineError: even an arena of 256 MiB is too small.
     """
     with Engines() as engines:
 
@@ -116,7 +120,9 @@ def arena_bytes(file: Path, engine: Engine) -> int:
         while not opens(enough):
             enough *= 2
             if enough > _MOST_STEPS:
-                raise EngineError(f"TFLite Micro prepares {file.name} in no arena of 256 MiB", "Use a smaller model")
+                raise EngineError(
+                    f"TFLite Micro cannot prepare {file.name} in an arena of 256 MiB", "Use a smaller model"
+                )
         short = enough // 2
         while enough - short > 1:
             middle = (enough + short) // 2
@@ -125,7 +131,9 @@ def arena_bytes(file: Path, engine: Engine) -> int:
 
 
 def _cases(network: Network, file: Path, engine: Engine, samples: Samples, count: int) -> list[_Case]:
-    """Return what the file takes and gives of the first samples: the session of `engine` takes and gives numbers."""
+    """Return the file's inputs and outputs for the first samples. They are encoded here, because the session of
+    `engine` works on floats.
+    """
     with Engines() as engines:
         session = engines.open(file, SessionSettings(engine=engine))
         taken = list(itertools.islice(samples, count))
@@ -141,7 +149,7 @@ def _cases(network: Network, file: Path, engine: Engine, samples: Samples, count
 
 
 def encoded(port: Port, array: NDArray[Any]) -> NDArray[Any]:
-    """Return the file's tensor for an array of the model's."""
+    """Return an array of the model in the type, scale and order of axes of the file's tensor."""
     scales = port.tensor.scales
     if port.tensor.type == "int8" and scales is not None:
         limits = np.iinfo(np.int8)
@@ -181,7 +189,7 @@ def _model_header(arena: int) -> str:
 def _operators(kinds: Sequence[str]) -> str:
     lines = "".join(f"  if (resolver.{method(kind)}() != kTfLiteOk) return kTfLiteError;\n" for kind in kinds)
     return (
-        "// The operators of the model: none is missing, and none is there in vain.\n#pragma once\n\n"
+        "// Exactly the operators that the model needs.\n#pragma once\n\n"
         '#include "tensorflow/lite/micro/micro_mutable_op_resolver.h"\n\n'
         "namespace tflite {\nnamespace micro {}\n}  // namespace tflite\n\n"
         "namespace edgeq_names {\nusing namespace tflite;\nusing namespace tflite::micro;\n"

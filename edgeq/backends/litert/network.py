@@ -1,4 +1,4 @@
-"""Describe a model as a .tflite file has it: tensors with their quantization, operators in order."""
+"""Describe a model in the form of a .tflite file: tensors with their quantization, operators in order."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ Type = Literal["float32", "int8", "int32", "int64", "bool", "uint8"]
 
 @dataclass(frozen=True, eq=False)
 class Scales:
-    """Describe how the integers of a tensor represent numbers: x = (q - zero) * scale, one of each or one for each
-    place on `axis`.
+    """Describe how the integers of a tensor represent numbers: x = (q - zero) * scale.
+
+    There is one scale and one zero point for the tensor, or one of each for every index of `axis`.
     """
 
     scale: NDArray[np.float32]
@@ -23,7 +24,7 @@ class Scales:
     axis: int = 0
 
     def equals(self, other: Scales | None) -> bool:
-        """Return whether both stand for the same numbers."""
+        """Return whether both represent the same numbers."""
         return (
             other is not None
             and self.scale.shape == other.scale.shape
@@ -38,7 +39,7 @@ class Scales:
 
 @dataclass(frozen=True, eq=False)
 class Tensor:
-    """Describe one tensor. `values` are those of a constant; None for what is computed."""
+    """Describe one tensor. `values` are the values of a constant, or None if the tensor is computed."""
 
     name: str
     shape: tuple[int, ...]
@@ -52,9 +53,9 @@ class Operator:
     """Describe one operator, by its builtin name in the schema, such as "CONV_2D".
 
     Attributes:
-        inputs: tensors; None where an input is left out.
-        options: fields of the operator's options, by the name that the schema's object API gives them.
-        node: the ONNX node that it is part of.
+        inputs: tensors; None for an input that is left out.
+        options: fields of the operator's options, by their names in the schema's object API.
+        node: the ONNX node that the operator is part of.
     """
 
     kind: str
@@ -71,8 +72,8 @@ class Port:
     Attributes:
         name: the ONNX name.
         order: the file's axes by their numbers in the ONNX model: (0, 2, 3, 1) for NCHW stored as NHWC.
-        type, shape: of the ONNX model, as onnxruntime has them, with open sizes by name; "" and None where the file
-            does not state them.
+        type, shape: type and shape in the ONNX model, as onnxruntime reports them, with open sizes by name; "" and None
+            if the file does not state them.
     """
 
     name: str
@@ -99,7 +100,7 @@ class Network:
         return tuple(found)
 
     def without_unused(self) -> Network:
-        """Return the network without operators whose results nothing reads."""
+        """Return the network without operators whose results are not read."""
         wanted = {port.tensor for port in self.outputs}
         kept: list[Operator] = []
         for operator in reversed(self.operators):

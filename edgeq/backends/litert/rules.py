@@ -1,6 +1,6 @@
-"""Check what must be true of the tensors of a .tflite file.
+"""Check the rules that the tensors of a .tflite file must follow.
 
-The runtimes accept wrong scales in silence and answer differently, so that loading a file proves nothing.
+The runtimes accept wrong scales silently and give other answers, so loading a file proves nothing.
 """
 
 from __future__ import annotations
@@ -20,37 +20,39 @@ def check(network: Network) -> None:
     """Refuse a network that breaks a rule of its operators.
 
     Raises:
-        ModelError: names the first operator that does, the node that it is part of, and the rule.
+        ModelError: names the first operator that breaks a rule, its node, and the rule.
     """
     problem = next(problems(network), None)
     if problem is not None:
-        raise ModelError(f"the .tflite file would be wrong: {problem}", "Report this: edgeq wrote it so")
+        raise ModelError(
+            f"the .tflite file would be wrong: {problem}", "This is a bug in edgeq: report it with the model"
+        )
 
 
 def check_kernels(network: Network, engine: str) -> None:
-    """Refuse a network with an operator that an engine has no kernel of.
+    """Refuse a network with an operator for which an engine has no kernel.
 
     Raises:
         ModelError: names the node.
     """
     for operator in network.operators:
         if engine in dialect()[operator.kind].lacking:
-            problem = f"node {operator.node!r} becomes {operator.kind}, of which {engine} has no kernel"
+            problem = f"node {operator.node!r} becomes {operator.kind}, for which {engine} has no kernel"
             raise ModelError(problem, "Export the model without it, or choose a target with LiteRT")
 
 
 def problems(network: Network) -> Iterator[str]:
-    """Yield what is wrong with a network, one sentence for each fault."""
+    """Yield one sentence for each fault in a network."""
     made = {port.tensor for port in network.inputs}
     for operator in network.operators:
         where = f"{operator.kind} of node {operator.node!r}"
         row = dialect().get(operator.kind)
         if row is None:
-            yield f"{where}: no row of the dialect has it"
+            yield f"{where}: the dialect has no row for it"
             continue
         for tensor in operator.inputs:
             if tensor is not None and tensor.values is None and tensor not in made:
-                yield f"{where}: it reads {tensor.name!r}, which nothing made before"
+                yield f"{where}: it reads {tensor.name!r}, which no earlier operator makes"
         made.update(operator.outputs)
         if _integers(operator) and row.int8 == 0:
             yield f"{where}: no runtime has an int8 kernel"
@@ -61,7 +63,7 @@ def problems(network: Network) -> Iterator[str]:
 
 
 def _integers(operator: Operator) -> bool:
-    """Return whether an operator computes on int8: its first input is, apart from shapes."""
+    """Return whether an operator computes on int8, which its first input decides, apart from shapes."""
     data = [tensor for tensor in operator.inputs if tensor is not None and tensor.type in ("int8", "float32")]
     return bool(data) and all(tensor.type == "int8" for tensor in data) and operator.kind != "DEQUANTIZE"
 
@@ -112,16 +114,16 @@ def _inputs_as_output(operator: Operator) -> Iterator[str]:
 
 def _output(scale: float, zero: int) -> Callable[[Operator], Iterator[str]]:
     def check_output(operator: Operator) -> Iterator[str]:
-        """Yield a fault where the output has other scales than the kernels make."""
+        """Yield a fault if the output has another scale or zero point than the kernels produce."""
         if not Scales.of(scale, zero).equals(operator.outputs[0].scales):
-            yield f"its output has not the scale {scale:g} and zero point {zero}"
+            yield f"its output does not have the scale {scale:g} and zero point {zero}"
 
     return check_output
 
 
 def _weights(axis: int) -> Callable[[Operator], Iterator[str]]:
     def check_weights(operator: Operator) -> Iterator[str]:
-        """Yield what is wrong with the weights, whose output channels are on `axis`."""
+        """Yield the faults of the weights, whose output channels are on `axis`."""
         weights = operator.inputs[1]
         if weights is None or weights.scales is None or weights.values is None:
             yield "its weights are not constant integers"

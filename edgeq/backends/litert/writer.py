@@ -1,7 +1,7 @@
-"""Write a .tflite file, with the schema that the ai-edge-litert package brings.
+"""Write a .tflite file, with the schema from the ai-edge-litert package.
 
-The schema asks that the bytes of each constant start at a multiple of 16, which the generated classes do not see to: a
-microcontroller may read them in place.
+The schema requires that the bytes of each constant start at a multiple of 16, because a microcontroller may read them
+in place. The generated classes do not ensure this.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from edgeq.errors import RuntimeUnavailableError
 
 ALIGNMENT = 16
 METADATA = "edgeq"
-"""Name of the metadata that says in which order the file stores the axes of its inputs and outputs."""
+"""Name of the metadata with the order in which the file stores the axes of its inputs and outputs."""
 _OLD_CODES = 127
 _ENUMS = {
     "padding": "Padding",
@@ -42,10 +42,10 @@ def schema() -> Any:
 
 
 def write(network: Network, *, nodes: bool = False) -> bytes:
-    """Return the file of a network; the same network gives the same bytes.
+    """Return the file of a network. The same network gives the same bytes.
 
     Args:
-        nodes: whether it names the ONNX node of each operator, by which a profile is read.
+        nodes: whether the file names the ONNX node of each operator, so that a profile can be read.
     """
     return _File(network, nodes=nodes).pack()
 
@@ -58,7 +58,7 @@ class _File:
         self._codes: dict[tuple[str, int], int] = {}
 
     def pack(self) -> bytes:
-        """Return the bytes."""
+        """Return the bytes of the file."""
         import flatbuffers
 
         s, network = self._schema, self._network

@@ -1,4 +1,4 @@
-"""Build for Qualcomm's NPU, and ask its engine, in a process of its own, what of a model it takes."""
+"""Build for Qualcomm's NPU, and find out from its engine, in a separate process, which nodes of a model it accepts."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ def write_pairs(
     destination: Path,
     rules: Mapping[str, Rule] | None = None,
 ) -> dict[str, str]:
-    """Write the quantized model; gives the nodes that stay in float, each with its reason.
+    """Write the quantized model and return the nodes that stay in float, each with its reason.
 
     Args:
-        rules: what is quantized; None: what is known of the NPU.
+        rules: the rules that decide what is quantized; None means those of the NPU.
 
     Raises:
         CalibrationError: a tensor has no range.
@@ -68,7 +68,7 @@ def write_pairs(
     left = {node.name: node.reason for node in predicted if node.verdict == "float"}
     types = sorted({node.op_type for node in predicted if node.verdict == "int8"})
     if not types:
-        raise ModelError(f"{prepared.source}: no node of it runs in integers on the NPU", next(iter(left.values()), ""))
+        raise ModelError(f"{prepared.source}: no node can run in integers on the NPU", next(iter(left.values()), ""))
     overrides = {name_of(v): [{"quant_type": QuantType.QUInt16}] for v in _wide(prepared.model, scheme)}
     overrides |= {name: [{"quant_type": QuantType.QUInt8}] for name in _unsigned(prepared.model)}
     one_scale = [{"quant_type": quant_type(scheme.weight_type), "symmetric": scheme.weight_symmetric}]
@@ -77,7 +77,7 @@ def write_pairs(
     with quiet():
         config = get_qnn_qdq_config(
             str(prepared.path),
-            None,  # ranges are known
+            None,  # the ranges are already known
             activation_type=activation,
             weight_type=quant_type(scheme.weight_type),
             per_channel=scheme.per_channel,
@@ -109,7 +109,7 @@ def write_pairs(
 
 
 def _unsigned(model: ir.Model) -> set[str]:
-    """Constants of the operators that take uint8 alone, by what was executed."""
+    """Return the constant weights of operators that accept only uint8 weights, as found in executed models."""
     types = {row.operator for row in dialect() if row.right and row.weights == "uint8" and row.bits == _NARROW}
     types -= {row.operator for row in dialect() if row.right and row.weights == "int8" and row.bits == _NARROW}
     second = (node.inputs[1] for node in model.graph if node.op_type in types and len(node.inputs) > 1)
@@ -117,8 +117,11 @@ def _unsigned(model: ir.Model) -> set[str]:
 
 
 def _grouped_transposed(model: ir.Model) -> set[str]:
-    """Weights of transposed convolutions in groups: [C_in, C_out / groups, ...], so that a scale for each place on the
-    axis of the outputs is none for each output, as their bias needs."""
+    """Return the weights of transposed convolutions with groups.
+
+    Their shape is [C_in, C_out / groups, ...]. So one scale for each index of the output axis does not give each output
+    its own scale, which the bias needs.
+    """
     layers = [node for node in model.graph if is_op(node, "ConvTranspose")]
     return {name_of(node.inputs[1]) for node in layers if node.attributes.get_int("group", 1) > 1}
 
@@ -152,19 +155,21 @@ def dialect() -> tuple[Row, ...]:
 
 
 def wide_share(model: ir.Model, scheme: Scheme) -> float:
-    """Return the share of the activations' elements that a scheme has in 16 bits."""
+    """Return the share of the activations' elements that a scheme keeps in 16 bits."""
     every = {name_of(v): prod(sizes(v) or (1,)) for v in _activations(model) if v.producer() is not None}
     wide = every if ALL_NODES in scheme.wide else {name_of(value) for value in _wide(model, scheme)}
     return sum(size for name, size in every.items() if name in wide) / max(1, sum(every.values()))
 
 
 def _wide(model: ir.Model, scheme: Scheme) -> list[ir.Value]:
-    """The tensors in 16 bits: what the nodes of the scheme make, and inputs that only those read. The quantizer's rules
-    convert what else those nodes read, and what others read of them."""
+    """Return the tensors in 16 bits: the outputs of the scheme's wide nodes, and inputs that only those nodes read.
+
+    The quantizer's rules convert the other inputs of those nodes, and their outputs for other readers.
+    """
     nodes = frozenset(scheme.wide) - {ALL_NODES}
 
     def is_wide(value: ir.Value) -> bool:
-        """Return whether a tensor is on 16 bits: its maker is named, or of an input all readers are."""
+        """Return whether a tensor has 16 bits: its producer is named or, for a model input, all its readers are."""
         maker = value.producer()
         among = [maker] if maker is not None else [reader for reader, _ in value.uses()]
         return bool(among) and all(node.name in nodes for node in among)
@@ -183,12 +188,13 @@ _PAIR = ("QuantizeLinear", "DequantizeLinear")
 
 
 def failing_node(model: Path, fails: Callable[[Path], bool], folder: Path) -> ir.Node | None:
-    """Return the first node with which a beginning of `model` fails as the whole does; None where none does.
+    """Return the last node of the shortest beginning of `model` that fails like the whole model. Return None if the
+    model has no nodes.
 
     Args:
         model: a Q/DQ model, whose nodes are in order.
-        fails: whether a model fails.
-        folder: for the beginnings.
+        fails: function that returns whether a model fails.
+        folder: where to write the beginnings.
     """
     graph = read_model(model)
     nodes = [node for node in graph.graph if not is_op(node, *_PAIR)]
@@ -202,7 +208,7 @@ def failing_node(model: Path, fails: Callable[[Path], bool], folder: Path) -> ir
 
 
 def _beginning(model: ir.Model, nodes: list[ir.Node]) -> ir.Model:
-    """`nodes` and all that they read, as far as the pairs behind them."""
+    """Return a model of `nodes`, all that they read, and the Q/DQ pairs after them."""
     wanted = set(nodes)
     stack = list(nodes)
     while stack:
@@ -230,9 +236,9 @@ class Delegation:
 
     Attributes:
         source: the model that was quantized.
-        graphs: names of the nodes that the engine takes, one set for each graph that it compiles.
-        reasons: node → why it stays in float, where that is known.
-        how: where that is known from.
+        graphs: names of the nodes that the engine accepts, one set for each graph that it compiles.
+        reasons: node → why it stays in float, if known.
+        how: the source of this knowledge.
     """
 
     source: ir.Model
@@ -242,18 +248,18 @@ class Delegation:
 
     @property
     def left(self) -> tuple[ir.Node, ...]:
-        """Return the nodes that run on the CPU: those absent from every graph and not merged into a node of one."""
+        """Return the nodes that run on the CPU: they are in no graph and not merged into a node of a graph."""
         taken = frozenset().union(*self.graphs)
         return tuple(n for n in self.source.graph if n.name not in taken and not self._merged(n, taken))
 
     @property
     def floating(self) -> tuple[ir.Node, ...]:
-        """Return the nodes that the engine takes although they are not quantized: it computes them in 16-bit floats."""
+        """Return the nodes that the engine accepts although they are not quantized. It computes them in float16."""
         taken = frozenset().union(*self.graphs)
         return tuple(n for n in self.source.graph if n.name in taken and n.name in self.reasons)
 
     def _merged(self, node: ir.Node, taken: frozenset[str]) -> bool:
-        """Return whether the quantizer removed `node` because the range of what it reads does its work."""
+        """Return whether the quantizer removed `node` because the range of its input does its work."""
         maker = node.inputs[0].producer() if node.inputs and node.inputs[0] is not None else None
         return node.op_type in ("Relu", "Clip") and maker is not None and maker.name in taken
 
@@ -266,7 +272,7 @@ class Delegation:
         )
 
     def notes(self) -> tuple[str, ...]:
-        """Describe in sentences where the nodes run, and where the graph splits."""
+        """Return sentences that describe where the nodes run, and where the graph splits."""
         count, left = len(self.source.graph), self.left
         share = f"{count - len(left)} of {count}" if left else f"all {count}"
         found = [f"{share} nodes run on the NPU, in {len(self.graphs)} graph{'s' * (len(self.graphs) != 1)}"]
@@ -277,7 +283,7 @@ class Delegation:
         return tuple(found)
 
     def coverage(self) -> Coverage:
-        """Return the same in the terms of `edgeq.measure.coverage`."""
+        """Return where the nodes run as a `Coverage` (`edgeq.measure.coverage`)."""
         macs, floats = node_macs(self.source), frozenset((*self.left, *self.floating))
         runs = [
             NodeRun(str(n.name), str(n.name), n.op_type, "float" if n in floats else "int8", macs.get(n.name or "", 0))
@@ -289,11 +295,15 @@ class Delegation:
         return [f"{n.name} ({n.op_type}: {self._why(str(n.name))})" for n in nodes]
 
     def _why(self, name: str) -> str:
-        return self.reasons.get(name, "the provider does not take it")
+        return self.reasons.get(name, "the provider does not support it")
 
 
 def forecast(source: ir.Model, reasons: Mapping[str, str], absent: str) -> Coverage:
-    """Return what would run in int8 if the engine took every node; `absent`: why it was not asked."""
+    """Return what would run in int8 if the engine accepted every node.
+
+    Args:
+        absent: why the engine itself was not used.
+    """
     everything = frozenset(str(node.name) for node in source.graph)
     found = Delegation(source, (everything,), reasons, "the model's pairs").coverage()
     return dataclasses.replace(found, basis="forecast", reason=absent)
@@ -302,12 +312,12 @@ def forecast(source: ir.Model, reasons: Mapping[str, str], absent: str) -> Cover
 def delegated(
     source: ir.Model, model: Path, engine: Engine, reasons: Mapping[str, str], how: str, folder: Path
 ) -> Delegation:
-    """Ask `engine` what it takes of `model`, which was made from `source`.
+    """Return which nodes of `model`, made from `source`, the engine accepts.
 
     Args:
         reasons: node → why it was left in float.
-        how: for the record.
-        folder: a private one, for what was found of a model: one of the same structure is not compiled again.
+        how: source of the knowledge, for the record.
+        folder: private folder for the results. A model of the same structure is not compiled again.
 
     Raises:
         EngineError: the engine refuses the model, crashes or hangs.
@@ -328,7 +338,9 @@ def delegated(
 
 
 def _at_node(error: EngineError, engine: Engine, engines: Engines, model: Path) -> EngineError:
-    """`error` with the node in it at which the engine fails, where it does so again."""
+    """Return `error` with the node at which the engine fails. If it does not fail again, the error advises to try
+    again.
+    """
 
     def fails(beginning: Path) -> bool:
         """Return whether the engine refuses this beginning of the model."""
@@ -343,8 +355,8 @@ def _at_node(error: EngineError, engine: Engine, engines: Engines, model: Path) 
     if node is None:
         return EngineError(f"{engine.name} failed once: {error.problem}", "Try again")
     where = f"at node {node.name!r} ({node.op_type})"
-    # The engine takes a node in float, too, and may fail at it then.
-    fix = "Keep it in float with --exclude or, where that does not help, export the model without it"
+    # The engine also accepts a node in float, and may then fail at it as well.
+    fix = "Keep it in float with --exclude. If that does not help, export the model without it"
     return EngineError(f"{engine.name} fails {where}: {error.problem}", fix)
 
 
@@ -369,7 +381,8 @@ class QnnBackend(Backend):
     """Build for Qualcomm's NPU.
 
     Attributes:
-        target: what it builds for, whose [device] engine_options the simulator is set to; None: the engine's defaults.
+        target: the target to build for. Its `[device] engine_options` configure the simulator. None means the engine's
+            defaults.
     """
 
     name = "qnn"
@@ -384,10 +397,10 @@ class QnnBackend(Backend):
         return dataclasses.replace(self, target=target)
 
     def check(self, scheme: Scheme) -> None:
-        """Refuse a scheme that the NPU cannot do. See `Backend.check`."""
+        """Refuse a scheme that the NPU cannot run. See `Backend.check`."""
         require_fields(scheme, _FIELDS, self.name, _NEEDS)
         if scheme.per_channel and scheme.weight_type != "int8":
-            raise UsageError("weights with a scale per channel are int8 there", "Add --no-per-channel")
+            raise UsageError("weights with a scale per channel must be int8 on the NPU", "Add --no-per-channel")
 
     def build(
         self,
@@ -398,7 +411,7 @@ class QnnBackend(Backend):
         *,
         samples: Samples | None = None,
     ) -> Artifact:
-        """Write the Q/DQ model to `destination`; it takes nothing from samples. See `Backend.build`."""
+        """Write the Q/DQ model to `destination`. The samples are not used. See `Backend.build`."""
         self.check(scheme)
         require_fixed_sizes(prepared.model, prepared.source, self.title)
         check_names(prepared, (*scheme.exclude, *(name for name in scheme.wide if name != ALL_NODES)))
@@ -434,7 +447,7 @@ class QnnBackend(Backend):
         found = delegated(changed.model, destination, engine, left, how, prepared.path.parent)
         return dataclasses.replace(
             artifact,
-            notes=(*artifact.notes, *found.notes(), f"answers are those of {how}: nothing was run on a chip"),
+            notes=(*artifact.notes, *found.notes(), f"the answers come from {how}; nothing was run on a chip"),
             coverage=found.coverage(),
         )
 

@@ -1,4 +1,4 @@
-"""Build for Rockchip's NPUs: a Q/DQ file in their compiler's dialect, and what the compiler makes of it."""
+"""Build for Rockchip's NPUs: a Q/DQ file in the dialect of their compiler, and its compiled form."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class RknnBackend(Backend):
     """Build for Rockchip's NPUs.
 
     Attributes:
-        target: what it builds for, whose [device] engine_options name the chip.
+        target: the target to build for, whose `[device] engine_options` name the chip.
     """
 
     name = "rknn"
@@ -91,7 +91,7 @@ class RknnBackend(Backend):
         return dataclasses.replace(self, target=target)
 
     def check(self, scheme: Scheme) -> None:
-        """Refuse a scheme that the compiler does not take. See `Backend.check`."""
+        """Refuse a scheme that the compiler does not support. See `Backend.check`."""
         _check_fields(scheme)
         find_python(toolkit())
 
@@ -104,7 +104,7 @@ class RknnBackend(Backend):
         *,
         samples: Samples | None = None,
     ) -> Artifact:
-        """Write the Q/DQ model to `destination`; it takes nothing from samples. See `Backend.build`."""
+        """Write the Q/DQ model to `destination`. The samples are not used. See `Backend.build`."""
         del samples
         _check_fields(scheme)
         require_fixed_sizes(prepared.model, prepared.source, self.title)
@@ -114,7 +114,7 @@ class RknnBackend(Backend):
         chosen = {str(n.name) for n in prepared.model.graph} - left.keys() - (set(scheme.exclude) - floats)
         if not chosen - floats:
             reason = next(iter(left.values()), "")
-            raise ModelError(f"{prepared.source}: no node of it runs in integers on the NPU", reason)
+            raise ModelError(f"{prepared.source}: no node can run in integers on the NPU", reason)
         if floats and not self._chip.float16:
             raise ModelError(f"{self._chip.title} has no float16 for {min(floats)!r}", "Leave --exclude out")
         save_model(write_dialect(prepared, ranges, scheme, chosen, floats), destination)
@@ -135,8 +135,7 @@ class RknnBackend(Backend):
         *,
         progress: Progress = SILENT,
     ) -> Artifact:
-        """Return `artifact` with what the compiler makes of it, which its simulator has proven. See
-        `Backend.finished`."""
+        """Return `artifact` with its compiled form, proven in the compiler's simulator. See `Backend.finished`."""
         chip, signature = self._chip, own_signature(artifact.model, artifact.model)
         few = tuple(itertools.islice(samples, _LEAST_SIMULATED))
         with progress.stage(f"Compiling for {chip.title}"):
@@ -154,7 +153,7 @@ class RknnBackend(Backend):
         )
         more = {} if chip.python else write_for_c(signature, few, wanted, stem, folder)
         if more:
-            notes += (f"{chip.title} is driven from C: edgeq's runner does not run there, docs/rknn.md",)
+            notes += (f"{chip.title} is programmed in C, because edgeq's runner does not run there (docs/rknn.md)",)
         found = coverage(prepared.model, compiled, artifact.scheme, f"the compiler's table, {maker}")
         return dataclasses.replace(
             artifact,
@@ -191,7 +190,7 @@ class RknnBackend(Backend):
         yield Alternative(f"{target.name}-cpu", "any CPU, the same Q/DQ model", 0, plain)
 
     def owns(self, place: Path) -> bool:
-        """Return whether `place` is a compiled file, or one of those for C. See `Backend.owns`."""
+        """Return whether `place` is a compiled file, or one of the files for C. See `Backend.owns`."""
         if not is_plain(place):
             return False
         with place.open("rb") as stream:
@@ -203,11 +202,11 @@ class RknnBackend(Backend):
         return simulated_chip
 
     def toolkit(self) -> Toolkit:
-        """Return the toolkit with the compiler."""
+        """Return the toolkit that contains the compiler."""
         return toolkit()
 
     def doctor(self, machine: Machine) -> Iterator[Check]:
-        """Yield whether the compiler is there. See `Backend.doctor`."""
+        """Yield a check of whether the compiler is installed. See `Backend.doctor`."""
         del machine
         try:
             yield Check(f"toolkit {self.name}", "ok", f"{toolkit().needs}: {find_python(toolkit())}")
@@ -217,7 +216,9 @@ class RknnBackend(Backend):
     @property
     def _chip(self) -> Chip:
         if self.target is None:
-            raise HardwareError(f"the {self.name} backend builds for a chip", "Name a target, as -t rk3588")
+            raise HardwareError(
+                f"the {self.name} backend needs a target with a chip", "Name a target, such as -t rk3588"
+            )
         return chip_named(platform_of(self.target))
 
 
@@ -233,11 +234,11 @@ def _in_float(prepared: PreparedModel, scheme: Scheme) -> dict[str, str]:
     types = scheme.op_types
     left = {node.name: node.reason for node in predicted if node.verdict == "float"}
     others = (node for node in predicted if types is not None and node.op_type not in types)
-    return {**{node.name: f"{node.op_type} is none of the types to quantize" for node in others}, **left}
+    return {**{node.name: f"{node.op_type} is not one of the types to quantize" for node in others}, **left}
 
 
 def placement(layers: Sequence[Layer]) -> tuple[str, ...]:
-    """Return where the layers run, in sentences."""
+    """Return sentences that describe where the layers run."""
     layers = [layer for layer in layers if layer.op_type not in dialect().table.conversions]
     npu = [layer for layer in layers if layer.place == "NPU"]
     integer = [layer for layer in npu if layer.dtype == "INT8"]
@@ -257,7 +258,7 @@ def _named(layers: Sequence[Layer]) -> str:
 
 
 def coverage(source: ir.Model, compiled: Compiled, scheme: Scheme, how: str) -> Coverage:
-    """Return what the compiler's layers are of the nodes of `source`."""
+    """Return the precision of the nodes of `source`, read from the compiler's layers."""
     known = {str(node.name) for node in source.graph}
     of: dict[str, list[Layer]] = {}
     for layer in (one for one in compiled.layers if one.op_type not in dialect().table.conversions):
@@ -265,7 +266,7 @@ def coverage(source: ir.Model, compiled: Compiled, scheme: Scheme, how: str) -> 
     macs = node_macs(source)
 
     def kind(name: str) -> str:
-        """Return what computes a node: its layers, or for one that was merged into another its scheme."""
+        """Return "int8" or "float" for a node, by its layers. For a node merged into another, the scheme decides."""
         own = of.get(name, ())
         in_float = any(layer.dtype != "INT8" for layer in own) if own else name in scheme.exclude
         return "float" if in_float else "int8"
@@ -287,6 +288,8 @@ def _why(layers: Sequence[Layer]) -> str:
 
 
 def origin(layer: str, known: set[str]) -> str:
-    """Return the node that a layer was made of: the compiler appends to its name; itself where none is recognised."""
+    """Return the node from which a layer was made, without the text that the compiler appends to its name. If no such
+    node is known, return `layer`.
+    """
     ends = [found.start() for found in _APPENDED.finditer(layer)]
     return next((layer[:end] for end in (len(layer), *reversed(ends)) if layer[:end] in known), layer)

@@ -1,7 +1,7 @@
-"""Compile a Q/DQ file with Rockchip's toolkit, read where each layer runs, and hold its simulator against ONNX Runtime.
+"""Compile a Q/DQ file with Rockchip's toolkit, read where each layer runs, and compare its simulator with ONNX Runtime.
 
-The simulator computes the compiler's graph in float and rounds where the file says so. It knows no chip: it proves that
-the import changed nothing, and says nothing of silicon.
+The simulator computes the compiler's graph in float and rounds as the file defines. It does not model a chip. It proves
+that the import changed nothing, but not what a chip computes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from edgeq.run.toolkit import Job, Ran
 from edgeq.signature import Signature, TensorSpec
 
 UNFUSED = SessionSettings(optimization="none")
-"""ONNX Runtime's kernels as the file names them, which the simulator equals bit for bit."""
+"""Runs ONNX Runtime's kernels for the operators in the file, unfused. The simulator equals them bit for bit."""
 PLATFORM = "target_platform"
 _JOB, _SAMPLES, _ANSWERS = "job.json", "samples", "answers"
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
@@ -53,9 +53,9 @@ class Layer:
     """Describe a row of the compiler's table.
 
     Attributes:
-        name: of the node that it was made of, with what the compiler appends.
+        name: name of the node from which the layer was made, with the text that the compiler appends.
         place: "NPU" or "CPU".
-        dtype: "INT8", "FLOAT16" ...
+        dtype: data type, such as "INT8" or "FLOAT16".
         cycles: the compiler's estimate; 0 on the CPU.
     """
 
@@ -81,12 +81,12 @@ class Compiled:
 
 
 class Compilation:
-    """Run the compiler on one ONNX file; its simulator answers until the `with` block ends.
+    """Run the compiler on one ONNX file. Its simulator answers until the `with` block ends.
 
     Args:
-        folder: an empty one, where the compiled file and the streams of the process stay.
+        folder: an empty folder for the compiled file and the output of the process.
         inputs: names of the model's inputs, in their order.
-        quantize: the list of calibration samples for the toolkit's own quantizer; None takes the file's scales.
+        quantize: the list of calibration samples for the toolkit's own quantizer; None uses the file's scales.
 
     Raises:
         RuntimeUnavailableError: the toolkit is not installed.
@@ -120,7 +120,7 @@ class Compilation:
         """Return the simulator's outputs for one sample.
 
         Raises:
-            ModelError, EngineError, OutputError: as `finish`.
+            ModelError, EngineError, OutputError: see `finish`.
         """
         name = f"{self._asked}.npz"
         self._asked += 1
@@ -136,11 +136,11 @@ class Compilation:
         return found
 
     def finish(self) -> tuple[Path, tuple[Layer, ...]]:
-        """Wait for the end, and return the compiled file and its layers.
+        """Wait until the compiler ends, and return the compiled file and its layers.
 
         Raises:
-            ModelError: the compiler has no form of an operator.
-            EngineError: it refuses the model, crashes or hangs.
+            ModelError: the compiler does not support an operator.
+            EngineError: the compiler refuses the model, crashes or hangs.
             OutputError: the disk is full.
         """
         ran = self._job.finish()
@@ -155,7 +155,7 @@ def compile_model(
     """Compile an ONNX file for a chip, and run it in the simulator. See `Compilation`.
 
     Raises:
-        RuntimeUnavailableError, ModelError, EngineError, OutputError: as `Compilation`.
+        RuntimeUnavailableError, ModelError, EngineError, OutputError: see `Compilation`.
     """
     with Compilation(model, platform, folder, inputs) as compilation:
         answers = tuple(compilation.answer(sample.inputs) for sample in samples)
@@ -164,7 +164,7 @@ def compile_model(
 
 
 class SimulatedSession:
-    """Run a Q/DQ file in the compiler's simulator, as an onnxruntime session does."""
+    """Run a Q/DQ file in the compiler's simulator, with the interface of an onnxruntime session."""
 
     def __init__(self, compilation: Compilation, signature: Signature) -> None:
         self._compilation, self._outputs = compilation, signature.outputs
@@ -174,7 +174,7 @@ class SimulatedSession:
         return self._outputs
 
     def run(self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any]) -> Sequence[Any]:
-        """Simulate one sample; None for all outputs."""
+        """Simulate one sample and return the named outputs. None means all outputs."""
         found = {}
         for spec, array in zip(self._outputs, self._compilation.answer(input_feed), strict=True):
             shape = [size for size in spec.shape or () if isinstance(size, int)]
@@ -184,13 +184,15 @@ class SimulatedSession:
 
 @contextmanager
 def simulated_chip(target: Target) -> Iterator[Callable[[Path, SessionSettings], Session]]:
-    """Give what compiles a model for the chip of a target and runs it in the simulator: `Backend.simulator`."""
+    """Yield a function that compiles a model for the chip of a target and runs it in the simulator. See
+    `Backend.simulator`.
+    """
     with ExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory(prefix="edgeq-rknn-")))
         places = itertools.count()
 
         def opened(model: Path, settings: SessionSettings) -> Session:
-            """Start the compiler on a model. It takes no session options."""
+            """Start the compiler on a model. The session options are not used."""
             del settings
             own, signature = folder / str(next(places)), own_signature(model, model)
             own.mkdir()
@@ -201,15 +203,15 @@ def simulated_chip(target: Target) -> Iterator[Callable[[Path, SessionSettings],
 
 
 def platform_of(target: Target) -> str:
-    """Return the chip of a target, as the compiler calls it.
+    """Return the compiler's name for the chip of a target.
 
     Raises:
-        HardwareError: its file names none, or sets other options of the compiler.
+        HardwareError: the target's file names no chip, or sets other options of the compiler.
     """
     options = target.device.get("engine_options", {})
     if set(options) != {PLATFORM}:
         problem = f"{target.name}: engine_options does not name a chip"
-        raise HardwareError(problem, f'Write {{ {PLATFORM} = "rk3588" }}, and that alone')
+        raise HardwareError(problem, f'Write only {{ {PLATFORM} = "rk3588" }}')
     return chip_named(options[PLATFORM]).name
 
 
@@ -224,7 +226,7 @@ def config_for(platform: str) -> dict[str, Any]:
 
 
 def layers_of(log: str) -> tuple[Layer, ...]:
-    """Read the compiler's table, which it prints between the lines of its log."""
+    """Return the rows of the compiler's table, which are mixed with the other lines of its log."""
     found = []
     for row in map(_ROW.match, _lines(log)):
         if row is not None and row["op"] not in dialect().table.ends:
@@ -234,11 +236,11 @@ def layers_of(log: str) -> tuple[Layer, ...]:
 
 
 def check_ran(ran: Ran, output: Path, layers: Sequence[Layer], model: Path) -> None:
-    """Refuse a job that failed, whatever its exit status says.
+    """Refuse a job that failed, whatever its exit status is.
 
     Raises:
-        ModelError: the compiler has no form of an operator.
-        EngineError: all else, with the reason as the toolkit has it.
+        ModelError: the compiler does not support an operator.
+        EngineError: any other failure, with the reason that the toolkit reports.
     """
     lines = [*_lines(ran.errors), *_lines(ran.out)]
     unknown = next((found for line in lines if (found := _UNKNOWN.search(line))), None)
@@ -246,9 +248,9 @@ def check_ran(ran: Ran, output: Path, layers: Sequence[Layer], model: Path) -> N
         what = (
             unknown["node"][:_LONGEST] if unknown["op"] is None else f"{unknown['op']} ({unknown['node'][:_LONGEST]})"
         )
-        problem = f"{model.name}: {toolkit().needs} has no form of {what}"
+        problem = f"{model.name}: {toolkit().needs} does not support {what}"
         raise ModelError(problem, "Export the model without that operator")
-    fix = "Keep nodes in float with --exclude, or export the model without what it names"
+    fix = "Keep nodes in float with --exclude, or export the model without the operator that it names"
     if ran.code != 0:
         raise EngineError(f"{toolkit().needs} {ran.ending}{_reason(lines)}", fix)
     if not output.is_file() or not layers:
@@ -257,7 +259,7 @@ def check_ran(ran: Ran, output: Path, layers: Sequence[Layer], model: Path) -> N
 
 
 def _reason(lines: Sequence[str]) -> str:
-    """Return what the toolkit says of a failure, behind a colon; "" where it says nothing."""
+    """Return the toolkit's reason for a failure, after a colon, or "" if the toolkit reports no reason."""
     raised = [line for line in lines if _RAISED.match(line) and not line.endswith("(most recent call last):")]
     errors = [found["text"] for line in lines if (found := _PROBLEM.match(line)) and not _NOTHING.search(line)]
     own = [line.partition(REASON)[2].strip() for line in lines if line.startswith(REASON)]
@@ -289,20 +291,20 @@ def compare_answers(
     exact: Sequence[Mapping[str, NDArray[Any]]],
     model: Path,
 ) -> str:
-    """Hold the simulator's answers against ONNX Runtime's, and say what was found.
+    """Compare the simulator's answers with ONNX Runtime's, and return a sentence with the result.
 
     Args:
-        wanted: of the unfused kernels.
-        exact: of the float model. Layers in float16 may change as much as quantization did: what they round to the
-            other side of a tie spreads as all roundings do.
+        wanted: answers of the unfused kernels.
+        exact: answers of the float model. Layers in float16 may change the answers as much as quantization did, because
+            a value that they round to the other side of a tie spreads like any other rounding.
 
     Raises:
-        CheckFailedError: they differ by more than roundings of sums, or of float16 layers, explain.
+        CheckFailedError: the difference is larger than rounded sums, or float16 layers, can explain.
     """
     found = np.concatenate([_flat(array) for arrays in compiled.answers for array in arrays])
     right = np.concatenate([_flat(array) for arrays in wanted for array in arrays.values()])
     if found.size != right.size:
-        raise CheckFailedError(f"{model.name}: the simulator answers in another shape", "Report this model")
+        raise CheckFailedError(f"{model.name}: the simulator's answers have another shape", "Report this model")
     count = f"{len(wanted)} sample{'s' * (len(wanted) != 1)}"
     share = float(np.mean(found == right))
     if share == 1:
@@ -316,13 +318,13 @@ def compare_answers(
         least = min(dialect().float16.least_db, _level(floats, right))
     if level < least or (not half and share < limits.least_share):
         raise CheckFailedError(
-            f"{model.name}: the simulator answers otherwise than ONNX Runtime's unfused kernels "
+            f"{model.name}: the simulator's answers differ from those of ONNX Runtime's unfused kernels "
             f"({1 - share:.2%} of values differ, {level:.1f} dB SQNR)",
             "Report this model, and deploy the variant for the CPU",
         )
     why = "float16 layers round" if half else "sums of floats round in another order"
     return (
-        f"its simulator follows ONNX Runtime's unfused kernels to {level:.1f} dB on {count}, "
+        f"its simulator agrees with ONNX Runtime's unfused kernels to {level:.1f} dB on {count}, "
         f"{share:.2%} of values equal: {why}"
     )
 

@@ -1,6 +1,6 @@
-"""Wrap a compiled file in the ONNX form of compiled models, a node EPContext that holds it.
+"""Wrap a compiled file in the ONNX form of compiled models, an EPContext node that contains it.
 
-So it travels as the model of a variant like any other, with the names, types and shapes of its inputs and outputs.
+So it travels like the model of any other variant, with the names, types and shapes of its inputs and outputs.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from edgeq.signature import Signature, TensorSpec
 
 
 def write_context(compiled: Path, signature: Signature, platform: str, version: str, destination: Path) -> None:
-    """Write the ONNX file that holds a compiled one.
+    """Write the ONNX file that contains a compiled file.
 
     Args:
-        signature: of the model that was compiled; its sizes are fixed.
-        platform: the chip, as the compiler calls it.
-        version: of the compiler.
+        signature: signature of the model that was compiled; its sizes are fixed.
+        platform: the compiler's name for the chip.
+        version: version of the compiler.
     """
     node = helper.make_node(
         "EPContext",

@@ -1,4 +1,4 @@
-"""Read what is known of Rockchip's compiler from `targets/rknn/*.toml`."""
+"""Read the known properties of Rockchip's compiler from `targets/rknn/*.toml`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from edgeq.util.registry import shipped
 
 @dataclass(frozen=True)
 class Opset:
-    """Name the newest opset that the compiler reads, and operators that mean something else in later ones."""
+    """Name the newest opset that the compiler reads, and the operators that later opsets define differently."""
 
     newest: int
     changed: tuple[str, ...]
@@ -24,7 +24,7 @@ class Opset:
 
 @dataclass(frozen=True)
 class ZeroPoint:
-    """Describe the zero point that the compiler does not keep."""
+    """Name the zero point that the compiler does not keep."""
 
     avoided: int
     why: str
@@ -33,7 +33,7 @@ class ZeroPoint:
 
 @dataclass(frozen=True)
 class Swish:
-    """Name operators that become one with the Mul behind them."""
+    """Name operators that the compiler merges with the Mul after them."""
 
     gates: tuple[str, ...]
     why: str
@@ -42,7 +42,7 @@ class Swish:
 
 @dataclass(frozen=True)
 class Pool:
-    """Describe windows of a MaxPool that are written as chains of smaller ones."""
+    """Describe windows of a MaxPool that edgeq writes as chains of smaller ones."""
 
     windows: tuple[int, ...]
     chained: int
@@ -52,7 +52,9 @@ class Pool:
 
 @dataclass(frozen=True)
 class Attribute:
-    """Describe an attribute that must be written (`write`: its value), or left out where it is 0."""
+    """Describe an attribute that is written with the value `write`. If `write` is None, the attribute is left out if it
+    is 0.
+    """
 
     operator: str
     name: str
@@ -72,7 +74,7 @@ class DisabledRule:
 
 @dataclass(frozen=True)
 class Float16:
-    """Set the least SQNR in dB, against kernels that compute them in float32, of a model with layers in float16."""
+    """Set the minimum SQNR in dB of a model with float16 layers, against kernels that compute them in float32."""
 
     least_db: float
     why: str
@@ -81,7 +83,7 @@ class Float16:
 
 @dataclass(frozen=True)
 class Rounding:
-    """Limit what roundings of float sums may change: the least share of equal values, and the least SQNR in dB."""
+    """Limit the effect of rounded float sums: the minimum share of equal values, and the minimum SQNR in dB."""
 
     least_share: float
     least_db: float
@@ -127,7 +129,7 @@ class Dialect:
 
 @cache
 def dialect() -> Dialect:
-    """Return the form that the compiler takes."""
+    """Return the form of a model that the compiler supports."""
     return read_toml(shipped("targets") / "rknn" / "dialect.toml", Dialect, HardwareError, "Install edgeq again")
 
 
@@ -139,7 +141,7 @@ def toolkit() -> Toolkit:
 
 @dataclass(frozen=True)
 class Chip:
-    """Describe a chip, as targets/rknn/chips.toml has it."""
+    """Describe a chip from targets/rknn/chips.toml."""
 
     name: str
     title: str
@@ -155,13 +157,13 @@ class _Chips:
 
 
 def chip_named(name: str) -> Chip:
-    """Return the chip that the compiler calls so.
+    """Return the chip with this name in the compiler.
 
     Raises:
-        HardwareError: there is none, with the nearest name.
+        HardwareError: no chip has that name; suggests the nearest name.
     """
     table = read_toml(shipped("targets") / "rknn" / "chips.toml", _Chips, HardwareError, "Install edgeq again").chip
     known = {chip.name: chip for chip in table}
     if name not in known:
-        raise HardwareError(f"the compiler knows no chip {name!r}", suggest(name, known))
+        raise HardwareError(f"the compiler does not know the chip {name!r}", suggest(name, known))
     return known[name]

@@ -1,12 +1,13 @@
-"""Write a float model as the Q/DQ file that Rockchip's compiler takes over number by number.
+"""Write a float model as a Q/DQ file whose numbers Rockchip's compiler keeps.
 
-The compiler keeps a scale whose zero point is not 0, and rounds every other one anew. So no zero point is 0 here:
+The compiler keeps a scale only if its zero point is not 0, and rounds all other scales again. So no zero point is 0
+here:
 
-    activations     zero point -1 in place of 0, with scale * 128/127, so that the range is no narrower
-    weights         zero point -1 or 1 and integers moved as far, which stand for the same numbers
+    activations     zero point -1 instead of 0, and scale * 128/127 to keep the range
+    weights         zero point -1 or 1, with the integers shifted by the same amount, so the numbers stay the same
 
-Pairs stand on every tensor but those of `targets/rknn/dialect.toml`. Each change of the file computes in ONNX Runtime's
-unfused kernels what the file before it computed, but for the scales of the activations named above.
+Every tensor has a pair, apart from those in `targets/rknn/dialect.toml`. Except for the new scales of the activations,
+no change alters what ONNX Runtime's unfused kernels compute from the file.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ def write_dialect(
 
     Args:
         chosen: names of the nodes that get pairs.
-        floats: names of those among them whose weights stay in float.
+        floats: names of the chosen nodes whose weights stay in float.
 
     Raises:
         CalibrationError: a tensor has no range.
@@ -84,7 +85,7 @@ def write_dialect(
 
 
 def off_zero(ranges: Mapping[str, Range], scheme: Scheme) -> dict[str, Range]:
-    """Return the ranges, widened where their zero point would be 0 so that it is -1."""
+    """Return the ranges. A range whose zero point would be 0 is widened so that the zero point is -1."""
     return {name: _off_zero(found, scheme) for name, found in ranges.items()}
 
 
@@ -97,9 +98,10 @@ def _off_zero(found: Range, scheme: Scheme) -> Range:
 
 
 def weight_bounds(model: ir.Model, scheme: Scheme) -> Iterator[tuple[str, NDArray[np.float64]]]:
-    """Yield the weights in which a channel reaches about as far down as up, with the magnitudes that 127 stands for.
+    """Yield each weight that has a channel whose minimum and maximum have about the same magnitude. With it, yield the
+    magnitudes that the integer 127 represents.
 
-    The largest integer is 126 there, so that a shift by 1 takes none beyond 127.
+    In such a channel the largest integer is 126, so a shift by 1 makes no integer larger than 127.
     """
     for node in model.graph:
         for place in operator_of(node).weights:
@@ -119,7 +121,7 @@ def split_pools(model: ir.Model) -> dict[str, str]:
     """Write each MaxPool of stride 1 with a large square window as a chain of small ones, in place.
 
     Returns:
-        The tensors between them: name → name of the tensor that they pool.
+        The new tensors within the chains: name → name of the tensor that the chain pools.
     """
     editor, added = Editor(model), {}
     step = dialect().pool.chained
@@ -150,7 +152,7 @@ def _is_centred(node: ir.Node) -> bool:
 
 
 def restore_floats(model: ir.Model, floats: Collection[str], spared: Mapping[str, ir.Value]) -> None:
-    """Put the float weights of the nodes `floats` back in the place of integers, in place."""
+    """Replace, in place, the integer weights of the nodes `floats` with their float weights."""
     editor = Editor(model)
     for node in model.graph:
         if node.name not in floats:
@@ -167,8 +169,9 @@ def restore_floats(model: ir.Model, floats: Collection[str], spared: Mapping[str
 
 
 def open_swish(model: ir.Model) -> None:
-    """Remove the pair between a Sigmoid and a Mul that read the same tensor, in place: the compiler makes one operator
-    of both, with one rounding."""
+    """Remove, in place, the pair between a Sigmoid and a Mul that read the same tensor. The compiler makes one operator
+    of both, with one rounding.
+    """
     for node in [node for node in model.graph if is_op(node, *dialect().swish.gates)]:
         gate = node.outputs[0]
         pairs = [reader for reader in readers(gate) if is_op(reader, "QuantizeLinear")]
@@ -186,7 +189,7 @@ def open_swish(model: ir.Model) -> None:
 
 
 def shift_constants(model: ir.Model) -> None:
-    """Give the 8-bit constants another zero point where theirs is 0, in place: they stand for the same numbers."""
+    """Replace, in place, zero points of 0 of the 8-bit constants. The constants still represent the same numbers."""
     editor = Editor(model)
     made: dict[ir.Value, tuple[ir.Value, ir.Value]] = {}
     for node in [node for node in model.graph if is_op(node, "DequantizeLinear")]:
@@ -214,11 +217,11 @@ def shift_constants(model: ir.Model) -> None:
 
 
 def shifts(values: NDArray[np.int8], zeros: NDArray[np.int8], axis: int) -> NDArray[np.int16]:
-    """Return what to add to the integers of each channel and to its zero point, so that none is 0: -1 or 1, away from
-    the integer of the largest magnitude.
+    """Return the shift of each channel, to add to its integers and its zero point, so that no zero point is 0.
 
-    So no integer is -128, which kernels of ONNX Runtime on ARM multiply wrongly, unless a channel reaches -127 and 127.
-    One that uses all 256 integers keeps its zero point: there is nothing to add.
+    A shift is -1 or 1, away from the integer of the largest magnitude. So no integer is -128, which kernels of ONNX
+    Runtime on ARM multiply wrongly, unless a channel contains both -127 and 127. A channel that uses all 256 integers
+    keeps its zero point, because its integers cannot be shifted.
     """
     low, high = LIMITS[ir.DataType.INT8]
     flat = values.reshape(1, -1) if not zeros.ndim else np.moveaxis(values, axis, 0).reshape(zeros.size, -1)
@@ -239,7 +242,7 @@ def _spread(shift: NDArray[np.int16], rank: int, axis: int) -> NDArray[np.int16]
 
 
 def write_defaults(model: ir.Model) -> None:
-    """Write out the attributes that the compiler looks for, and leave out those that it stumbles over, in place."""
+    """Write, in place, the attributes that the compiler requires, and remove those that it cannot handle."""
     for node in model.graph:
         for rule in dialect().attribute:
             if not is_op(node, rule.operator):
@@ -251,10 +254,10 @@ def write_defaults(model: ir.Model) -> None:
 
 
 def lower_opset(model: ir.Model, source: Path) -> None:
-    """Declare the newest opset that the compiler reads, in place, where the model's operators mean the same in it.
+    """Declare the newest opset that the compiler reads, in place, if the model's operators have the same meaning in it.
 
     Raises:
-        ModelError: names the operator that does not.
+        ModelError: names an operator with another meaning.
     """
     newest, now = dialect().opset.newest, opset_of(model)
     if now <= newest:
@@ -263,7 +266,7 @@ def lower_opset(model: ir.Model, source: Path) -> None:
     for node in model.graph:
         if node.domain in ("", "ai.onnx") and (node.op_type in changed or not onnx.defs.has(node.op_type, newest, "")):
             raise ModelError(
-                f"{source}: {node.name!r} is the {node.op_type} of opset {now}, and Rockchip's compiler reads {newest}",
+                f"{source}: {node.name!r} is the {node.op_type} of opset {now}; Rockchip's compiler ends at {newest}",
                 f"Export the model with opset {newest}",
             )
     model.opset_imports[""] = newest

@@ -1,19 +1,18 @@
 """Compile one ONNX file in the environment that has the toolkit, and run it in the toolkit's simulator.
 
-Run as `python worker.py JOB`, in an empty folder, by a Python that knows nothing of edgeq. JOB is a JSON file:
+Run this as `python worker.py JOB` in an empty folder. The Python needs no edgeq. JOB is a JSON file:
 
     config      arguments of RKNN.config
     model       the ONNX file
-    output      where the compiled file goes
-    quantize    the toolkit's own list of calibration samples; null where the file has its own scales
+    output      path of the compiled file
+    quantize    the toolkit's own list of calibration samples; null if the file has its own scales
     inputs      names of the model's inputs
-    answers     the folder for the simulator's answers; null leaves the simulator out
+    answers     the folder for the simulator's answers; null skips the simulator
 
-Then each line of standard input is the path of an .npz file with one array per input; the simulator's answer to the
-n-th of them is n.npz in that folder, from 0 on.
+Then each line of standard input is the path of an .npz file with one array per input. The simulator's answer to the
+n-th of them is n.npz in that folder, counted from 0.
 
-The exit status is 0 where all of that was written. A line of stderr that begins with
-`REASON` says what failed.
+The exit status is 0 if everything was written. Otherwise, a line of stderr that begins with `REASON` names the failure.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ REASON = "edgeq-reason:"
 
 
 class _Anything:
-    """An object that takes every call and has every attribute: torch serves the toolkit's training alone."""
+    """Accept every call and have every attribute. It replaces torch, which only the toolkit's training needs."""
 
     def __init__(self, *_: Any, **__: Any) -> None: ...
 
@@ -53,10 +52,10 @@ class _Stub(ModuleType):
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds a stand-in for torch, which the toolkit imports and does not need to compile."""
+    """Find a replacement for torch, which the toolkit imports but does not need to compile."""
 
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> Any:
-        """Return the spec of a stand-in for torch and its modules."""
+        """Return the spec of a replacement for torch and its modules."""
         del path, target
         if fullname.partition(".")[0] != "torch":
             return None
@@ -67,7 +66,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return _Stub(spec.name)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Leave the module as it is."""
+        """Do nothing, because the module needs no content."""
 
 
 def _refuse(reason: str) -> None:
@@ -76,7 +75,7 @@ def _refuse(reason: str) -> None:
 
 
 def main(job: dict[str, Any]) -> None:
-    """Do one job."""
+    """Run one job."""
     if importlib.util.find_spec("torch") is None:
         sys.meta_path.append(_Finder())
     import numpy as np

@@ -1,15 +1,16 @@
-"""Build a prepared model for TensorRT, with its stand-ins, and read off the finished graph what TensorRT makes of it.
+"""Build a prepared model for TensorRT, with models that replace it elsewhere, and check what TensorRT will make of the
+file.
 
-The checker looks at the file, not at what was meant to be written. For every pair it says which fusion it serves; for
-every node of the float model, whether it runs in int8, in 16 bits or in fp32. Its findings are broken rules of
-placement, so that a file without findings has none of the known traps.
+The checker reads the written file, not the plan for it. For every Q/DQ pair it names the fusions that the pair serves.
+For every node of the float model it names the type: int8, 16 bits or fp32. Its findings are broken rules of placement,
+so a file without findings has none of the known problems.
 
-`simulation` gives what the graph computes as a float32 graph that ONNX Runtime's CPU kernels run exactly. The graph
-itself cannot be run for that: ONNX Runtime's CPU provider has hardly any 16-bit kernels, computes such nodes in float32
-and drops the roundings between them (seen in 1.31.1: 200 times 1000 times 0.001 is infinite in float16, and its result
-is 200). So every tensor of a 16-bit type becomes a float32 tensor that is rounded to that type where it is made: by a
-pair of Cast nodes, which no optimisation level removes. Q/DQ pairs stay what they are: integers times their scale,
-multiplied and summed in float32.
+`simulation` turns the graph into a float32 graph that computes the same on ONNX Runtime's CPU kernels. The graph itself
+cannot be used for that: ONNX Runtime's CPU provider has hardly any 16-bit kernels, computes such nodes in float32 and
+drops the roundings between them (seen in 1.31.1: 200 times 1000 times 0.001 is infinite in float16, but the provider
+gives 200). So the simulation stores every 16-bit tensor in float32, and a pair of Cast nodes rounds it to its type
+where it is made. No optimisation level removes these Cast nodes. Q/DQ pairs stay as they are: integers times their
+scale, multiplied and summed in float32.
 """
 
 from __future__ import annotations
@@ -62,8 +63,8 @@ _BIAS = 2
 
 @dataclass(frozen=True)
 class Pair:
-    """Describe a tensor between Q and DQ (a weight has its integers in the file and only DQ), and the fusions that
-    it serves.
+    """Describe a tensor between Q and DQ, and the fusions that the pair serves. A weight has only a DQ, because the
+    file contains its integers.
     """
 
     tensor: str
@@ -84,7 +85,7 @@ class NodeType:
 
 @dataclass(frozen=True)
 class Placement:
-    """Hold the checker's answer. `findings` are broken rules, one sentence each, empty in a good file."""
+    """Hold the checker's result. `findings` has one sentence for each broken rule, and is empty for a good file."""
 
     pairs: tuple[Pair, ...]
     nodes: tuple[NodeType, ...]
@@ -99,7 +100,9 @@ class Placement:
         return {name: found[name] for name in ("int8", "fp16", "bf16", "fp32") if name in found}
 
     def coverage(self) -> Coverage:
-        """Return what is in int8, and each other node with its reason, as `measure_coverage` has it for a CPU."""
+        """Return which nodes run in int8, and the reason for each other node, in the form of `measure_coverage` for a
+        CPU.
+        """
         runs = [
             NodeRun(n.name, n.name, n.op_type, "int8" if n.precision == "int8" else "float", n.macs) for n in self.nodes
         ]
@@ -109,15 +112,15 @@ class Placement:
             lambda run: reasons[run.name],
             basis="forecast",
             how="the placement checker, by TensorRT's rules for explicit quantization",
-            reason="what TensorRT runs in int8 is seen where it builds the engine",
+            reason="what TensorRT runs in int8 is only known when it builds the engine",
         )
 
 
 def check_placement(model: ir.Model, source: ir.Model, reasons: Mapping[str, str]) -> Placement:
-    """Read `model`, with explicit quantization.
+    """Check `model`, which has explicit quantization, and return the placement.
 
     Args:
-        source: the float model that it was made from, for MACs.
+        source: the float model from which it was made, for MACs.
         reasons: node → why it is not in int8 or not in 16 bits, for the report.
     """
     reader = _Reader(model, source, reasons)
@@ -141,8 +144,10 @@ class _Reader:
         return multiplies and len(node.inputs) > 1 and all(_is_restored(value) for value in node.inputs[:2])
 
     def _fusions(self) -> dict[ir.Node, ir.Node]:
-        """Return node → the int8 layer that it is fused into: a BatchNormalization, a residual Add, then an activation,
-        each the only reader."""
+        """Return node → the int8 layer into which it is fused.
+
+        A BatchNormalization, a residual Add and an activation fuse in this order, if each is the only reader.
+        """
         fused: dict[ir.Node, ir.Node] = {}
         for layer in sorted(self._layers, key=lambda node: self._order[node]):
             made = layer.outputs[0]
@@ -164,7 +169,7 @@ class _Reader:
     # Pairs.
 
     def pairs(self) -> tuple[Pair, ...]:
-        """Return the pairs in the order of the graph, each with what it serves; broken rules go to `findings`."""
+        """Return the pairs in the order of the graph, each with its fusions. Add broken rules to `findings`."""
         found: dict[tuple[str, bool], list[str]] = {}
         for node in self._model.graph:
             if node.op_type != _DQ:
@@ -181,7 +186,7 @@ class _Reader:
         return tuple(Pair(tensor, weight, tuple(serves)) for (tensor, weight), serves in found.items())
 
     def _readers(self, value: ir.Value) -> list[tuple[ir.Node, int]]:
-        """Return the nodes of the main graph that read a value, and at which input, in order."""
+        """Return the nodes of the main graph that read a value, each with the index of the input, in order."""
         uses = [use for use in value.uses() if use.node in self._order]
         return [(use.node, use.idx) for use in sorted(uses, key=lambda use: (self._order[use.node], use.idx))]
 
@@ -194,7 +199,7 @@ class _Reader:
         if node.op_type == explicit.ADD and node in self._fused:
             return f"{explicit.ADD} {node.name}: skip branch, fused into {self._fused[node].name}"
         if node.op_type == explicit.ADD:
-            self.findings.append(f"Add {node.name} reads the pair on {tensor!r} and fuses into no int8 layer")
+            self.findings.append(f"Add {node.name} reads the pair on {tensor!r} but does not fuse into an int8 layer")
         else:
             self.findings.append(f"{node.op_type} {node.name} reads the pair on {tensor!r}, which serves no fusion")
         return f"{node.op_type} {node.name}: nothing"
@@ -209,7 +214,7 @@ class _Reader:
         if zero.dtype != np.int8:
             self.findings.append(f"{node.name}: its integers are not int8")
         if not weight and scale.ndim:
-            self.findings.append(f"{node.name}: an activation has a scale a channel")
+            self.findings.append(f"{node.name}: an activation has a scale per channel")
         if not np.all(scale.astype(np.float64) > 0):
             self.findings.append(f"{node.name}: its scale is not above 0")
         integers = constant(node.inputs[0])
@@ -217,12 +222,12 @@ class _Reader:
             axis = node.attributes.get_int("axis", 1)
             for reader, _ in self._readers(node.outputs[0]):
                 if explicit.weight_axis(reader, integers.ndim) != axis:
-                    self.findings.append(f"{node.name}: its scales lie along axis {axis}, not along the outputs")
+                    self.findings.append(f"{node.name}: its scales are along axis {axis}, not along the outputs")
 
     # Nodes.
 
     def node_types(self) -> tuple[NodeType, ...]:
-        """Return the nodes of the float model with float data; broken rules go to `findings`."""
+        """Return the nodes of the float model that have float data. Add broken rules to `findings`."""
         found = []
         for node in self._model.graph:
             if node.name not in self._own:
@@ -257,9 +262,9 @@ def _is_restored(value: ir.Value | None) -> bool:
 
 
 SETTINGS = SessionSettings(optimization="none")
-"""As written: the optimiser would quantize weights that were left in float and fuse Q/DQ in its own way."""
+"""Run the graph as written. The optimiser would quantize weights that stay in float, and fuse Q/DQ differently."""
 _HALVES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
-# Their results are among the values that they read, so there is nothing to round.
+# The results of these operators are among their inputs, so there is nothing to round.
 _EXACT = DATA_MOVEMENT | {
     "Concat",
     "Relu",
@@ -275,7 +280,7 @@ _EXACT = DATA_MOVEMENT | {
 
 
 def simulation(model: ir.Model) -> ir.Model:
-    """Return a model with the signature and tensor names of `model`, which computes in float32 what that computes."""
+    """Return a float32 model that computes the same as `model`, with the same signature and tensor names."""
     simulated = model.clone()
     graph, editor = simulated.graph, Editor(simulated)
     types = element_types(model)
@@ -308,12 +313,14 @@ def simulation(model: ir.Model) -> ir.Model:
 
 
 def _takes_in_its_reader(node: ir.Node) -> bool:
-    """Return whether TensorRT folds the node behind into this one, so that nothing is rounded between the two."""
+    """Return whether TensorRT folds the next node into this one, so it rounds nothing between the two."""
     return is_op(node, "Conv", "ConvTranspose") and is_op(only_reader(node.outputs[0]), "BatchNormalization")
 
 
 def _at_border(cast: ir.Node) -> bool:
-    """Return whether it widens a 16-bit input of the model or makes a 16-bit output: those keep their types."""
+    """Return whether `cast` widens a 16-bit input of the model or makes a 16-bit output. Inputs and outputs keep their
+    types.
+    """
     source, made = cast.inputs[0], cast.outputs[0]
     of_input = source is not None and source.is_graph_input() and source.dtype in _HALVES
     return of_input or (made.is_graph_output() and made.dtype in _HALVES)
@@ -322,7 +329,7 @@ def _at_border(cast: ir.Node) -> bool:
 def _rounding(
     editor: Editor, source: ir.Value | None, name: str, kind: ir.DataType, before: ir.Node | None
 ) -> tuple[ir.Value, ir.Value]:
-    """Insert a Cast to the 16-bit type and one back, of tensor `name`; return their outputs."""
+    """Insert a Cast of tensor `name` to the 16-bit type and a Cast back, and return their outputs."""
     down = editor.node(
         "Cast", [source], f"{name}_to_16_bits", output=f"{name}_16_bits", before=before, attributes={"to": kind}
     )
@@ -330,8 +337,8 @@ def _rounding(
     return down, editor.node("Cast", [down], f"{name}_from_16_bits", before=before, attributes=to)
 
 
-# The runner takes the highest rank that fits: TensorRT's own are the profiles', CUDA's lies under them and over every
-# CPU's, and float32 on the CPU is what is left.
+# The runner uses the variant with the highest rank that fits the device. TensorRT variants have the ranks of their
+# profiles. CUDA ranks lower than these and higher than every CPU. The float32 model on the CPU ranks last.
 _CUDA_RANK, _FLOAT_RANK = 100, 0
 _CUDA = "cuda"
 
@@ -341,8 +348,8 @@ class TensorrtBackend(Backend):
     """Build for TensorRT.
 
     Attributes:
-        target: what it builds for; None: no TensorRT version and no GPU is known.
-        observed: what calibration saw, by tensor, unclipped: what 16-bit types are held against.
+        target: the target to build for; None if no TensorRT version and no GPU is known.
+        observed: extrema that calibration saw, by tensor, unclipped; edgeq compares 16-bit types with them.
         cut: share of each tensor's power that its range cuts off.
     """
 
@@ -360,16 +367,16 @@ class TensorrtBackend(Backend):
         return dataclasses.replace(self, target=target, observed=observed, cut=cut)
 
     def check(self, scheme: Scheme) -> None:
-        """Refuse a scheme that no model could be built with. See `Backend.check`."""
+        """Refuse a scheme that cannot be built for any model. See `Backend.check`."""
         refuse_wide(scheme, self.title)
         if scheme.mode != "static":
             raise UsageError(f"TensorRT has no {scheme.mode} int8: its scales are fixed in the engine", "Leave it out")
         if scheme.format == "QOperator":
-            raise UsageError("TensorRT has no QLinear operators", "Make --format QDQ")
+            raise UsageError("TensorRT has no QLinear operators", "Use --format QDQ")
         if scheme.activation_type != "int8" or scheme.weight_type != "int8":
-            raise UsageError("TensorRT's integers are signed", "Make --activation-type and --weight-type int8")
+            raise UsageError("TensorRT's integers are signed", "Set --activation-type and --weight-type to int8")
         if not (scheme.activation_symmetric and scheme.weight_symmetric):
-            raise UsageError("TensorRT takes no zero point other than 0", "Leave --activation-symmetric")
+            raise UsageError("TensorRT supports no zero point other than 0", "Keep --activation-symmetric")
         if scheme.reduce_range:
             raise UsageError("tensor cores sum in 32 bits: 7-bit weights would only lose accuracy", "Leave it out")
         self._check_float_type(scheme)
@@ -378,12 +385,12 @@ class TensorrtBackend(Backend):
             if scheme.exclude or scheme.op_types is not None:
                 raise UsageError(
                     "with a table TensorRT itself chooses what runs in int8",
-                    "Make --format QDQ, or leave out --exclude and --op-type",
+                    "Use --format QDQ, or leave out --exclude and --op-type",
                 )
         known = sorted({*explicit.weighted_operators(int8_rules(self.name)), "Add"})
         foreign = next((op for op in scheme.op_types or () if op not in known), None)
         if foreign is not None:
-            raise UsageError(f"TensorRT quantizes no {foreign} by itself", f"It can be {', '.join(known)}")
+            raise UsageError(f"TensorRT does not quantize {foreign} by itself", f"It can be {', '.join(known)}")
 
     def build(
         self,
@@ -407,7 +414,7 @@ class TensorrtBackend(Backend):
         return is_table(place)
 
     def doctor(self, machine: Machine) -> Iterator[Check]:
-        """Look for GPUs, TensorRT and CUDA, and hold the options of artifacts against the provider's."""
+        """Look for GPUs, TensorRT and CUDA, and compare the options of artifacts with those of the provider."""
         gpus, problem = read_gpus()
         for gpu in gpus:
             capability = capability_text(gpu.compute_capability)
@@ -418,7 +425,7 @@ class TensorrtBackend(Backend):
             yield Check("GPU", "absent", problem)
         ort = onnxruntime()
         version, problem = read_tensorrt(ort)
-        # A machine with a GPU is expected to have one of the two that run on it.
+        # A machine with a GPU should have TensorRT or the CUDA provider.
         nothing = gpus and options.CUDA not in ort.get_available_providers()
         yield Check("TensorRT", "ok" if version else "failed" if nothing else "absent", version or problem)
         cuda = machine.runtimes.get("cuda", "")
@@ -428,7 +435,7 @@ class TensorrtBackend(Backend):
             try:
                 options.check_options(options.TENSORRT, chosen)
                 _, source = options.known_options(options.TENSORRT)
-                yield Check(f"provider options ({name})", "ok", f"all known by {source}")
+                yield Check(f"provider options ({name})", "ok", f"all listed in {source}")
             except EdgeqError as error:
                 yield Check(f"provider options ({name})", "failed", str(error))
 
@@ -451,7 +458,9 @@ class TensorrtBackend(Backend):
         doubt: tuple[str, ...] = ()
         if not plan.edges and not scheme.exclude:
             name, reason = next(iter(plan.reasons.items()), ("", ""))
-            doubt = (f"no layer is expected to be faster in int8 ({name}: {reason}); those that can be are quantized",)
+            doubt = (
+                f"no layer is expected to be faster in int8 ({name}: {reason}); all layers that can be are quantized",
+            )
             plan = place_pairs(gains=False)
         if not plan.edges:
             first = next(iter(plan.reasons.items()), ("the model", "it has no Conv, ConvTranspose, Gemm or MatMul"))
@@ -506,7 +515,7 @@ class TensorrtBackend(Backend):
             scheme=scheme,
             provider=options.TENSORRT,
             provider_options=provider_options,
-            notes=(*notes, "what runs in int8 is TensorRT's choice: the proof here is of the float model"),
+            notes=(*notes, "TensorRT chooses what runs in int8: the proof here is of the float model"),
             device="gpu",
             requires={
                 **self._gpu,
@@ -521,7 +530,7 @@ class TensorrtBackend(Backend):
         )
 
     def _alternatives(self, prepared: PreparedModel, scheme: Scheme, place: Path) -> tuple[Alternative, ...]:
-        """Return the same model where there is no TensorRT: in 16 bits on CUDA, in float32 on a CPU."""
+        """Return the same model for devices without TensorRT: in 16 bits on CUDA, in float32 on a CPU."""
         float32 = Scheme(mode="static", format="QDQ")
         found = []
         if scheme.rest != "float32":
@@ -554,8 +563,8 @@ class TensorrtBackend(Backend):
         have = self._gpu.get("min_compute_capability", "")
         if needed and have and parse_version(have) < parse_version(needed):
             raise HardwareError(
-                f"{self._where} has compute capability {have}, and {scheme.rest} needs {needed}",
-                "Make --rest float16",
+                f"{self._where} has compute capability {have}, but {scheme.rest} needs {needed}",
+                "Use --rest float16",
             )
 
     @property
@@ -573,7 +582,7 @@ class TensorrtBackend(Backend):
 
 
 def _raised(prepared: PreparedModel, float_type: str) -> ir.Model:
-    """Return a copy of the prepared model with the opset and IR version that a file with that type needs."""
+    """Return a copy of the prepared model with the opset and IR version that a file with `float_type` needs."""
     requirements = options.facts().rest[float_type]
     raised = raise_opset(
         prepared.model.clone(),
@@ -593,7 +602,7 @@ def _save(model: ir.Model, path: Path, prepared: PreparedModel) -> None:
     try:
         check_valid(written, path)
         onnx.shape_inference.infer_shapes(proto_skeleton(written), check_type=True, strict_mode=True)
-    except Exception as error:  # C++ raises InferenceError and others
+    except Exception as error:  # onnx raises InferenceError and other exceptions from C++
         problem = f"{prepared.source}: the file for TensorRT is not valid: {one_line(error, most=200)}"
         raise EdgeqError(problem, "This is a bug in edgeq: report it") from error
 

@@ -1,36 +1,37 @@
 """Write a float model for TensorRT: with Q/DQ pairs and the rest in 16 bits, or next to a calibration table.
 
-Pairs are placed on the float graph, each place with its reason:
+The rules place pairs in the float graph, each for a reason:
 
-- Both operands of a weighted layer are quantized (Conv, ConvTranspose, Gemm, MatMul), its output and its bias are not:
-  TensorRT fuses the pair in front into the layer, and what follows (BatchNormalization, an activation) behind it.
-- A residual Add is fused into the layer that makes one of its operands, if that layer's result goes nowhere else. The
+- Both operands of a weighted layer (Conv, ConvTranspose, Gemm, MatMul) are quantized. Its output and its bias are not.
+  TensorRT fuses the pairs before the layer and the nodes after it (BatchNormalization, an activation) into the layer.
+- A residual Add is fused into the layer that makes one of its operands, if only the Add reads that layer's result. The
   other operand, the skip branch, is then quantized, so that the fused layer reads it as int8.
-- Tensors that data-movement operators connect (Concat, MaxPool ...) have one scale, so that Q and DQ can be moved past
-  those.
-- Nothing else is quantized, nor a tensor whose range cuts off so much that int8 would lose it.
+- Tensors that data-movement operators connect (Concat, MaxPool ...) have one scale, so that Q and DQ can move past
+  these operators.
+- Nothing else is quantized. A tensor whose range cuts off too much of its power for int8 is not quantized either.
 
-They are symmetric int8 with zero point 0: scale = largest magnitude / 127; q = round to nearest even(x / scale), kept
-in -127..127 for weights, which have a scale a channel. Scales are rounded up to a value that the 16-bit type of the
-rest of the graph has, because the file has them in that type, and weights are rounded by that value.
+Pairs are symmetric int8 with zero point 0: scale = largest magnitude / 127; q = round to nearest even(x / scale). For
+weights q is limited to -127..127, and each channel has a scale. Each scale is rounded up to a value of the 16-bit type
+of the rest of the graph, because the file stores it in that type. The weights are quantized with the rounded scale.
 
-Biases of int8 layers get a form that ONNX Runtime leaves as it is. At load, before any provider sees the graph, its
-WeightBiasQuantization divides the bias of a Conv, ConvTranspose or Gemm behind a Q/DQ pair by the product of the
-layer's scales and makes it int32. It divides in the type of the bias: float16 overflows where the bias is over 65504
-steps, and the layer is lost. TensorRT takes no int32 bias either. The optimizer matches a constant bias with one axis,
-so
+Biases of int8 layers get a form that ONNX Runtime leaves unchanged. At load, before any provider sees the graph, its
+WeightBiasQuantization divides the bias of a Conv, ConvTranspose or Gemm after a Q/DQ pair by the product of the layer's
+scales and makes it int32. It divides in the type of the bias. In float16, a bias of more than 65504 steps overflows and
+makes the layer's result useless. TensorRT does not support an int32 bias either. The optimizer matches only a constant
+bias with one axis. Therefore
 
 - a Gemm's bias gets a second axis;
-- a convolution's bias becomes the shift of a BatchNormalization behind it. Networks that were trained with Q/DQ pairs
-  reach TensorRT in that form, and TensorRT folds the node into the convolution.
+- a convolution's bias becomes the shift of a BatchNormalization after it. Networks trained with Q/DQ pairs reach
+  TensorRT in that form, and TensorRT folds the node into the convolution.
 
-What is not in int8 is cast to 16 bits in the graph itself, where calibration says that it fits. A node computes in 16
-bits if its operator takes them, no tensor that it reads or makes was seen to be larger than the type's limit, and none
-of its constants leaves the type's range or vanishes in it. Every other node stays in float32 with its reason, and Cast
-nodes stand where the two meet. Inputs and outputs of the graph keep their types.
+Nodes that are not in int8 are cast to 16 bits in the graph itself, if calibration shows that their values fit. A node
+computes in 16 bits if three conditions are true: its operator supports them, no tensor that it reads or makes exceeded
+the type's limit in calibration, and no constant overflows or vanishes in the type. Every other node stays in float32
+with its reason, and Cast nodes connect the two types. Inputs and outputs of the graph keep their types.
 
-With implicit quantization, the float model has a shape and a range for every tensor, and a table of those ranges:
-TensorRT chooses by itself what runs in int8. Up to version 10 only; Q/DQ and a table exclude each other.
+With implicit quantization, the float model has a shape and a range for every tensor, and a table contains these ranges.
+TensorRT then chooses by itself which nodes run in int8. This works only up to version 10. Q/DQ and a table exclude each
+other.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ _AFTER = "after-quantized"
 
 
 class Edge(NamedTuple):
-    """Describe one operand that is quantized: input `place` of `node` reads `tensor`."""
+    """Describe one operand to quantize: input `place` of `node` reads `tensor`."""
 
     node: str
     place: int
@@ -91,8 +92,8 @@ class Plan:
 
     Attributes:
         edges: operands to quantize, activations and constant weights, in the order of the graph.
-        weights: among their tensors, those that are constant.
-        reasons: node → why it is not in int8, for all that could be by their operator type.
+        weights: names of their tensors that are constant.
+        reasons: node → why it is not in int8, for all nodes whose operator type could be.
     """
 
     edges: tuple[Edge, ...]
@@ -101,12 +102,12 @@ class Plan:
 
     @property
     def activations(self) -> tuple[str, ...]:
-        """Return the tensors that get a pair, once each."""
+        """Return the activations that get a pair, each once."""
         return tuple(dict.fromkeys(e.tensor for e in self.edges if e.tensor not in self.weights))
 
 
 def weighted_operators(rules: Mapping[str, Rule]) -> frozenset[str]:
-    """Return the operator types that are int8 in their own right, not only between others that are."""
+    """Return the operator types that run in int8 by themselves, not only between other int8 operators."""
     conditions = {op: rule.condition.split(", ") for op, rule in rules.items() if rule.int8}
     return frozenset(op for op, names in conditions.items() if _AFTER not in names)
 
@@ -122,16 +123,16 @@ def plan_placement(
     gains: bool = True,
     hazards: Mapping[str, str] | None = None,
 ) -> Plan:
-    """Decide for a prepared float model.
+    """Choose the operands of a prepared float model to quantize.
 
     Args:
-        rules: of the backend.
-        exclude: names of nodes to be left alone.
-        op_types: quantize these only; None means all that the rules allow.
+        rules: int8 rules of the backend.
+        exclude: names of nodes to leave in float.
+        op_types: the only operator types to quantize; None means all that the rules allow.
         cut: tensor → the share of its power that its range cuts off (`edgeq.calibrate.ranges`).
-        most_cut: how much of it may be.
-        gains: False quantizes layers too that int8 is not expected to make faster.
-        hazards: tensors that must not be in 8 bits, each with what follows its name in the reason.
+        most_cut: the largest share that may be cut off.
+        gains: False also quantizes layers that int8 is not expected to make faster.
+        hazards: tensors that must not be in 8 bits, each with the text that follows its name in the reason.
     """
     lost = {name: _too_wide(share) for name, share in (cut or {}).items() if share > most_cut} | dict(hazards or {})
     types = element_types(model)
@@ -174,7 +175,7 @@ def _too_wide(share: float) -> str:
 def _skip_branch(
     node: ir.Node, layers: Collection[ir.Node], depth: Mapping[ir.Value, int], index: GraphIndex
 ) -> Edge | None:
-    """Return the operand of a residual Add that is quantized, or None where the Add fuses into no int8 layer."""
+    """Return the operand of a residual Add to quantize, or None if the Add does not fuse into an int8 layer."""
     values = [value for value in node.inputs if value is not None]
     if not is_op(node, ADD) or len(set(values)) != 2:
         return None
@@ -186,13 +187,13 @@ def _skip_branch(
     mains = [place for place in (0, 1) if makers[place] in layers and only_reader(values[place]) is node]
     if not mains:
         return None
-    # Of two branches that end in a layer, the shorter one is the skip.
+    # If both branches end in a layer, the shorter one is the skip branch.
     main = max(mains, key=lambda place: depth[values[place]])
     return Edge(str(node.name), 1 - main, name_of(values[1 - main]))
 
 
 def _depths(model: ir.Model) -> dict[ir.Value, int]:
-    """Tensor → nodes on the longest way to it."""
+    """Return tensor → number of nodes on the longest path to it."""
     depth: dict[ir.Value, int] = {}
     for node in model.graph:
         below = 1 + max((depth.get(value, 0) for value in node.inputs if value is not None), default=0)
@@ -201,7 +202,7 @@ def _depths(model: ir.Model) -> dict[ir.Value, int]:
 
 
 def shield_biases(model: ir.Model) -> None:
-    """Rewrite, in place, the bias of every layer whose operands are restored from int8."""
+    """Rewrite, in place, the bias of every layer whose operands are dequantized from int8."""
     editor = Editor(model)
     for node in tuple(model.graph):
         bias = node_input(node, 2) if is_op(node, "Conv", "ConvTranspose", "Gemm") else None
@@ -231,26 +232,29 @@ def shield_biases(model: ir.Model) -> None:
 
 LEVELS = 127
 QUANTIZED, RESTORED = "_QuantizeLinear_Output", "_DequantizeLinear_Output"
-# float16's least positive value times 16: a smaller scale would keep fewer than five bits.
+# This is 16 times the smallest positive value of float16: a smaller scale would keep fewer than five bits.
 _LEAST_SCALE = 2.0**-20
 _STORED: Mapping[str, type] = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 
 
 def stored_scale(magnitude: NDArray[np.floating] | float, float_type: FloatType = "float32") -> NDArray[np.float32]:
-    """Return float32 scales that `float_type` represents exactly and that cover `magnitude`; 1/127 where it is 0."""
+    """Return float32 scales that cover `magnitude` and that `float_type` represents exactly. The scale of magnitude 0
+    is 1/127.
+    """
     wanted = np.asarray(magnitude, np.float64) / LEVELS
     wanted = np.where(wanted == 0, 1 / LEVELS, np.maximum(wanted, _LEAST_SCALE))
     stored: type = _STORED[float_type]
     scale: NDArray[Any] = wanted.astype(stored)
-    # A tiny excess over 127 steps is the rounding of the division, not a value that would be cut off.
+    # A tiny excess over 127 steps comes from rounding in the division. It is not a value to cut off.
     short = scale.astype(np.float64) * (1 + 1e-6) < wanted
     up = np.nextafter(scale, np.asarray(np.inf, stored))
     return np.asarray(np.where(short, up, scale), np.float32)
 
 
 def weight_params(weight: NDArray[np.float32], axis: int | None, float_type: FloatType = "float32") -> QuantParams:
-    """Return symmetric parameters with one scale for each index of `axis`, or one in all; float64, of values that
-    `float_type` represents.
+    """Return symmetric parameters with one scale for each index of `axis`, or a single scale if `axis` is None.
+
+    The scales are float64, with values that `float_type` represents.
     """
     others = None if axis is None else tuple(i for i in range(weight.ndim) if i != axis)
     magnitude = np.max(np.abs(np.asarray(weight, np.float64)), axis=others, initial=0.0)
@@ -259,7 +263,7 @@ def weight_params(weight: NDArray[np.float32], axis: int | None, float_type: Flo
 
 
 def weight_axis(node: ir.Node, rank: int) -> int | None:
-    """Return the axis of a weight, input 1 of `node`, along which its outputs lie; None where there is none."""
+    """Return the output axis of a weight, which is input 1 of `node`. Return None if it has no such axis."""
     if node.op_type == "MatMul" and rank != 2:
         return None
     return channel_axis(node) % rank
@@ -268,7 +272,7 @@ def weight_axis(node: ir.Node, rank: int) -> int | None:
 def insert_pairs(
     model: ir.Model, plan: Plan, ranges: Mapping[str, Range], *, per_channel: bool, float_type: FloatType
 ) -> None:
-    """Write the pairs of `plan` into `model`, in place. Tensors that several layers read in int8 share one pair.
+    """Write the pairs of `plan` into `model`, in place. If several layers read a tensor in int8, they share one pair.
 
     Raises:
         CalibrationError: a tensor of the plan has no range.
@@ -295,55 +299,55 @@ def insert_pairs(
             else:
                 name = tensor if all(tensor != known for known, _ in made) else f"{tensor}_along_{axis}"
                 params = weight_params(weight, axis, float_type)
-                scale_and_zero(editor, name, params)  # files list them in front of the integers
+                scale_and_zero(editor, name, params)  # files list them before the integers
                 inserted.append(restore_constant(editor, name, weight, params, node))
             made[tensor, axis] = inserted[-1]
         node.replace_input_with(edge.place, made[tensor, axis])
-    for value in inserted:  # the type of a scale decides, which may become one of 16 bits
+    for value in inserted:  # the type follows from the scale, which may get a 16-bit type later
         value.type = value.shape = None
     drop_unused_initializers(model.graph)
 
 
 NATIVE = "calibration.tensorrt"
-"""TensorRT's own form of the table, for trtexec and for builders that are not ONNX Runtime's."""
+"""The table in TensorRT's own form, for trtexec and for builders other than ONNX Runtime."""
 FILES = (FLATBUFFERS, JSON, CACHE, NATIVE)
 
 
 def check_version(tensorrt: str, where: str) -> None:
-    """Refuse a target whose TensorRT takes no table, or does not say which it has.
+    """Refuse a target whose TensorRT does not support tables, or whose TensorRT version is not known.
 
     Args:
-        tensorrt: version; "" where it is not known.
+        tensorrt: version; "" if it is not known.
         where: the target, for the message.
     """
     known = facts()
     if not tensorrt:
         raise HardwareError(
-            f"{where} does not say which TensorRT it has: {known.table['reason']}",
-            "Name a target with `runtime.tensorrt`, or leave --format QDQ",
+            f"{where} does not name its TensorRT version: {known.table['reason']}",
+            "Name a target with `runtime.tensorrt`, or use --format QDQ",
         )
     if parse_version(tensorrt) >= parse_version(known.table["below_tensorrt"]):
         raise HardwareError(f"{where} has TensorRT {tensorrt}: {known.table['reason']}", known.table["fix"])
 
 
 def write_implicit(model: ir.Model, ranges: Mapping[str, Range], folder: Path, tensorrt: str) -> tuple[str, ...]:
-    """Write the tables of `model` into `folder`, complete or not at all, and give `model` all shapes that can be known.
+    """Write the tables of `model` into `folder`, complete or not at all, and add all known shapes to `model`.
 
     Raises:
         ModelError: `model` has Q/DQ.
-        CalibrationError: a float tensor has no range, or a name that a table cannot carry.
+        CalibrationError: a float tensor has no range, or has a name that a table cannot contain.
     """
     if is_quantized(model):
         raise ModelError(
-            "the model holds QuantizeLinear or DequantizeLinear, and TensorRT takes those or a table, not both",
-            "Leave --format QDQ, or give the float32 model",
+            "the model has QuantizeLinear or DequantizeLinear; TensorRT accepts these or a table, not both",
+            "Use --format QDQ, or give the float32 model",
         )
     tensors = quantizable_tensors(model)
     missing = [name for name in tensors if name not in ranges]
     if missing:
         raise CalibrationError(
-            f"tensor {missing[0]!r} has no range ({len(missing)} such in all), and TensorRT needs one for each",
-            "Calibrate this model again, without a choice of tensors",
+            f"tensor {missing[0]!r} has no range (missing: {len(missing)}), and TensorRT needs one for each tensor",
+            "Calibrate this model again, for all its tensors",
         )
     problem = write_shapes(model)
     wanted = {name: ranges[name] for name in tensors}
@@ -361,24 +365,24 @@ def native_version(version: str) -> str:
 
 _FLOAT = ir.DataType.FLOAT
 _Q, _DQ, _CAST = "QuantizeLinear", "DequantizeLinear", "Cast"
-# They read any type as it comes.
+# These operators read any type without a Cast.
 _INDIFFERENT = frozenset({_Q, _CAST, "Shape", "Size"})
 _TYPED_BY_ATTRIBUTE = frozenset({"dtype", "to", "output_dtype"})
 
 
 Slots = tuple[tuple[bool, ...], tuple[bool, ...]]
-"""The inputs and outputs of a node that may be in 16 bits, by place."""
+"""For each input and each output of a node, whether it may be in 16 bits."""
 
 
 def cast_float_nodes(model: ir.Model, half: str, observed: Mapping[str, Range]) -> dict[str, str]:
-    """Cast `model` in place.
+    """Cast the float nodes of `model` to 16 bits in place, if their values fit.
 
     Args:
         half: "float16" or "bfloat16".
         observed: smallest and largest value that calibration saw, by tensor.
 
     Returns:
-        Node name → why it stays in float32, for those with float data.
+        Node name → why it stays in float32, for nodes with float data.
     """
     caster = _Caster(model, half, observed)
     reasons = caster.decide()
@@ -398,10 +402,10 @@ class _Caster:
         self._slots = {node: self._slots_of(node) for node in model.graph}
         self._editor = Editor(model)
 
-    # What computes in which type.
+    # Choice of types.
 
     def decide(self) -> dict[str, str]:
-        """Node name → why it stays in float32."""
+        """Return node name → why it stays in float32."""
         reasons = {}
         for node in self._model.graph:
             floats = any(self._is_float(value) for value in (*node.inputs, *node.outputs))
@@ -414,7 +418,9 @@ class _Caster:
         return reasons
 
     def _keep_together(self, add: ir.Node, reasons: dict[str, str]) -> None:
-        """Give a residual Add and the layer that it fuses into one type: a Cast between them would part them."""
+        """Give a residual Add and the layer into which it fuses the same type, because a Cast between them prevents the
+        fusion.
+        """
         makers = [value.producer() for value in add.inputs if value is not None]
         if add.op_type != ADD or sum(is_op(maker, _DQ) for maker in makers) != 1:
             return
@@ -427,15 +433,15 @@ class _Caster:
     def _why_not(self, node: ir.Node) -> str:
         reads, makes = self._slots[node]
         if _has_body(node):
-            return "stays in fp32: its body is left as it is"
+            return "stays in fp32: edgeq does not change its body"
         if self._other_than_tensors(node):
-            return "stays in fp32: what it reads or makes is not a tensor, and keeps the type of its elements"
+            return "stays in fp32: an input or output is not a tensor, and keeps the type of its elements"
         if node.domain not in MAIN_DOMAINS:
             return f"stays in fp32: {node.domain}.{node.op_type} is not a standard operator"
         if node.op_type in facts().float32_operators:
             return facts().float32_operators[node.op_type]
         if not any(reads) and not any(makes):
-            return f"stays in fp32: {node.op_type} takes nothing else here"
+            return f"stays in fp32: {node.op_type} supports no other type here"
         places = [*zip(node.inputs, reads, strict=True), *zip(node.outputs, makes, strict=True)]
         for value in (value for value, allowed in places if allowed and value is not None and self._is_float(value)):
             name = name_of(value)
@@ -447,27 +453,27 @@ class _Caster:
         return ""
 
     def _other_than_tensors(self, node: ir.Node) -> bool:
-        """Tell whether a value of `node` is a sequence, an optional or a map."""
+        """Return whether an input or output of `node` is a sequence, an optional or a map."""
         values = (value for value in (*node.inputs, *node.outputs) if value is not None)
         return any(self._types.get(name_of(value)) == ir.DataType.UNDEFINED for value in values)
 
     def _range_problem(self, name: str) -> str:
         source = name.removesuffix(RESTORED)
         if source != name and source not in self._observed:
-            return ""  # a weight's integers times their scale, which are smaller than the weight
+            return ""  # the tensor is a dequantized weight, whose values are not larger than the weight
         span = self._observed.get(source)
         if span is None:
-            return f"stays in fp32: calibration saw nothing of tensor {source!r}"
+            return f"stays in fp32: calibration saw no values of tensor {source!r}"
         if span.bound > self._limit:
             return f"stays in fp32: tensor {source!r} reaches {span.bound:.4g}, over {self._limit:.4g} for {self._half}"
         return ""
 
     def _constant_problem(self, value: ir.Value) -> str:
         values = np.abs(constant_values(value))
-        finite = values[np.isfinite(values)]  # masks of attention are full of infinities, which 16 bits have too
+        finite = values[np.isfinite(values)]  # attention masks are full of infinities, which 16-bit types have as well
         largest = float(np.max(finite, initial=0.0))
         if largest > 2 * self._limit:
-            return f"stays in fp32: constant {value.name!r} reaches {largest:.4g}, over what {self._half} holds"
+            return f"stays in fp32: constant {value.name!r} reaches {largest:.4g}, more than the range of {self._half}"
         if values.size == 1 and largest > 0 and not np.any(values.astype(self._type.numpy())):
             return f"stays in fp32: constant {value.name!r} is {largest:.4g}, which is 0 in {self._half}"
         return ""
@@ -495,10 +501,10 @@ class _Caster:
         held = value.const_value if value.is_initializer() else None
         return (held.dtype if held is not None else self._types.get(name_of(value))) == _FLOAT
 
-    # The graph in those types.
+    # Rewrite of the graph in these types.
 
     def rewrite(self, halved: set[str]) -> None:
-        """Give the nodes of these names 16-bit operands and results, with a Cast wherever the type changes."""
+        """Give the nodes in `halved` 16-bit inputs and outputs, with a Cast wherever the type changes."""
         graph = self._model.graph
         self._made = {value: _FLOAT for value in graph.inputs if self._is_float(value)}
         self._copies: dict[tuple[ir.Value, ir.DataType], ir.Value] = {}
@@ -507,7 +513,7 @@ class _Caster:
         nodes = tuple(graph)
         for node, following in zip(nodes, [*nodes[1:], None], strict=True):
             if node.op_type == _DQ:
-                restored[node.outputs[0]] = node  # moved in front of its readers, in the type that each needs
+                restored[node.outputs[0]] = node  # moved before its readers, in the type that each of them needs
                 continue
             small, (reads, makes) = node.name in halved, self._slots[node]
             for place, value in enumerate(node.inputs):
@@ -532,7 +538,7 @@ class _Caster:
             value.type = ir.TensorType(kind)
 
     def _as(self, value: ir.Value, kind: ir.DataType, before: ir.Node) -> ir.Value:
-        """`value` in type `kind`: itself, or a converted constant or the output of a Cast, which are made once."""
+        """Return `value` in type `kind`: itself, a converted constant or the output of a Cast. Make each copy once."""
         constant_value = value.is_initializer()
         if kind == (_FLOAT if constant_value else self._made.get(value, _FLOAT)):
             return value
@@ -549,15 +555,16 @@ class _Caster:
         return self._editor.node(_CAST, [value], f"{name}_Cast", output=name, before=before, attributes={"to": kind})
 
     def _type_scale(self, node: ir.Node) -> None:
-        """Give a QuantizeLinear's scale the type of what it reads."""
+        """Give a QuantizeLinear's scale the type of its input."""
         data, scale = node.inputs[:2]
         assert data is not None
         assert scale is not None
         node.replace_input_with(1, self._as(scale, self._made.get(data, _FLOAT), node))
 
     def _restore(self, node: ir.Node, kind: ir.DataType, before: ir.Node) -> ir.Value:
-        """The DequantizeLinear in type `kind`, in front of the first node that reads it so: its scale decides the
-        type."""
+        """Return the output of the DequantizeLinear in type `kind`, placed before its first reader in that type. The
+        output gets the type of the scale.
+        """
         original = node.outputs[0]
         if (original, kind) not in self._copies:
             self._scales.setdefault(original, node.inputs[1])

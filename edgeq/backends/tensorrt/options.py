@@ -18,9 +18,12 @@ from edgeq.util.registry import shipped
 
 @dataclass(frozen=True)
 class RestType:
-    """Describe a type for what is not in int8: the largest magnitude that a calibrated tensor may have in it, the
-    first GPU that has it ("": all do), and the opset, IR version and TensorRT that a file with explicit quantization
-    needs for it.
+    """Describe a float type for nodes that are not in int8.
+
+    Attributes:
+        limit: largest magnitude that a calibrated tensor may have in it.
+        min_compute_capability: first GPU that supports it; "" if all do.
+        opset, ir_version, min_tensorrt: what a file with explicit quantization needs for it.
     """
 
     limit: float
@@ -35,12 +38,12 @@ class Facts:
     """Hold the facts about TensorRT that are data.
 
     Attributes:
-        most_cut: share of a tensor's power from which on clipping it is too much.
-        rest: types of what is not in int8, by name.
+        most_cut: largest share of a tensor's power that its range may cut off.
+        rest: types of nodes that are not in int8, by name.
         float32_operators: operator type → why it is not computed in 16 bits.
-        table: `min_tensorrt` and `below_tensorrt` of who takes calibration tables, and `reason` and `fix` for who does
-            not.
-        options: execution provider → names of options that it is known to take.
+        table: `min_tensorrt` and `below_tensorrt` limit the versions that support calibration tables; `reason` and
+            `fix` are for all others.
+        options: execution provider → names of options that it is known to support.
     """
 
     most_cut: float
@@ -84,10 +87,10 @@ _NAME = re.compile(rb"[a-z][a-z0-9_]{3,60}")
 
 
 def known_options(provider: str) -> tuple[frozenset[str], str]:
-    """Return the option names that `provider` takes, and where they come from: the installed library, else the record.
+    """Return the option names that `provider` supports, and their source: the installed library, or else the record.
 
-    The library holds each option's name as text. Of the names on record, those that it lacks are not taken; names that
-    begin like the provider's own and that are not on record yet are.
+    The library contains each option's name as text. A recorded name that the library lacks is not supported. A name
+    with the provider's prefix is supported even if it is not recorded yet.
     """
     recorded = facts().options.get(provider, frozenset())
     library = _library(provider)
@@ -99,21 +102,23 @@ def known_options(provider: str) -> tuple[frozenset[str], str]:
 
 
 def check_options(provider: str, options: Mapping[str, str]) -> None:
-    """Refuse an option that `provider` does not take: ONNX Runtime would say so only on the device.
+    """Refuse an option that `provider` does not support. ONNX Runtime would report it only on the device.
 
     Raises:
-        UsageError: with the nearest name.
+        UsageError: an option is not supported; suggests the nearest name.
     """
     known, source = known_options(provider)
     for name in options:
         if name not in known:
             hint = closest(name, known, f"Known by {source}")
-            raise UsageError(f"{provider} takes no option {name!r}", hint)
+            raise UsageError(f"{provider} has no option {name!r}", hint)
 
 
 def explicit_options(float_type: str) -> dict[str, str]:
-    """Return the options for a file with Q/DQ. TensorRT up to 10 needs flags that allow the types; 11 takes them
-    from the file, and edgeq's runner leaves the flags out there. The runner chooses where engines are stored.
+    """Return the options for a file with Q/DQ.
+
+    TensorRT up to 10 needs flags that allow the types. TensorRT 11 reads the types from the file, and edgeq's runner
+    omits the flags there. The runner chooses the folder for engines.
     """
     half = {"float16": {"trt_fp16_enable": "1"}, "bfloat16": {"trt_bf16_enable": "1"}}.get(float_type, {})
     return {**half, "trt_int8_enable": "1", **_CACHES}

@@ -1,3 +1,3 @@
-"""Build for ONNX Runtime Web: what the CPU backend builds, run and timed in its wasm runtime, with a page that
-checks it.
+"""Build for ONNX Runtime Web: the CPU backend's models, run and timed in the wasm runtime, with a page that checks
+them.
 """

@@ -20,14 +20,14 @@ from edgeq.scheme import Scheme
 
 
 class WebBackend(CpuBackend):
-    """Build for browsers: what the CPU backend builds, in the runtime that they have."""
+    """Build for browsers: the CPU backend's models, run in the browser's runtime."""
 
     name = "web"
     title = "ONNX Runtime Web, for browsers and node"
     runs_engines = False
 
     def fitting(self, reach: Mapping[str, NDArray[float64]]) -> WebBackend:
-        """Return the backend that fits ranges to samples. See `Backend.fitting`."""
+        """Return a backend that fits ranges of weights to samples. See `Backend.fitting`."""
         return WebBackend(reach)
 
     def build(
@@ -47,7 +47,7 @@ class WebBackend(CpuBackend):
         return self._in_wasm(super().with_options(artifact, scheme, destination))
 
     def with_companions(self, artifact: Artifact, samples: Samples, folder: Path, *, count: int) -> Artifact:
-        """Return `artifact` with the folder that is put on a server. See `Backend.with_companions`."""
+        """Return `artifact` with the folder for a web server. See `Backend.with_companions`."""
         return dataclasses.replace(artifact, files=write_folder(artifact, samples, folder, count=count))
 
     def _in_wasm(self, artifact: Artifact) -> Artifact:

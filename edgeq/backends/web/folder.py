@@ -1,4 +1,4 @@
-"""Write the folder that is put on a web server: model, self-test, page, module, and the pinned runtime's hashes."""
+"""Write the folder for a web server: model, self-test, page, module, and the hashes of the pinned runtime."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ _TYPES = frozenset(
 
 
 def write_folder(artifact: Artifact, samples: Samples, folder: Path, *, count: int) -> dict[str, Path]:
-    """Write the files to `folder`, which is made; gives them by name.
+    """Write the files to `folder`, which it creates, and return them by name.
 
     Args:
-        count: how many of `samples` make the self-test; its expected outputs are those of wasm.
+        count: how many of `samples` become the self-test. Its expected outputs are those of the wasm runtime.
 
     Raises:
-        ModelError: an input or output is of a type that no browser has.
+        ModelError: an input or output has a type that browsers do not have.
         EngineError: the runtime refuses the model.
     """
     folder.mkdir()
@@ -66,7 +66,7 @@ def write_folder(artifact: Artifact, samples: Samples, folder: Path, *, count: i
 
 
 def _model_files(model: Path) -> Iterator[tuple[str, Path]]:
-    """Yield the files of a model, itself first, with their names in the folder."""
+    """Yield the files of a model with their names in the folder, the model itself first."""
     yield MODEL, model
     yield from ((file.relative_to(model.parent).as_posix(), file) for file in model_files(model) if file != model)
 
@@ -82,7 +82,7 @@ def _record(file: Path) -> dict[str, Any]:
 
 
 def _write_cases(artifact: Artifact, samples: Samples, place: Path, count: int) -> list[dict[str, Any]]:
-    """Write the arrays of the self-test one after the other; gives their places."""
+    """Write the arrays of the self-test one after the other, and return their positions."""
     content = bytearray()
 
     def put(arrays: Mapping[str, NDArray[Any]]) -> dict[str, Any]:

@@ -100,7 +100,7 @@ def test_a_free_size_is_requested(tmp_path: Path, absent: None) -> None:
     [
         ({"mode": "dynamic"}, "cannot build with mode = dynamic"),
         ({"activation_type": "int8"}, "cannot build with activation_type = int8"),
-        ({"weight_type": "uint8"}, "weights with a scale per channel are int8"),
+        ({"weight_type": "uint8"}, "weights with a scale per channel must be int8"),
         ({"wide": ("nowhere",)}, "no node is named 'nowhere'"),
     ],
 )
@@ -202,7 +202,7 @@ def test_a_split_is_shown(prepared: PreparedModel) -> None:
     assert found.notes() == (
         f"{len(names) - 1} of {len(names)} nodes run on the NPU, in 2 graphs",
         "in 16-bit floats there: dense (Gemm: kept in float on request)",
-        "on the CPU: add (Add: the provider does not take it)",
+        "on the CPU: add (Add: the provider does not support it)",
         f"tensors that cross: {', '.join(found.crossing())}",
     )
     assert {node.name for node in found.coverage().float_nodes} == {"add", "dense"}

@@ -37,7 +37,7 @@ def stand_in(folder: Path, action: str, version: str = "2.5.0") -> Path:
         ("kill -SEGV $$", EngineError, "rknn-toolkit2 2.5.0 ends with SIGSEGV. Keep nodes in float"),
         ("kill -FPE $$", EngineError, "rknn-toolkit2 2.5.0 ends with SIGFPE"),
         ("sleep 60", EngineError, "rknn-toolkit2 2.5.0 did not end within 0.5 s. Keep nodes"),
-        ("echo 'No lowering found for: y, node type = Mish, use X'", ModelError, "has no form of Mish (y). Export"),
+        ("echo 'No lowering found for: y, node type = Mish, use X'", ModelError, "does not support Mish (y). Export"),
         (
             "printf '\\033[31mE\\033[0m load_onnx: Traceback\\nE load_onnx: opset 22 is not supported\\n' >&2; exit 1",
             EngineError,
@@ -91,7 +91,7 @@ def test_no_python_of_its_releases_is_one_line(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(outside.sys, "version_info", type("V", (), {"major": 3, "minor": 13}))
     monkeypatch.setattr(outside.shutil, "which", lambda name: None)
     monkeypatch.setattr(outside, "_here", lambda: "linux x86_64")
-    with pytest.raises(RuntimeUnavailableError, match=r"exists for Python 3\.10 or 3\.11 or 3\.12; this is 3\.13"):
+    with pytest.raises(RuntimeUnavailableError, match=r"needs Python 3\.10 or 3\.11 or 3\.12; this is 3\.13"):
         find_base(toolkit())
     monkeypatch.setattr(outside, "_here", lambda: "darwin arm64")
     with pytest.raises(RuntimeUnavailableError, match=r"there is no rknn-toolkit2 2\.5\.0 for darwin arm64"):
@@ -121,7 +121,7 @@ def test_an_operator_without_a_form_fails_a_build_that_says_0(tmp_path: Path) ->
     (tmp_path / "m.rknn").write_bytes(b"RKNN")
     layer = Layer("a", "Conv", "INT8", "NPU", 1)
     check_ran(Ran(0, ROW, "Unkown op target: 0"), tmp_path / "m.rknn", (layer,), Path("m.onnx"))
-    with pytest.raises(ModelError, match=r"m\.onnx: .* has no form of Det"):
+    with pytest.raises(ModelError, match=r"m\.onnx: .* does not support Det"):
         check_ran(Ran(0, f"{ROW}No lowering found for: Det", ""), tmp_path / "m.rknn", (layer,), Path("m.onnx"))
     with pytest.raises(EngineError, match="printed no table of layers"):
         check_ran(Ran(0, "", ""), tmp_path / "m.rknn", (), Path("m.onnx"))
@@ -142,7 +142,7 @@ def test_the_simulator_must_answer_the_same(dtype: str, error: float, said: str)
     if said:
         assert said in compare_answers(compiled, [{"y": right}], [{"y": right * 1.01}], Path("m.onnx"))
     else:
-        with pytest.raises(CheckFailedError, match=r"m\.onnx: the simulator answers otherwise"):
+        with pytest.raises(CheckFailedError, match=r"m\.onnx: the simulator's answers differ"):
             compare_answers(compiled, [{"y": right}], [{"y": right * 1.01}], Path("m.onnx"))
 
 

@@ -70,7 +70,7 @@ def test_constants_that_overflow_or_vanish_keep_their_nodes_in_fp32(tmp_path: Pa
     built = bench(tmp_path, proto).build()
     assert precisions(built)["guard"] == precisions(built)["cap"] == "fp32"
     assert "which is 0 in float16" in reasons(built)["guard"]
-    assert "over what float16 holds" in reasons(built)["cap"]
+    assert "more than the range of float16" in reasons(built)["cap"]
 
 
 def test_a_layer_whose_result_overflows_is_int8_with_an_fp32_result(tmp_path: Path) -> None:
@@ -144,7 +144,7 @@ def test_float32_is_left_alone(small: Bench) -> None:
 def test_bfloat16_where_the_gpu_has_it(small: Bench) -> None:
     from edgeq.hardware.target import resolve
 
-    with pytest.raises(HardwareError, match=r"nvidia-t4 has compute capability 7\.5, and bfloat16 needs 8\.0"):
+    with pytest.raises(HardwareError, match=r"nvidia-t4 has compute capability 7\.5, but bfloat16 needs 8\.0"):
         small.build(rest="bfloat16")
     built = small.build(target=resolve("nvidia-a100"), rest="bfloat16")
     assert types(built.model)["c1"] == TensorProto.BFLOAT16

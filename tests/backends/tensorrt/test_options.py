@@ -32,7 +32,7 @@ def test_the_installed_library_is_read_where_there_is_one(tmp_path: Path, monkey
     known, source = options.known_options(options.TENSORRT)
     assert known == {"trt_fp16_enable", "trt_brand_new_enable", "device_id"}
     assert "installed onnxruntime 9.9.9" in source
-    with pytest.raises(UsageError, match="takes no option 'trt_int8_enable'"):
+    with pytest.raises(UsageError, match="has no option 'trt_int8_enable'"):
         options.check_options(options.TENSORRT, options.explicit_options("float16"))
 
 

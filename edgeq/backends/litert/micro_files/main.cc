@@ -1,6 +1,6 @@
-// Runs the model in TFLite Micro on the inputs of selftest.cc and prints PASS, or FAIL with what differs.
+// Runs the model in TFLite Micro on the inputs of selftest.cc. Prints PASS, or FAIL with the difference.
 //
-// Built with TFLite Micro's sources and its library, see README.md. Exit status 0 is PASS.
+// Build it with TFLite Micro's sources and its library, see README.md. Exit status 0 means PASS.
 
 #include <cmath>
 #include <cstddef>
@@ -15,15 +15,15 @@
 #include "tensorflow/lite/micro/system_setup.h"
 #include "tensorflow/lite/schema/schema_generated.h"
 
-// The interpreter is in one of these, by TFLite Micro's age.
+// The interpreter is in one of these namespaces, depending on the version of TFLite Micro.
 namespace tflite {
 namespace micro {}
 }  // namespace tflite
 using namespace tflite;
 using namespace tflite::micro;
 
-// Of an output, in steps of its integers. The expected ones are those of TFLite Micro's portable kernels; other kernels,
-// or an NPU, may round otherwise: raise it only where you know that they do.
+// Largest allowed difference of an output, in steps of its integers. The expected outputs are those of TFLite Micro's
+// portable kernels. Other kernels, or an NPU, may round differently: raise this only if you know that they do.
 #ifndef EDGEQ_ALLOWED_STEPS
 #define EDGEQ_ALLOWED_STEPS 0
 #endif
@@ -34,7 +34,7 @@ alignas(16) uint8_t arena[kEdgeqArenaBytes];
 
 constexpr float kAllowedShare = 1e-4f;
 
-// The largest difference of an output from what is expected, in what is allowed: more than 1 fails.
+// Returns the largest difference from an expected output, divided by the allowed one. More than 1 fails.
 float Difference(const TfLiteTensor* found, const EdgeqTensor& expected) {
   float worst = 0.0f;
   if (found->bytes != expected.bytes) return INFINITY;

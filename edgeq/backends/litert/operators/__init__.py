@@ -1,7 +1,7 @@
-"""Write each operator of ONNX: one function for a kind of operators.
+"""Write each ONNX operator. One function covers one kind of operators.
 
-Each reads its inputs as integers where the node computes on integers (`Lowering.integer`), else as floats, and writes
-operators of the file that compute the same.
+Each function reads its inputs as integers if the node computes on integers (`Lowering.integer`), else as floats. It
+writes operators of the file that compute the same.
 """
 
 from __future__ import annotations

@@ -18,8 +18,10 @@ from edgeq.model.graph import clamp_bounds, name_of, node_input
 
 
 def write_binary(kind: str) -> Callable[[Lowering, ir.Node], None]:
+    """Return a function that writes an operator of two broadcast tensors as `kind`."""
+
     def write(work: Lowering, node: ir.Node) -> None:
-        """Write an operator of two tensors that are broadcast."""
+        """Write an operator of two broadcast tensors."""
         left, right, order = _broadcast(work, node)
         scales = work.parameters(node)
         if scales is not None and kind in ("MAXIMUM", "MINIMUM"):
@@ -40,7 +42,7 @@ def _broadcast(work: Lowering, node: ir.Node) -> tuple[Stored, Stored, Order]:
     given: list[Stored | None] = [None if work.is_constant(v) else work.read(v) for v in node.inputs[:2]]
     found = [_raised(work, value, rank) for value in given if value is not None]
     moving = [value for value in found if value.order != plain(rank)]
-    # The larger one stays as it is.
+    # The larger input keeps its order.
     order = max(moving or found, key=lambda value: int(np.prod(value.shape))).order if found else plain(rank)
     sides = []
     for value, stored in zip(node.inputs[:2], given, strict=True):
@@ -66,6 +68,8 @@ def _constant_side(work: Lowering, value: ir.Value | None, rank: int, order: Ord
 
 
 def write_unary(kind: str, **options: Any) -> Callable[[Lowering, ir.Node], None]:
+    """Return a function that writes an operator of one tensor as `kind`."""
+
     def write(work: Lowering, node: ir.Node) -> None:
         """Write an operator of one tensor."""
         source = work.read(node.inputs[0])
@@ -77,7 +81,7 @@ def write_unary(kind: str, **options: Any) -> Callable[[Lowering, ir.Node], None
 
 
 _FIXED = {"LOGISTIC": Scales.of(1 / 256, -128), "TANH": Scales.of(1 / 128, 0)}
-"""What the file's kernels make, whatever its scales say."""
+"""Output scales that the file's kernels always use, whatever scales the file contains."""
 
 
 def write_leaky(work: Lowering, node: ir.Node) -> None:
@@ -92,7 +96,7 @@ def write_gelu(work: Lowering, node: ir.Node) -> None:
 
 
 def write_prelu(work: Lowering, node: ir.Node) -> None:
-    """Write PRELU, whose slopes lie as the tensor does."""
+    """Write PRELU. Its slopes have the same order of axes as the tensor."""
     source = work.read(node.inputs[0])
     slope = _constant_side(work, node.inputs[1], len(source.shape), source.order)
     shape = slope.tensor.shape[1:]
@@ -110,7 +114,7 @@ def write_prelu(work: Lowering, node: ir.Node) -> None:
 
 
 def write_clamp(work: Lowering, node: ir.Node) -> None:
-    """Write a Relu or Clip: one operator of floats where there is one, else a MAXIMUM and a MINIMUM."""
+    """Write a Relu or Clip: one float operator if the file has a suitable one, else a MAXIMUM and a MINIMUM."""
     source, bounds = work.read(node.inputs[0]), clamp_bounds(node)
     if bounds is None:
         raise CannotWriteError("its bounds are computed")
@@ -134,8 +138,11 @@ def write_clamp(work: Lowering, node: ir.Node) -> None:
 
 
 def write_hard_sigmoid(work: Lowering, node: ir.Node) -> None:
-    """Write clamp(alpha x + beta, 0, 1). Of integers: (x + beta / alpha) with a scale that is 1 / alpha of the
-    result's, whose range clamps, times alpha, which changes no integer."""
+    """Write clamp(alpha x + beta, 0, 1).
+
+    On integers, this is an ADD followed by a MUL. The ADD computes x + beta / alpha, with the result's scale divided by
+    alpha, and the range of the integers clamps it. The MUL by alpha changes no integer.
+    """
     alpha, beta = node.attributes.get_float("alpha", 0.2), node.attributes.get_float("beta", 0.5)
     source, scales = work.read(node.inputs[0]), work.parameters(node)
     ones, name = (1,) * len(source.shape), name_of(node.outputs[0])
@@ -164,7 +171,7 @@ def write_hard_sigmoid(work: Lowering, node: ir.Node) -> None:
 
 
 def write_softmax(work: Lowering, node: ir.Node) -> None:
-    """Write SOFTMAX or LOG_SOFTMAX, whose axis is the last one of the file."""
+    """Write SOFTMAX or LOG_SOFTMAX, whose axis is the last one in the file."""
     source = work.read(node.inputs[0])
     rank = len(source.shape)
     axis = node.attributes.get_int("axis", -1) % rank
@@ -182,7 +189,7 @@ def write_layer_norm(work: Lowering, node: ir.Node) -> None:
     if work.integer:
         raise CannotWriteError("it has no int8 kernel")
     if any(value.uses() for value in node.outputs[1:]):
-        raise CannotWriteError("its mean or its deviation is read")
+        raise CannotWriteError("its second or third output is read")
     source = work.read(node.inputs[0])
     rank, name = len(source.shape), name_of(node.outputs[0])
     source = work.arranged(source, plain(rank))
@@ -212,7 +219,7 @@ def write_batch_norm(work: Lowering, node: ir.Node) -> None:
     """Write a BatchNormalization in float, as a MUL and an ADD."""
     source = work.read(node.inputs[0])
     if work.integer:
-        raise CannotWriteError("it stands between integers")
+        raise CannotWriteError("it has no integer form")
     gamma, beta, mean, variance = (work.floats(value).astype(np.float64) for value in node.inputs[1:5])
     factor = gamma / np.sqrt(variance + node.attributes.get_float("epsilon", 1e-5))
     shape = [1] * len(source.shape)
@@ -229,7 +236,7 @@ def write_batch_norm(work: Lowering, node: ir.Node) -> None:
 
 
 def write_cast(work: Lowering, node: ir.Node) -> None:
-    """Write CAST from integers to floats; integers of other widths are the file's int32 already."""
+    """Write CAST from integers to floats. Integers of other widths are already int32 in the file."""
     source = work.read(node.inputs[0])
     made = node.outputs[0].dtype
     if source.tensor.type == "int32" and made in (ir.DataType.INT32, ir.DataType.INT64):
@@ -239,7 +246,7 @@ def write_cast(work: Lowering, node: ir.Node) -> None:
         options = {"inDataType": "INT32", "outDataType": "FLOAT32"}
         work.write(node, "CAST", (source.tensor,), source.order, options)
         return
-    raise CannotWriteError(f"it makes {made} of {source.tensor.type}")
+    raise CannotWriteError(f"it converts {source.tensor.type} to {made}")
 
 
 def write_mean(work: Lowering, node: ir.Node) -> None:

@@ -28,7 +28,7 @@ from edgeq.model.graph import Geometry, is_constant, is_op, name_of, node_input
 def write_pool(work: Lowering, node: ir.Node) -> None:
     """Write MAX_POOL_2D or AVERAGE_POOL_2D."""
     if len(node.outputs) > 1 and node.outputs[1].uses():
-        raise CannotWriteError("its second output, the places of the largest numbers, is read")
+        raise CannotWriteError("its second output, the indices of the maxima, is read")
     source = image(work, node)
     shape = window(node, source, node.attributes.get_ints("kernel_shape", ()))
     kernel = shape.kernel
@@ -41,19 +41,19 @@ def write_pool(work: Lowering, node: ir.Node) -> None:
         pads = [(0, 0), *(same_pads(source.shape[2 + a], kernel[a], shape.strides[a]) for a in range(2)), (0, 0)]
         padded, padding = pad(work, source.tensor, pads, 0.0), VALID
     elif not largest and padded is not source.tensor and not (counts_pads and _within(shape, source, padded)):
-        raise CannotWriteError("its padding is not that of SAME, and does not count in its averages")
+        raise CannotWriteError("its padding differs from SAME and does not count in its averages")
     options = {"padding": padding, **strides(shape), "filterHeight": kernel[0], "filterWidth": kernel[1]}
     kind = "MAX_POOL_2D" if largest else "AVERAGE_POOL_2D"
     write_image(work, node, kind, (padded,), options, like=padded)
 
 
 def _within(shape: Geometry, source: Stored, padded: Tensor) -> bool:
-    """Return whether no window reaches beyond the padding that the node itself has."""
+    """Return whether no window reaches beyond the node's own padding."""
     return all(padded.shape[1 + axis] <= source.shape[2 + axis] + sum(shape.pads[axis]) for axis in range(2))
 
 
 def write_reshape(work: Lowering, node: ir.Node) -> None:
-    """Write a RESHAPE, or let the products behind it take the features in the order of the file."""
+    """Write a RESHAPE. If only matrix products read the result, they take the features in the file's order instead."""
     source, value = work.read(node.inputs[0]), node.outputs[0]
     shape = work.sizes(value)
     if 0 in shape or 0 in source.shape:
@@ -66,8 +66,11 @@ def write_reshape(work: Lowering, node: ir.Node) -> None:
 
 
 def _only_products(work: Lowering, value: ir.Value) -> bool:
-    """Return whether nothing reads a tensor but products with constant weights, which can take its features in any
-    order, behind nodes that work on each element."""
+    """Return whether all readers of a tensor are products with constant weights, which accept its features in any
+    order.
+
+    Nodes that work on each element may come between.
+    """
     for use in value.uses():
         node = use.node
         if node.op_type in ("QuantizeLinear", "DequantizeLinear", "Identity", "Dropout"):
@@ -82,12 +85,12 @@ def _only_products(work: Lowering, value: ir.Value) -> bool:
 
 
 def write_identity(work: Lowering, node: ir.Node) -> None:
-    """Let the output be the input."""
+    """Use the input as the output."""
     work.hold(node.outputs[0], work.read(node.inputs[0]))
 
 
 def write_transpose(work: Lowering, node: ir.Node) -> None:
-    """Count the axes in another order; nothing is written."""
+    """Record the axes in another order, and write nothing."""
     source, value = work.read(node.inputs[0]), node.outputs[0]
     if source.features is not None:
         source = work.arranged(source, plain(2))
@@ -97,11 +100,11 @@ def write_transpose(work: Lowering, node: ir.Node) -> None:
 
 
 def write_concat(work: Lowering, node: ir.Node) -> None:
-    """Write CONCATENATION of tensors in one order of axes, and of integers with one scale."""
+    """Write CONCATENATION of tensors with the same order of axes. Integers also need the same scale."""
     found = [work.read(value) for value in node.inputs]
     scales = work.parameters(node) if work.integer else None
     if scales is None and work.integer:
-        raise CannotWriteError("what it joins has no scale in common")
+        raise CannotWriteError("its inputs have no common scale")
     moving = [f for f in found if f.order != plain(len(f.shape))]
     order = (moving or found)[0].order
     axis = node.attributes.get_int("axis", 0) % len(order)
@@ -114,7 +117,7 @@ def write_concat(work: Lowering, node: ir.Node) -> None:
 def _cut(
     work: Lowering, node: ir.Node, source: Stored, spans: dict[int, tuple[int, int, int]], output: int = 0
 ) -> None:
-    """Write the part of a tensor between (begin, end, step) of some axes of the model."""
+    """Write the part of a tensor with the given (begin, end, step) on some axes of the model."""
     whole = [spans.get(axis, (0, source.shape[axis], 1)) for axis in source.order]
     ends = [(begin, end) for begin, end, _ in whole]
     parts = slices(work, ends, [step for _, _, step in whole])
@@ -134,7 +137,7 @@ def write_slice(work: Lowering, node: ir.Node) -> None:
     for start, stop, axis, step in zip(starts, stops, axes, steps, strict=True):
         place = int(axis) % len(source.shape)
         if step < 0:
-            raise CannotWriteError("it goes backwards")
+            raise CannotWriteError("it has a negative step")
         first, last, stride = slice(int(start), int(stop), int(step)).indices(source.shape[place])
         spans[place] = (first, last, stride)
     _cut(work, node, source, spans)
@@ -157,7 +160,7 @@ def _whole(work: Lowering, node: ir.Node) -> Stored:
 
 
 def write_gather(work: Lowering, node: ir.Node) -> None:
-    """Write GATHER, of rows of a constant table or of places of an activation."""
+    """Write GATHER of rows of a constant table, or of indices along an axis of an activation."""
     if is_constant(node.inputs[1]) and not work.is_constant(node.inputs[0]):
         source, (places, _) = _whole(work, node), work.constant(node.inputs[1])
         axis = node.attributes.get_int("axis", 0) % len(source.shape)
@@ -197,7 +200,7 @@ def write_pad_node(work: Lowering, node: ir.Node) -> None:
         axis: (int(given[i]), int(given[i + count])) for i, axis in enumerate(axes)
     }
     if any(min(pair) < 0 for pair in pads.values()):
-        raise CannotWriteError("it takes elements away")
+        raise CannotWriteError("it has negative pads")
     table = [pads[axis] for axis in source.order]
     if mode == "reflect":
         padding = work.fixed("paddings", np.array(table, np.int32))
@@ -215,7 +218,7 @@ def write_pad_node(work: Lowering, node: ir.Node) -> None:
 
 
 def write_resize(work: Lowering, node: ir.Node) -> None:
-    """Write RESIZE_NEAREST_NEIGHBOR or RESIZE_BILINEAR where their places are the node's."""
+    """Write RESIZE_NEAREST_NEIGHBOR or RESIZE_BILINEAR if it samples at the same positions as the node."""
     source, made = image(work, node), work.sizes(node.outputs[0])
     if made[:2] != source.shape[:2]:
         raise CannotWriteError("it resizes channels")
@@ -228,23 +231,23 @@ def write_resize(work: Lowering, node: ir.Node) -> None:
         by_floor = how == "asymmetric" and rounding == "floor"
         by_half = how in ("half_pixel", "pytorch_half_pixel") and rounding.startswith("round_prefer")
         if not (by_floor or (by_half and whole)):
-            raise CannotWriteError(f"the nearest element by {how} and {rounding} is another one there")
+            raise CannotWriteError(f"with {how} and {rounding} the file would choose other nearest elements")
         options = {"alignCorners": False, "halfPixelCenters": False}
         work.write(node, "RESIZE_NEAREST_NEIGHBOR", (source.tensor, size), NHWC, options, like=source.tensor)
         return
     known = {"half_pixel": (False, True), "align_corners": (True, False), "asymmetric": (False, False)}
     if mode != "linear" or how.replace("pytorch_", "") not in known:
-        raise CannotWriteError(f"it resizes by {mode} and {how}")
+        raise CannotWriteError(f"the file cannot resize with {mode} and {how}")
     corners, half = known[how.replace("pytorch_", "")]
     options = {"alignCorners": corners, "halfPixelCenters": half}
     work.write(node, "RESIZE_BILINEAR", (source.tensor, size), NHWC, options, like=source.tensor)
 
 
 def write_depth_to_space(work: Lowering, node: ir.Node) -> None:
-    """Write DEPTH_TO_SPACE, whose blocks stand ahead of the channels."""
+    """Write DEPTH_TO_SPACE. In the file, the blocks come before the channels."""
     source, block = image(work, node), node.attributes.get_int("blocksize", 1)
     if node.attributes.get_string("mode", "DCR") != "DCR":
-        # The file has the blocks ahead of the channels.
+        # In the file, the blocks come before the channels.
         channels = source.shape[1]
         places = np.arange(channels, dtype=np.int32).reshape(-1, block * block).T.ravel()
         moved = work.like(source.tensor, f"{node.outputs[0].name}/channels", source.tensor.shape)
@@ -256,7 +259,7 @@ def write_depth_to_space(work: Lowering, node: ir.Node) -> None:
 
 
 def write_space_to_depth(work: Lowering, node: ir.Node) -> None:
-    """Write strided slices, which more hardware takes than SPACE_TO_DEPTH."""
+    """Write strided slices, which more hardware supports than SPACE_TO_DEPTH."""
     source, block = image(work, node), node.attributes.get_int("blocksize", 1)
     n, c, h, w = source.shape
     parts = []

@@ -49,13 +49,13 @@ def write_conv(work: Lowering, node: ir.Node) -> None:
 
 
 def write_conv_transpose(work: Lowering, node: ir.Node) -> None:
-    """Write TRANSPOSE_CONV, and a slice where the node's pads are not those of SAME or VALID."""
+    """Write TRANSPOSE_CONV, and a slice if the node's pads match neither SAME nor VALID."""
     source = image(work, node)
     weights, weight_scales = _weights(work, node.inputs[1], 1)
     shape = window(node, source, weights.shape[2:])
     weights = weights.reshape(*weights.shape[:2], *shape.kernel)
     if shape.group != 1 or shape.dilations != (1, 1):
-        raise CannotWriteError("it has groups or dilations, which TRANSPOSE_CONV has not")
+        raise CannotWriteError("it has groups or dilations, which TRANSPOSE_CONV does not support")
     kernel = work.fixed(name_of(node.inputs[1]), weights.transpose(1, 2, 3, 0), _on_axis(weight_scales, 0))
     bias = _bias(work, node, source, weight_scales, weights.shape[1])
     n, c, *_ = work.sizes(node.outputs[0])
@@ -120,15 +120,15 @@ def _fully_connected(work: Lowering, node: ir.Node, *, transposed_weights: bool)
 
 
 def _weights(work: Lowering, value: ir.Value | None, axis: int) -> tuple[NDArray[Any], Scales | None]:
-    """Return the constant weights of a node: integers where it computes on integers.
+    """Return the constant weights of a node: integers if it computes on integers.
 
     Args:
-        axis: of the output channels, on which they may have scales.
+        axis: axis of the output channels, on which the weights may have scales.
     """
     if work.integer:
         values, scales = work.constant(value)
         if scales is None:
-            raise CannotWriteError(f"its weights {name_of(value)!r} are floats between integers")
+            raise CannotWriteError(f"its weights {name_of(value)!r} are float, but its other tensors are integers")
         if scales.zero.any():
             raise CannotWriteError("its weights have a zero point")
         if scales.scale.size > 1 and scales.axis % values.ndim != axis:

@@ -1,4 +1,4 @@
-"""Write what several operators of windows and moves share: images, padding, slices."""
+"""Write the parts that operators with windows and operators that move elements share: images, padding, slices."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SAME, VALID = "SAME", "VALID"
 
 
 def image(work: Lowering, node: ir.Node) -> Stored:
-    """Return what a node reads as [N, H, W, C]; a sequence as an image of one row."""
+    """Return the input of a node as [N, H, W, C]. A sequence becomes an image of one row."""
     found = work.read(node.inputs[0])
     if len(found.shape) == 3:
         n, c, length = found.shape
@@ -29,7 +29,7 @@ def image(work: Lowering, node: ir.Node) -> Stored:
 
 
 def window(node: ir.Node, source: Stored, kernel: Sequence[int]) -> Geometry:
-    """Return how a node's windows move over an image; those of a sequence over one row."""
+    """Return how a node's windows move over an image. The windows of a sequence move over one row."""
     found = geometry(node, source.shape[4 - len(kernel) :], tuple(kernel))
     if len(kernel) == 2:
         return found
@@ -37,7 +37,7 @@ def window(node: ir.Node, source: Stored, kernel: Sequence[int]) -> Geometry:
 
 
 def image_size(work: Lowering, node: ir.Node) -> tuple[int, int]:
-    """Return the rows and columns of what a node makes."""
+    """Return the rows and columns of a node's output."""
     *rows, columns = work.sizes(node.outputs[0])[2:]
     return (rows[0] if rows else 1), columns
 
@@ -51,7 +51,7 @@ def write_image(
     *,
     like: Tensor | None = None,
 ) -> None:
-    """Write the operator that makes an image, as `Lowering.write`, and of one row a sequence."""
+    """Write the operator that makes an image, like `Lowering.write`. For a sequence, make one row and reshape it."""
     value, shape = node.outputs[0], work.sizes(node.outputs[0])
     if len(shape) == 4:
         work.write(node, kind, inputs, NHWC, options, like=like)
@@ -74,7 +74,7 @@ def dilations(shape: Geometry) -> dict[str, Any]:
 
 
 def same_pads(size: int, kernel: int, stride: int, dilation: int = 1) -> tuple[int, int]:
-    """Return the padding that SAME stands for."""
+    """Return the padding that SAME means, as (before, after)."""
     total = max((-(-size // stride) - 1) * stride + (kernel - 1) * dilation + 1 - size, 0)
     return total // 2, total - total // 2
 
@@ -82,10 +82,11 @@ def same_pads(size: int, kernel: int, stride: int, dilation: int = 1) -> tuple[i
 def with_padding(
     work: Lowering, node: ir.Node, source: Stored, shape: Geometry, *, lowest: bool = False
 ) -> tuple[Tensor, str]:
-    """Return what a window reads and its padding: SAME or VALID where that is the node's, else VALID behind a PAD.
+    """Return the tensor that a window reads, and its padding: SAME or VALID if either matches the node, else VALID
+    after a PAD.
 
     Args:
-        lowest: whether the padding is below all numbers, as MaxPool has it, not 0.
+        lowest: whether to pad with the lowest number, as MaxPool does, instead of 0.
     """
     made = image_size(work, node)
     pads = []
@@ -102,7 +103,7 @@ def with_padding(
 
 
 def pad(work: Lowering, source: Tensor, pads: Sequence[tuple[int, int]], value: float) -> Tensor:
-    """Write a padding with one number; of integers the nearest one."""
+    """Write a padding with one number. For an integer tensor, use the nearest integer."""
     wide = tuple(size + before + after for size, (before, after) in zip(source.shape, pads, strict=True))
     made = work.like(source, f"{source.name}/padded", wide)
     table = work.fixed("paddings", np.array(pads, np.int32))
@@ -115,7 +116,7 @@ def pad(work: Lowering, source: Tensor, pads: Sequence[tuple[int, int]], value: 
 
 
 def filler_of(source: Tensor, value: float) -> tuple[float, float]:
-    """Return the number that stands for `value` in a tensor, and the one for 0."""
+    """Return the numbers that represent `value` and 0 in a tensor."""
     if source.scales is None:
         return (float(np.finfo(np.float32).min) if value == -np.inf else value), 0.0
     zero = int(source.scales.zero[0])
