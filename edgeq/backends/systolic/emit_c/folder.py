@@ -1,4 +1,4 @@
-"""Implement `edgeq emit-c`: write the C of an integer program that `quantize` or `package` left next to the model."""
+"""Implement `edgeq emit-c`: write the C of an integer program that `quantize` or `package` wrote next to the model."""
 
 from __future__ import annotations
 
@@ -82,12 +82,12 @@ def emit_c(
 
     Args:
         source: a .program.npz, or the int8 model next to it.
-        data: samples; the first `images` become the bundle's, quantized.
-        output: a folder of its own.
+        data: samples; the first `images` are quantized and become the bundle's images.
+        output: a new folder.
 
     Raises:
-        BundleError: no program there.
-        EdgeqError: as `write_c_bundle` has it.
+        UsageError: there is no program at `source`.
+        EdgeqError: as in `load_program` and `write_c_bundle`.
     """
     place = source if source.name.endswith(SUFFIX) else source.with_name(source.stem + SUFFIX)
     if not place.is_file():
@@ -119,7 +119,7 @@ def _judge(folder: Path) -> Judge | None:
 
 
 def _is_made(path: Path, name: str) -> bool:
-    """Return whether it is a program that the Makefile made."""
+    """Return whether a file is a program that the Makefile builds."""
     if name not in _MADE or not is_plain(path):
         return False
     with path.open("rb") as stream:
@@ -131,10 +131,12 @@ C_FOLDER = Ownership("C bundle with edgeq's marker", _judge)
 
 
 def with_c(artifact: Artifact, samples: Samples, folder: Path, *, count: int) -> Artifact:
-    """Return `artifact` with the C of its integer program among its files, as c/NAME; as it is where it has no program.
+    """Return `artifact` with the C of its integer program among its files, as c/NAME.
+
+    If it has no program, return `artifact` unchanged. If the C cannot be written, only add a note.
 
     Args:
-        folder: where the C is written; private, as it is only to be packed.
+        folder: private folder for the C, until it is packed.
         count: how many of `samples` become images of the C.
     """
     place = next((path for name, path in sorted(artifact.files.items()) if name.endswith(SUFFIX)), None)
@@ -157,7 +159,7 @@ def with_c(artifact: Artifact, samples: Samples, folder: Path, *, count: int) ->
 
 
 def first_inputs(program: Program, samples: Samples, count: int) -> Mapping[str, NDArray[Any]]:
-    """Return the first `count` samples, or as many as there are, [N, ...] by input."""
+    """Return the first `count` samples (or all, if there are fewer) as arrays [N, ...] by input name."""
     taken = list(itertools.islice(samples, count))
     if not taken:
         raise DataError(f"{samples.source} holds no samples", "Give at least one")
