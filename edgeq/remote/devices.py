@@ -1,4 +1,4 @@
-"""Resolve `--on`: a board by its address, one of a devices file by its name, or all boards of such a file."""
+"""Resolve `--on`: a board by its address or by its name in a devices file, or all boards of such a file."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DEVICES = "devices.toml"
 """The file's name, in the user's configuration folder and in the working directory."""
 SSH = "ssh://"
 _FIX = "See docs/boards.md for what a devices file holds"
-# What starts with "-" would be an option of ssh.
+# No part begins with "-", because ssh would take it for an option.
 _NAME, _V6, _USER = r"[A-Za-z0-9_][A-Za-z0-9_.-]*", r"[0-9A-Fa-f]*:[0-9A-Za-z:.%]+", r"[A-Za-z0-9_][A-Za-z0-9_.@+\\-]*"
 _ADDRESS = re.compile(rf"ssh://((?P<user>{_USER})@)?(?P<host>{_NAME}|\[{_V6}\])(:(?P<port>\d{{1,5}}))?/?")
 _LARGEST_PORT = 65535
@@ -33,10 +33,10 @@ class Entry:
     """Describe [devices.NAME].
 
     Attributes:
-        host: as ssh takes it, an alias of its configuration too.
-        kind: boards of one kind are compared with each other and share work; default: the name.
-        python: the interpreter there, with its arguments.
-        folder: the one directory there that edgeq writes to; default: edgeq-device in the user's cache.
+        host: a host as ssh accepts it, including aliases of ssh's configuration.
+        kind: boards of one kind are compared with each other and share work; the default is the name.
+        python: the board's interpreter, with its arguments.
+        folder: the only directory on the board that edgeq writes to; the default is edgeq-device in the user's cache.
     """
 
     host: Host
@@ -55,11 +55,11 @@ class DevicesFile:
 
 @dataclass(frozen=True)
 class Board(Entry):
-    """Describe one board. Its `host` is without the user.
+    """Describe one board. Its `host` does not include the user.
 
     Attributes:
-        name: as the user wrote it.
-        user: "" leaves it to ssh.
+        name: the name or address that the user wrote.
+        user: the login; "" leaves it to ssh.
     """
 
     name: str = ""
@@ -67,11 +67,12 @@ class Board(Entry):
 
 
 def boards_of(given: str) -> tuple[Board, ...]:
-    """Return the boards that an `--on` names; none where it is something else, such as a target.
+    """Return the boards that an `--on` names; empty if it names something else, such as a target.
 
     Raises:
-        UsageError: an address that is none; a name to which the working directory gives another meaning than the user.
-        HardwareError: a devices file that is not as it should be.
+        UsageError: an address is not valid, or the name means one thing in the working directory and another for the
+            user.
+        HardwareError: a devices file is not valid.
     """
     if given.startswith(SSH):
         return (_addressed(given),)
@@ -100,8 +101,8 @@ def one_board(given: str) -> Board:
     """Return the one board that `given` names.
 
     Raises:
-        UsageError: it names none, or several.
-        HardwareError: a devices file that is not as it should be.
+        UsageError: it names no board, or several.
+        HardwareError: a devices file is not valid.
     """
     found = boards_of(given)
     if not found:
@@ -113,10 +114,10 @@ def one_board(given: str) -> Board:
 
 
 def known_boards() -> dict[str, Board]:
-    """Return the boards of the devices file in the working directory, and over it of the user's, by name.
+    """Return the boards of the working directory's and the user's devices files, by name. The user's file wins.
 
     Raises:
-        HardwareError: a file that is not as it should be.
+        HardwareError: a file is not valid.
     """
     return _boards_in(Path()) | _boards_in(user_folder("config"))
 
@@ -146,15 +147,16 @@ def _addressed(address: str) -> Board:
         raise UsageError(f"{address!r} is not an address of a board", fix)
     host, user = parts["host"].strip("[]"), parts["user"] or ""
     board = Board(host, port, kind=host, name=address, user=user)
-    own = _boards_in(user_folder("config")).values()  # not of the working directory: `python` is a command
+    # only the user's file: `python` is a command, so the working directory's file is not trusted
+    own = _boards_in(user_folder("config")).values()
     return next((replace(b, name=address) for b in own if (b.host, b.user, b.port) == (host, user, port)), board)
 
 
 def fleet_of(given: Sequence[str]) -> tuple[Board, ...]:
-    """Return all boards that several `--on` name, each once.
+    """Return all boards that several `--on` options name, each once.
 
     Raises:
-        UsageError: one names no board.
+        UsageError: an option names no board.
     """
     found: dict[str, Board] = {}
     for text in given:

@@ -65,7 +65,7 @@ def fixed_batch(model: ir.Model, path: Path) -> ir.Model:
 
 
 def _make_constant_outputs(model: ir.Model) -> None:
-    """Add a node in front of each constant output, in place, because a layer must compute every output of the network."""
+    """Add a node for each constant output, in place, because a layer must compute every output of the network."""
     editor = Editor(model)
     for place, value in enumerate(model.graph.outputs):
         tensor = constant_tensor(value)

@@ -235,7 +235,7 @@ def with_offsets(
 
 
 def _relu_behind(layer: Weighted, network: Network, read: Mapping[str, list[Layer]]) -> Weighted | steps.Clamp | None:
-    """Return the layer if it ends in a relu, or the Clip from 0 that is its only reader. Return None if it has neither."""
+    """Return the layer if it ends in a relu, or the Clip from 0 that is its only reader; None if it has neither."""
     if layer.relu:
         return layer
     behind = read.get(layer.output, [])

@@ -270,7 +270,7 @@ def quantize_weights(
 
 
 def _scale(rows: steps.Floats, bias: steps.Floats, input_scale: float) -> float:
-    """Return the scale of one tile. If its weights are tiny compared to its bias, the range of the int32 bias decides."""
+    """Return the scale of one tile. If the weights are tiny compared to the bias, the bias's int32 range decides."""
     largest = _grid(rows) or float(np.abs(rows).max(initial=0.0)) / steps.LARGEST
     offset = float(np.abs(bias).max(initial=0.0)) / input_scale
     least = offset / (LARGEST_BIAS if largest else _SMALL_BIAS)
