@@ -140,7 +140,7 @@ class VariantSpec:
             raise UsageError(f"{where}: device is {self.device!r}", f"It can be {', '.join(DEVICES)}")
         for key in ("selftest", "selftest_slices", "device", "calibration"):
             if key in self.info:
-                raise UsageError(f"{where}: info holds {key!r}, which the bundle writes itself")
+                raise UsageError(f"{where}: info has {key!r}, which the bundle writes itself")
         for options in (self.session_options, self.provider_options):
             if not all(isinstance(value, str) for value in options.values()):
                 raise UsageError(f"{where}: session and provider options must be strings")
@@ -184,14 +184,14 @@ class BundleSpec:
 
     def __post_init__(self) -> None:
         if not self.variants:
-            raise UsageError(f"bundle {self.name}: no variant", "Name at least one target")
+            raise UsageError(f"bundle {self.name} has no variant", "Name at least one target")
         folded = [variant.name.casefold() for variant in self.variants]
         for name in folded:
             if folded.count(name) > 1:
                 raise UsageError(f"bundle {self.name}: two variants are named {name!r}")
         reserved = sorted(set(_RESERVED_METADATA).intersection(self.metadata))
         if reserved:
-            raise UsageError(f"bundle {self.name}: metadata holds {reserved[0]!r}, which the bundle writes itself")
+            raise UsageError(f"bundle {self.name}: metadata has {reserved[0]!r}, which the bundle writes itself")
         for name in self.extras:
             if not is_plain_name(name) or name.casefold() in _RESERVED_NAMES:
                 raise UsageError(f"bundle {self.name}: {name!r} cannot name an extra file", "Choose a plain, free name")
@@ -355,13 +355,13 @@ def _add_asset(files: Mapping[str, StoredFile], assets: dict[str, StoredFile]) -
 
 Content = bytes | Path
 TABLES = "calibration.zip"
-"""The calibration tables of all variants."""
+"""The zip with the calibration tables of all variants."""
 CALIBRATION = "calibration"
-"""In it, the folder of the first variant's tables; those of variants with other ranges lie in folders below it."""
+"""The zip's folder for the first variant's tables. Variants with other ranges have folders inside it."""
 VECTORS = "selftest.npz"
-"""The inputs and outputs of all self-tests, in groups: an array of `inputs-0` is named `inputs-0/NAME`."""
+"""The inputs and outputs of all self-tests, in groups. An array in group `inputs-0` is named `inputs-0/NAME`."""
 FILES = "files"
-"""Folder of what travels with variants next to their models."""
+"""The folder for files that accompany variants besides their models."""
 
 
 def plan_bundle(spec: BundleSpec) -> dict[str, Content]:

@@ -33,9 +33,9 @@ _KINDS = {
     ".sig": "doc",
     ".npz": "dataset",
 }
-"""Name or suffix → what ModelPack calls such a file; all else is weights."""
+"""Name or suffix of a file → its type in ModelPack. Other files are weights."""
 _TITLE = "org.opencontainers.image.title"
-"""What `oras pull` takes a layer's path from."""
+"""The annotation from which `oras pull` takes a layer's path."""
 
 
 @dataclass(frozen=True)

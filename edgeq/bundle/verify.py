@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from cryptography.x509 import Certificate
     from cryptography.x509.verification import PolicyBuilder
 
-_FIX = "Do not use it, unless its certificate authority belongs among the trusted ones"
+_FIX = "Do not use it, unless its certificate authority should be trusted"
 
 
 def check_cryptography() -> None:
@@ -65,7 +65,7 @@ def verified_key(chain: Sequence[bytes], trusted: Sequence[bytes]) -> PublicKey:
     except (ValueError, VerificationError) as error:
         raise BundleError(f"the certificate that signed it is not trusted ({error})", _FIX) from error
     if not usable:
-        raise BundleError("the certificate that signed it is not for signing", _FIX)
+        raise BundleError("the certificate that signed it may not sign", _FIX)
     der = leaf.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
     return read_public_key(der, "the certificate that signed it")
 

@@ -113,7 +113,7 @@ def check_archive(path: Path) -> None:
 
 
 BUNDLE = Ownership("bundle", _judge)
-"""Its manifest is one of edgeq's, and every file in it has the hash that the manifest states."""
+"""It has a manifest of edgeq's, and every file has the hash in the manifest."""
 
 
 _LARGE = 1 << 31
@@ -275,7 +275,7 @@ def read_signing_key(path: Path, certificates: Sequence[Path] = ()) -> SigningKe
     except TypeError as error:
         raise UsageError(f"{path} is encrypted", f"Set {PASSWORD}") from error
     except (ValueError, UnsupportedAlgorithm) as error:
-        raise DataError(f"{path} is not a private key in PEM, or its password is another", _how()) from error
+        raise DataError(f"{path} is not a private key in PEM, or the password is wrong", _how()) from error
     if not isinstance(private, EllipticCurvePrivateKey):
         raise DataError(f"{path} is not an elliptic-curve key", _how())
     with device_errors():
@@ -286,7 +286,7 @@ def read_signing_key(path: Path, certificates: Sequence[Path] = ()) -> SigningKe
         try:
             found = x509.load_pem_x509_certificates(file.read_bytes())
         except (OSError, ValueError) as error:
-            raise DataError(f"{file} holds no certificate in PEM that can be read") from error
+            raise DataError(f"{file} has no readable certificate in PEM") from error
         if not chain and found[0].public_key() != private.public_key():
             raise UsageError(f"{file} is not the certificate of {path}", "Name the key's own certificate first")
         chain += [certificate.public_bytes(Encoding.DER) for certificate in found]
@@ -296,7 +296,7 @@ def read_signing_key(path: Path, certificates: Sequence[Path] = ()) -> SigningKe
         try:
             verified_key(chain, chain[-1:])
         except BundleError as error:
-            raise UsageError(f"{certificates[0]}: {error.problem}", "Name a certificate that holds") from error
+            raise UsageError(f"{certificates[0]}: {error.problem}", "Name a valid certificate") from error
     return SigningKey(private, public, tuple(chain))
 
 
@@ -384,7 +384,7 @@ def sign_bundle(
     signing = read_signing_key(Path(key), [Path(certificate) for certificate in certificates])
     with opened(path) as bundle:
         if bundle.signature is not None and not force:
-            raise OutputError(f"{path} is signed already", "Pass --force to replace its signature")
+            raise OutputError(f"{path} is already signed", "Pass --force to replace its signature")
         digests = {name: record.sha256 for name, record in bundle.files.items()}
         digests[MANIFEST] = bundle.manifest_sha256
         signature = sign_files(digests, bundle.name or path.stem, signing)

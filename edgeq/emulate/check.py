@@ -83,7 +83,7 @@ def route_for(
         return route_to(target, machine, simulators=simulators, progress=progress)
     problem = problem_of(engine, str(onnxruntime().__version__))
     if not problem and target.architecture not in (ANY, machine.architecture):
-        problem = f"{engine.name} runs its kernels for {target.architecture} nowhere but there"
+        problem = f"{engine.name} runs its kernels for {target.architecture} only on {target.architecture}"
     if problem:
         return ExecutionRoute(NOT_RUN, "", problem)
     if runs_natively(target, machine):
@@ -91,10 +91,10 @@ def route_for(
     environment = engine.cap.environment(target.features)
     level = next((x for x in engine.cap.levels if x.value == environment.get(engine.cap.variable)), None)
     if level is None:
-        return ExecutionRoute(NOT_RUN, "", f"{engine.name} cannot be kept to the instructions of {target.name}")
+        return ExecutionRoute(NOT_RUN, "", f"{engine.name} cannot be limited to the instructions of {target.name}")
     lacks = sorted(set(level.features) - machine.features)
     if lacks:
-        return ExecutionRoute(NOT_RUN, "", f"this CPU has no {', '.join(lacks)} to run {engine.name}'s kernels with")
+        return ExecutionRoute(NOT_RUN, "", f"this CPU lacks {', '.join(lacks)}, which {engine.name}'s kernels need")
     how = f"{engine.name} with {engine.cap.variable}={level.value}"
     return _route(EMULATED, how, engine, target, environment)
 
@@ -116,7 +116,7 @@ def _running(how: str, engine: Engine, target: Target, environment: Mapping[str,
 Vectors = tuple[Mapping[str, NDArray[Any]], Mapping[str, NDArray[Any]]]
 
 COMPILED = "compiled_by"
-"""Of a variant that an engine has compiled: what it was compiled with."""
+"""The info key of a variant that an engine has compiled; it names the compiler."""
 PASSED, FAILED = "passed", "failed"
 HOST, TARGET, FLOAT = "host", "target", "float32"
 
@@ -359,7 +359,7 @@ def _judge(found: EmulatedCheck) -> EmulatedCheck:
     there, here = found.agreement.sqnr_db, found.host_agreement.sqnr_db
     if there >= here - _LOSS_DB:
         return found
-    reason = f"its outputs follow float32 to {there:.1f} dB SQNR, on this machine to {here:.1f} dB"
+    reason = f"its outputs have {there:.1f} dB SQNR against float32, but {here:.1f} dB on this machine"
     return replace(found, status=FAILED, reason=reason)
 
 
@@ -430,7 +430,7 @@ def verify_on(
         UsageError, HardwareError, DataError: something is wrong with the request, a target, or the samples.
     """
     if request.data is None and (request.count is not None or request.task is not None):
-        raise UsageError("there are no samples to take", "Give them with --data")
+        raise UsageError("there are no samples", "Give them with --data")
     task = make_task(request.task, request.options or TaskOptions()) if request.task is not None else None
     machine = detect_machine()
     checks = []
@@ -503,7 +503,7 @@ def _built_for(variant: Variant, machine: Machine) -> Target:
             if found.profile.name == profile:
                 return found
     raise HardwareError(
-        f"variant {variant.name} was built for {target!r} of profile {profile!r}, of which nothing is known here",
+        f"variant {variant.name} was built for {target!r} of profile {profile!r}, but neither is known here",
         "Give the file that it was built from: --on FILE.toml",
     ) from unknown
 
@@ -554,7 +554,7 @@ def _taken(bundle: Bundle, target: Target, name: str | None) -> Iterator[Variant
     )
     options = target.device.get("engine_options", {})
     others = {  # variants compiled for other chips, which this NPU would refuse
-        variant.name: f"compiled for another chip than {target.name}"
+        variant.name: f"compiled for a chip other than {target.name}"
         for variant in bundle.components.get(MAIN, ())
         if COMPILED in variant.info and any(variant.info.get(key, value) != value for key, value in options.items())
     }

@@ -160,7 +160,7 @@ def emulator_named(name: str) -> Emulator:
     """
     known = {key: emulator for key, emulator in load_emulators().items() if emulator.sysroot is not None}
     if name not in known:
-        raise UsageError(f"no emulated machine is called {name!r}", f"There are {', '.join(known)}")
+        raise UsageError(f"there is no emulated machine {name!r}", f"There are {', '.join(known)}")
     return known[name]
 
 
@@ -172,7 +172,7 @@ def home() -> Path:
     """
     folder = user_folder("cache")
     if folder is None:
-        raise RuntimeUnavailableError("there is no home folder to keep emulated machines in", "Set XDG_CACHE_HOME")
+        raise RuntimeUnavailableError("there is no home folder for emulated machines", "Set XDG_CACHE_HOME")
     return folder / "emulate"
 
 
@@ -186,7 +186,7 @@ def check_writable() -> None:
         home().mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise OutputError(
-            f"{home()} cannot be made ({error.strerror})", "Set XDG_CACHE_HOME to another folder"
+            f"{home()} cannot be created ({error.strerror})", "Set XDG_CACHE_HOME to another folder"
         ) from error
 
 
@@ -300,7 +300,7 @@ def kind_of_sums(sums: NDArray[Any], title: str) -> str:
             return kind
     raise CheckFailedError(
         f"{title}: integer products are wrong ({int(sums.min())} to {int(sums.max())})",
-        "Do not rely on anything that runs there",
+        "Do not trust any result from it",
     )
 
 
@@ -323,7 +323,7 @@ def check_kernels(proof: KernelProof, emulator: Emulator | None, *, saturates: b
         return
     able = [kernels for kernels in emulator.kernels if kernels.feature in proof.features]
     if able and able[-1].name not in proof.instructions:
-        seen = ", ".join(proof.instructions) or "none of those that distinguish kernels"
+        seen = ", ".join(proof.instructions) or "no instruction that distinguishes kernels"
         raise CheckFailedError(
             f"{title} has {able[-1].feature}, but no {able[-1].name} instruction ran (seen: {seen})",
             "Check on a machine of the target's kind",

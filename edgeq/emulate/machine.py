@@ -133,7 +133,7 @@ def _judge(folder: Path) -> Judge | None:
 
 
 PROGRAMS = Ownership("folder of edgeq's programs", _judge)
-"""The programs that were unpacked, and the lock file that names their package."""
+"""It contains the unpacked programs, and the lock file that names their package."""
 
 
 def _newest_first(package: Package) -> tuple[tuple[int, ...], int]:
@@ -228,7 +228,7 @@ def require_sysroot(emulator: Emulator) -> Sysroot:
     sysroot = load_sysroot(emulator)
     if sysroot is None:
         raise RuntimeUnavailableError(
-            f"there is no {emulator.name} machine yet", f"Make one: edgeq emulate setup {emulator.name}"
+            f"the {emulator.name} machine is not set up yet", f"Set it up: edgeq emulate setup {emulator.name}"
         )
     return sysroot
 

@@ -102,7 +102,7 @@ def _masked_runtime(progress: Progress) -> Path:
     source = Path(spec.origin).parent
     binding = next((source / "capi").glob("onnxruntime_pybind11_state*.so"), None)
     if binding is None:
-        raise RuntimeUnavailableError(f"{source} holds no onnxruntime_pybind11_state", "Install onnxruntime again")
+        raise RuntimeUnavailableError(f"{source} has no onnxruntime_pybind11_state", "Install onnxruntime again")
     parts = f"{sha256(binding)[:16]}-{sha256(_SHIM)[:8]}"
     folder = home() / FOLDER / parts
     if folder.is_dir():
@@ -155,7 +155,7 @@ def patched(library: Path) -> bytes:
     for address in _cpuid_addresses(library):
         at = next((a + offset for start, size, offset in sections if 0 <= (a := address - start) < size), None)
         if at is None or content[at : at + 2] != _CPUID:
-            raise RuntimeUnavailableError(f"{library} is not laid out as objdump lists it", _TOOLS)
+            raise RuntimeUnavailableError(f"{library} does not match its listing by objdump", _TOOLS)
         content[at : at + 2] = _TRAP
     return bytes(content)
 
@@ -179,7 +179,7 @@ NATIVE, EMULATED, MODELLED, NOT_RUN = "natively", "emulated", "modelled", "not r
 
 Open = Callable[[Path, SessionSettings], Session]
 Simulator = Callable[[Target], AbstractContextManager[Open]]
-"""Simulates the device of a target: opens models as sessions whose outputs are the device's."""
+"""Opens models for a target as sessions that give the outputs of the target's device."""
 
 
 @dataclass(frozen=True)
@@ -271,7 +271,7 @@ def route_to(
         except (HardwareError, RuntimeUnavailableError) as error:
             reasons.append(str(error))
     if not reasons:
-        reasons.append(f"nothing is known that runs the kernels of {target.name} elsewhere")
+        reasons.append(f"edgeq knows no way to run the kernels of {target.name} on another machine")
     return ExecutionRoute(NOT_RUN, "", "; ".join(reasons))
 
 
@@ -283,7 +283,7 @@ def _why_not_masked(target: Target, machine: Machine) -> str:
         raise HardwareError(f"{target.files[-1]}: [emulate] mask names {unknown[0]!r}, which is not a CPUID feature")
     lacks = sorted(target.profile.requires - (machine.features - hide))
     if lacks:
-        return f"this CPU has no {', '.join(lacks)} to mask the rest of"
+        return f"this CPU lacks {', '.join(lacks)}, so masking is not enough"
     return why_not() if hide & machine.features else ""
 
 
@@ -320,7 +320,9 @@ def _masked(target: Target, how: str, progress: Progress) -> Iterator[Running]:
     with start_guest(masked_command(hide, progress=progress), how) as guest:
         seen = guest.features(hide)
         if not seen["trapped"]:
-            raise CheckFailedError(f"{how}: onnxruntime read no masked CPUID", "Report this: nothing was proven")
+            raise CheckFailedError(
+                f"{how}: onnxruntime did not read the masked CPUID", "Report this: nothing was proven"
+            )
         proof = KernelProof(_probe_in(guest), tuple(seen["features"]))
         check_kernels(proof, None, saturates=_saturates(target), title=how)
         yield Running(guest.open, proof)
@@ -440,7 +442,7 @@ def setup(
     """
     emulator = emulator_named(name)
     if sysroot is not None and (onnxruntime or sources):
-        raise UsageError("--sysroot is taken as it is", "Leave --onnxruntime and --sources out")
+        raise UsageError("--sysroot cannot be used with --onnxruntime or --sources", "Leave those two out")
     check_writable()
     qemu = _ready_qemu(emulator, sources, progress)
     there = None if force else load_sysroot(emulator)

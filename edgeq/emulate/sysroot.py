@@ -200,7 +200,7 @@ class Apt:
             fetched = {sha256(file): file for file in Path(work).glob("*.deb")}
             for package in missing:
                 if package.sha256 not in fetched:
-                    raise RuntimeUnavailableError(f"{package.label} is not what the package index promised", _ONLINE)
+                    raise RuntimeUnavailableError(f"{package.label} does not match the package index", _ONLINE)
                 fetched[package.sha256].replace(places[package])
         return list(places.values())
 
@@ -452,7 +452,7 @@ def build_sysroot(
             _unpack_wheel(wheel, root / "site", recipe)
             advance(1)
         _join_usr(root)
-    notes += [f"{w.name} is not pinned: recorded as it came" for w in wheels if w.name not in pins.wheels]
+    notes += [f"{w.name} is not pinned: its hash is recorded as fetched" for w in wheels if w.name not in pins.wheels]
     lock = Lock(
         place / "root",
         tuple(LockedPackage(p.name, p.version, p.sha256) for p in packages),
@@ -482,7 +482,7 @@ def _is_lock(path: Path) -> bool:
 
 
 SYSROOT = Ownership("root file system that edgeq made", _judge, frozenset(_WORK))
-"""Its marker, or the lock file of versions without markers, and nothing next to what setup makes."""
+"""It has a marker, or the lock file of versions without markers, and only files that `setup` makes."""
 
 
 def _choose(apt: Apt, recipe: Recipe, emulator: Emulator) -> tuple[str, list[Package], list[str]]:
@@ -493,7 +493,7 @@ def _choose(apt: Apt, recipe: Recipe, emulator: Emulator) -> tuple[str, list[Pac
     if depends is None:
         raise RuntimeUnavailableError(
             f"the system's package sources offer no {emulator.name} packages",
-            "Name sources that do with --sources FILE, or a root file system with --sysroot",
+            "Name other sources with --sources FILE, or a root file system with --sysroot",
         )
     version = depends.group(1)
     wanted = [*recipe.packages, *(name.format(python=f"python{version}") for name in recipe.python_packages)]
@@ -505,15 +505,15 @@ def _choose(apt: Apt, recipe: Recipe, emulator: Emulator) -> tuple[str, list[Pac
         if name is None:
             raise RuntimeUnavailableError(
                 f"the system's package sources offer no {choice.replace('|', ' or ')} for {emulator.name}",
-                "Name sources that do with --sources FILE, or a root file system with --sysroot",
+                "Name other sources with --sources FILE, or a root file system with --sysroot",
             )
         package = next((p for p in offers[name] if p.label in pins), offers[name][0])
         pin = pins.get(package.label)
         if pin is None:
-            notes.append(f"{package.label} is not pinned: taken as the signed index has it")
+            notes.append(f"{package.label} is not pinned: checked only against the signed index")
         elif pin != package.sha256:
             raise RuntimeUnavailableError(
-                f"the index offers another {package.label} than edgeq was tested with",
+                f"{package.label} in the index is not the one that edgeq was tested with",
                 "Check the package sources, or name a root file system with --sysroot",
             )
         packages.append(package)
@@ -555,7 +555,7 @@ def _sysroot(emulator: Emulator, lock: Lock) -> Sysroot:
     root = lock.root
     python = next(iter(_interpreters(root, emulator)), None)
     if python is None:
-        raise UsageError(f"{root} holds no Python for {emulator.name}", "Name a root file system that has one")
+        raise UsageError(f"{root} has no Python for {emulator.name}", "Name a root file system that has one")
     site = root / "site"
     return Sysroot(root, python, site if site.is_dir() else None, lock)
 

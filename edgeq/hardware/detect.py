@@ -207,7 +207,7 @@ def detect_runtimes() -> dict[str, str]:
 
 
 PACKAGES = tuple(package for packages in _DISTRIBUTIONS.values() for package in packages)
-"""Packages whose versions `runtimes_among` looks at."""
+"""Packages whose versions `runtimes_among` reads."""
 
 
 def runtimes_among(versions: Mapping[str, str], python: str) -> dict[str, str]:
@@ -267,9 +267,7 @@ def combine(reading: Reading, reported: frozenset[str]) -> tuple[frozenset[str],
     """Return the CPU features to use, from the system's list and py-cpuinfo's report, and notes on disagreements."""
     if not reading.source:
         if not reported:
-            return frozenset(), (
-                "no source lists this CPU's features: the profile that is right on every machine fits",
-            )
+            return frozenset(), ("no source lists this CPU's features: only the profile for every machine fits",)
         return reported, ("the system lists no CPU features: py-cpuinfo's own CPUID answers are used",)
     notes = reading.notes
     if reading.source == "CPUID":
@@ -291,7 +289,7 @@ def query_py_cpuinfo() -> tuple[Mapping[str, Any], tuple[str, ...]]:
     try:
         return MappingProxyType(dict(cpuinfo.get_cpu_info())), ()
     except Exception as error:  # py-cpuinfo raises a bare Exception for unknown architectures
-        return {}, (f"py-cpuinfo has no answer: {error}",)
+        return {}, (f"py-cpuinfo reports nothing: {error}",)
 
 
 def read_system() -> Machine:

@@ -138,7 +138,7 @@ def gpu_problem(engine: Engine, machine: Machine) -> str:
         return ""
     wanted = ", ".join(engine.compute_capabilities).replace("+", " or newer")
     here = ", ".join(f"{gpu.name}: {capability_text(gpu.compute_capability)}" for gpu in machine.gpus)
-    return f"it runs on NVIDIA GPUs of compute capability {wanted}; here is {here or 'none'}"
+    return f"it runs on NVIDIA GPUs of compute capability {wanted}; this machine has {here or 'none'}"
 
 
 def _takes(engine: Engine, gpu: Gpu) -> bool:

@@ -72,7 +72,7 @@ def read_folder(folder: Path, kind: type) -> dict[str, Document]:
     found: dict[str, Document] = {}
     for document in (read(path, kind) for path in _toml_files(folder)):
         if document.name in found:
-            raise HardwareError(f"{document.file} has the name of {found[document.name].file.name}", "Rename one")
+            raise HardwareError(f"{document.file} has the same name as {found[document.name].file.name}", "Rename one")
         found[document.name] = document
     return found
 
@@ -587,5 +587,5 @@ def refuse_ties(profiles: Sequence[Profile]) -> None:
     for a, b in itertools.combinations(profiles, 2):
         if a.rank == b.rank and (a.architecture == b.architecture or ANY in (a.architecture, b.architecture)):
             raise HardwareError(
-                f"{a.files[-1]}: rank {a.rank} is also that of {b.name}", "Give one of them another rank"
+                f"{a.files[-1]}: rank {a.rank} is also the rank of {b.name}", "Give one of them another rank"
             )

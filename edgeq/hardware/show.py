@@ -99,7 +99,11 @@ def profile_page(profile: Profile, *, why: bool) -> Page:
 def target_list(targets: Mapping[str, Target]) -> Page:
     """Return all targets, by name."""
     rows = [(t.name, t.profile.name, f"{t.title}{' *' if t.profile.never_run else ''}") for t in targets.values()]
-    lines = [*_table(rows), "", "* not all was run on such hardware: `edgeq targets show NAME` says what was not"]
+    lines = [
+        *_table(rows),
+        "",
+        "* not everything was run on such hardware: `edgeq targets show NAME` lists what was not",
+    ]
     return {"targets": [plain(target) for target in targets.values()]}, lines
 
 

@@ -36,7 +36,7 @@ from edgeq.util.records import Count, Share, parse
 T = TypeVar("T")
 _Model = tuple[Path, SessionSettings]
 COOL_S = 60.0
-"""How long a board that throttled rests before its race is run again."""
+"""Seconds that a board rests after throttling, before its race runs again."""
 
 
 @dataclass(frozen=True)
@@ -170,7 +170,7 @@ class BoardClock:
                 self._ready.remove(ready)
                 if not self._ready:
                     raise
-                self._progress.note(f"{error}: going on without it")
+                self._progress.note(f"{error}: continuing without this board")
                 continue
             self._used[ready.session.board.name] = ready.found
             return done
@@ -185,9 +185,9 @@ class BoardClock:
             if before is None or after is None or after <= before:
                 return done
             if rest:
-                self._progress.note(f"{name} throttled for heat during a race: it rests {COOL_S:g} s")
+                self._progress.note(f"{name} throttled for heat during a race: it rests for {COOL_S:g} s")
                 self._sleep(COOL_S)
-        raise BoardError(f"{name} throttles for heat again after a rest", "Cool it, then go on with --resume")
+        raise BoardError(f"{name} throttles for heat again after a rest", "Cool it, then continue with --resume")
 
     def _check_same(self) -> None:
         profiles = load_profiles()
@@ -197,7 +197,7 @@ class BoardClock:
         }
         if len(kinds) > 1:
             named = ", ".join(f"{board} is {cpu or profile}" for (profile, cpu), board in kinds.items())
-            raise UsageError(f"the boards are of different kinds: {named}", "Tune for each kind by itself")
+            raise UsageError(f"the boards are of different kinds: {named}", "Tune for each kind separately")
 
 
 class _Profiled:

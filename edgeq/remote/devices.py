@@ -15,9 +15,9 @@ from edgeq.util.records import is_toml, read_toml, toml_table
 from edgeq.util.registry import user_folder
 
 DEVICES = "devices.toml"
-"""The file's name, in the user's configuration folder and in the working directory."""
+"""Name of the devices file, in the user's configuration folder and in the working directory."""
 SSH = "ssh://"
-_FIX = "See docs/boards.md for what a devices file holds"
+_FIX = "See docs/boards.md for the contents of a devices file"
 # No part begins with "-", because ssh would take it for an option.
 _NAME, _V6, _USER = r"[A-Za-z0-9_][A-Za-z0-9_.-]*", r"[0-9A-Fa-f]*:[0-9A-Za-z:.%]+", r"[A-Za-z0-9_][A-Za-z0-9_.@+\\-]*"
 _ADDRESS = re.compile(rf"ssh://((?P<user>{_USER})@)?(?P<host>{_NAME}|\[{_V6}\])(:(?P<port>\d{{1,5}}))?/?")
@@ -106,7 +106,7 @@ def one_board(given: str) -> Board:
     """
     found = boards_of(given)
     if not found:
-        hint = suggest(given, known_boards()) if known_boards() else "Write ssh://user@host, or a name of devices.toml"
+        hint = suggest(given, known_boards()) if known_boards() else "Write ssh://user@host, or a name in devices.toml"
         raise UsageError(f"there is no board {given!r}", hint)
     if len(found) > 1:
         raise UsageError(f"{given} names {len(found)} boards", "Name one of them")
@@ -140,11 +140,11 @@ def _read(path: Path) -> dict[str, Board]:
 def _addressed(address: str) -> Board:
     fix = "Write it like ssh://user@host:port"
     if re.match(r"ssh://[^@/]*:[^@/]*@", address):
-        raise UsageError("a board's address is given with a password", "Leave it out: set up a key with ssh-copy-id")
+        raise UsageError("the address of a board contains a password", "Leave it out: set up a key with ssh-copy-id")
     parts = _ADDRESS.fullmatch(address)
     port = int(parts["port"]) if parts and parts["port"] else None
     if parts is None or (port is not None and not 1 <= port <= _LARGEST_PORT):
-        raise UsageError(f"{address!r} is not an address of a board", fix)
+        raise UsageError(f"{address!r} is not the address of a board", fix)
     host, user = parts["host"].strip("[]"), parts["user"] or ""
     board = Board(host, port, kind=host, name=address, user=user)
     # only the user's file: `python` is a command, so the working directory's file is not trusted

@@ -157,7 +157,7 @@ def evaluate_on(request: EvalRequest, board: Board, *, progress: Progress = SILE
 
 
 OnStatus = Callable[[str, str], None]
-"""Called with a board's name and what it is doing, from several threads."""
+"""A function that gets a board's name and its current activity. Several threads call it."""
 _AT_ONCE = 64
 
 

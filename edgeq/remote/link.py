@@ -93,40 +93,40 @@ class Done:
 
 # Time limits in seconds.
 ANSWER_S = 120.0
-"""For a request to the program that holds the board. Hashing a gigabyte on a slow card takes a minute."""
+"""Limit for a request to the program that holds the board. Hashing a gigabyte on a slow card takes a minute."""
 LEAST_BYTES_PER_S = 1 << 14
-"""A request that carries a file has more time, by this rate."""
+"""A request that carries a file gets extra time, at this rate."""
 COMMAND_S = 60.0
-"""For sending edgeq's program to the board."""
+"""Limit for sending edgeq's program to the board."""
 REQUEST_S = 900.0
-"""For a request to the program that runs models: opening a large model on a slow board takes minutes."""
+"""Limit for a request to the program that runs models. Opening a large model on a slow board takes minutes."""
 VERIFY_S = 1800.0
-"""For the bundle's own runner."""
+"""Limit for the bundle's own runner."""
 INSTALL_S = 3600.0
-"""For pip on the board."""
+"""Limit for pip on the board."""
 BENCH_S = 900.0
-"""For what a benchmark does besides its runs: opening, warming up, measuring memory."""
+"""Limit for the rest of a benchmark besides its runs: opening, warming up, measuring memory."""
 BENCH_FACTOR = 20.0
-"""For its runs: this many times their duration."""
+"""Limit for the runs of a benchmark, as a multiple of their duration."""
 ALIVE_S = 15.0
-"""Between signs of life to the board, and for it to end what runs there behind a session."""
+"""Time between keep-alive messages to the board, and the board's limit for ending a session's programs."""
 EXIT_S = 5.0
-"""For a process to end after its output has."""
+"""Limit for a process to end after its output has ended."""
 
 # Limits in bytes and counts.
 ANSWER_BYTES = 1 << 21
-"""Bytes of one answer, and of the standard output of one command."""
+"""Most bytes of one answer, and of one command's standard output."""
 VALUES = 1 << 17
-"""Values in one answer: its objects take far more memory than its text."""
+"""Most values in one answer, because its objects take far more memory than its text."""
 ARRAYS = 1 << 12
-"""Arrays in one answer."""
+"""Most arrays in one answer."""
 SYSTEM_FILES = 1 << 11
 KERNELS, KERNEL_VALUES = 1 << 17, 1 << 12
-"""Runs of kernels in a profile, and values in each."""
+"""Most kernel events in a profile, and most values in each."""
 SHOWN = 300
-"""Characters of a message of the board's."""
+"""Most characters in a message from the board."""
 TABLE = 1 << 16
-"""Characters of a benchmark's tables."""
+"""Most characters in a benchmark's tables."""
 
 _ON_ONE_LINE = r"^[^\n\t]*$"
 Line = Annotated[str, Meta(max_length=SHOWN, pattern=_ON_ONE_LINE, description="a short text on one line")]
@@ -144,7 +144,7 @@ CONNECT_S = 15
 # Seconds between keep-alive messages. ssh gives up a dead link after three of them.
 _ALIVE_S = 10
 LINK_FAILED = 255
-"""ssh's exit code where it is the link that failed, not the command."""
+"""ssh's exit code if the link failed, not the command."""
 
 
 class Link:
@@ -158,7 +158,7 @@ class Link:
         self.board = board
         found = which("ssh")
         if found is None:
-            raise BoardError("boards are reached by ssh, which is not installed here", "Install OpenSSH's client")
+            raise BoardError("ssh is not installed here, and edgeq needs it for boards", "Install OpenSSH's client")
         self._ssh = found
         shared = ["-o", "ControlMaster=auto", "-o", f"ControlPath={sockets}/%C", "-o", "ControlPersist=no"]
         self._options = [
@@ -188,7 +188,7 @@ class Link:
             return BoardError(f"{name}: {problem.format(host=host)}", fix.format(host=host))
         last = brief(lines[-1]) if lines else f"exit code {code}"
         if code == LINK_FAILED:
-            return BoardError(f"{name}: the link was cut ({last})", "Try again; --resume goes on where tune stopped")
+            return BoardError(f"{name}: the link was cut ({last})", "Try again; --resume continues where tune stopped")
         return BoardError(f"{name}: {last}")
 
 
@@ -234,21 +234,19 @@ def finished(board: Board, command: Sequence[str], limit_s: float, data: bytes =
 
 def too_much(board: Board) -> BoardError:
     """Return the error for a board whose answer exceeds the limit."""
-    return BoardError(f"{board.name} answers with more than {ANSWER_BYTES} bytes", "Look at what runs there")
+    return BoardError(f"{board.name} sends an answer of more than {ANSWER_BYTES} bytes", "Check what runs there")
 
 
 def hangs(board: Board, limit_s: float) -> BoardError:
     """Return the error for a board that does not answer."""
-    return BoardError(
-        f"{board.name} does not answer within {limit_s:.0f} s", "Look at the board; restart it if it hangs"
-    )
+    return BoardError(f"{board.name} does not answer within {limit_s:.0f} s", "Check the board; restart it if it hangs")
 
 
 _FAILURES = (
     (
         "identification has changed",
-        "its host key is not the one that is known for {host}",
-        "If the board was installed anew: ssh-keygen -R {host}. If not, something else answers in its place",
+        "its host key differs from the known one for {host}",
+        "If the board was reinstalled: ssh-keygen -R {host}. If not, another machine may be answering",
     ),
     (
         "host key verification failed",
@@ -257,10 +255,10 @@ _FAILURES = (
     ),
     ("permission denied", "it refuses the login", "Set up a key: ssh-copy-id {host}. Passwords are never used"),
     ("could not resolve|name or service not known", "there is no host {host}", "Correct the name"),
-    ("connection refused", "nothing listens for SSH there", "Start sshd on it, or correct the port"),
-    ("timed? ?out|no route|unreachable", "it cannot be reached", "Is it switched on and on the network?"),
+    ("connection refused", "no SSH server listens there", "Start sshd on it, or correct the port"),
+    ("timed? ?out|no route|unreachable", "it cannot be reached", "Check that it is switched on and on the network"),
 )
-"""What ssh writes → what is wrong, what to do."""
+"""Pattern in ssh's messages → problem, solution."""
 
 
 def lines_of(errors: bytes) -> list[str]:
@@ -418,7 +416,9 @@ def open_channel(link: Link) -> Iterator[tuple[Channel, dict[str, Any]]]:
             channel, sent = _start(link, version), len(data)
             hello = _hello(channel)
         if hello is None:
-            raise BoardError(f"{board.name}: what was sent there does not stay", "Is its disk full, or read-only?")
+            raise BoardError(
+                f"{board.name}: a file that was sent there disappeared", "Check whether its disk is full or read-only"
+            )
         channel.sent = sent
         yield channel, hello
     finally:
@@ -469,7 +469,7 @@ def read_json(data: bytes, board: Board, *, kept: str = "") -> dict[str, Any]:
     try:
         found = parse_json(data, f"the answer of {board.name}", values=VALUES)
     except DeviceError as error:
-        fix = "Is something printed at login there, such as by ~/.bashrc?"
+        fix = "Check whether something prints text at login there, such as ~/.bashrc"
         raise BoardError(brief(error.problem), fix) from error
     return {without_controls(key, kept=kept): without_controls(item, kept=kept) for key, item in found.items()}
 

@@ -48,7 +48,7 @@ Base64 = Annotated[str, Meta(pattern=r"^[A-Za-z0-9+/]*=*$", max_length=1 << 16)]
 Register = Annotated[int, Meta(ge=0, lt=1 << 32)]
 Bytes = Annotated[int, Meta(ge=0, le=_LARGEST_BYTES)]
 Small = Annotated[float, Meta(ge=0, le=1e6)]
-"""Megahertz, a load."""
+"""A clock in megahertz, or a load."""
 Degrees = Annotated[float, Meta(ge=-273.15, le=1e4)]
 
 
@@ -159,7 +159,7 @@ def describe_board(session: BoardSession) -> Description:
         # py-cpuinfo would only add CPUID's answers, which the evidence already contains.
         machine = describe(_evidence(found.evidence), {}, info)
     except (ValueError, LookupError, OverflowError, OSError) as error:
-        problem = f"{session.board.name}: its system files are not as they should be ({link.brief(error)})"
+        problem = f"{session.board.name}: its system files are not valid ({link.brief(error)})"
         raise BoardError(problem) from error
     engines = {name: Installed(engine.version, engine.problem) for name, engine in found.engines.items()}
     return Description(machine, engines, found.state)
@@ -285,7 +285,7 @@ def check_graph(model: bytes, original: int) -> None:
     try:
         onnx.load_model_from_string(model)
     except DecodeError as error:
-        raise ValueError("the optimised model is none") from error
+        raise ValueError("the optimised model is not a model") from error
 
 
 _PACKAGES = ("numpy", "onnxruntime")
@@ -349,7 +349,7 @@ def set_up(board: Board, *, wheels: Path | None = None, progress: Progress = SIL
             if wheels is not None:
                 files = {file.name: file for file in sorted(wheels.glob("*.whl"))}
                 if not files:
-                    raise DataError(f"{wheels} holds no wheels", "Get them with pip download")
+                    raise DataError(f"{wheels} has no wheels", "Get them with pip download")
                 options = "--no-index", "--find-links", session.send(files, keep=False, progress=progress)
             pip = (f"{folder}/venv/bin/python", "-I", "-m", "pip", "--disable-pip-version-check", "--no-input")
             newest = f"onnxruntime<={onnxruntime().__version__}"
@@ -393,8 +393,8 @@ def _make(session: BoardSession, place: str) -> None:
     text = " ".join((out.decode("utf-8", "replace") + last).split())
     missing = "ensurepip" in text or "No module named venv" in text
     raise BoardError(
-        f"{session.board.name}: its Python makes no environments ({text[:200] if not missing else 'venv is missing'})",
-        "Install python3-venv there, or numpy and onnxruntime for the Python itself",
+        f"{session.board.name}: its Python makes no environment ({text[:200] if not missing else 'venv is missing'})",
+        "Install python3-venv there, or install numpy and onnxruntime for that Python",
     )
 
 
@@ -425,7 +425,7 @@ def doctor_board(board: Board, *, progress: Progress = SILENT) -> Diagnosis:
     checks: list[Check] = []
     try:
         with open_board(board) as session:
-            checks.append(Check("SSH", "ok", f"{board.name} is reached; edgeq writes to {session.hello.folder} alone"))
+            checks.append(Check("SSH", "ok", f"{board.name} is reached; edgeq writes only to {session.hello.folder}"))
             checks += _software(session)
             found = describe_board(session)
             match = match_profile(found.machine, load_profiles())
@@ -466,7 +466,7 @@ def _runs(session: BoardSession, progress: Progress) -> Check:
     except RuntimeUnavailableError as error:
         return Check("kernels", "failed", str(error))
     if there.shape != here.shape:
-        return Check("kernels", "failed", f"the demo model answers in the shape {there.shape}, not {here.shape}")
+        return Check("kernels", "failed", f"the demo model's output has the shape {there.shape}, not {here.shape}")
     db = decibels(float((here**2).sum()), float(((there - here) ** 2).sum()))
-    found = f"the demo model follows this machine's answers to {db:.1f} dB"
+    found = f"the demo model matches this machine's outputs to {db:.1f} dB"
     return Check("kernels", "ok" if db >= LEAST_DB else "failed", found)

@@ -46,7 +46,7 @@ from edgeq.util.registry import device_errors, shipped
 _SHORT = "/tmp"
 OLDEST_PYTHON = (3, 9)
 KILLED = 128 + 9
-"""Exit code of a command that was killed there: at the end of the session, or because memory ran out."""
+"""Exit code of a command that was killed on the board, at the end of the session or for lack of memory."""
 _LATEST = 253402300799  # the end of the year 9999, the last date that Python has
 
 
@@ -161,7 +161,7 @@ class BoardSession:
         missing = {sha: sources[sha] for sha in answer.missing if sha in sources}
         size = sum(length for _, length in missing.values())
         if size > answer.free:
-            problem = f"{self.board.name}: {_mb(size)} are to be sent, {_mb(answer.free)} are free there"
+            problem = f"{self.board.name}: {_mb(size)} must be sent, but only {_mb(answer.free)} are free there"
             raise BoardError(problem, self._clean())
         with progress.stage(f"sending to {self.board.name}", size) as advance:
             for sha, (source, length) in missing.items():
@@ -170,7 +170,9 @@ class BoardSession:
                 advance(length)
         path = self._asked(tree).path
         if not path:
-            raise BoardError(f"{self.board.name}: files do not stay there as they were sent", "Check its disk")
+            raise BoardError(
+                f"{self.board.name}: files there changed or disappeared after they were sent", "Check its disk"
+            )
         return path
 
     def send_model(self, model: Path, engine: EngineSpec | None = None, *, progress: Progress = SILENT) -> str:
@@ -267,7 +269,7 @@ class BoardSession:
         return parse(self.ask(request), _Answer, self.board.name, BoardError)
 
     def _clean(self) -> str:
-        return f"Free some; edgeq device clean {shlex.quote(self.board.name)} removes all that edgeq keeps there"
+        return f"Free some space; edgeq device clean {shlex.quote(self.board.name)} removes all files of edgeq"
 
 
 @contextmanager
@@ -305,7 +307,7 @@ def _mb(size: int) -> str:
 
 
 _WITH_ARRAYS = ("run", "read", "race")
-"""Requests whose answers have arrays."""
+"""Requests whose answers contain arrays."""
 SENSELESS = (KeyError, TypeError, IndexError, AttributeError, RecursionError, OverflowError)
 
 
@@ -363,7 +365,7 @@ class BoardGuest(Guest):
             frame = read_frame(self._process.stdout, limits)
         except LargeFrameError as error:
             problem = f"{self.session.board.name} answers with {error}, more than {limits.total}"
-            raise BoardError(problem, f"Where you trust the board: {VARIABLE}=sample=1GiB allows 512 MiB") from error
+            raise BoardError(problem, f"If you trust the board, {VARIABLE}=sample=1GiB allows 512 MiB") from error
         except ValueError as error:
             raise senseless(self.session) from error
         if frame is None:
@@ -386,7 +388,7 @@ class BoardGuest(Guest):
 
 def senseless(session: BoardSession) -> BoardError:
     """Return the error for an answer that no program of edgeq would give."""
-    return BoardError(f"{session.board.name} answers what edgeq's program does not", "Look at what runs there")
+    return BoardError(f"{session.board.name} sends an answer that is not from edgeq's program", "Check what runs there")
 
 
 @contextmanager

@@ -89,8 +89,8 @@ def _with_batch_one(value: ir.Value, path: Path) -> ir.Shape:
         if not isinstance(size, int):
             raise ModelError(
                 f"{path}: input {value.name!r} has no fixed size on axis {axis} ({size.value or 'unknown'})",
-                f"Give --fix {size.value or f'{value.name}:{axis}'}=SIZE: the array's tiles and addresses are laid out "
-                "beforehand, for every size but the batch's",
+                f"Give --fix {size.value or f'{value.name}:{axis}'}=SIZE: the array's tiles and addresses need "
+                "fixed sizes, except for the batch",
             )
     return ir.Shape([1, *others])
 
@@ -300,8 +300,8 @@ def explicit_ceil(model: ir.Model) -> bool:
         elif node.op_type == "AveragePool":
             if pooled != (sizes(node.outputs[0]) or ())[2:]:
                 raise ModelError(
-                    f"the size that {node.name!r} pools to is not the one that its shapes say",
-                    "Export it with ceil_mode = 0 and padding in its place",
+                    f"the output size of {node.name!r} differs from the one that ONNX infers",
+                    "Export it with ceil_mode = 0 and explicit padding",
                 )
         elif len(node.outputs) == 1 and all(end < size for end, size in zip(ends, windows.kernel, strict=True)):
             # Dilated windows can reach further. ONNX Runtime does not accept padding as large as the window.
@@ -363,11 +363,11 @@ def _spans_zero(activation: ir.Node) -> bool:
 
 
 _ANCHORS = (steps.Conv, steps.Fc)
-_SURROUNDED = "what it reads is in float, and quantizing it for this operator alone would gain nothing"
+_SURROUNDED = "its inputs are in float, and quantizing them for this operator alone would gain nothing"
 
 _Item = TypeVar("_Item", bound=Layer | ir.Node)
 Found = dict[str, tuple[Layer, ...]]
-"""Layers by node name; none where the node became part of the layer before it."""
+"""The layers of each node by its name; empty if the node became part of the layer before it."""
 
 
 def build_network(

@@ -96,7 +96,7 @@ class _Ties:
             case steps.Rearrange():
                 self._add_move(layer)
             case steps.Float():
-                self._fix(names, "a part in float reads or makes it")
+                self._fix(names, "a float part reads or computes it")
             case _:
                 self._tie(names)
 

@@ -59,9 +59,9 @@ from edgeq.quantize.weight_only import damped, round_rows, squared
 from edgeq.scheme import Scheme
 
 Change = Callable[[Weighted, NDArray[Any]], Weighted]
-"""Gives a step in place of one, by what it reads: integers [N, ...]."""
+"""A function that returns the step to use in place of a step, given its integer input [N, ...]."""
 _MOST_TAPS = 1152
-"""Most taps of a layer whose weights are rounded: the time grows with the third power, and the gain falls."""
+"""Layers with more taps keep their weights: the time for rounding grows with the third power, and the gain falls."""
 _PATCHES_PER_TAP = 4
 _FEWEST, _MOST = 512, 8192
 
@@ -185,7 +185,7 @@ def _shift(y: Array, mean: Floats, tensor: steps.Tensor, *, relu: bool) -> Float
 
 
 SAMPLES = 48
-"""Samples that weights and biases are fitted to. Before, each third of them judges what the others were fitted to."""
+"""Samples for fitting weights and biases. First, each third of them judges a fit to the other two thirds."""
 _FOLDS = 3
 # A way of fitting this many decibels below the best on some samples is not tried on the others.
 _BEHIND = 6.0
@@ -380,7 +380,7 @@ _FIELDS: Mapping[str, Any] = {
     "per_channel": False,
     "reduce_range": False,
 }
-_NEEDS = "The array needs static int8, symmetric, with one scale a tensor: leave the scheme to the target"
+_NEEDS = "The array needs static, symmetric int8 with one scale for each tensor. Leave the scheme to the target"
 
 
 class SystolicBackend(Backend):
@@ -431,7 +431,7 @@ class SystolicBackend(Backend):
         program = compile_program(prepared, ranges, scheme, steps.array_config(self._table), samples)
         if not any(isinstance(step, Weighted) for step in program.steps):
             raise ModelError(
-                f"{prepared.source}: nothing in it runs on the array",
+                f"{prepared.source}: no layer of it runs on the array",
                 "Deploy the float model, exclude fewer nodes, or leave this target out",
             )
         macs = node_macs(prepared.model)

@@ -55,10 +55,10 @@ class Placement:
         """Return a one-line summary for the user."""
         text = f"{self.array_share:.1%} of the multiply-accumulates run on the array"
         if self.depthwise:
-            text += f"; depthwise layers are {self.depthwise / self.macs:.1%}, which fill one column of it"
+            text += f"; depthwise layers, which fill only one column of it, are {self.depthwise / self.macs:.1%}"
         if self.apart:
             share = f"{len(self.apart)} of them ({sum(self.apart) / self.macs:.1%})"
-            text += f", and {share} run on the core, each channel with a scale of its own"
+            text += f", and {share} run on the core, with a scale for each channel"
         return text
 
 
@@ -119,7 +119,7 @@ def coverage(program: Program, macs: Mapping[str, int]) -> Coverage:
 
 
 BYTES_PER_CYCLE = 16
-"""DRAM bandwidth that the estimate assumes: a 128-bit bus that is never idle."""
+"""The assumed DRAM bandwidth: a 128-bit bus that is never idle."""
 
 
 @dataclass(frozen=True)

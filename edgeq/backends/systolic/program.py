@@ -75,14 +75,14 @@ class ArrayConfig:
 
     def __post_init__(self) -> None:
         if self.dim < 1 or self.dim & (self.dim - 1) or self.dim > 256:
-            raise HardwareError(f"[systolic] dim is {self.dim}", "It is a power of two up to 256")
+            raise HardwareError(f"[systolic] dim is {self.dim}", "Use a power of two up to 256")
         for name in ("scratchpad_rows", "accumulator_rows"):
             if getattr(self, name) < 2 * self.dim:
                 raise HardwareError(
-                    f"[systolic] {name} is {getattr(self, name)}", f"Two tiles of {self.dim} rows are the least"
+                    f"[systolic] {name} is {getattr(self, name)}", f"Use at least two tiles of {self.dim} rows"
                 )
         if self.max_bytes < 1:
-            raise HardwareError(f"[systolic] max_bytes is {self.max_bytes}", "It is a positive number")
+            raise HardwareError(f"[systolic] max_bytes is {self.max_bytes}", "Use a positive number")
 
 
 def array_config(table: Mapping[str, Any]) -> ArrayConfig:
@@ -93,7 +93,7 @@ def array_config(table: Mapping[str, Any]) -> ArrayConfig:
     """
     for key, known in (("element_type", "int8"), ("accumulator_type", "int32")):
         if table.get(key, known) != known:
-            raise HardwareError(f"[systolic] {key} is {table[key]!r}", f"Only {known} arrays can be built for")
+            raise HardwareError(f"[systolic] {key} is {table[key]!r}", f"edgeq only builds for {known} arrays")
     scale, dataflow = str(table.get("scale_type", "float32")), str(table.get("dataflow", "WS"))
     for key, value, choices in (("scale_type", scale, [*_SCALES]), ("dataflow", dataflow, ["WS", "OS"])):
         if value not in choices:
@@ -426,7 +426,7 @@ Weighted = Conv | Fc
 Layer = Weighted | ResidualAdd | MaxPool | AveragePool | Clamp | Concat | Rearrange | Float
 Step = Quantize | Dequantize | Layer
 SAME_SCALE = (MaxPool, Clamp, Concat, Rearrange)
-"""Steps that pass integers on: their inputs and outputs share one scale."""
+"""Steps that only pass integers on, so that their inputs and outputs share one scale."""
 
 
 @dataclass(frozen=True)

@@ -44,10 +44,10 @@ def recognise(model: ir.Model, node: ir.Node) -> Found:
     made = [value for value in node.outputs if value.name]
     read = [value for value in node.inputs if value is not None and not is_constant(value)]
     if not made or not all(value.dtype == ir.DataType.FLOAT for value in made):
-        return "it makes no float32 values"
+        return "it does not output float32 values"
     for value in (*read, *made):
         if sizes(value) is None:
-            return f"the shape of {value.name!r} is not known beforehand"
+            return f"the shape of {value.name!r} is not fixed"
     if any(_shape(value)[:1] != (1,) for value in (*read, *made)):
         return "its tensors do not have the batch in front"
     if node.op_type in MOVES:
@@ -123,9 +123,9 @@ def _average_pool(node: ir.Node) -> Found:
     if windows.dilations != (1, 1):
         return f"it has dilations {list(windows.dilations)}"
     if any(windows.pads) and not node.attributes.get_int("count_include_pad", 0):
-        return "windows at the border average fewer values, so that one multiplier does not suffice"
+        return "windows at the border average fewer values, so one multiplier is not enough"
     if _reaching(windows, shape, pooled) != windows.pads:
-        return "with ceil_mode, its last windows average fewer values, so that one multiplier does not suffice"
+        return "with ceil_mode, its last windows average fewer values, so one multiplier is not enough"
     return (steps.AveragePool(*_names(node), windows.kernel, windows.strides, windows.pads),)
 
 
@@ -228,7 +228,7 @@ def recognise_move(model: ir.Model, node: ir.Node) -> tuple[steps.Rearrange, ...
     if source is None or is_constant(source) or source.dtype != ir.DataType.FLOAT:
         return "it moves no activations"
     if any(value is not None and not is_constant(value) for value in node.inputs[1:]):
-        return "where it moves values to is computed, not constant"
+        return "the positions that it moves values to are computed, not constant"
     problem = _rescales(node)
     if problem:
         return problem
@@ -236,7 +236,7 @@ def recognise_move(model: ir.Model, node: ir.Node) -> tuple[steps.Rearrange, ...
     assert shape is not None
     outputs = tuple(value for value in node.outputs if value.name)
     if math.prod(shape) >= _EXACT:
-        return "it moves too many values to follow"
+        return "it moves too many values for edgeq to track"
     # Run the node on each value's position, to see which value ends up where.
     places = np.arange(1, math.prod(shape) + 1, dtype=np.float32).reshape(shape)
     session = open_in_memory(part_of(model, [node], [source], outputs), SessionSettings(optimization="none"))
@@ -274,7 +274,7 @@ def _rescales(node: ir.Node) -> str:
         return f"its mode is {mode}; only nearest works on integers"
     crops = node.attributes.get_string("coordinate_transformation_mode", "") == "tf_crop_and_resize"
     if crops and node.attributes.get_float("extrapolation_value", 0.0) != 0:
-        return "outside of the image it has a value other than zero"
+        return "it fills in a value other than zero outside the image"
     return ""
 
 

@@ -113,7 +113,7 @@ def load_program(path: Path) -> Program:
             found.notes,
         )
     except (*DAMAGE, DeviceError, KeyError, TypeError, AttributeError) as error:
-        raise BundleError(f"{path} holds no program ({type(error).__name__}: {error})", _DAMAGED) from error
+        raise BundleError(f"{path} contains no program ({type(error).__name__}: {error})", _DAMAGED) from error
 
 
 def _plain_step(step: Step, number: int, arrays: dict[str, NDArray[Any]]) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from edgeq.run.session import SessionSettings, open_session
 _FLOAT32_EXACT = 2**24
 _LARGEST_INPUT = 128
 PARTIAL_BITS = 20
-"""Width of a partial sum that leaves an output-stationary array."""
+"""Bits of a partial sum that leaves an output-stationary array."""
 
 
 def exact_type(weights: Int8s) -> type[np.floating[Any]]:
@@ -143,9 +143,9 @@ def _spans(kernel: Pair, strides: Pair, dilations: Pair, size: Pair) -> list[tup
 Rounding = Literal["even", "header"]
 """How products with a float32 scale become integers.
 
-- "even": round half to even; the hardware, and ONNX Runtime.
-- "header": the macro of gemmini.h, which the CPU mode and the instruction-set simulator use. It rounds by truncating
-  v ± 1 in float32, which differs from "even" in exactly the float32 values just below a power of two.
+- "even": round half to even, as the hardware and ONNX Runtime do.
+- "header": the macro of gemmini.h, which the CPU mode and the instruction-set simulator use. It truncates v ± 1 in
+  float32. That differs from "even" only for the float32 values just below a power of two.
 """
 
 _POWERS = 7
@@ -199,7 +199,7 @@ def saturate(values: NDArray[np.float32], *, relu: bool = False) -> NDArray[np.i
 
 
 Values = Array | list[Array]
-"""Samples of a tensor, one after the other in front; where the tensor has no batch there, a list of them."""
+"""The samples of a tensor along its first axis. If the tensor has no batch there, a list with one array for each."""
 _BATCH = 32
 
 
@@ -378,7 +378,7 @@ class Simulator:
                 )
             counts.add(len(value))
         if len(counts) != 1 or not min(counts):
-            raise DataError("the inputs have no or differing numbers of samples", "Give as many of each")
+            raise DataError("the inputs have no samples, or different numbers of them", "Give the same number for each")
         return counts.pop()
 
     def _float(self, step: steps.Float, values: Mapping[str, Values]) -> dict[str, Values]:

@@ -58,7 +58,7 @@ from edgeq.model.load import save_model
 from edgeq.signature import Signature, TensorSpec
 
 Operand = tuple[ir.Value, ir.Value, ir.Value]
-"""Integers with their scale and zero point."""
+"""Integers, their scale, and their zero point."""
 
 
 OPSET = 17
@@ -381,7 +381,7 @@ def check_dialect(model: ir.Model) -> None:
         if node.op_type == _RELU:
             maker = _maker(node)
             if maker is None or maker.op_type not in _FUSES_RELU or only_reader(maker.outputs[0]) is not node:
-                raise ModelError(f"{where} fuses into nothing, and has no kernel of its own")
+                raise ModelError(f"{where} cannot be fused, and has no kernel of its own")
         elif node.domain == MICROSOFT:
             if node.op_type not in _MICROSOFT:
                 raise ModelError(f"{where} is unknown to the runtime")
@@ -459,7 +459,7 @@ def _check_pool(node: ir.Node, where: str) -> None:
     fits = max(*kernel, *strides, *pads) <= 3
     odd = a.get("ceil_mode") or "auto_pad" in a or any(d != 1 for d in a.get("dilations", [1]))
     if not square or not fits or odd or (pads[0] and maker is behind):
-        raise ModelError(f"{where} behind a convolution would be fused, and wrongly")
+        raise ModelError(f"{where} after a convolution would be fused wrongly")
 
 
 def _maker(node: ir.Node) -> ir.Node | None:
@@ -469,7 +469,7 @@ def _maker(node: ir.Node) -> ir.Node | None:
 _INTEGER_MOVES = frozenset(
     {"Concat", "Flatten", "Reshape", "Resize", "Slice", "Squeeze", "Tile", "Transpose", "Unsqueeze"}
 )
-"""Operators that the runtime moves int8 values with; other data movement goes through float."""
+"""Operators with which the runtime can move int8 values. Other data movement goes through float."""
 
 
 def write_dialect(program: Program, signature: Signature, path: Path) -> str:
@@ -587,7 +587,7 @@ class _DialectWriter(_Writer):
             return
         source = self._in_float(step.name, step.input)
         if any(pad >= span for pad, span in zip(pads[2:], step.kernel, strict=True)):
-            raise ModelError(f"the last windows of {step.name!r} lie in its padding")
+            raise ModelError(f"the last windows of {step.name!r} are entirely in its padding")
         pooled = self._node("MaxPool", [source], step.name, f"{step.name}/float-out", **attributes)
         self._from_float(step.name, pooled, step.output)
 

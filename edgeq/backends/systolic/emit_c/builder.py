@@ -116,11 +116,13 @@ def c_region(program: Program) -> Region:
         if isinstance(step, steps.Float):
             node, reason = next(iter(step.reasons.items()), (step.name, "it has no integer form"))
             raise ModelError(
-                f"node {node!r} runs in float between integer layers ({reason}), which the C bundle cannot do",
-                "Use the ONNX dialect file, or change the model so that float operators stand at its ends",
+                f"node {node!r} runs in float between integer layers ({reason}), which a C bundle does not support",
+                "Use the ONNX dialect file, or move the model's float operators to its ends",
             )
     if not inner:
-        raise ModelError("nothing of this model runs on integers", "A C bundle would be empty; see the reasons given")
+        raise ModelError(
+            "no part of this model runs on integers", "A C bundle would be empty. See the reasons for the float nodes"
+        )
     made = {name for step in inner for name in step_outputs(step)}
     inputs = dict.fromkeys(name for step in inner for name in step_inputs(step) if name not in made)
     wanted = [name for step in after for name in step_inputs(step)]

@@ -66,7 +66,7 @@ def read_header(path: Path, array: ArrayConfig) -> tuple[str, ArrayConfig, tuple
     if dim != array.dim:
         raise HardwareError(
             f"{path}: DIM is {dim}, the target's is {array.dim}",
-            "Package for a target with [systolic] dim as the chip's",
+            "Package for a target whose [systolic] dim is the chip's",
         )
     for name, known in (("elem_t", "int8_t"), ("acc_t", "int32_t")):
         found = _type(code, name)
@@ -149,7 +149,7 @@ def _tensors(program: Program, names: tuple[str, ...], batch: int) -> str:
 
 Values = Mapping[str, NDArray[np.int8]]
 MODES = ("os", "ws", "cpu")
-"""In the order of gemmini.h's enumeration."""
+"""The modes, in the order of gemmini.h's enumeration."""
 
 _PRINTED = 64
 _COPIED = (

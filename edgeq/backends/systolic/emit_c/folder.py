@@ -39,7 +39,7 @@ _KIND = "emit-c"
 _MADE = ("net-host", "net-linux", "net-baremetal")
 _EXECUTABLE = (b"\x7fELF", b"\xcf\xfa\xed\xfe", b"MZ")
 MOST_WEIGHTS = 5_000_000
-"""Up to so many the C travels in the bundle: as text, about four bytes each."""
+"""A bundle includes the C of programs with up to this many weights. As text, each takes about four bytes."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,8 @@ def emit_c(
     place = source if source.name.endswith(SUFFIX) else source.with_name(source.stem + SUFFIX)
     if not place.is_file():
         raise UsageError(
-            f"{place} is not there", "Give what `edgeq quantize` for an array wrote: MODEL.onnx or MODEL.program.npz"
+            f"{place} does not exist",
+            "Give an output of `edgeq quantize` for an array: MODEL.onnx or MODEL.program.npz",
         )
     check_free(output, force=force, kind="directory")
     check_apart(output, [place, *([params_header] if params_header else []), *sample_paths((data,))])
@@ -103,7 +104,7 @@ def emit_c(
     samples = open_samples(data, Signature(specs, ()), progress=progress)
     inputs = first_inputs(program, samples, images)
     if any(len(values) < images for values in inputs.values()):
-        raise DataError(f"{data.source} holds fewer than {images} samples", "Give more, or fewer --images")
+        raise DataError(f"{data.source} has fewer than {images} samples", "Give more samples, or a smaller --images")
     with output_directory(output, force=force, check=C_FOLDER.check) as draft:
         bundle = write_c_bundle(program, inputs, draft, generation=generation, params_header=params_header)
         write_marker(draft, _KIND, {name: sha256(draft / name) for name in bundle.files})
@@ -127,7 +128,7 @@ def _is_made(path: Path, name: str) -> bool:
 
 
 C_FOLDER = Ownership("C bundle with edgeq's marker", _judge)
-"""Its marker lists every file in it, with its hash; next to them there are the programs that its Makefile makes."""
+"""Its marker lists every file with its hash. The only other files are the programs that its Makefile builds."""
 
 
 def with_c(artifact: Artifact, samples: Samples, folder: Path, *, count: int) -> Artifact:
@@ -147,7 +148,7 @@ def with_c(artifact: Artifact, samples: Samples, folder: Path, *, count: int) ->
     files: Mapping[str, Path] = {}
     notes: Sequence[str]
     if weights > MOST_WEIGHTS:
-        much = f"{weights} weights are too many to travel as C text"
+        much = f"{weights} weights are too many to include as C text"
         notes = [f"{much}; `edgeq emit-c` writes them, from {place.name}"]
     else:
         try:
