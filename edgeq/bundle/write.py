@@ -1,10 +1,12 @@
 """Write a bundle as a directory or a zip: completely or not at all, and with the same bytes every time.
 
-Large tensors that several models share become files named by their content, so that a bundle has each of them once.
+The module also turns large tensors that several models share into files named by their content, so that a bundle
+contains each of them once.
 
 Models built for different targets from one source differ in their graphs and small tensors, but many of their weights
-are the same bytes. Each such tensor becomes an external data file named by its sha256 (shortened). Equal tensors get
-the same name, and the plan of the bundle (`edgeq.bundle.plan`) puts all of them into one shared asset.
+have the same bytes. Each tensor that several models have becomes an external data file, named by its sha256
+(shortened). Equal tensors get the same name, and the plan of the bundle (`edgeq.bundle.plan`) puts all of them into one
+shared asset.
 """
 
 from __future__ import annotations
@@ -64,7 +66,9 @@ def _judge(folder: Path) -> Judge | None:
     digests = {name: record.sha256 for name, record in records.items()}
 
     def judge(name: str) -> bool:
-        """Return whether `name` has the hash in the manifest, or is a compiled file of such a Python module."""
+        """Return whether `name` has the hash in the manifest, or is the compiled file of a Python module in the
+        manifest.
+        """
         compiled = _COMPILED.fullmatch(name)
         if compiled is not None:
             return f"{compiled['folder']}{compiled['module']}.py" in digests
@@ -256,8 +260,10 @@ def read_signing_key(path: Path, certificates: Sequence[Path] = ()) -> SigningKe
         certificates: PEM files: the key's own certificate first, then those of its issuers. The root may be left out.
 
     Raises:
-        DataError: a file cannot be read, or the key is not an elliptic-curve key on P-256, P-384 or P-521.
-        UsageError: the password is missing or wrong, or the first certificate is for another key.
+        DataError: a file cannot be read, the password is wrong, or the key is not an elliptic-curve key on P-256, P-384
+            or P-521.
+        UsageError: the password is missing, the first certificate is for another key, or the certificates are not
+            valid.
         RuntimeUnavailableError: cryptography is not installed.
     """
     check_cryptography()

@@ -387,15 +387,14 @@ def largest_sums(
     samples: Samples,
     source: Callable[[str], str],
 ) -> dict[str, NDArray[np.float64]]:
-    """Return the largest sum of two products for each output channel of each layer, by the name of the layer's source
-    node.
+    """Return the largest sum of two products for each output channel of each layer, by the name of its source node.
 
-    The sums are shares of the largest 16-bit value; 0 if none can exceed it. Grouped layers, and layers whose kernels
+    The sums are shares of the largest 16-bit value; 0 if no sum can exceed it. Grouped layers, and layers whose kernels
     pair products in different ways, are left out.
 
     Args:
         model: a model quantized with the full range of its weights.
-        samples: 2 to 8 of them run, fewer for larger models.
+        samples: samples to run; 2 to 8 of them are used, fewer for larger models.
         source: function from a name in the optimised graph to the name of its source node.
 
     Raises:

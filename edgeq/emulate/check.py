@@ -1,8 +1,8 @@
 """Check a built model on its target's kernels: whether it loads, passes its self-test, and gives good outputs on data.
 
 This machine runs a plug-in's kernels for a target as they are, or limited to the target's instructions. A CPU engine
-chooses its kernels by the instructions that it finds. Some engines have an environment variable that hides newer
-instructions. They then run the kernels of a lesser CPU at native speed.
+chooses its kernels by the instructions that it finds. For some engines, an environment variable hides newer
+instructions, so that they run the kernels of a lesser CPU at native speed.
 """
 
 from __future__ import annotations
@@ -382,9 +382,10 @@ class VerifyRequest:
         on: targets, or "all" for each variant on the target that it was built for.
         variant: the only variant to check; None means all.
         data: samples, in any form that `edgeq.data.samples.open_samples` accepts; None runs only the self-test.
-        count: the most samples to use.
+        count: the largest number of samples to use.
         preprocess: preprocessing of the samples; None takes the bundle's.
-        labels, task, options: the accuracy to measure; without a task, only agreement is measured.
+        labels, task, options: the labels, task and options for measuring accuracy; without a task, only agreement is
+            measured.
         max_drop: accuracy that may be lost compared with this machine, as a fraction.
         expect: the sha256 that the bundle's manifest must have.
     """

@@ -300,7 +300,7 @@ def kind_of_sums(sums: NDArray[Any], title: str) -> str:
             return kind
     raise CheckFailedError(
         f"{title}: integer products are wrong ({int(sums.min())} to {int(sums.max())})",
-        "Do not trust any result from it",
+        "Do not trust results from this CPU",
     )
 
 

@@ -321,7 +321,7 @@ def _masked(target: Target, how: str, progress: Progress) -> Iterator[Running]:
         seen = guest.features(hide)
         if not seen["trapped"]:
             raise CheckFailedError(
-                f"{how}: onnxruntime did not read the masked CPUID", "Report this: nothing was proven"
+                f"{how}: onnxruntime did not read the masked CPUID", "Report this: the kernels could not be proven"
             )
         proof = KernelProof(_probe_in(guest), tuple(seen["features"]))
         check_kernels(proof, None, saturates=_saturates(target), title=how)

@@ -78,7 +78,7 @@ def read_folder(folder: Path, kind: type) -> dict[str, Document]:
 
 
 def state_of(folders: Iterable[Path]) -> tuple[tuple[str, int, int], ...]:
-    """Return names, times and sizes of the .toml files in `folders`. While they are equal, caches are valid."""
+    """Return names, times and sizes of the .toml files in `folders`. Cached contents stay valid until these change."""
     files = [path for folder in folders for path in _toml_files(folder)]
     found = ((path, path.stat() if path.exists() else path.lstat()) for path in files)
     return tuple((str(path), stat.st_mtime_ns, stat.st_size) for path, stat in found)
@@ -204,6 +204,7 @@ class Device:
     """Describe [device]: what is known of the hardware.
 
     Attributes:
+        cores: number of CPU cores.
         memory_mib: memory in MiB.
         compute_capability: the GPU's compute capability.
         engine: the engine that runs models there, if the backend builds for several.

@@ -285,7 +285,7 @@ def _ranking(session: BoardSession, answer: Mapping[str, Any], arrays: Mapping[s
             distributions[name] = Distribution(samples, rounds, *figures)
         tied = {name for pair in found.ties for name in pair}
         if sorted(found.order) != sorted(distributions) or not tied <= {*found.order}:
-            raise ValueError("an order of others")
+            raise ValueError("an order of other models")
         return Ranking(found.order, found.settled, found.ties, found.rounds, distributions)
     except (*SENSELESS, ValueError) as error:
         raise senseless(session) from error

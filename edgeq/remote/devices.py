@@ -83,8 +83,8 @@ def boards_of(given: str) -> tuple[Board, ...]:
     own, here = _boards_in(user_folder("config")), _boards_in(Path())
     if given in here and (own[given] != here[given] if given in own else _is_target(given)):
         raise UsageError(
-            f"{DEVICES} of the working directory calls a board {given!r}, as {'yours' if given in own else 'a target'} "
-            "is called",
+            f"{DEVICES} in the working directory names a board {given!r}, which is also "
+            f"{'a board of yours' if given in own else 'a target'}",
             "Rename it there, or type the board's ssh:// address",
         )
     return ((own | here)[given],) if given in own | here else ()

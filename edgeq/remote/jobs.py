@@ -95,7 +95,7 @@ class BoardBench:
             if not scenarios or {*found.models} != named or any({*one["models"]} != named for one in scenarios):
                 raise ValueError("figures of other models")
             if not {*found.scenarios} <= {*settings.scenarios} or len(found.text(verbose=True)) > link.TABLE:
-                raise ValueError("scenarios or texts that nobody asked for")
+                raise ValueError("scenarios that were not requested, or texts that are too long")
         except (*SENSELESS, ValueError) as error:
             raise senseless(session) from error
         return found

@@ -1,10 +1,10 @@
 """Run commands on a board through the system's ssh, with the user's ssh configuration: keys, agents, jump hosts and
 known host keys. Each failure becomes an error in one line.
 
-A board is not trusted. This module has the limits on what it may send, and on how long it may take. Other code reads a
-limit from this module when it needs it (`link.ANSWER_S`), so that each has one place to change.
+A board is not trusted. This module has the limits on the size of its messages and on the time it may take. Other code
+reads a limit from this module when it needs it (`link.ANSWER_S`), so that each limit has one place to change.
 
-`Channel` is the connection to the program that holds the board's lock. Requests go one way, answers the other, with
+`Channel` is the connection to the program that holds the board's lock. Requests go one way and answers the other, with
 keep-alive messages in between. The other side is targets/runtime/edgeq_board.py.
 """
 
@@ -131,7 +131,7 @@ TABLE = 1 << 16
 _ON_ONE_LINE = r"^[^\n\t]*$"
 Line = Annotated[str, Meta(max_length=SHOWN, pattern=_ON_ONE_LINE, description="a short text on one line")]
 Text = Annotated[str, Meta(max_length=1 << 12, pattern=_ON_ONE_LINE, description="a text on one line")]
-SystemFile = Annotated[str, Meta(max_length=1 << 13, description="a small file of the system")]
+SystemFile = Annotated[str, Meta(max_length=1 << 13, description="a small system file")]
 
 
 def brief(text: object) -> str:
@@ -436,7 +436,7 @@ def program_version() -> str:
 def _start(link: Link, version: str) -> Channel:
     try:
         user = getpass.getuser()
-    except (OSError, KeyError):  # in containers there may be neither a variable nor an entry in the list of users
+    except (OSError, KeyError):  # containers may have neither a variable nor an entry in the list of users
         user = str(os.getuid())
     who = f"{user}@{platform.node()}"
     command = link.command(_SERVE, link.board.folder, version, who, *link.board.python)

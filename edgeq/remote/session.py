@@ -296,7 +296,7 @@ def _check(board: Board, hello: Hello) -> None:
             "Install a newer one next to it, and name it as python in devices.toml",
         )
     if hello.system != "posix":
-        raise BoardError(f"{board.name} runs neither Linux nor macOS", "Run edgeq on it itself")
+        raise BoardError(f"{board.name} runs neither Linux nor macOS", "Run edgeq on the board itself")
     if hello.busy is not None:
         since = time.strftime("%H:%M:%S", time.localtime(hello.busy.since))
         raise BoardError(f"{board.name} is in use by {hello.busy.who or 'somebody'} since {since}", "Try again later")

@@ -136,8 +136,8 @@ def batch_in_front(model: ir.Model) -> bool:
     """Change each product of [rows, K] with constant weights to one of [1, rows, K], in place. The values stay the
     same.
 
-    Sums and activations of such products change with them. ONNX Runtime's optimiser, and attention with the sequence in
-    front, compute such products. Their rows belong to one sample and are not a batch.
+    The function also changes sums and activations of the results. ONNX Runtime's optimiser, and attention with the
+    sequence in front, compute such products. Their rows belong to one sample and are not a batch.
 
     Returns:
         True if anything changed.
@@ -235,8 +235,9 @@ def _for_each_output(values: NDArray[Any] | None, outputs: int) -> bool:
 
 
 def _with_batch(editor: Editor, node: ir.Node, read: ir.Value) -> ir.Value:
-    """Return a product's input as [1, ..., K]: the value before its Reshape to rows if that has this form, else a new
-    one.
+    """Return a product's input as [1, ..., K].
+
+    If a Reshape made the rows from such a value, return that value. Otherwise add a Reshape.
     """
     rows, inner = sizes(read) or (0, 0)
     before, source = read.producer(), read
@@ -440,9 +441,9 @@ def _unwanted(node: ir.Node, kept: Mapping[str, str], op_types: Collection[str] 
 def _settle(index: GraphIndex, found: Found, reasons: dict[str, str]) -> None:
     """Move layers that would only add conversions from `found` to `reasons`, in place.
 
-    Convolutions and products are worth a conversion. Any other layer is in int8 if it reads an int8 tensor. Two kinds
-    of layers are also in int8 if all readers of their result are: layers that read only inputs of the graph, and plain
-    reshapes, because the conversion can just as well come before them.
+    Convolutions and products are worth a conversion. Any other layer is in int8 if it reads an int8 tensor. A layer
+    that only reads inputs of the graph is also in int8 if all readers of its result are. The same applies to a plain
+    reshape, because the conversion can just as well come before it.
     """
     integers: set[ir.Value] = set()
     for node in index.graph:

@@ -3,9 +3,9 @@
 The array works in tiles of DIM output channels. Each tile may have its own scale at no cost. In the given order, almost
 every tile has a channel with large weights. Sorting the channels by the range of their weights puts channels with
 similar ranges into one tile. The weights of the next layer are permuted to match: a dense convolution or product
-absorbs the order of its input channels in its weights. Depthwise layers, sums, pooling and clamps keep the order. It
-does not change where it is visible outside: inputs and outputs of the model, float parts, data movement and
-concatenation of channels.
+absorbs the order of its input channels in its weights. Depthwise layers, sums, pooling and clamps keep the order. The
+order of a tensor does not change if it is visible outside, as in inputs and outputs of the model, float parts, data
+movement, and concatenation of channels.
 
 Weights that only read zeros are set to zero. A channel with a relu is always 0 if its largest possible result is not
 positive. Batch normalization can leave weights of any size after such channels. They have no effect, but in a tile with

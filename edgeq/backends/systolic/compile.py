@@ -1,4 +1,4 @@
-"""Compile a prepared model for an array: make the integer program, and the files made from it.
+"""Compile a prepared model for an array: make the integer program and the files that go with it.
 
 A program is lowered once. It is then fitted to samples if that brings its outputs closer to the float model's:
 

@@ -9,7 +9,7 @@ The reference model is standard ONNX. Stock ONNX Runtime computes the same integ
   the array rounds each operand and saturates at other points. The sum ends in Cast, not QuantizeLinear, so that the
   runtime does not fuse it.
 - Inputs of float parts are also dequantized by Cast and Mul. After a DequantizeLinear, the runtime's optimiser would
-  quantize weights that must stay in float, and make integer operators of those nodes.
+  quantize weights that must stay in float, and turn their operators into integer operators.
 - Channels are sorted for the array (`channels`). To compare tensors with the float model's one by one, they must be in
   the float model's order: `in_origin_order` gives the same integers in that order.
 
@@ -21,9 +21,9 @@ QLinearAdd that nothing else reads. Other operators replace what the dialect lac
 - A layer with several weight scales is several convolutions, whose outputs are joined.
 - A product is a 1 × 1 convolution, because the dialect's QLinearMatMul has no int32 bias.
 - Average pooling is a depthwise convolution with ones.
-- Max pooling after a convolution is always fused by the runtime, whatever its parameters. If the array would compute it
-  wrongly (see `lower.fusable`), it runs in float, which gives the same integers for a maximum. Clamps and padding also
-  run in float.
+- The runtime fuses every max pooling after a convolution, whatever its parameters. If the array would compute such a
+  pooling wrongly (see `lower.fusable`), it runs in float, which gives the same integers for a maximum. Clamps and
+  padding also run in float.
 """
 
 from __future__ import annotations
