@@ -1,12 +1,14 @@
-"""Plan a bundle: every file that it will contain, by path, before one byte is written.
+"""Plan a bundle: list every file of it, by path, before the first byte is written.
 
-Where each model file lies in a package, so that what variants have in common is there once.
+The plan also places each model file, so that files that several variants have in common are stored once. The
+model-package format has two ways to share:
 
-Two ways, both of the model-package format:
-- variants whose model and weights are all the same refer to one shared asset that holds them;
-- variants whose models differ but whose external data files coincide keep their models and refer to one shared asset
-  of weights through `session.model_external_initializers_file_folder_path`.
-What only one variant uses stays in its directory."""
+- Variants whose model and weights are all the same refer to one shared asset with both.
+- Variants with different models but the same external data files keep their models. They refer to one shared asset of
+  weights through `session.model_external_initializers_file_folder_path`.
+
+Files that only one variant uses stay in its directory.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +69,7 @@ _RESERVED_METADATA = ("bundle_schema", "tools", "files")
 
 @dataclass(frozen=True)
 class SelfTestCase:
-    """Store one input and its expected outputs, as `session.run` takes and returns them, keyed by name."""
+    """Store one input and its expected outputs, by name, in the form that `session.run` takes and returns."""
 
     inputs: Arrays
     outputs: Arrays
@@ -78,8 +80,8 @@ class SelfTest:
     """Describe the self-test of a variant.
 
     Attributes:
-        tolerance: absolute difference allowed for each output of the cases.
-        slices: the one allowed on parts of an output whose values are of another unit.
+        tolerance: allowed absolute difference for each output of the cases.
+        slices: allowed differences for parts of an output whose values have another unit.
     """
 
     cases: tuple[SelfTestCase, ...] = ()
@@ -87,7 +89,7 @@ class SelfTest:
     slices: Mapping[str, tuple[SliceTolerance, ...]] = field(default_factory=dict)
 
     def check(self, where: str) -> None:
-        """Raise UsageError where a tolerance is missing, or is one of an output that no case has."""
+        """Raise UsageError if an output has no tolerance, or a tolerance names an output that no case has."""
         outputs = {name for case in self.cases for name in case.outputs}
         if outputs != set(self.tolerance):
             odd = sorted(outputs ^ set(self.tolerance))
@@ -102,19 +104,21 @@ class VariantSpec:
 
     Attributes:
         name: letters, digits and `._+-`.
-        model: an ONNX file, whose external data files travel with it, or one in the format of an engine.
-        ep, device: execution provider, and "cpu", "gpu" or "npu".
-        session_options: session configuration entries that the artifact needs to be right.
-        provider_options: options of `ep`. Both only as edgeq_device/options.json allows; what refers to files of the
-            bundle is written by the bundle itself.
-        info: becomes executor_info.edgeq. The runner reads `architecture` ("x86_64", "arm64", "any"),
-            `required_features` (list), `rank` (int, the highest that fits wins), `min_onnxruntime` ("1.17") and
-            `optimization` ("none", "basic", "extended", "all") and `threads` (those that suit it best, taken where the
-            caller names none); the rest is for people.
-        files: what else the target needs (a file for its own runtime), by relative path; in the bundle it lies under
-            files/NAME. The runner on the device ignores it.
-        calibration: folder with the three calibration tables of the ranges that it uses. In the bundle the first ones
-            lie in calibration/, those that differ in calibration/NAME/, and `info` says where its own are.
+        model: an ONNX file, with its external data files next to it, or a file in the format of an engine.
+        ep: execution provider.
+        device: "cpu", "gpu" or "npu".
+        session_options: session options that the artifact needs for correct results.
+        provider_options: options of `ep`. Like session options, they are limited to those in edgeq_device/options.json.
+            The bundle itself writes options that refer to its files.
+        info: content of executor_info.edgeq. The runner reads `architecture` ("x86_64", "arm64", "any"),
+            `required_features` (list), `rank` (int; the highest that fits wins), `min_onnxruntime` ("1.17"),
+            `optimization` ("none", "basic", "extended", "all") and `threads` (the best number, used if the caller sets
+            none). The rest is for people.
+        files: other files that the target needs (such as a file for its own runtime), by relative path; in the bundle
+            they are under files/NAME. The runner on the device ignores them.
+        calibration: folder with the three calibration tables of its ranges. In the bundle, the first variant's tables
+            are in calibration/, and tables that differ are in calibration/NAME/; `info` names the folder of the
+            variant's own.
     """
 
     name: str
@@ -136,7 +140,7 @@ class VariantSpec:
             raise UsageError(f"{where}: device is {self.device!r}", f"It can be {', '.join(DEVICES)}")
         for key in ("selftest", "selftest_slices", "device", "calibration"):
             if key in self.info:
-                raise UsageError(f"{where}: info holds {key!r}, which the bundle writes itself")
+                raise UsageError(f"{where}: info has {key!r}, which the bundle writes itself")
         for options in (self.session_options, self.provider_options):
             if not all(isinstance(value, str) for value in options.values()):
                 raise UsageError(f"{where}: session and provider options must be strings")
@@ -144,7 +148,7 @@ class VariantSpec:
         self.selftest.check(where)
 
     def _check_options(self, where: str) -> None:
-        """Refuse what the reader of the bundle would refuse."""
+        """Refuse options that the reader of the bundle would refuse."""
         if not is_plain_name(self.ep):
             raise UsageError(f"{where}: {self.ep!r} cannot name an execution provider")
         problems = {}
@@ -162,13 +166,14 @@ class BundleSpec:
     """Describe a whole bundle.
 
     Attributes:
-        name: what people call the model.
-        variants: in order of preference. ONNX Runtime takes the first whose execution provider fits, so the first of
-            each architecture must be right on every machine of it; edgeq's runner goes by features and rank.
-        metadata: becomes additional_metadata.edgeq: sha256 of the source model and of the calibration set, ...
-        float_model: becomes the component "float32", so that `bench` can run both in one go.
-        extras: further files, by plain name, that stand next to the manifest and are hashed like all others: the report
-            and what it was made of.
+        name: the model's name for display.
+        variants: variants in order of preference. ONNX Runtime takes the first whose execution provider fits, so the
+            first variant of each architecture must be right on every machine of it. edgeq's runner chooses by features
+            and rank.
+        metadata: content of additional_metadata.edgeq: sha256 of the source model and of the calibration set, ...
+        float_model: model of the component "float32", so that `bench` can run both in one call.
+        extras: further files by plain name, such as the report and its data. They are next to the manifest and hashed
+            like all others.
     """
 
     name: str
@@ -179,14 +184,14 @@ class BundleSpec:
 
     def __post_init__(self) -> None:
         if not self.variants:
-            raise UsageError(f"bundle {self.name}: no variant", "Name at least one target")
+            raise UsageError(f"bundle {self.name} has no variant", "Name at least one target")
         folded = [variant.name.casefold() for variant in self.variants]
         for name in folded:
             if folded.count(name) > 1:
                 raise UsageError(f"bundle {self.name}: two variants are named {name!r}")
         reserved = sorted(set(_RESERVED_METADATA).intersection(self.metadata))
         if reserved:
-            raise UsageError(f"bundle {self.name}: metadata holds {reserved[0]!r}, which the bundle writes itself")
+            raise UsageError(f"bundle {self.name}: metadata has {reserved[0]!r}, which the bundle writes itself")
         for name in self.extras:
             if not is_plain_name(name) or name.casefold() in _RESERVED_NAMES:
                 raise UsageError(f"bundle {self.name}: {name!r} cannot name an extra file", "Choose a plain, free name")
@@ -197,10 +202,10 @@ _SPDX = re.compile(r"[A-Za-z0-9.+-]+( (AND|OR|WITH) [A-Za-z0-9.+-]+)*")
 
 
 def make_sbom(spec: BundleSpec, models: Mapping[str, str], tools: Mapping[str, str]) -> dict[str, Any]:
-    """Return what the bundle was made of and with.
+    """Return the bill of materials: the sources of the bundle and the tools that built it.
 
     Args:
-        models: path inside the bundle → sha256 in hex, of models and their external data.
+        models: path inside the bundle → sha256 in hex, for models and their external data.
         tools: package → version.
     """
     sources = [
@@ -254,7 +259,7 @@ MODEL_FILE = "model.onnx"
 
 @dataclass(frozen=True)
 class StoredFile:
-    """Describe a file with the sha256 of its bytes."""
+    """Describe a file and the sha256 of its bytes."""
 
     path: Path
     sha256: str
@@ -262,20 +267,20 @@ class StoredFile:
 
 @dataclass(frozen=True)
 class ModelFiles:
-    """List a model file and its external data, the latter by their names relative to the model."""
+    """List a model file and its external data files. Those are named by their paths relative to the model."""
 
     model: StoredFile
     external: Mapping[str, StoredFile]
 
     @property
     def name(self) -> str:
-        """Return the model's name in a bundle."""
+        """Return the model's file name in a bundle."""
         own = engine_of_file(self.model.path.name)
         return MODEL_FILE if own is None else f"model{own.suffix}"
 
     @property
     def together(self) -> dict[str, StoredFile]:
-        """Return the model under its name in a bundle and its external data, by path relative to the model."""
+        """Return the model and its external data, by their paths in the model's folder of a bundle."""
         return {self.name: self.model, **self.external}
 
 
@@ -285,7 +290,7 @@ class Placement:
 
     Attributes:
         model_file: the value of `executor_info.ort.model_file`.
-        weights: reference to the asset with its external data, "" where they lie next to the model.
+        weights: reference to the asset with its external data; "" if they are next to the model.
         own: files of the variant's directory, by name.
     """
 
@@ -325,9 +330,9 @@ def share(variants: Mapping[str, ModelFiles]) -> tuple[dict[str, Placement], dic
 
 
 def _groups(variants: Mapping[str, ModelFiles]) -> Sequence[tuple[list[str], dict[str, StoredFile]]]:
-    # A model takes all its external data from one folder, so a group's asset is the union of its members' files. A
-    # variant joins the first group that has a file in common with it and none of the same name that differs; one
-    # without external data joins those of the same model.
+    # A model reads all its external data from one folder, so a group's asset is the union of its members' files. A
+    # variant joins the first group that shares a file with it, if no file of the same name differs. A variant without
+    # external data joins a group of the same model.
     groups: list[tuple[list[str], dict[str, StoredFile]]] = []
     for name, files in variants.items():
         for names, union in groups:
@@ -350,22 +355,24 @@ def _add_asset(files: Mapping[str, StoredFile], assets: dict[str, StoredFile]) -
 
 Content = bytes | Path
 TABLES = "calibration.zip"
-"""The calibration tables of all variants."""
+"""The zip with the calibration tables of all variants."""
 CALIBRATION = "calibration"
-"""In it, the folder of the first variant's tables; those of variants with other ranges lie in folders below it."""
+"""The zip's folder for the first variant's tables. Variants with other ranges have folders inside it."""
 VECTORS = "selftest.npz"
-"""The inputs and outputs of all self-tests, in groups: an array of `inputs-0` is named `inputs-0/NAME`."""
+"""The inputs and outputs of all self-tests, in groups. An array in group `inputs-0` is named `inputs-0/NAME`."""
 FILES = "files"
-"""Folder of what travels with variants next to their models."""
+"""The folder for files that accompany variants besides their models."""
 
 
 def plan_bundle(spec: BundleSpec) -> dict[str, Content]:
-    """Map paths inside the bundle to bytes, or to the file to copy; sorted, the manifest with all hashes among them.
+    """Return the content of every file in the bundle, by path: bytes, or a file to copy.
+
+    The paths are sorted, and the manifest with all hashes is among them.
 
     Raises:
         ModelError: a model or its external data cannot be read.
         CalibrationError: a calibration table is missing.
-        BundleError: something that cannot be written down (a name, a value that JSON does not have).
+        BundleError: a name or value cannot be written, such as a value that JSON does not have.
     """
     components = {MAIN: spec.variants}
     if spec.float_model is not None:
@@ -398,7 +405,7 @@ def plan_bundle(spec: BundleSpec) -> dict[str, Content]:
                 info["calibration"] = tables[variant.calibration]
             if slices := variant.selftest.slices:
                 info["selftest_slices"] = {name: [asdict(part) for part in slices[name]] for name in sorted(slices)}
-            if not placement.own:  # a file, so that the variant's directory exists
+            if not placement.own:  # the variant's directory must contain a file, or it would not exist
                 files[f"{directory}/edgeq.json"] = _json(info, f"variant {variant.name}: info")
             bodies[variant.name] = _variant_body(variant, placement, info if placement.own else "edgeq.json")
             files.update({f"{FILES}/{variant.name}/{name}": path for name, path in sorted(variant.files.items())})
@@ -416,8 +423,8 @@ def plan_bundle(spec: BundleSpec) -> dict[str, Content]:
 
 
 def _float_variants(spec: BundleSpec, model: Path) -> tuple[VariantSpec, ...]:
-    # One for each kind of place that the int8 variants run in, so that a comparison compares like with like; what a
-    # plug-in runs is compared with onnxruntime's own kernels.
+    # Make one for each provider and device of the int8 variants, so that comparisons use the same hardware. The
+    # variants of a plug-in are compared with onnxruntime's own kernels.
     places = list(dict.fromkeys((v.ep, v.device) for v in spec.variants if plugin_of(v.ep) is None))
     suffix = len(places) > 1
     return tuple(
@@ -440,8 +447,8 @@ def _variant_body(variant: VariantSpec, placement: Placement, info: Mapping[str,
     if placement.weights:
         session_options[EXTERNAL_FOLDER] = placement.weights
     return {
-        # No "device" next to it: ONNX Runtime 1.31.1 matches a device only with providers that were added through its
-        # newer device interface, and would pass over these variants where a provider was added by its name.
+        # "device" is left out: ONNX Runtime 1.31.1 compares a device only with providers that were added through its
+        # newer device interface. It would skip these variants if a provider was added by its name.
         "ep": variant.ep,
         "executor_info": {
             "ort": {
@@ -455,8 +462,11 @@ def _variant_body(variant: VariantSpec, placement: Placement, info: Mapping[str,
 
 
 def _selftest(variant: VariantSpec, vectors: dict[bytes, tuple[str, Arrays]]) -> dict[str, Any]:
-    """Return the self-test entry of one variant; vectors that are there already (`vectors`: bytes → group and arrays)
-    are not repeated."""
+    """Return the self-test entry of one variant. Add its vectors to `vectors` unless they are already in it.
+
+    Args:
+        vectors: bytes → name of the group and its arrays.
+    """
     cases = []
     for case in variant.selftest.cases:
         entry = {}
@@ -485,7 +495,7 @@ def _npz(arrays: Arrays) -> bytes:
 
 
 def _table_places(variants: tuple[VariantSpec, ...]) -> dict[Path, str]:
-    """Give each folder of calibration tables its directory in the bundle."""
+    """Return the directory in the bundle for each folder of calibration tables."""
     places: dict[Path, str] = {}
     for variant in variants:
         if variant.calibration is not None:
@@ -501,18 +511,18 @@ def _table_files(folder: Path, directory: str) -> Iterator[tuple[str, Path]]:
 
 
 def _runner_files() -> dict[str, Content]:
-    """Return the runner: its code as one zip, and the program that compares the zip's hash before it imports it."""
+    """Return the runner: its code as one zip, and the program that checks the zip's hash before it imports the code."""
     runtime = shipped("targets") / "runtime"
     modules = sorted(p for p in (runtime / "edgeq_device").iterdir() if p.suffix in (".py", ".json", ".mjs"))
     code = _zip({f"edgeq_device/{module.name}": module for module in modules})
     text = (runtime / "edgeq_run.py").read_bytes()
     program = text.replace(b'SHA256 = ""', b'SHA256 = "%s"' % hashlib.sha256(code).hexdigest().encode(), 1)
-    # __main__.py is the program again: Python runs a folder or a zip that has one.
+    # __main__.py is a copy of the program, because Python runs a folder or a zip that contains one.
     return {"edgeq_run.py": program, "__main__.py": program, "edgeq_device.zip": code}
 
 
 def _zip(files: Mapping[str, Path]) -> bytes:
-    """Return a zip of small files: the same content gives the same bytes."""
+    """Return a zip of small files. The same content always gives the same bytes."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
         for name, path in files.items():
@@ -541,7 +551,7 @@ def _manifest(
 
 
 def tool_versions() -> dict[str, str]:
-    """Return the versions of edgeq and of what it builds with."""
+    """Return the versions of edgeq and the packages that it builds with."""
     return {"edgeq": __version__, **installed_versions(("numpy", "onnx", "onnxruntime", "onnxruntime-gpu"))}
 
 

@@ -33,15 +33,18 @@ _KINDS = {
     ".sig": "doc",
     ".npz": "dataset",
 }
-"""Name or suffix → what ModelPack calls such a file; all else is weights."""
+"""Name or suffix of a file → its type in ModelPack. Other files are weights."""
 _TITLE = "org.opencontainers.image.title"
-"""What `oras pull` takes a layer's path from."""
+"""The annotation from which `oras pull` takes a layer's path."""
 
 
 @dataclass(frozen=True)
 class Pushed(Displayed):
-    """Report what `push_bundle` did: the reference by digest, by which `pull` gets the same bytes, and the bytes
-    uploaded.
+    """Report the result of `push_bundle`.
+
+    Attributes:
+        reference: the reference by digest, with which `pull` gets the same bytes.
+        uploaded: number of bytes that were uploaded.
     """
 
     reference: str
@@ -54,7 +57,7 @@ class Pushed(Displayed):
 
 @dataclass(frozen=True)
 class Pulled(Displayed):
-    """Report what `pull_bundle` did; `signer` is None where no key is trusted."""
+    """Report the result of `pull_bundle`. `signer` is None if no key is trusted."""
 
     output: Path
     reference: str
@@ -63,15 +66,16 @@ class Pulled(Displayed):
 
 
 def push_bundle(path: str | Path, reference: str, *, limits: Limits = LIMITS, progress: Progress = SILENT) -> Pushed:
-    """Upload the bundle at `path`, with its signature: each file a layer, what the registry has already left out.
+    """Upload the bundle at `path` with its signature. Each file is a layer; files that the registry already has are
+    skipped.
 
     Args:
         reference: HOST/REPOSITORY[:TAG].
         limits: how slow the registry may be.
 
     Raises:
-        UsageError: no such reference.
-        BundleError: it is not a bundle, or a damaged one.
+        UsageError: the reference is not valid.
+        BundleError: it is not a bundle, or it is damaged.
         RuntimeUnavailableError: the registry does not answer, is slower than `limits`, or refuses.
     """
     with device_errors():
@@ -120,14 +124,14 @@ def pull_bundle(
 
     Args:
         output: a directory, or a file that ends in ".edgeq".
-        trust, require_signature: as `edgeq.verify`.
+        trust, require_signature: as in `edgeq.verify`.
         limits: how slow the registry may be.
 
     Raises:
-        UsageError: no such reference, or one without a digest.
-        RuntimeUnavailableError: the registry does not answer, is slower than `limits`, or does not have it.
-        BundleError: what came does not have that digest, is not a bundle, or is not signed as it must be.
-        OutputError: there is something at `output` (without `force`), or it cannot be written.
+        UsageError: the reference is not valid, or has no digest.
+        RuntimeUnavailableError: the registry does not answer, is slower than `limits`, or does not have the bundle.
+        BundleError: the received data do not have that digest, are not a bundle, or are not signed as required.
+        OutputError: `output` exists (without `force`), or cannot be written.
     """
     with device_errors():
         place, output = parse_reference(reference), Path(output)
@@ -150,7 +154,7 @@ def pull_bundle(
 
 
 def _blobs(bundle: Bundle) -> dict[str, tuple[str, bytes | Path]]:
-    """Return the path inside the bundle → digest and content of every file of it, sorted."""
+    """Return digest and content of every file of a bundle, by path inside the bundle, sorted."""
     return {
         name: (_digest(content) if isinstance(content, bytes) else f"sha256:{bundle.files[name].sha256}", content)
         for name, content in contents(bundle).items()
@@ -158,7 +162,7 @@ def _blobs(bundle: Bundle) -> dict[str, tuple[str, bytes | Path]]:
 
 
 def _upload(registry: Registry, digest: str, content: bytes | Path) -> int:
-    """Upload one blob unless it is there, and return how many bytes that were."""
+    """Upload one blob unless the registry has it. Return the number of uploaded bytes."""
     if registry.has(f"blobs/{digest}"):
         return 0
     with registry.send(Request("POST", body=b""), "blobs/uploads/") as begun, connected(str(registry.reference)):
@@ -170,7 +174,7 @@ def _upload(registry: Registry, digest: str, content: bytes | Path) -> int:
 
 
 def _config(bundle: Bundle, digests: Sequence[str]) -> dict[str, Any]:
-    """ModelPack's description of a model."""
+    """Return the description of a model in ModelPack's form."""
     licence = bundle.metadata.get("license")
     return {
         "descriptor": {"name": bundle.name, **({"licenses": [licence]} if isinstance(licence, str) else {})},

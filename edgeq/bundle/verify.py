@@ -1,4 +1,4 @@
-"""Verify certificate chains with `cryptography`."""
+"""Verify bundles: their contents, their signatures, and certificate chains (with `cryptography`)."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from cryptography.x509 import Certificate
     from cryptography.x509.verification import PolicyBuilder
 
-_FIX = "Do not use it, unless its certificate authority belongs among the trusted ones"
+_FIX = "Do not use it, unless its certificate authority should be trusted"
 
 
 def check_cryptography() -> None:
-    """Raise RuntimeUnavailableError where `cryptography` is not installed."""
+    """Raise RuntimeUnavailableError if `cryptography` is not installed."""
     try:
         import cryptography  # noqa: F401
     except ImportError as error:
@@ -37,13 +37,14 @@ def check_cryptography() -> None:
 
 
 def verified_key(chain: Sequence[bytes], trusted: Sequence[bytes]) -> PublicKey:
-    """Return the key of the first certificate of `chain`, where it leads to one of `trusted` today and may sign (all in
-    DER).
+    """Return the key of the first certificate of `chain`, if the chain is valid today and leads to one of `trusted`.
 
-    The first must allow digital signatures or code signing; those between must be of certificate authorities.
+    All certificates are in DER. The first one must allow digital signatures or code signing. The others must belong to
+    certificate authorities.
 
     Raises:
-        BundleError: it does not, or one of the chain cannot be read.
+        BundleError: the chain is not trusted, its first certificate is not for signing, or a certificate cannot be
+            read.
         UsageError: a trusted certificate cannot be read.
         RuntimeUnavailableError: cryptography is not installed.
     """
@@ -58,13 +59,13 @@ def verified_key(chain: Sequence[bytes], trusted: Sequence[bytes]) -> PublicKey:
         raise UsageError(f"a trusted certificate cannot be read ({error})") from error
     try:
         leaf, *others = (x509.load_der_x509_certificate(der) for der in chain)
-        # The client's verifier is the one that compares no host name.
+        # Use the client verifier, because it does not compare host names.
         _policy().store(store).build_client_verifier().verify(leaf, others)
         usable = _may_sign(leaf)
     except (ValueError, VerificationError) as error:
         raise BundleError(f"the certificate that signed it is not trusted ({error})", _FIX) from error
     if not usable:
-        raise BundleError("the certificate that signed it is not for signing", _FIX)
+        raise BundleError("the certificate that signed it may not sign", _FIX)
     der = leaf.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
     return read_public_key(der, "the certificate that signed it")
 
@@ -85,7 +86,7 @@ def _policy() -> PolicyBuilder:
         if found is not None and not found.key_cert_sign:
             raise ValueError("an issuer may not sign certificates")
 
-    # The library's own policies are those of the web: a name of a host, and the usages of TLS.
+    # The library's own policies are for the web: they require a host name and the usages of TLS.
     anything = ExtensionPolicy.permit_all()
     authorities = anything.require_present(x509.BasicConstraints, Criticality.AGNOSTIC, authority)
     authorities = authorities.may_be_present(x509.KeyUsage, Criticality.AGNOSTIC, issues)
@@ -111,21 +112,21 @@ def _may_sign(certificate: Certificate) -> bool:
 
 @contextmanager
 def opened(path: Path, *, expect: str | None = None) -> Iterator[Bundle]:
-    """Give the bundle at `path` (a directory or an .edgeq file), checked; errors of the device side inside are
-    translated.
+    """Open and check the bundle at `path` (a directory or an .edgeq file). Inside the block, device errors become
+    edgeq's.
 
     Args:
         expect: the sha256 that its manifest must have.
 
     Raises:
-        BundleError: names, sizes, hashes or keys that are not right.
+        BundleError: names, sizes, hashes or keys are wrong.
     """
     with device_errors(), open_bundle(path, expect=expect) as bundle:
         yield bundle
 
 
 def contents(bundle: Bundle) -> dict[str, bytes | Path]:
-    """Map the path of every file inside the bundle to its bytes, or to the file that has them; sorted by path."""
+    """Return the content of every file in the bundle, sorted by path: bytes, or the file that contains them."""
     found: dict[str, bytes | Path] = {name: bundle.root / name for name in bundle.files}
     found[MANIFEST] = bundle.manifest
     if bundle.signature is not None:
@@ -142,22 +143,22 @@ def verify_bundle(
     expect: str | None = None,
     progress: Progress = SILENT,
 ) -> Report:
-    """Open the bundle at `path` with every check, then load and self-test what can run here.
+    """Open the bundle at `path` with every check, then load and self-test the variants that can run here.
 
-    The report lists all variants; `check_report` turns a bad one into an error.
+    The report lists all variants. `check_report` turns a failed one into an error.
 
     Args:
-        trust: file or folder of the keys and certificates whose signature the bundle must have (docs/signing.md);
-            without it that of this machine, $EDGEQ_TRUST or /etc/edgeq/trust, if there is one.
-        require_signature: refuse where neither is there.
-        expect: the sha256 that its manifest must have, as the sender says.
+        trust: file or folder of keys and certificates, one of which must have signed the bundle (docs/signing.md); None
+            uses this machine's, in $EDGEQ_TRUST or /etc/edgeq/trust, if there are any.
+        require_signature: whether to refuse the bundle if there are no trusted keys.
+        expect: the sha256 that its manifest must have, as stated by the sender.
 
     Raises:
-        BundleError: the bundle is damaged, was changed, is not signed as it must be, is another one than expected, or
-            has no variant of that name.
-        UsageError: the trusted keys cannot be read, or there are none and a signature is required; `expect` is no
+        BundleError: the bundle is damaged, was changed, is not signed as required, is not the expected one, or has no
+            variant of that name.
+        UsageError: the trusted keys cannot be read, a signature is required but there are no keys, or `expect` is not a
             sha256.
-        RuntimeUnavailableError: onnxruntime is missing; cryptography, where a certificate must be verified.
+        RuntimeUnavailableError: onnxruntime is missing, or cryptography is missing and a certificate must be verified.
     """
     path = path_of(path, "bundle")
     with progress.stage(f"verifying {path}"), device_errors():
@@ -174,10 +175,11 @@ def check_report(report: Report) -> None:
 
 
 def check_trusted(path: Path, *, trust: Path | None, required: bool, expect: str | None) -> str | None:
-    """Refuse a bundle that is not signed as `verify_bundle` wants it; where no trust is given, do nothing.
+    """Refuse a bundle that is not signed as `verify_bundle` requires. Without trusted keys, do nothing.
 
     Returns:
-        The sha256 that its manifest must have when it is opened again: that of the signed one, else `expect`.
+        The sha256 that the manifest must have when the bundle is opened again: that of the checked one, or `expect`
+            without trusted keys.
     """
     with device_errors():
         trusted = trust_for(trust, required=required)

@@ -1,10 +1,13 @@
-"""Write a bundle as a directory or a zip: whole or not at all, the same bytes every time.
+"""Write a bundle as a directory or a zip: completely or not at all, and with the same bytes every time.
 
-Large tensors of several models as files named by their content, so that a bundle holds each of them once.
+The module also turns large tensors that several models share into files named by their content, so that a bundle
+contains each of them once.
 
-Models built for different targets from one source differ in their graphs and small tensors, but many weights are the
-same bytes. Each large tensor becomes an external data file "<sha256>.bin"; what coincides has the same name, and the
-bundle's sharing puts all of them into one shared asset (`edgeq.bundle.plan`)."""
+Models built for different targets from one source differ in their graphs and small tensors, but many of their weights
+have the same bytes. Each tensor that several models have becomes an external data file, named by its sha256
+(shortened). Equal tensors get the same name, and the plan of the bundle (`edgeq.bundle.plan`) puts all of them into one
+shared asset.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +55,7 @@ from edgeq.util.registry import device_errors
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 
-# Python writes these next to the runner's modules when those are imported.
+# Python writes these files next to the runner's modules when it imports them.
 _COMPILED = re.compile(r"(?P<folder>(?:.*/)?)__pycache__/(?P<module>[^/.]+)\.[^/]+\.pyc")
 
 
@@ -63,8 +66,9 @@ def _judge(folder: Path) -> Judge | None:
     digests = {name: record.sha256 for name, record in records.items()}
 
     def judge(name: str) -> bool:
-        """Return whether `name` has the hash that the manifest states, or is what Python compiled from such a
-        module."""
+        """Return whether `name` has the hash in the manifest, or is the compiled file of a Python module in the
+        manifest.
+        """
         compiled = _COMPILED.fullmatch(name)
         if compiled is not None:
             return f"{compiled['folder']}{compiled['module']}.py" in digests
@@ -76,7 +80,7 @@ def _judge(folder: Path) -> Judge | None:
 
 
 def is_signature(path: Path) -> bool:
-    """Return whether the file is a signature, as `edgeq sign` and others write it, which can be made again."""
+    """Return whether the file is a signature, by `edgeq sign` or another tool. A signature can be made again."""
     if not is_plain(path) or path.stat().st_size > MAX_BYTES:
         return False
     try:
@@ -96,10 +100,10 @@ def _records(manifest: Path) -> dict[str, FileRecord] | None:
 
 
 def check_archive(path: Path) -> None:
-    """Refuse a place that holds anything but a bundle in one file.
+    """Refuse a path at which there is anything but a bundle in one file.
 
     Raises:
-        OutputError: it does.
+        OutputError: there is something else.
     """
     if not path.exists() and not path.is_symlink():
         return
@@ -113,7 +117,7 @@ def check_archive(path: Path) -> None:
 
 
 BUNDLE = Ownership("bundle", _judge)
-"""Its manifest is one of edgeq's, and every file in it has the hash that the manifest states."""
+"""It has a manifest of edgeq's, and every file has the hash in the manifest."""
 
 
 _LARGE = 1 << 31
@@ -122,12 +126,13 @@ _LARGE = 1 << 31
 def write_bundle(spec: BundleSpec, destination: Path, *, force: bool = False) -> None:
     """Write `spec` to `destination`: an ONNX Runtime model package that a device can check, run and time by itself.
 
-    A `destination` that ends in ".edgeq" is a deterministic zip of that directory. What was written is opened by the
-    device's own reader, with all its checks, before it takes its place.
+    A `destination` that ends in ".edgeq" becomes a deterministic zip of that directory. Before the result replaces
+    `destination`, the device's own reader opens it with all its checks.
 
     Raises:
-        OutputError: `destination` exists (without `force`), holds what edgeq did not write, or cannot be written.
-        ModelError, DataError, CalibrationError, BundleError: something that cannot go into a bundle.
+        OutputError: `destination` exists (without `force`), contains files that edgeq did not write, or cannot be
+            written.
+        ModelError, DataError, CalibrationError, BundleError: something cannot go into a bundle.
     """
     files = plan_bundle(spec)
     if is_named_bundle(destination):
@@ -153,7 +158,7 @@ def _write_directory(files: Mapping[str, Content], folder: Path) -> None:
 
 
 def write_archive(files: Mapping[str, Content], path: Path) -> None:
-    """Write `files` (path inside the bundle → content) as a zip: the same content gives the same bytes."""
+    """Write `files` (path inside the bundle → content) as a zip. The same content always gives the same bytes."""
     with zipfile.ZipFile(path, "w") as archive:
         for name, content in files.items():
             entry = plain_entry(name)
@@ -168,17 +173,18 @@ def write_archive(files: Mapping[str, Content], path: Path) -> None:
                     shutil.copyfileobj(source, sink, 1 << 20)
 
 
-# A file of its own costs a line in the manifest and a header in a zip: below this it costs more than it saves.
+# A separate file costs a line in the manifest and a header in a zip. For smaller tensors that exceeds the savings.
 _SMALLEST = 1024
 _NAME_DIGITS = 32
 
 
 def share_weights(models: Mapping[str, Path], folder: Path) -> dict[str, Path]:
-    """Rewrite `models` so that what they have in common can be shared; those that have nothing stay where they are.
+    """Rewrite `models` so that the large tensors they have in common can be shared. Models without such tensors stay as
+    is.
 
     Args:
-        models: by variant; several may name the same file.
-        folder: a private folder, for what is rewritten.
+        models: models by variant; several variants may name the same file.
+        folder: a private folder for the rewritten models.
 
     Returns:
         The model to deploy for each variant.
@@ -207,7 +213,7 @@ def _large(model: onnx.ModelProto) -> list[TensorProto]:
 
 
 def _raw(tensor: TensorProto) -> bytes:
-    """Return the tensor's bytes as external data holds them: little-endian."""
+    """Return the tensor's bytes in the form of external data: little-endian."""
     return bytes(tensor.raw_data) if tensor.HasField("raw_data") else numpy_helper.to_array(tensor).tobytes()
 
 
@@ -236,7 +242,11 @@ PASSWORD = "EDGEQ_KEY_PASSWORD"
 
 @dataclass(frozen=True)
 class SigningKey:
-    """Hold a private key, its public key, and the certificates (DER, the key's own first) that vouch for it, if any."""
+    """Hold a private key, its public key, and its chain of certificates, if any.
+
+    Attributes:
+        chain: certificates in DER, the key's own first; empty if there are none.
+    """
 
     private: EllipticCurvePrivateKey
     public: PublicKey
@@ -244,14 +254,16 @@ class SigningKey:
 
 
 def read_signing_key(path: Path, certificates: Sequence[Path] = ()) -> SigningKey:
-    """Return the private key in a PEM file; $EDGEQ_KEY_PASSWORD opens an encrypted one.
+    """Return the private key in a PEM file. $EDGEQ_KEY_PASSWORD decrypts an encrypted one.
 
     Args:
         certificates: PEM files: the key's own certificate first, then those of its issuers. The root may be left out.
 
     Raises:
-        DataError: it cannot be read, or is not an elliptic-curve key on P-256, P-384 or P-521.
-        UsageError: the password is missing or wrong, or the first certificate is another key's.
+        DataError: a file cannot be read, the password is wrong, or the key is not an elliptic-curve key on P-256, P-384
+            or P-521.
+        UsageError: the password is missing, the first certificate is for another key, or the certificates are not
+            valid.
         RuntimeUnavailableError: cryptography is not installed.
     """
     check_cryptography()
@@ -269,7 +281,7 @@ def read_signing_key(path: Path, certificates: Sequence[Path] = ()) -> SigningKe
     except TypeError as error:
         raise UsageError(f"{path} is encrypted", f"Set {PASSWORD}") from error
     except (ValueError, UnsupportedAlgorithm) as error:
-        raise DataError(f"{path} is not a private key in PEM, or its password is another", _how()) from error
+        raise DataError(f"{path} is not a private key in PEM, or the password is wrong", _how()) from error
     if not isinstance(private, EllipticCurvePrivateKey):
         raise DataError(f"{path} is not an elliptic-curve key", _how())
     with device_errors():
@@ -280,16 +292,17 @@ def read_signing_key(path: Path, certificates: Sequence[Path] = ()) -> SigningKe
         try:
             found = x509.load_pem_x509_certificates(file.read_bytes())
         except (OSError, ValueError) as error:
-            raise DataError(f"{file} holds no certificate in PEM that can be read") from error
+            raise DataError(f"{file} has no readable certificate in PEM") from error
         if not chain and found[0].public_key() != private.public_key():
             raise UsageError(f"{file} is not the certificate of {path}", "Name the key's own certificate first")
         chain += [certificate.public_bytes(Encoding.DER) for certificate in found]
     if chain:
-        # Refused here, and not only by everyone who verifies: an expired certificate, one that is not for signing.
+        # Refuse an expired certificate, or one that is not for signing, already here. Everyone who verifies would
+        # refuse it.
         try:
             verified_key(chain, chain[-1:])
         except BundleError as error:
-            raise UsageError(f"{certificates[0]}: {error.problem}", "Name a certificate that holds") from error
+            raise UsageError(f"{certificates[0]}: {error.problem}", "Name a valid certificate") from error
     return SigningKey(private, public, tuple(chain))
 
 
@@ -349,7 +362,7 @@ def _how() -> str:
 
 @dataclass(frozen=True)
 class Signed(Displayed):
-    """Report what `sign_bundle` did: how many files the signature covers, and the id of the key (docs/signing.md)."""
+    """Report the result of `sign_bundle`: the number of signed files, and the id of the key (docs/signing.md)."""
 
     bundle: Path
     files: int
@@ -361,23 +374,23 @@ class Signed(Displayed):
 def sign_bundle(
     path: str | Path, key: str | Path, *, certificates: Sequence[str | Path] = (), force: bool = False
 ) -> Signed:
-    """Sign the bundle at `path`: `model.sig` next to its manifest, in a directory as in an .edgeq file.
+    """Sign the bundle at `path`: write `model.sig` next to its manifest, in a directory or in an .edgeq file.
 
     Args:
         key: private key, PEM.
         certificates: see `read_signing_key`.
-        force: replace the signature that it has.
+        force: replace an existing signature.
 
     Raises:
-        BundleError: it is not a bundle, or a damaged one.
-        OutputError: it is signed already, or cannot be written.
+        BundleError: it is not a bundle, or it is damaged.
+        OutputError: it is already signed, or cannot be written.
         DataError, UsageError, RuntimeUnavailableError: see `read_signing_key`.
     """
     path = path_of(path, "bundle")
     signing = read_signing_key(Path(key), [Path(certificate) for certificate in certificates])
     with opened(path) as bundle:
         if bundle.signature is not None and not force:
-            raise OutputError(f"{path} is signed already", "Pass --force to replace its signature")
+            raise OutputError(f"{path} is already signed", "Pass --force to replace its signature")
         digests = {name: record.sha256 for name, record in bundle.files.items()}
         digests[MANIFEST] = bundle.manifest_sha256
         signature = sign_files(digests, bundle.name or path.stem, signing)

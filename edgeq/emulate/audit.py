@@ -1,10 +1,10 @@
 """Find the layers of a quantized model that can saturate where two products are added in 16 bits, count how often they
-do, and measure what it does to the outputs.
+saturate, and measure the effect on the outputs.
 
-`Simulation` gives the outputs of a model on a CPU with such kernels. The model is optimised by ONNX Runtime as always.
-Layers on saturating paths are then computed by edgeq's exact model of those kernels (`kernels`); everything between
-them, which is exact there, by ONNX Runtime. So the outputs are those of the target, to the last bit where the graph is
-all integers, on any machine of the same architecture.
+`Simulation` computes a model's outputs on a CPU with such kernels. ONNX Runtime optimises the model as usual. edgeq's
+exact model of those kernels (`kernels`) then computes the layers on saturating paths. ONNX Runtime computes everything
+between them, because it is exact there. So the outputs are those of the target on any machine of the same architecture,
+to the last bit if the graph is all integers.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Arrays = Mapping[str, NDArray[Any]]
 
 @dataclass(frozen=True, eq=False)
 class ModelRun:
-    """Hold outputs of the model, and of every layer on a saturating path by its name."""
+    """Hold the outputs of the model, and the results of every layer on a saturating path by its name."""
 
     outputs: Arrays
     layers: Mapping[str, Computed]
@@ -49,21 +49,21 @@ class ModelRun:
 
 @dataclass(frozen=True, eq=False)
 class _Segment:
-    """Describe what ONNX Runtime runs between two saturating layers: names of the tensors that it reads and gives."""
+    """Describe a segment that ONNX Runtime runs between two saturating layers, by its inputs and outputs."""
 
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
 
 
 class Simulation:
-    """Simulate one model, opened for any number of inputs.
+    """Simulate one model. It is opened once, for any number of inputs.
 
     Args:
-        model: quantized, in any form that ONNX Runtime takes.
-        settings: what it is run with.
-        saturating: False computes the same layers exactly: what the model gives where nothing saturates.
-        watched: without `saturating`, count what would have been clipped.
-        table: whose kernels saturate; None: ONNX Runtime's own. What is between them is computed as it does.
+        model: a quantized model in any form that ONNX Runtime accepts.
+        settings: the settings that the model runs with.
+        saturating: whether the layers saturate; False computes the same layers exactly.
+        watched: whether to count sums that would have been clipped; only if `saturating` is False.
+        table: the kernels that saturate; None means ONNX Runtime's own. ONNX Runtime computes the nodes between them.
 
     Raises:
         RuntimeUnavailableError: onnxruntime refuses the model.
@@ -88,7 +88,7 @@ class Simulation:
         self._sessions: dict[int, Any] = {}
 
     def run(self, inputs: Arrays) -> ModelRun:
-        """Return the model's outputs for one sample, and those of its saturating layers."""
+        """Return the model's outputs for one sample, and the results of its saturating layers."""
         values: dict[str, NDArray[Any]] = dict(inputs)
         runs = {}
         for place, step in enumerate(self._steps):
@@ -123,46 +123,49 @@ class Simulation:
 
 
 class SimulatedSession:
-    """Wrap a `Simulation` as a session, for everything that measures sessions."""
+    """Wrap a `Simulation` as a session, for code that measures sessions."""
 
     def __init__(self, simulation: Simulation) -> None:
         self._simulation = simulation
 
     def get_outputs(self) -> Sequence[Any]:
-        """As onnxruntime's."""
+        """Return the model's outputs, like an onnxruntime session."""
         return self._simulation.get_outputs()
 
     def run(self, output_names: Sequence[str] | None, input_feed: Arrays) -> Sequence[Any]:
-        """As onnxruntime's."""
+        """Return the outputs for one sample, like an onnxruntime session."""
         outputs = self._simulation.run(input_feed).outputs
         return [outputs[name] for name in output_names or outputs]
 
 
 def graph_settings(settings: SessionSettings) -> SessionSettings:
-    """Return the settings with which ONNX Runtime makes the graph of a model that a plug-in runs with `settings`:
-    the graph of a plug-in cannot be read, and what makes ONNX Runtime's kernels exact does not affect those of a
-    plug-in.
+    """Return settings for ONNX Runtime that give the graph of a model that a plug-in runs with `settings`.
+
+    The graph inside a plug-in cannot be read. The options that make ONNX Runtime's kernels exact are left out, because
+    they do not affect a plug-in's kernels.
     """
     config = {key: value for key, value in settings.config.items() if key not in exact_options()}
     return replace(settings, engine=None, precision=FLOAT, providers=SessionSettings().providers, config=config)
 
 
 def optimised_graph(model: Path, settings: SessionSettings) -> GraphIndex:
-    """Return the graph that ONNX Runtime makes of `model` before it runs it.
+    """Return the graph that ONNX Runtime makes of `model` before it runs the model.
 
     Raises:
-        RuntimeUnavailableError: onnxruntime refuses it.
+        RuntimeUnavailableError: onnxruntime refuses the model.
     """
     with tempfile.TemporaryDirectory(prefix="edgeq-optimised-") as folder:
         path = Path(folder) / "model.onnx"
         open_session(model, replace(settings, save_optimized_to=path))
-        # External weights stay where they were; onnxruntime writes the same references.
+        # onnxruntime writes the same references to external weights, so they are read from their old folder.
         weights = Path(settings.config.get(EXTERNAL_FOLDER, model.parent))
         return GraphIndex(read_own(path, weights))
 
 
 def _steps(graph: GraphIndex, layers: Sequence[Layer]) -> tuple[Layer | _Segment, ...]:
-    """Return the graph's nodes in order: each of `layers` a step, those between them as few segments."""
+    """Return the graph as steps in order: each of `layers` is a step. The nodes between them form as few segments as
+    possible.
+    """
     own = {layer.node: layer for layer in layers}
     runs: list[Layer | list[ir.Node]] = []
     for node in graph.graph:
@@ -192,7 +195,7 @@ def _names(values: Iterable[ir.Value]) -> tuple[str, ...]:
     return tuple(sorted(value.name for value in values if value.name))
 
 
-# A model of n MACs is simulated on about this / n samples.
+# Multiply-accumulates to simulate in total: a model with n of them gets about this / n samples.
 _WORK = 8e9
 _FEWEST, _MOST = 2, 8
 
@@ -202,13 +205,13 @@ class LayerAudit:
     """Report one layer on a saturating path.
 
     Attributes:
-        name, op_type: in the optimised graph.
-        channels: output channels; None where the weight is computed at run time.
-        suspects: channels that some input makes saturate, by their weights alone.
+        name, op_type: name and operator type in the optimised graph.
+        channels: number of output channels; None if the weight is computed at run time.
+        suspects: number of channels that some input can saturate, judged by their weights alone.
         worst_pair: the largest sum of two neighbouring weights of one sign; more than 128 can saturate.
         modelled: whether edgeq can compute the layer as the kernel does.
-        sums, clipped: sums of two products over all samples, and how many of them were clipped.
-        clipped_channels: channels in which that happened.
+        sums, clipped: number of sums of two products over all samples, and how many of them were clipped.
+        clipped_channels: number of channels with clipped sums.
     """
 
     name: str
@@ -223,20 +226,20 @@ class LayerAudit:
 
     @computed
     def can_saturate(self) -> bool:
-        """Return whether some input makes a channel saturate, as far as the weights are known."""
+        """Return whether some input can saturate a channel. A layer whose weights are unknown counts."""
         return self.suspects is None or self.suspects > 0
 
 
 @dataclass(frozen=True)
 class Audit:
-    """Report what saturation does to a model.
+    """Report the effect of saturation on a model.
 
     Attributes:
-        layers: those on saturating paths, in graph order.
-        samples: how many the figures rest on; 0 where only the weights were looked at.
-        effect_db: SQNR of the saturating against the exact outputs, worst output; infinity where they are equal, None
-            without samples.
-        float_db: SQNR against the float model of the (saturating, exact) outputs; None without one.
+        layers: the layers on saturating paths, in graph order.
+        samples: number of simulated samples; 0 if only the weights were checked.
+        effect_db: SQNR of the saturating against the exact outputs, for the worst output; infinity if they are equal,
+            None without samples.
+        float_db: SQNR of the (saturating, exact) outputs against the float model; None without a float model.
     """
 
     layers: tuple[LayerAudit, ...]
@@ -246,16 +249,16 @@ class Audit:
 
     @property
     def safe(self) -> bool:
-        """Return whether nothing can saturate, whatever the input."""
+        """Return whether no layer can saturate, whatever the input."""
         return not any(layer.can_saturate for layer in self.layers)
 
     @property
     def clipped(self) -> int:
-        """Return how many sums of two products were clipped, over all layers and samples."""
+        """Return the number of sums of two products that were clipped, over all layers and samples."""
         return sum(layer.clipped for layer in self.layers)
 
     def summary(self) -> str:
-        """Return the finding in one line."""
+        """Return the result in one line."""
         if self.safe:
             return "no layer can saturate, whatever the input"
         suspects = [layer for layer in self.layers if layer.can_saturate]
@@ -294,12 +297,13 @@ def audit(
     """Audit a quantized model.
 
     Args:
-        settings: what it will be run with.
-        samples: what to simulate it on; None bounds by the weights alone.
-        reference: the float model's session, to measure what saturation costs.
-        exact: the same model on kernels that do not saturate; None computes them, which takes as long again.
-        count: samples to simulate; None takes 2 to 8, fewer for larger models.
-        table: whose kernels saturate; None: ONNX Runtime's own.
+        settings: the settings that the model will run with.
+        samples: samples to simulate; None checks the weights alone.
+        reference: the float model's session, to measure the loss from saturation.
+        exact: a session of the same model on kernels that do not saturate; None simulates them, which takes as long
+            again.
+        count: number of samples to simulate; None means 2 to 8, fewer for larger models.
+        table: the kernels that saturate; None means ONNX Runtime's own.
 
     Raises:
         RuntimeUnavailableError: onnxruntime refuses the model.
@@ -336,12 +340,14 @@ def audit(
 
 
 def sample_count(macs: int) -> int:
-    """Return how many samples are simulated of a model of so many multiply-accumulates."""
+    """Return the number of samples to simulate for a model with `macs` multiply-accumulates."""
     return max(_FEWEST, min(_MOST, int(_WORK / max(1, macs))))
 
 
 def model_macs(simulation: Simulation) -> int:
-    """Return multiply-accumulates of the simulated layers, by their weights' sizes where the graph has no shapes."""
+    """Return the model's multiply-accumulates. If the graph has no shapes, use the weight sizes of the simulated
+    layers.
+    """
     counted = sum(node_macs(simulation.graph.model).values())
     return counted or sum(layer.rows.size for layer in simulation.layers if layer.rows is not None)
 
@@ -381,14 +387,15 @@ def largest_sums(
     samples: Samples,
     source: Callable[[str], str],
 ) -> dict[str, NDArray[np.float64]]:
-    """Return, per output channel of each layer, by the name of its source node, the largest sum of two products as a
-    share of what 16 bits can store; 0 where none exceeds them. Leaves out layers whose kernels pair products
-    differently, and groups.
+    """Return the largest sum of two products for each output channel of each layer, by the name of its source node.
+
+    The sums are shares of the largest 16-bit value; 0 if no sum can exceed it. Grouped layers, and layers whose kernels
+    pair products in different ways, are left out.
 
     Args:
-        model: quantized with the full range of its weights.
-        samples: 2 to 8 of them are run, fewer for larger models.
-        source: name in the optimised graph → that of the source node.
+        model: a model quantized with the full range of its weights.
+        samples: samples to run; 2 to 8 of them are used, fewer for larger models.
+        source: function from a name in the optimised graph to the name of its source node.
 
     Raises:
         RuntimeUnavailableError: onnxruntime refuses the model.

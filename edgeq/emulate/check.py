@@ -1,8 +1,8 @@
-"""Check a built model on its target's kernels: whether it loads and passes its self-test, and its outputs on data.
+"""Check a built model on its target's kernels: whether it loads, passes its self-test, and gives good outputs on data.
 
-A plug-in's kernels for a target run on this machine as they are, or capped to the target's instructions: a CPU engine
-chooses its kernels by the instructions that it finds. Some can be kept from newer ones by a variable of their process,
-and then run what they run on a lesser CPU, at native speed.
+This machine runs a plug-in's kernels for a target as they are, or limited to the target's instructions. A CPU engine
+chooses its kernels by the instructions that it finds. For some engines, an environment variable hides newer
+instructions, so that they run the kernels of a lesser CPU at native speed.
 """
 
 from __future__ import annotations
@@ -65,8 +65,12 @@ def route_for(
     simulators: Mapping[str, Simulator] | None = None,
     progress: Progress = SILENT,
 ) -> ExecutionRoute:
-    """Return the best way to run the kernels that `spec` has for `target` on `machine`, which is this one; without a
-    plug-in, see `edgeq.emulate.routes.route_to`.
+    """Return the best way to run on `machine` the kernels that the plug-in `spec` has for `target`.
+
+    Without a plug-in, see `edgeq.emulate.routes.route_to`.
+
+    Args:
+        machine: this machine.
     """
     engine = described(spec)
     if engine is None:
@@ -79,7 +83,7 @@ def route_for(
         return route_to(target, machine, simulators=simulators, progress=progress)
     problem = problem_of(engine, str(onnxruntime().__version__))
     if not problem and target.architecture not in (ANY, machine.architecture):
-        problem = f"{engine.name} runs its kernels for {target.architecture} nowhere but there"
+        problem = f"{engine.name} runs its kernels for {target.architecture} only on {target.architecture}"
     if problem:
         return ExecutionRoute(NOT_RUN, "", problem)
     if runs_natively(target, machine):
@@ -87,10 +91,10 @@ def route_for(
     environment = engine.cap.environment(target.features)
     level = next((x for x in engine.cap.levels if x.value == environment.get(engine.cap.variable)), None)
     if level is None:
-        return ExecutionRoute(NOT_RUN, "", f"{engine.name} cannot be kept to the instructions of {target.name}")
+        return ExecutionRoute(NOT_RUN, "", f"{engine.name} cannot be limited to the instructions of {target.name}")
     lacks = sorted(set(level.features) - machine.features)
     if lacks:
-        return ExecutionRoute(NOT_RUN, "", f"this CPU has no {', '.join(lacks)} to run {engine.name}'s kernels with")
+        return ExecutionRoute(NOT_RUN, "", f"this CPU lacks {', '.join(lacks)}, which {engine.name}'s kernels need")
     how = f"{engine.name} with {engine.cap.variable}={level.value}"
     return _route(EMULATED, how, engine, target, environment)
 
@@ -112,32 +116,35 @@ def _running(how: str, engine: Engine, target: Target, environment: Mapping[str,
 Vectors = tuple[Mapping[str, NDArray[Any]], Mapping[str, NDArray[Any]]]
 
 COMPILED = "compiled_by"
-"""Of a variant that an engine has compiled: what it was compiled with."""
+"""The info key of a variant that an engine has compiled; it names the compiler."""
 PASSED, FAILED = "passed", "failed"
 HOST, TARGET, FLOAT = "host", "target", "float32"
 
-# Decibels against float32 that the target's kernels may cost more than this machine's: roundings differ without costing
-# any, kernels that saturate cost several.
+# How much lower the SQNR against float32 may be on the target's kernels than on this machine, in decibels. Different
+# rounding costs almost nothing; kernels that saturate cost several decibels.
 _LOSS_DB = 3.0
 
 
 @dataclass(frozen=True)
 class EmulatedCheck:
-    """Report what was found of one model on one target's kernels.
+    """Report the check of one model on one target's kernels.
 
     Attributes:
-        target, variant: names; the variant is "" for a model that is in no bundle yet.
+        target, variant: names; the variant is "" for a model that is not in a bundle yet.
         where: "natively", "emulated", "modelled" or "not run".
         how: the means, such as "qemu-aarch64 -cpu cortex-a72".
-        status: "passed", "failed" or "not run"; `reason`: why it is not the first.
+        status: "passed", "failed" or "not run".
+        reason: why the status is not "passed".
         kernels: proof that these are the target's kernels.
-        selftest: per output, the largest difference from what is expected, and what is allowed (infinite where nothing
-            is: then only shape, dtype and finiteness count).
+        selftest: for each output, the largest difference from the expected values and its limit. An infinite limit
+            means that only shape, dtype and finiteness count.
         answers: the target's outputs for the self-test's inputs.
-        samples: how many samples agreement and accuracy were measured on.
-        reference: what the target's outputs are compared with: "host", the same model on this machine, or "float32".
-        agreement: of the target's outputs; `host_agreement` of this machine's, where the reference is float32.
-        accuracy: by labels, of "host" and "target" on those samples; empty without a task.
+        samples: number of samples for agreement and accuracy.
+        reference: the outputs that the target's are compared with: "host", the same model on this machine, or
+            "float32".
+        agreement: agreement of the target's outputs with the reference.
+        host_agreement: agreement of this machine's outputs, if the reference is float32.
+        accuracy: accuracy of "host" and "target" on those samples, by labels; empty without a task.
     """
 
     target: str
@@ -159,16 +166,16 @@ class EmulatedCheck:
 
     @property
     def drop(self) -> float | None:
-        """Return the accuracy lost on the target against this machine, as a fraction; None without a task."""
+        """Return the accuracy that the target loses compared with this machine, as a fraction; None without a task."""
         return self.accuracy[TARGET].loss_against(self.accuracy[HOST]) if self.accuracy else None
 
     @computed
     def accuracy_drop(self) -> float | None:
-        """Return `drop`, as records call it."""
+        """Return `drop` under the name that records use."""
         return self.drop
 
     def check(self, max_drop: float | None = None) -> None:
-        """Raise CheckFailedError where it failed, or lost more accuracy than `max_drop`."""
+        """Raise CheckFailedError if the check failed, or the target loses more accuracy than `max_drop`."""
         name = f"variant {self.variant}" if self.variant else "the model"
         if self.status == FAILED:
             raise CheckFailedError(
@@ -185,15 +192,17 @@ class EmulatedCheck:
 
 @dataclass(frozen=True)
 class Trial:
-    """Describe what is to be checked.
+    """Describe a model to check.
 
     Attributes:
-        model: the ONNX file, and `settings` that it is opened with.
-        vectors: self-test inputs and expected outputs; `tolerance` is absolute, per output, and `slices` that of parts
-            of an output; None allows any value.
-        float_model: the model that it was made from, if that is there, to compare both machines' outputs with.
+        model: the ONNX file.
+        settings: the settings that it is opened with.
+        vectors: inputs and expected outputs of the self-test.
+        tolerance: absolute tolerance by output; None allows any value.
+        slices: tolerances of parts of an output.
+        float_model: the float model that it was made from, to compare both machines' outputs with, if it is available.
         samples: data for agreement and, with a `task`, accuracy; at most `count` of them.
-        name: of the variant.
+        name: the variant's name.
     """
 
     model: Path
@@ -228,7 +237,7 @@ def check_variant(
     else:
         model, settings = variant.model, variant_settings(variant)
     if COMPILED in variant.info:
-        samples = None  # nothing else runs it, to compare with
+        samples = None  # no other runtime can run the variant for comparison
     trial = Trial(
         model,
         settings,
@@ -252,15 +261,15 @@ def check_trial(
     route: ExecutionRoute | None = None,
     progress: Progress = SILENT,
 ) -> EmulatedCheck:
-    """Run a model on the kernels of `target`: load it, hold its self-test, and compare it with this machine on data.
+    """Run a model on the kernels of `target`: load it, run its self-test, and compare it with this machine on data.
 
-    What cannot be run, or cannot be proven to be the target's kernels, is "not run" with the reason; what the runtime
-    there refuses, or computes wrongly, is "failed". None of that raises.
+    The status is "not run", with the reason, if the kernels cannot run or cannot be proven to be the target's. It is
+    "failed" if the target's runtime refuses the model or computes it wrongly. Neither raises an error.
 
     Args:
-        machine: this one.
-        simulators: see `edgeq.emulate.routes.route_to`. A plug-in's kernels are run in the plug-in.
-        route: to the kernels, where it is known: a board of that kind.
+        machine: this machine.
+        simulators: see `edgeq.emulate.routes.route_to`. A plug-in's kernels run in the plug-in.
+        route: the route to the kernels if it is known, such as a board of that kind.
 
     Raises:
         DataError: something is wrong with the samples.
@@ -274,7 +283,7 @@ def check_trial(
         try:
             with progress.stage(f"Starting {route.how}"):
                 running = stack.enter_context(route.start())
-        except BoardError:  # it says nothing of the model
+        except BoardError:  # the link failed, not the model
             raise
         except EdgeqError as error:
             return EmulatedCheck(target.name, trial.name, NOT_RUN, route.how, NOT_RUN, str(error))
@@ -284,13 +293,13 @@ def check_trial(
 def _run(trial: Trial, target: Target, route: ExecutionRoute, running: Running, progress: Progress) -> EmulatedCheck:
     found = EmulatedCheck(target.name, trial.name, route.where, route.how, PASSED, kernels=running.kernels)
     try:
-        # Threads that wait for each other cost an emulated CPU more than they bring.
+        # On an emulated CPU, threads that wait for each other cost more than they gain.
         threads = trial.settings.intra_op_threads if route.native_speed else 1
         with progress.stage(f"Opening the model on {route.how}"):
             session = running.open(trial.model, replace(trial.settings, intra_op_threads=threads))
         with progress.stage(f"Self-test on {route.how}", total=len(trial.vectors)) as advance:
             answers = tuple(_answers(session, trial.vectors, advance))
-    except BoardError:  # it says nothing of the model
+    except BoardError:  # the link failed, not the model
         raise
     except (RuntimeUnavailableError, ValueError) as error:
         return replace(found, status=FAILED, reason=str(error))
@@ -327,7 +336,7 @@ def _run(trial: Trial, target: Target, route: ExecutionRoute, running: Running, 
                 count=trial.count,
                 progress=progress,
             )
-    except BoardError:  # it says nothing of the model
+    except BoardError:  # the link failed, not the model
         raise
     except (RuntimeUnavailableError, CheckFailedError) as error:
         return replace(found, status=FAILED, reason=str(error))
@@ -343,14 +352,14 @@ def _run(trial: Trial, target: Target, route: ExecutionRoute, running: Running, 
 
 
 def _judge(found: EmulatedCheck) -> EmulatedCheck:
-    """Failed, if the target's kernels follow float32 clearly worse than this machine's do."""
+    """Set the status to failed if the target's kernels match float32 clearly worse than this machine's do."""
     assert found.agreement is not None
     if found.host_agreement is None:
         return found
     there, here = found.agreement.sqnr_db, found.host_agreement.sqnr_db
     if there >= here - _LOSS_DB:
         return found
-    reason = f"its outputs follow float32 to {there:.1f} dB SQNR, on this machine to {here:.1f} dB"
+    reason = f"its outputs have {there:.1f} dB SQNR against float32, but {here:.1f} dB on this machine"
     return replace(found, status=FAILED, reason=reason)
 
 
@@ -369,14 +378,15 @@ class VerifyRequest:
     """Describe what to verify.
 
     Attributes:
-        bundle: directory or .edgeq file.
+        bundle: a directory or .edgeq file.
         on: targets, or "all" for each variant on the target that it was built for.
-        variant: this one alone.
-        data: samples, as `edgeq.data.samples.open_samples` takes them; None runs the self-test alone.
-        count: at most so many of them.
-        preprocess: None takes the bundle's.
-        labels, task, options: what accuracy is measured by; without a task, agreement alone.
-        max_drop: accuracy that may be lost against this machine, as a fraction.
+        variant: the only variant to check; None means all.
+        data: samples, in any form that `edgeq.data.samples.open_samples` accepts; None runs only the self-test.
+        count: the largest number of samples to use.
+        preprocess: preprocessing of the samples; None takes the bundle's.
+        labels, task, options: the labels, task and options for measuring accuracy; without a task, only agreement is
+            measured.
+        max_drop: accuracy that may be lost compared with this machine, as a fraction.
         expect: the sha256 that the bundle's manifest must have.
     """
 
@@ -403,7 +413,7 @@ class Verified:
     manifest_sha256: str = ""
 
     def check(self) -> None:
-        """Raise CheckFailedError where one failed, RuntimeUnavailableError where none could be run."""
+        """Raise CheckFailedError if a check failed, or RuntimeUnavailableError if no check could run."""
         for check in self.checks:
             check.check(self.max_drop)
         if all(check.status == NOT_RUN for check in self.checks):
@@ -414,14 +424,14 @@ class Verified:
 def verify_on(
     request: VerifyRequest, *, simulators: Mapping[str, Simulator] | None = None, progress: Progress = SILENT
 ) -> Verified:
-    """Check a bundle on the kernels of targets; `Verified.check` turns a bad one into an error.
+    """Check a bundle on the kernels of targets. `Verified.check` turns a failed check into an error.
 
     Raises:
         BundleError: the bundle is damaged, or has nothing for a target.
         UsageError, HardwareError, DataError: something is wrong with the request, a target, or the samples.
     """
     if request.data is None and (request.count is not None or request.task is not None):
-        raise UsageError("there are no samples to take", "Give them with --data")
+        raise UsageError("there are no samples", "Give them with --data")
     task = make_task(request.task, request.options or TaskOptions()) if request.task is not None else None
     machine = detect_machine()
     checks = []
@@ -449,7 +459,7 @@ def verify_on(
 
 
 def _pairs(bundle: Bundle, request: VerifyRequest, machine: Machine) -> Iterator[tuple[Variant, Target]]:
-    """Yield each variant with the target that it is run on."""
+    """Yield each variant with the target to check it on."""
     variants = bundle.components.get(MAIN, ())
     known = {variant.name: variant for variant in variants}
     if request.variant is not None and request.variant not in known:
@@ -466,13 +476,19 @@ def _pairs(bundle: Bundle, request: VerifyRequest, machine: Machine) -> Iterator
 
 
 def _stands_in(variant: Variant) -> bool:
-    """Tell whether `variant` was built for no target: it runs on any device of its kind where another one does not."""
+    """Return whether `variant` was built for no target. Such a variant runs on any device of its kind if no other one
+    fits.
+    """
     return not {"profile", "target"} & variant.info.keys()
 
 
 def _built_for(variant: Variant, machine: Machine) -> Target:
-    """The target that a variant was built for; its profile where it followed the build machine, or where it was a file
-    of the user's own, of which a bundle records the name alone. One that stands in for others is checked here."""
+    """Return the target that a variant was built for.
+
+    Return the target of its profile if the variant followed the build machine, or was built for a target file of the
+    user's own: a bundle records only the name of such a file. A variant that was built for no target is checked on this
+    machine.
+    """
     if _stands_in(variant):
         return resolve(AUTO, machine)
     profile, target = (variant.info.get(key) for key in ("profile", "target"))
@@ -488,26 +504,28 @@ def _built_for(variant: Variant, machine: Machine) -> Target:
             if found.profile.name == profile:
                 return found
     raise HardwareError(
-        f"variant {variant.name} was built for {target!r} of profile {profile!r}, of which nothing is known here",
+        f"variant {variant.name} was built for {target!r} of profile {profile!r}, but neither is known here",
         "Give the file that it was built from: --on FILE.toml",
     ) from unknown
 
 
 def next_check(path: Path, simulators: Mapping[str, Simulator], targets: Sequence[str] = ()) -> str | None:
-    """Return the `edgeq` command, with "{bundle}" for the bundle, that checks as much of it as this machine can run.
+    """Return the `edgeq` command that checks as much of a bundle as this machine can run.
+
+    The command has "{bundle}" in place of the bundle.
 
     Args:
         simulators: see `verify_on`.
-        targets: those that it was built for, where they are known: a bundle records no paths.
+        targets: the targets that the bundle was built for, if known; a bundle does not record their paths.
 
     Returns:
-        None where nothing of it can be run here.
+        None if this machine can run none of it.
     """
     machine, device = detect_machine(), read_device()
     with opened(path) as bundle:
         try:
             pairs = list(_pairs(bundle, VerifyRequest(path, on=(ALL,)), machine))
-        except HardwareError:  # a target in a file of the user's own
+        except HardwareError:  # the target was in a file of the user's own
             named = " ".join(f"--on {shlex.quote(target)}" for target in targets)
             return f"verify {{bundle}} {named}" if named else None
         routes = [
@@ -523,8 +541,10 @@ def next_check(path: Path, simulators: Mapping[str, Simulator], targets: Sequenc
 
 
 def _taken(bundle: Bundle, target: Target, name: str | None) -> Iterator[Variant]:
-    """The variant that the runner takes on a device of `target`, by the very rules that it goes by there; where a
-    plug-in that is installed here runs it, also the one that is taken without plug-ins."""
+    """Yield the variant that the runner takes on a device of `target`, chosen by the runner's own rules.
+
+    If an installed plug-in runs that variant, also yield the variant that the runner takes without plug-ins.
+    """
     here, simulated = read_device(), load_engines().get(target.emulate.get("simulator", ""))
     device = Device(
         architecture=target.architecture,
@@ -534,8 +554,8 @@ def _taken(bundle: Bundle, target: Target, name: str | None) -> Iterator[Variant
         plugins={simulated.provider: ""} if simulated is not None else here.plugins,
     )
     options = target.device.get("engine_options", {})
-    others = {  # of chips whose NPU would refuse it
-        variant.name: f"compiled for another chip than {target.name}"
+    others = {  # variants compiled for other chips, which this NPU would refuse
+        variant.name: f"compiled for a chip other than {target.name}"
         for variant in bundle.components.get(MAIN, ())
         if COMPILED in variant.info and any(variant.info.get(key, value) != value for key, value in options.items())
     }
@@ -547,7 +567,7 @@ def _taken(bundle: Bundle, target: Target, name: str | None) -> Iterator[Variant
 
 
 def samples_of(request: VerifyRequest, variant: Variant, progress: Progress) -> Samples | None:
-    """Return the samples of a request, for a variant; None for one that onnxruntime does not run."""
+    """Return the samples of a request for a variant; None if onnxruntime does not run the variant."""
     if variant.model is None:
         return None
     signature = own_signature(variant.model, request.bundle)
@@ -556,7 +576,7 @@ def samples_of(request: VerifyRequest, variant: Variant, progress: Progress) -> 
 
 
 def summary(checks: Sequence[EmulatedCheck]) -> list[str]:
-    """Return the checks in lines for people."""
+    """Return the checks as lines of text for the user."""
     lines = []
     for check in checks:
         name = f"{check.variant} on {check.target}" if check.variant not in ("", check.target) else check.target

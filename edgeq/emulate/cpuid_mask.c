@@ -1,8 +1,8 @@
-/* CPUID with feature bits taken out of its results, for a library whose CPUID instructions (0F A2) have been replaced by
- * UD0 (0F FF), an instruction that every x86 CPU refuses. The handler runs the real CPUID, clears the bits, and goes on
- * behind the trap. Any other illegal instruction is passed to whoever handled it before.
+/* Hide feature bits in the results of CPUID. In the library to mask, each CPUID instruction (0F A2) was replaced by UD0
+ * (0F FF), which every x86 CPU refuses. The handler here runs the real CPUID, clears the bits, and continues after the
+ * trap. Any other illegal instruction goes to the handler that was installed before.
  *
- * Load it before the library. x86-64 Linux. */
+ * Load this before the library. It works on x86-64 Linux. */
 #define _GNU_SOURCE
 #include <signal.h>
 #include <stdint.h>
@@ -18,7 +18,8 @@ static size_t count;
 static unsigned long trapped;
 static struct sigaction before;
 
-/* Registers are counted EAX, EBX, ECX, EDX from 0. Returns 0, or -1 when the table is full. */
+/* Clear `bits` of a register in the results. Registers are EAX, EBX, ECX, EDX, from 0. Returns 0, or -1 if the table is
+ * full or `reg` is not valid. */
 int edgeq_mask_clear(uint32_t leaf, uint32_t subleaf, uint32_t reg, uint32_t bits)
 {
     if (count == MOST || reg > 3)
@@ -27,7 +28,7 @@ int edgeq_mask_clear(uint32_t leaf, uint32_t subleaf, uint32_t reg, uint32_t bit
     return 0;
 }
 
-/* How often the trap has answered. */
+/* Return how often the trap was handled. */
 unsigned long edgeq_mask_count(void)
 {
     return trapped;

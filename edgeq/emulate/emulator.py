@@ -1,4 +1,4 @@
-"""Read what is known of each emulated architecture (`targets/emulators/*.toml`), and prove which kernels run."""
+"""Read the description of each emulated architecture (`targets/emulators/*.toml`), and prove which kernels run."""
 
 from __future__ import annotations
 
@@ -34,8 +34,10 @@ Texts = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Kernels:
-    """Describe [[kernels]]: instructions that only kernels for `feature` contain, as (mask, value) over the 32 bits
-    of an instruction, in hexadecimal digits.
+    """Describe [[kernels]]: instructions that only kernels for `feature` contain.
+
+    Attributes:
+        patterns: (mask, value) over the 32 bits of an instruction, in hexadecimal digits.
     """
 
     name: profile.Text
@@ -48,9 +50,10 @@ class QemuTable:
     """Describe [qemu].
 
     Attributes:
-        program: of qemu-user; `packages` may hold it.
-        honest_cpuinfo: the qemu from which on the guest sees a /proc/cpuinfo of its own.
-        missing: parts of qemu's warnings which mean that the CPU that runs is not the one that was named.
+        program: the program of qemu-user.
+        packages: packages that may contain the program.
+        honest_cpuinfo: the first qemu version that shows the guest its own /proc/cpuinfo.
+        missing: parts of qemu's warnings that mean that the running CPU is not the named one.
         refused: patterns of CPU names for which that is known.
     """
 
@@ -63,8 +66,10 @@ class QemuTable:
 
 @dataclass(frozen=True)
 class Recipe:
-    """Describe [sysroot], the contents of a private root file system; packages are "name" or "name|another
-    name|...".
+    """Describe [sysroot], the contents of a private root file system.
+
+    Attributes:
+        packages: entries of the form "name" or "name|another name|...".
     """
 
     interpreter: profile.Text
@@ -75,13 +80,13 @@ class Recipe:
     leave_out: Texts
 
     def leaves_out(self, name: str) -> bool:
-        """Return whether a file or package of this name is not taken."""
+        """Return whether a file or package of this name is left out."""
         return any(fnmatchcase(name, pattern) for pattern in self.leave_out)
 
 
 @dataclass(frozen=True)
 class Pins:
-    """Describe [pins]: the packages required, as "name=version", and wheels, by SHA-256."""
+    """Describe [pins]: the SHA-256 of required packages ("name=version") and of wheels."""
 
     packages: Mapping[str, profile.Text] = field(default_factory=dict)
     wheels: Mapping[str, profile.Text] = field(default_factory=dict)
@@ -89,7 +94,7 @@ class Pins:
 
 @dataclass(frozen=True)
 class Speed:
-    """Describe [speed]: roughly how many multiply-accumulates a second an emulated CPU does, in int8 and in float."""
+    """Describe [speed]: approximate multiply-accumulates per second of an emulated CPU, in int8 and in float."""
 
     int8: Positive
     float: Positive
@@ -101,9 +106,9 @@ class Emulator:
 
     Attributes:
         elf_machine: e_machine of its programs.
-        sysroot: the recipe of its root file system; None where the host's own is used.
-        kernels: what distinguishes kernels in translated code, the least demanding first.
-        name: the file's name without suffix; also that of the architecture.
+        sysroot: the recipe of its root file system; None if it uses the host's.
+        kernels: patterns that tell kernels apart in translated code, the least demanding first.
+        name: the file's name without suffix, which is also the name of the architecture.
     """
 
     title: profile.Text
@@ -118,14 +123,14 @@ class Emulator:
 
     @property
     def program(self) -> str:
-        """Return the program of qemu-user."""
+        """Return the name of the qemu-user program."""
         return self.qemu.program
 
     def check_cpu(self, cpu: str) -> None:
-        """Refuse the name of a CPU that qemu replaces by another without a warning.
+        """Refuse a CPU name for which qemu runs another CPU without a warning.
 
         Raises:
-            HardwareError: qemu would run another CPU in its place.
+            HardwareError: qemu would run another CPU.
         """
         if any(fnmatchcase(cpu, pattern) for pattern in self.qemu.refused):
             raise HardwareError(
@@ -138,7 +143,7 @@ def load_emulators() -> dict[str, Emulator]:
     """Return all emulated architectures by name.
 
     Raises:
-        HardwareError: a file that is not as it should be.
+        HardwareError: a description is not valid.
     """
     documents = profile.read_folder(shipped("targets") / "emulators", Emulator)
     return {
@@ -151,11 +156,11 @@ def emulator_named(name: str) -> Emulator:
     """Return the emulator for an architecture that needs a root file system.
 
     Raises:
-        UsageError: there is none of that name, or it needs nothing set up.
+        UsageError: there is no emulator of that name, or it needs no setup.
     """
     known = {key: emulator for key, emulator in load_emulators().items() if emulator.sysroot is not None}
     if name not in known:
-        raise UsageError(f"no emulated machine is called {name!r}", f"There are {', '.join(known)}")
+        raise UsageError(f"there is no emulated machine {name!r}", f"There are {', '.join(known)}")
     return known[name]
 
 
@@ -163,48 +168,48 @@ def home() -> Path:
     """Return the folder of emulated machines, in the user's cache (XDG_CACHE_HOME).
 
     Raises:
-        RuntimeUnavailableError: the user has none.
+        RuntimeUnavailableError: the user has no cache folder.
     """
     folder = user_folder("cache")
     if folder is None:
-        raise RuntimeUnavailableError("there is no home folder to keep emulated machines in", "Set XDG_CACHE_HOME")
+        raise RuntimeUnavailableError("there is no home folder for emulated machines", "Set XDG_CACHE_HOME")
     return folder / "emulate"
 
 
 def check_writable() -> None:
-    """Refuse early where the cache cannot be written.
+    """Create the cache folder, so that a problem with it shows early.
 
     Raises:
-        OutputError: it cannot.
+        OutputError: the folder cannot be created.
     """
     try:
         home().mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise OutputError(
-            f"{home()} cannot be made ({error.strerror})", "Set XDG_CACHE_HOME to another folder"
+            f"{home()} cannot be created ({error.strerror})", "Set XDG_CACHE_HOME to another folder"
         ) from error
 
 
 EXACT, SATURATED = "exact", "saturated"
 
-# Two products of the largest values: 2 x 255 x 127 = 64,770 is more than 16 bits hold, so a kernel that adds pairs in
-# 16 bits gives 32,767 for each pair. Sizes that no kernel treats as a special case.
+# Two products of the largest values are 2 x 255 x 127 = 64,770, which does not fit 16 bits. A kernel that adds pairs in
+# 16 bits gives 32,767 for each pair. No kernel treats these sizes as a special case.
 _ROWS, _DEPTH, _COLUMNS = 8, 64, 32
 _LEFT, _RIGHT, _CLAMP = 255, 127, 32767
 
-# The encoding of an instruction in qemu's log ("0x7f12:  4e80a400  ..."): of Advanced SIMD and SVE alone.
+# The encoding of an Advanced SIMD or SVE instruction in qemu's log ("0x7f12: 4e80a400 ...").
 _CODE = re.compile(rb":  ([0246][ef45][0-9a-f]{6})\b")
 
 
 @dataclass(frozen=True)
 class KernelProof:
-    """Record what was seen of the kernels that run.
+    """Record the evidence of which kernels run.
 
     Attributes:
-        pairs: "saturated" where sums of two u8 x s8 products are clamped to 16 bits, else "exact".
-        features: that the CPU reports.
-        instructions: the kinds of kernels whose instructions were translated while the probe ran; None where that
-            cannot be watched.
+        pairs: "saturated" if sums of two u8 x s8 products are clamped to 16 bits, else "exact".
+        features: features that the CPU reports.
+        instructions: the kinds of kernels whose instructions qemu translated while the probe ran; None if that cannot
+            be watched.
     """
 
     pairs: str
@@ -214,7 +219,7 @@ class KernelProof:
 
 @cache
 def probe_model() -> bytes:
-    """Return the model: a product of u8 with constant s8 values."""
+    """Return the probe model: a product of u8 inputs with constant s8 values."""
     return bytes_of_text(
         f"""<ir_version: 8, opset_import: ["": 13]>
         probe (uint8[{_ROWS}, {_DEPTH}] left) => (int32[{_ROWS}, {_COLUMNS}] sums) {{
@@ -225,8 +230,10 @@ def probe_model() -> bytes:
 
 
 def integer_model(weights: NDArray[np.int8]) -> bytes:
-    """Return a Conv and a MatMul of uint8 activations with `weights`, int8[outputs, k], all scales 1: float32 "x" of
-    [4, k, 1, 1] gives the exact integers "conv" and "product" as float32."""
+    """Return a model with a Conv and a MatMul of uint8 activations with `weights`, int8 [outputs, k]. All scales are 1.
+
+    From float32 "x" [4, k, 1, 1], it computes the exact integers "conv" and "product" as float32.
+    """
     outputs, k = weights.shape
     return bytes_of_text(
         f"""<ir_version: 8, opset_import: ["": 17]>
@@ -246,7 +253,7 @@ def integer_model(weights: NDArray[np.int8]) -> bytes:
 
 @contextmanager
 def probe_file(content: bytes = b"") -> Iterator[Path]:
-    """Yield the probe, or another model in its place, as a file that is removed behind the block."""
+    """Yield a file with the probe, or with `content` if it is not empty. The file is removed after the block."""
     with tempfile.TemporaryDirectory(prefix="edgeq-probe-") as folder:
         file = Path(folder) / "probe.onnx"
         file.write_bytes(content or probe_model())
@@ -254,7 +261,7 @@ def probe_file(content: bytes = b"") -> Iterator[Path]:
 
 
 def probe(session: Session, title: str) -> str:
-    """Run the probe: "exact" or "saturated".
+    """Run the probe and return "exact" or "saturated".
 
     Raises:
         CheckFailedError: the sums are neither.
@@ -264,7 +271,7 @@ def probe(session: Session, title: str) -> str:
 
 
 def probe_engine(open_it: Callable[[Path, SessionSettings], Any], engine: EngineSpec, title: str) -> str:
-    """As `probe`, of an engine whose kernels take Q/DQ models alone.
+    """Run the probe on an engine whose kernels only take Q/DQ models. Return "exact" or "saturated".
 
     Args:
         open_it: opens a session of a file in a process of the engine.
@@ -280,7 +287,10 @@ def probe_engine(open_it: Callable[[Path, SessionSettings], Any], engine: Engine
 
 
 def kind_of_sums(sums: NDArray[Any], title: str) -> str:
-    """Return "exact" or "saturated", by the probe's output (int32); `title` names what ran it, for messages.
+    """Return "exact" or "saturated", by the probe's output (int32).
+
+    Args:
+        title: the name of the runtime, for messages.
 
     Raises:
         CheckFailedError: the sums are neither.
@@ -290,18 +300,18 @@ def kind_of_sums(sums: NDArray[Any], title: str) -> str:
             return kind
     raise CheckFailedError(
         f"{title}: integer products are wrong ({int(sums.min())} to {int(sums.max())})",
-        "Do not rely on anything that runs there",
+        "Do not trust results from this CPU",
     )
 
 
 def check_kernels(proof: KernelProof, emulator: Emulator | None, *, saturates: bool, title: str) -> None:
-    """Hold what was seen against what the target is known for.
+    """Check that the kernels that ran are the target's.
 
     Args:
         saturates: whether the target clamps sums of u8 x s8 pairs to 16 bits.
 
     Raises:
-        CheckFailedError: other kernels run than the target's.
+        CheckFailedError: kernels other than the target's ran.
     """
     expected = SATURATED if saturates else EXACT
     if proof.pairs != expected:
@@ -313,7 +323,7 @@ def check_kernels(proof: KernelProof, emulator: Emulator | None, *, saturates: b
         return
     able = [kernels for kernels in emulator.kernels if kernels.feature in proof.features]
     if able and able[-1].name not in proof.instructions:
-        seen = ", ".join(proof.instructions) or "none of those that distinguish kernels"
+        seen = ", ".join(proof.instructions) or "no instruction that distinguishes kernels"
         raise CheckFailedError(
             f"{title} has {able[-1].feature}, but no {able[-1].name} instruction ran (seen: {seen})",
             "Check on a machine of the target's kind",
@@ -321,7 +331,7 @@ def check_kernels(proof: KernelProof, emulator: Emulator | None, *, saturates: b
 
 
 class Watch:
-    """Read qemu's log of translated code from a named pipe and record which kinds of kernels appear in it."""
+    """Read qemu's log of translated code from a named pipe, and record which kinds of kernels appear in it."""
 
     def __init__(self, kernels: Iterable[Kernels], folder: Path) -> None:
         self._kernels = tuple(kernels)
@@ -329,12 +339,12 @@ class Watch:
         os.mkfifo(self.pipe)
         self._seen: set[str] = set()
         self._thread = threading.Thread(target=self._read, daemon=True)
-        # Open at both ends here, so that neither waits for the other; the reader ends at the mark below.
+        # Open both ends here, so that neither open waits for the other. The reader stops at the mark `_END`.
         self._own_end = os.open(self.pipe, os.O_RDWR)
         self._thread.start()
 
     def finish(self) -> tuple[str, ...]:
-        """Return the names of the kinds seen, in the order of the emulator's list."""
+        """Return the names of the kinds that appeared, in the order of the emulator's list."""
         os.write(self._own_end, _END)
         self._thread.join()
         os.close(self._own_end)
@@ -349,7 +359,7 @@ _END = b"\n\0end\n"
 
 
 def scan(stream: IO[bytes], kernels: Iterable[Kernels]) -> set[str]:
-    """Return the names of those kinds of kernels whose instructions a log of translated code holds."""
+    """Return the names of the kinds of kernels whose instructions are in a log of translated code."""
     wanted = [(int(mask, 16), int(value, 16), k.name) for k in kernels for mask, value in k.patterns]
     found: set[str] = set()
     codes: set[bytes] = set()
@@ -368,7 +378,7 @@ def scan(stream: IO[bytes], kernels: Iterable[Kernels]) -> set[str]:
 
 
 def load_proof(file: Path) -> KernelProof | None:
-    """Return a proof that `save_proof` wrote; None where there is no file.
+    """Return a proof that `save_proof` wrote; None if the file does not exist.
 
     Raises:
         RuntimeUnavailableError: the file is damaged.
@@ -379,7 +389,7 @@ def load_proof(file: Path) -> KernelProof | None:
 
 
 def save_proof(proof: KernelProof, file: Path) -> None:
-    """Write a proof, atomically: several processes may do so at once."""
+    """Write a proof atomically, because several processes may write it at once."""
     file.parent.mkdir(parents=True, exist_ok=True)
     draft = file.with_suffix(f".{os.getpid()}")
     draft.write_text(json.dumps(plain(proof)) + "\n", encoding="utf-8")

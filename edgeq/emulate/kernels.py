@@ -1,15 +1,15 @@
 """Compute the integer operators of ONNX Runtime's CPU provider in numpy, to the last bit.
 
-Each operator takes a node's inputs in the node's order (None where one is left out) and a product of matrices, exact or
-saturating, and gives the node's output. The arithmetic around the product is MLAS's: sums and zero points in int32,
-scales in float32 from left to right, rounding half to even after clipping.
+Each operator takes a node's inputs in order (None for an omitted input) and a function that multiplies matrices,
+exactly or with saturation. It returns the node's output. The arithmetic around the product is MLAS's: sums and zero
+points in int32, scales in float32 from left to right, rounding half to even after clipping.
 
 Kernels that add two products in 16 bits compute, for unsigned a and signed b,
 
     c[m, n] = sum over i of clip(a[m, 2i] b[2i, n] + a[m, 2i+1] b[2i+1, n], -2^15, 2^15 - 1)
 
-on the raw bytes. Few pairs of weights can reach the clip, so only those are looked at: the exact product less what each
-of their sums exceeds 16 bits by.
+on the raw bytes. Few pairs of weights can reach the clip, so only those are checked: the result is the exact product
+minus the amount by which each of their sums exceeds 16 bits.
 """
 
 from __future__ import annotations
@@ -48,10 +48,11 @@ from edgeq.model.saturation import (
 )
 
 _LOW, _HIGH = -(2**15), 2**15 - 1
-# Products of bytes are below 2^16: so many of them sum up exactly in float32's 24 bits.
+# Products of bytes are below 2^16, so float32's 24 bits hold the sum of this many exactly.
 _EXACT_IN_FLOAT32 = 1 << 8
-# OpenBLAS computes products of up to 2^18 multiply-adds on one thread, by a vector up to 2^13. For larger ones its
-# threads wait for each other in busy loops: where other work has the cores, that took 20 times the processor time.
+# OpenBLAS computes products of up to 2^18 multiply-adds on one thread, and products with a vector up to 2^13. For
+# larger products its threads wait for each other in busy loops. On cores with other work, that took 20 times the
+# processor time.
 _ONE_THREAD, _COLUMNS = 1 << 18, 1 << 5
 
 
@@ -60,11 +61,11 @@ class Product:
     """Describe a product of matrices.
 
     Attributes:
-        values: int64, [M, N].
-        clipped: per column, how many sums of two products were clipped; int64, [N].
-        pairs: how many sums of two products there are in one column.
-        largest: per column, the largest magnitude among the sums of two products that could be clipped next to some
-            input; 0 where none could, or nothing was clipped at all. int64, [N].
+        values: int64 [M, N].
+        clipped: number of clipped sums of two products in each column; int64 [N].
+        pairs: number of sums of two products, over the rows of one column.
+        largest: largest magnitude in each column among the sums of two products whose weights can leave 16 bits; int64
+            [N]. It is 0 if there are none, or if the product does not check for clipping.
     """
 
     values: NDArray[np.int64]
@@ -74,7 +75,7 @@ class Product:
 
 
 def exact_product(a: NDArray[Any], b: NDArray[Any]) -> Product:
-    """Return [M, K] by [K, N], bytes of any sign, without saturation."""
+    """Return the product of bytes [M, K] and [K, N] of any sign, without saturation."""
     values = np.zeros((len(a), b.shape[1]), np.int64)
     for start in range(0, a.shape[1], _EXACT_IN_FLOAT32):
         part = slice(start, start + _EXACT_IN_FLOAT32)
@@ -93,22 +94,22 @@ def _add_product(values: NDArray[np.int64], a: NDArray[np.float32], b: NDArray[n
 
 
 def saturating_product(a: NDArray[np.uint8], b: NDArray[np.int8]) -> Product:
-    """Return [M, K] unsigned by [K, N] signed, each sum of two products clipped to 16 bits."""
+    """Return the product of unsigned [M, K] and signed [K, N], with each sum of two products clipped to 16 bits."""
     product, excess = _watched(a, b)
     return product if excess is None else replace(product, values=product.values - excess.T)
 
 
 def watched_product(a: NDArray[np.uint8], b: NDArray[np.int8]) -> Product:
-    """As `exact_product`, with what `saturating_product` would clip."""
+    """Return the exact product, with counts of the sums that `saturating_product` would clip."""
     return _watched(a, b)[0]
 
 
 def _watched(a: NDArray[np.uint8], b: NDArray[np.int8]) -> tuple[Product, NDArray[np.int32] | None]:
-    """Return the exact product, and what clipping takes off it, [N, M]; None where that is nothing."""
+    """Return the exact product, and the amount [N, M] that clipping would subtract; None if nothing can be clipped."""
     product = exact_product(a, b)
     if not a.size or not (pair_sums(b.T) > PAIR_LIMIT).any():
         return product, None
-    # One row for each k and for each n: what is looked at together lies together.
+    # One row for each k and for each n, so that values that are read together are next to each other in memory.
     left = np.ascontiguousarray(a.T).astype(np.int32)
     if len(left) % 2:
         left = np.pad(left, ((0, 1), (0, 0)))
@@ -127,14 +128,18 @@ def _watched(a: NDArray[np.uint8], b: NDArray[np.int8]) -> tuple[Product, NDArra
 
 
 def _reach(largest: NDArray[np.int32], first: NDArray[Any], second: NDArray[Any]) -> NDArray[np.bool_]:
-    """Return which pairs of weights leave 16 bits on some input, given the largest value there is at each k."""
+    """Return which pairs of weights can leave 16 bits, given the largest activation at each k."""
     even, odd = largest[0::2], largest[1::2]
     above = even * np.maximum(first, 0) + odd * np.maximum(second, 0) > _HIGH
     return np.asarray(above | (even * np.minimum(first, 0) + odd * np.minimum(second, 0) < _LOW))
 
 
 def windows(x: NDArray[Any], shape: Geometry, padding: int) -> tuple[NDArray[Any], tuple[int, ...]]:
-    """Return [N, C, *image] as [N, *out, taps, C], padded with `padding`, and the size of the output image."""
+    """Return [N, C, *image] as [N, *out, taps, C], and the size of the output image.
+
+    Args:
+        padding: the value for padding.
+    """
     x = np.pad(x, ((0, 0), (0, 0), *shape.pads), constant_values=padding)
     sizes = tuple(
         (size - (taps - 1) * dilation - 1) // stride + 1
@@ -157,12 +162,12 @@ Multiply = Callable[[Array, Array], Product]
 
 @dataclass(frozen=True, eq=False)
 class SumStats:
-    """Record what was seen of a layer's sums of two products.
+    """Record statistics of a layer's sums of two products.
 
     Attributes:
-        sums: how many there were.
-        clipped: how many of them were clipped, per output channel.
-        largest: the largest magnitude of one that could be, per output channel: see `Product`.
+        sums: number of sums.
+        clipped: number of clipped sums for each output channel.
+        largest: largest magnitude for each output channel among the sums that can be clipped: see `Product`.
     """
 
     sums: int
@@ -172,7 +177,7 @@ class SumStats:
 
 @dataclass(frozen=True, eq=False)
 class Computed:
-    """Hold what a layer gives: the output, as the operator has it, and what was seen of its sums."""
+    """Hold a layer's output, in the operator's dtype, and the statistics of its sums."""
 
     output: Array
     stats: SumStats
@@ -182,7 +187,7 @@ Operator = Callable[[ir.Node, Sequence[Array | None], Multiply], Computed]
 
 
 def compute(node: ir.Node, inputs: Sequence[Array | None], multiply: Multiply, path: SaturatingPath) -> Computed:
-    """Return the output of a node that takes `path`, by its inputs in its own order."""
+    """Return the output of a node that takes `path`, given its inputs in the node's order."""
     padded = [*inputs, *[None] * (12 - len(inputs))]
     if path.swapped:
         return _conv_integer(node, padded, multiply)
@@ -194,9 +199,7 @@ def compute(node: ir.Node, inputs: Sequence[Array | None], multiply: Multiply, p
 def matmul_sums(
     a: Array, b: Array, a_zero: Array | None, b_zero: Array | None, multiply: Multiply
 ) -> tuple[Array, SumStats]:
-    """Return int64 sums of (a - a_zero)(b - b_zero), stacked as numpy.matmul does, whose raw products `multiply`
-    adds up.
-    """
+    """Return int64 sums of (a - a_zero)(b - b_zero), stacked as in numpy.matmul. `multiply` adds up raw products."""
     a, b = np.asarray(a), np.asarray(b)
     lone_row, lone_column = a.ndim == 1, b.ndim == 1
     a, b = (a[None] if lone_row else a), (b[:, None] if lone_column else b)
@@ -236,15 +239,15 @@ def conv_sums(
     multiply: Multiply,
     path: SaturatingPath | None = None,
 ) -> tuple[Array, SumStats]:
-    """Return int64 sums of a convolution, [N, cout, *out], with k running over taps, then channels.
+    """Return int64 sums of a convolution, [N, cout, *out]. Index k runs over taps, then channels.
 
     Args:
-        path: the kernel, where that decides which products are neighbours and what saturates.
+        path: the kernel, if it decides which products are neighbours and which sums saturate.
     """
     shape = geometry(node, x.shape[2:], w.shape[2:])
     zero = int(_zero(x_zero).ravel()[0])
     if path is not None and path.evens(shape.group):
-        # The channel that is added has no weight, and no value either.
+        # The added channel has zero weights and values equal to the zero point.
         x, w = with_even_channels(x, zero, group=shape.group), with_even_channels(w)
     if path is not None and path.exact_padding and zero and any(map(any, shape.pads)):
         outside = 1 - np.pad(np.ones_like(x), ((0, 0), (0, 0), *shape.pads))
@@ -276,7 +279,7 @@ def _window_sums(
 
 
 def requantize(sums: Array, scale: Array, zero_point: Array) -> Array:
-    """Return int32 sums as bytes of `zero_point`'s type: float32 product, clipped, rounded half to even."""
+    """Return int32 sums as bytes of `zero_point`'s type: multiplied in float32, clipped, rounded half to even."""
     levels, zero = np.iinfo(zero_point.dtype), int(zero_point.ravel()[0])
     scaled = _int32(sums).astype(np.float32) * scale.astype(np.float32)
     clipped = np.clip(scaled, np.float32(levels.min - zero), np.float32(levels.max - zero))
@@ -284,7 +287,7 @@ def requantize(sums: Array, scale: Array, zero_point: Array) -> Array:
 
 
 def dynamic_bytes(x: Array) -> tuple[Array, np.float32, Array]:
-    """Return float32 as unsigned bytes, their scale and zero point, as DynamicQuantizeLinear does it."""
+    """Return float32 values as unsigned bytes, with their scale and zero point, as DynamicQuantizeLinear does."""
     low, high = np.float32(min(x.min(initial=0), 0)), np.float32(max(x.max(initial=0), 0))
     scale = np.float32(1) if low == high else np.float32((high - low) / np.float32(255))
     zero = np.uint8(np.rint(np.clip(-low / scale, np.float32(0), np.float32(255))))
@@ -377,7 +380,7 @@ def _scaled(values: Array, scale: Array, bias: Array | None) -> Array:
 
 
 def _int32(values: Array) -> Array:
-    """Sums as 32-bit registers hold them: they wrap around."""
+    """Return sums as 32-bit registers hold them, wrapped around."""
     return values.astype(np.int64).astype(np.int32)
 
 
@@ -398,11 +401,11 @@ class Layer:
     """Describe one node on a saturating path.
 
     Attributes:
-        node: in the optimised graph.
+        node: the node in the optimised graph.
         path: the kernel that it takes.
-        rows: its constant weight as [output channels, K] in the order of k; None where the weight is computed, or is of
-            a form that has no single matrix.
-        channels: of its image that one output sees; 0 where it is not a convolution.
+        rows: the constant weight as [output channels, K] in the order of k; None if the weight is computed, or has a
+            form without a single matrix.
+        channels: number of input channels that one output reads; 0 for nodes that are not convolutions.
     """
 
     node: ir.Node
@@ -412,27 +415,29 @@ class Layer:
 
     @property
     def pair_sums(self) -> NDArray[Any] | None:
-        """Return `edgeq.model.saturation.pair_sums` of `rows` over all pairs that its kernels may make."""
+        """Return `edgeq.model.saturation.pair_sums` of `rows` over all pairs that its kernels may form."""
         if self.rows is None:
             return None
         return possible_sums(self.rows, self.channels) if self.path.any_neighbours else pair_sums(self.rows)
 
     @property
     def name(self) -> str:
-        """Return the node's, or that of its output where it has none."""
+        """Return the node's name, or its output's name if it has none."""
         return self.node.name or name_of(self.node.outputs[0])
 
     @property
     def suspects(self) -> NDArray[np.bool_] | None:
-        """Return, per output channel, whether some input makes it saturate; None where the weight is not known."""
+        """Return, for each output channel, whether some input can saturate it; None if the weight is unknown."""
         sums = self.pair_sums
         return None if sums is None else np.asarray((sums > PAIR_LIMIT).any(axis=1))
 
     def compute(
         self, inputs: Sequence[NDArray[Any] | None], *, saturating: bool = True, watched: bool = False
     ) -> Computed:
-        """Compute the layer's output from its inputs, in the node's order; where it does not saturate, `watched`
-        counts what would have been clipped.
+        """Compute the layer's output from its inputs, in the node's order.
+
+        Args:
+            watched: whether to count sums that would have been clipped; only if `saturating` is False.
         """
         exact = watched_product if watched else exact_product
         return compute(self.node, inputs, saturating_product if saturating else exact, self.path)
@@ -445,7 +450,7 @@ def find_layers(
 
     Args:
         config: session options that the model runs with; one of them makes kernels exact.
-        table: whose kernels; None: ONNX Runtime's own.
+        table: the kernels that saturate; None means ONNX Runtime's own.
     """
     table = table or saturation_table()
     precise = table.precision_operators if config.get(table.precision_option) == "1" else frozenset()
@@ -467,7 +472,7 @@ def find_layers(
 
 
 def _dtype(*values: ir.Value | None) -> str:
-    """Type of the bytes of a tensor, by itself or by its zero point, whichever is known; "" where neither is."""
+    """Return the type of a tensor's bytes, by the tensor or its zero point; "" if neither is known."""
     for value in values:
         tensor = constant_tensor(value)
         dtype = tensor.dtype if tensor is not None else value.dtype if value is not None else None
@@ -484,7 +489,7 @@ def _rows(node: ir.Node, weight: NDArray[Any], path: SaturatingPath) -> NDArray[
         return conv_rows(weight, path.order)
     if not path.modelled or weight.ndim < 2:
         return None
-    if weight.ndim > 2:  # a stack of matrices: one row for every column of every matrix
+    if weight.ndim > 2:  # a stack of matrices has one row for every column of every matrix
         return np.moveaxis(weight, -2, -1).reshape(-1, weight.shape[-2])
     transposed = node.op_type == "QGemm" and node.attributes.get_int("transB", 0) == 1
     return weight if transposed else weight.T

@@ -1,4 +1,4 @@
-"""Start Python on an emulated CPU: find or fetch qemu, and make the command line and the files that it needs."""
+"""Start Python on an emulated CPU: find or fetch qemu, and prepare its command line and files."""
 
 from __future__ import annotations
 
@@ -32,7 +32,11 @@ _INSTALL = "Install it (Debian, Ubuntu: apt install qemu-user; Fedora: dnf insta
 
 @dataclass(frozen=True)
 class Qemu:
-    """Describe a qemu-user program that runs here. `source` is "the system" or the package that it came from."""
+    """Describe a qemu-user program that runs here.
+
+    Attributes:
+        source: "the system", or the package that it came from.
+    """
 
     program: Path
     version: str
@@ -40,11 +44,11 @@ class Qemu:
 
     @property
     def key(self) -> tuple[int, ...]:
-        """Return the version as numbers, to compare."""
+        """Return the version as numbers, for comparison."""
         return parse_version(self.version)
 
     def is_honest(self, emulator: Emulator) -> bool:
-        """Return whether it shows the guest a /proc/cpuinfo of its own."""
+        """Return whether this qemu shows the guest its own /proc/cpuinfo, not the host's."""
         return self.key >= parse_version(emulator.qemu.honest_cpuinfo)
 
 
@@ -55,7 +59,7 @@ class _Lock:
 
 
 def find_qemu(emulator: Emulator) -> Qemu | None:
-    """Return the newest qemu for `emulator` that runs here; None where there is none.
+    """Return the newest qemu for `emulator` that runs here; None if there is none.
 
     Raises:
         RuntimeUnavailableError: the folder of edgeq's own programs is damaged.
@@ -74,10 +78,10 @@ def find_qemu(emulator: Emulator) -> Qemu | None:
 
 
 def require_qemu(emulator: Emulator) -> Qemu:
-    """As `find_qemu`.
+    """Return the newest qemu for `emulator` that runs here.
 
     Raises:
-        RuntimeUnavailableError: there is none.
+        RuntimeUnavailableError: no qemu was found.
     """
     found = find_qemu(emulator)
     if found is None:
@@ -87,10 +91,12 @@ def require_qemu(emulator: Emulator) -> Qemu:
 
 
 def fetch_qemu(*, sources: Path | None = None, progress: Progress = SILENT) -> Qemu | None:
-    """Unpack the distribution's newest qemu-user, its backports included, into the cache; None where there is none.
+    """Unpack the distribution's newest qemu-user, backports included, into the cache.
 
-    Only programs without libraries of their own (static ones) can be used so; of others the system's package manager
-    has to take care.
+    Only static programs work without installation. For others, the system's package manager is needed.
+
+    Returns:
+        The qemu; None if no package has a program that runs here.
     """
     folder = home() / FOLDER
     emulators = load_emulators().values()
@@ -127,17 +133,17 @@ def _judge(folder: Path) -> Judge | None:
 
 
 PROGRAMS = Ownership("folder of edgeq's programs", _judge)
-"""The programs that were unpacked, and the lock file that names their package."""
+"""It contains the unpacked programs, and the lock file that names their package."""
 
 
 def _newest_first(package: Package) -> tuple[tuple[int, ...], int]:
-    """By upstream version, then the smaller download."""
+    """Return a sort key: the upstream version, then the smaller download."""
     upstream = package.version.split(":")[-1]
     return parse_version(re.sub(r"[^0-9.].*", "", upstream)), -package.size
 
 
 def _with_backports(work: Path, sources: Path | None) -> Apt:
-    """Return a private apt with the system's archives and, where the distribution keeps one, their backports."""
+    """Return a private apt with the system's archives, or with their backports if those offer qemu."""
     plain = Apt(work / "apt", "", sources)
     plain.update()
     codename = _codename()
@@ -150,7 +156,7 @@ def _with_backports(work: Path, sources: Path | None) -> Apt:
     try:
         backports.update()
     except RuntimeUnavailableError:
-        return plain  # this distribution, or its mirror, has none
+        return plain  # this distribution or its mirror has no backports
     return backports if backports.offers(["qemu-user"]) else plain
 
 
@@ -163,7 +169,7 @@ def _codename() -> str:
 
 @cache
 def _version(program: Path) -> str | None:
-    """Return what `--version` prints; None where the program does not run here."""
+    """Return the version that `--version` prints; None if the program does not run here."""
     if not os.access(program, os.X_OK):
         return None
     try:
@@ -174,18 +180,18 @@ def _version(program: Path) -> str | None:
     return found.group(1) if found else None
 
 
-# What qemu logs: the instructions of the guest, once for each block that it translates.
+# qemu logs the guest's instructions, once for each block that it translates.
 _LOG = "in_asm"
 
 
 def emulated_command(emulator: Emulator, cpu: str, *, log: Path | None = None) -> Command:
-    """Return how to start a guest on `cpu`.
+    """Return the command that starts a guest on `cpu`.
 
     Args:
-        log: where qemu writes the code that it translates.
+        log: file for the code that qemu translates; None writes no log.
 
     Raises:
-        HardwareError: qemu does not have that CPU, or only its name.
+        HardwareError: qemu does not have that CPU, or runs another CPU under its name.
         RuntimeUnavailableError: qemu or the root file system is missing.
     """
     emulator.check_cpu(cpu)
@@ -205,7 +211,11 @@ def emulated_command(emulator: Emulator, cpu: str, *, log: Path | None = None) -
 
 
 def _compiled() -> Path:
-    """Packages and wheels hold sources alone: compiling them took an emulated CPU most of the time of every start."""
+    """Return the folder for compiled Python files.
+
+    Packages and wheels contain only sources. Without this folder, most of the time of every start on an emulated CPU
+    went into compiling them.
+    """
     return home() / "compiled"
 
 
@@ -213,12 +223,12 @@ def require_sysroot(emulator: Emulator) -> Sysroot:
     """Return the root file system that was set up.
 
     Raises:
-        RuntimeUnavailableError: none was.
+        RuntimeUnavailableError: no root file system was set up.
     """
     sysroot = load_sysroot(emulator)
     if sysroot is None:
         raise RuntimeUnavailableError(
-            f"there is no {emulator.name} machine yet", f"Make one: edgeq emulate setup {emulator.name}"
+            f"the {emulator.name} machine is not set up yet", f"Set it up: edgeq emulate setup {emulator.name}"
         )
     return sysroot
 
@@ -227,9 +237,9 @@ def check_cpuinfo(qemu: Qemu, emulator: Emulator, cpu: str) -> None:
     """Start qemu with the CPU and check its warnings.
 
     Raises:
-        HardwareError: it does not know the name, or leaves out what makes the CPU what it is.
+        HardwareError: qemu does not know the name, or leaves out features that distinguish the CPU.
     """
-    # It chooses the CPU before it looks at the program, and refuses this one.
+    # qemu chooses the CPU before it reads the program. It then refuses /dev/null.
     done = subprocess.run(
         [str(qemu.program), "-cpu", cpu, "/dev/null"],
         stdin=subprocess.DEVNULL,
@@ -257,12 +267,15 @@ def check_cpuinfo(qemu: Qemu, emulator: Emulator, cpu: str) -> None:
 def _with_cpuinfo(
     emulator: Emulator, cpu: str, qemu: Qemu, sysroot: Sysroot, arguments: list[str], environment: dict[str, str]
 ) -> Path:
-    """Link to the root file system, with a /proc/cpuinfo that fits `cpu`: older qemus show the host's."""
+    """Return a folder of links to the root file system, with a /proc/cpuinfo that fits `cpu`.
+
+    Older qemus would show the host's file.
+    """
     sign = hashlib.sha256(f"{sysroot.root}\n{qemu.version}\n{cpu}".encode()).hexdigest()[:16]
     view = home() / "views" / sign
     if view.is_dir():
         return view
-    # Only onnxruntime fails on the host's file: without it the guest can report its features.
+    # Only onnxruntime fails on the host's file. A guest without it can report its features.
     interpreter = (*arguments, "-L", str(sysroot.root), str(sysroot.python))
     command = Command(interpreter, (), environment, compiled=_compiled())
     with start_guest(command, f"{emulator.program} -cpu {cpu}") as guest:
@@ -293,9 +306,7 @@ def _with_cpuinfo(
 
 
 def _identity(cpu: str) -> tuple[str, str]:
-    """Implementer and part of the core that qemu calls `cpu`; zeros, which stand for none, where it is not a real
-    one.
-    """
+    """Return the implementer and part number of the core that qemu calls `cpu`; zeros if it is not a real core."""
     for implementer, parts in arm_parts().items():
         for part, name in parts.items():
             if name.lower() == cpu.lower():

@@ -1,10 +1,10 @@
-"""Find how a target's kernels can be run on this machine: itself, masked, emulated, by a model of them, or not at all.
+"""Find how this machine can run a target's kernels: itself, masked, emulated, by a model of them, or not at all.
 
-A masked machine is a lesser CPU at native speed. No option of onnxruntime lowers its instruction set; it follows CPUID.
-So every CPUID instruction of a private copy is replaced by one that traps, and a small library (cpuid_mask.c) gives the
-result with feature bits taken out.
+A masked machine acts as a lesser CPU at native speed. onnxruntime chooses kernels by CPUID and has no option for fewer
+instructions. So edgeq makes a private copy of it, and replaces every CPUID instruction there by one that traps. A small
+library (cpuid_mask.c) handles the trap and returns the result without the masked feature bits.
 
-`setup` makes an emulated machine ready, and `status` lists what there is.
+`setup` prepares an emulated machine, and `status` lists the machines and routes.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ _SHIM = Path(__file__).with_name("cpuid_mask.c")
 
 
 def why_not() -> str:
-    """Return why CPUID cannot be masked here; "" where it can."""
+    """Return why CPUID cannot be masked here; "" if it can."""
     if not sys.platform.startswith("linux"):
         return "masking CPUID needs Linux"
     missing = [tool for tool in ("cc", "objdump") if which(tool) is None]
@@ -74,10 +74,12 @@ def why_not() -> str:
 
 
 def masked_command(features: Iterable[str], *, progress: Progress = SILENT) -> Command:
-    """Return how to start this Python with onnxruntime on a CPU without `features`; makes what that needs on first use.
+    """Return the command that starts this Python with onnxruntime on a CPU without `features`.
+
+    The first use prepares the masked copy of onnxruntime.
 
     Raises:
-        RuntimeUnavailableError: it cannot be done here.
+        RuntimeUnavailableError: CPUID cannot be masked here.
     """
     problem = why_not()
     if problem:
@@ -93,14 +95,14 @@ def masked_command(features: Iterable[str], *, progress: Progress = SILENT) -> C
 
 
 def _masked_runtime(progress: Progress) -> Path:
-    """Return the folder with the copy and the library, under a name that stands for what they were made from."""
+    """Return the folder with the copy and the library. Its name contains hashes of their sources."""
     spec = importlib.util.find_spec("onnxruntime")
     assert spec is not None
     assert spec.origin is not None
     source = Path(spec.origin).parent
     binding = next((source / "capi").glob("onnxruntime_pybind11_state*.so"), None)
     if binding is None:
-        raise RuntimeUnavailableError(f"{source} holds no onnxruntime_pybind11_state", "Install onnxruntime again")
+        raise RuntimeUnavailableError(f"{source} has no onnxruntime_pybind11_state", "Install onnxruntime again")
     parts = f"{sha256(binding)[:16]}-{sha256(_SHIM)[:8]}"
     folder = home() / FOLDER / parts
     if folder.is_dir():
@@ -118,13 +120,13 @@ def _masked_runtime(progress: Progress) -> Path:
             place.unlink()
             place.write_bytes(patched(library))
         run([find("cc", _TOOLS), "-O2", "-fPIC", "-shared", str(_SHIM), "-o", str(draft / "cpuid_mask.so")], _TOOLS)
-        with suppress(FileExistsError):  # another process was faster
+        with suppress(FileExistsError):  # another process made the folder first
             move_new(draft, folder)
     return folder
 
 
 def _copy(source: Path, place: Path) -> None:
-    """Make a package of links to the files of `source`, those that are not Python among them."""
+    """Make a package of links to all files of `source`, not only Python files."""
     for file in sorted(source.rglob("*")):
         name = file.relative_to(source)
         if file.is_file() and "__pycache__" not in name.parts:
@@ -133,14 +135,14 @@ def _copy(source: Path, place: Path) -> None:
 
 
 def _loaded(binding: Path) -> list[Path]:
-    """Return the Python binding and those libraries next to it that it is linked with."""
+    """Return the Python binding, and the libraries next to it that it is linked with."""
     output = run([find("objdump", _TOOLS), "-p", str(binding)], _TOOLS)
     needed = {line.split()[1] for line in output.splitlines() if line.strip().startswith("NEEDED")}
     return [binding, *(file for file in sorted(binding.parent.glob("*.so*")) if file.name in needed)]
 
 
 def patched(library: Path) -> bytes:
-    """Return the bytes of a shared library, each CPUID instruction in its code replaced by the trap.
+    """Return the bytes of a shared library, with each CPUID instruction in its code replaced by the trap.
 
     Raises:
         RuntimeUnavailableError: the disassembler and the file do not agree.
@@ -153,13 +155,16 @@ def patched(library: Path) -> bytes:
     for address in _cpuid_addresses(library):
         at = next((a + offset for start, size, offset in sections if 0 <= (a := address - start) < size), None)
         if at is None or content[at : at + 2] != _CPUID:
-            raise RuntimeUnavailableError(f"{library} is not laid out as objdump lists it", _TOOLS)
+            raise RuntimeUnavailableError(f"{library} does not match its listing by objdump", _TOOLS)
         content[at : at + 2] = _TRAP
     return bytes(content)
 
 
 def _cpuid_addresses(library: Path) -> Iterator[int]:
-    """Yield the positions of the CPUID instructions. The bytes alone would not do: they occur inside others."""
+    """Yield the addresses of the CPUID instructions.
+
+    A search for their bytes is not enough, because these bytes also occur inside other instructions.
+    """
     command = [find("objdump", _TOOLS), "-d", "--no-show-raw-insn", str(library)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
         assert process.stdout is not None
@@ -174,13 +179,16 @@ NATIVE, EMULATED, MODELLED, NOT_RUN = "natively", "emulated", "modelled", "not r
 
 Open = Callable[[Path, SessionSettings], Session]
 Simulator = Callable[[Target], AbstractContextManager[Open]]
-"""Simulates the device of a target: opens models as sessions whose outputs are the device's."""
+"""Opens models for a target as sessions that give the outputs of the target's device."""
 
 
 @dataclass(frozen=True)
 class Running:
-    """Hold the target's running kernels: how to open a model there, and what was proven of them (None where the
-    simulator defines them).
+    """Hold the target's running kernels.
+
+    Attributes:
+        open: opens a model there.
+        kernels: proof that they are the target's; None if the simulator defines them.
     """
 
     open: Open
@@ -194,10 +202,10 @@ class ExecutionRoute:
     Attributes:
         where: NATIVE, EMULATED, MODELLED or NOT_RUN.
         how: the means, such as "qemu-aarch64 -cpu cortex-a72".
-        reason: why it is not run, and what to do about it; "" where it is.
+        reason: why the kernels cannot run, and what to do about it; "" if they can.
         native_speed: whether it is about as fast as this machine, not a hundred times slower.
-        speed: about how fast it is, where that is known and it is not at native speed.
-        start: gives the running kernels, proven to be the target's; None where there are none.
+        speed: the approximate speed, if it is known and not native.
+        start: gives the running kernels, proven to be the target's; None if they cannot run.
     """
 
     where: str
@@ -208,7 +216,9 @@ class ExecutionRoute:
     start: Callable[[], AbstractContextManager[Running]] | None = None
 
     def seconds(self, int8_macs: int, float_macs: int) -> float:
-        """Return the approximate seconds for one inference with the given multiply-accumulates; 0 where unknown."""
+        """Return the approximate seconds for one inference with the given multiply-accumulates; 0 if the speed is
+        unknown.
+        """
         return int8_macs / self.speed.int8 + float_macs / self.speed.float if self.speed is not None else 0.0
 
 
@@ -219,10 +229,11 @@ def route_to(
     simulators: Mapping[str, Simulator] | None = None,
     progress: Progress = SILENT,
 ) -> ExecutionRoute:
-    """Return the best way to run the kernels of `target` on `machine`, which is this one.
+    """Return the best way to run the kernels of `target` on `machine`.
 
     Args:
-        simulators: those at hand, by the name that a profile's [emulate] simulator gives.
+        machine: this machine.
+        simulators: the available simulators, by the name in a profile's [emulate] simulator.
     """
     wants = target.emulate
     if runs_natively(target, machine):
@@ -260,19 +271,19 @@ def route_to(
         except (HardwareError, RuntimeUnavailableError) as error:
             reasons.append(str(error))
     if not reasons:
-        reasons.append(f"nothing is known that runs the kernels of {target.name} elsewhere")
+        reasons.append(f"edgeq knows no way to run the kernels of {target.name} on another machine")
     return ExecutionRoute(NOT_RUN, "", "; ".join(reasons))
 
 
 def _why_not_masked(target: Target, machine: Machine) -> str:
-    """Return why this CPU with features hidden would not do; "" where it would."""
+    """Return why this CPU with hidden features cannot replace the target's; "" if it can."""
     hide = frozenset(target.emulate["mask"])
     unknown = sorted(hide - FEATURES)
     if unknown:
         raise HardwareError(f"{target.files[-1]}: [emulate] mask names {unknown[0]!r}, which is not a CPUID feature")
     lacks = sorted(target.profile.requires - (machine.features - hide))
     if lacks:
-        return f"this CPU has no {', '.join(lacks)} to mask the rest of"
+        return f"this CPU lacks {', '.join(lacks)}, so masking is not enough"
     return why_not() if hide & machine.features else ""
 
 
@@ -309,7 +320,9 @@ def _masked(target: Target, how: str, progress: Progress) -> Iterator[Running]:
     with start_guest(masked_command(hide, progress=progress), how) as guest:
         seen = guest.features(hide)
         if not seen["trapped"]:
-            raise CheckFailedError(f"{how}: onnxruntime read no masked CPUID", "Report this: nothing was proven")
+            raise CheckFailedError(
+                f"{how}: onnxruntime did not read the masked CPUID", "Report this: the kernels could not be proven"
+            )
         proof = KernelProof(_probe_in(guest), tuple(seen["features"]))
         check_kernels(proof, None, saturates=_saturates(target), title=how)
         yield Running(guest.open, proof)
@@ -327,7 +340,7 @@ def _emulated(emulator: Emulator, target: Target, cpu: str, how: str) -> Iterato
 
 
 def _check_features(target: Target, proof: KernelProof, emulator: Emulator, how: str) -> None:
-    """Require of the emulated CPU the features that the target's profile requires, where they distinguish kernels."""
+    """Check that the emulated CPU has the features that the target's profile requires, if they distinguish kernels."""
     distinguishing = {kernels.feature for kernels in emulator.kernels}
     lacks = sorted(distinguishing & target.profile.requires - set(proof.features))
     if lacks:
@@ -343,8 +356,10 @@ def _probe_in(guest: Guest) -> str:
 
 
 def _instructions(emulator: Emulator, cpu: str, how: str, seen: Mapping[str, Any]) -> tuple[str, ...]:
-    """The kinds of kernels that the probe's translated code holds, on the same CPU, qemu and runtime; kept, because
-    watching takes ten times as long as running."""
+    """Return the kinds of kernels in the probe's translated code, on the same CPU, qemu and runtime.
+
+    The result is kept in a file, because watching takes ten times as long as running.
+    """
     basis: dict[str, Any] = {**seen, "cpu": cpu, "qemu": require_qemu(emulator).version, "program": emulator.program}
     basis["kernels"] = [(kernels.name, kernels.patterns) for kernels in emulator.kernels]
     file = home() / "proofs" / f"{fingerprint(basis)[:16]}.json"
@@ -362,13 +377,17 @@ def _instructions(emulator: Emulator, cpu: str, how: str, seen: Mapping[str, Any
     return instructions
 
 
-# Every qemu has it, and every program for the architecture runs on it.
+# Every qemu has this CPU, and it runs every program for the architecture.
 _ANY_CPU = "max"
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """Describe an emulated machine that is ready: `runtime` is what runs in it."""
+    """Describe an emulated machine that is ready.
+
+    Attributes:
+        runtime: versions of Python and the packages in it.
+    """
 
     name: str
     qemu: Qemu
@@ -388,7 +407,7 @@ class Prepared:
         }
 
     def lines(self) -> list[str]:
-        """Return lines for the terminal: where it is, and what it consists of."""
+        """Return lines for the terminal: the machine's place and its contents."""
         size = self.sysroot.lock.bytes
         runtime = self.runtime
         return [
@@ -408,22 +427,22 @@ def setup(
     force: bool = False,
     progress: Progress = SILENT,
 ) -> Prepared:
-    """Make the emulated machine `name` ready and start a program in it. What is there already is kept.
+    """Prepare the emulated machine `name`, and start a program in it. Parts that exist already are kept.
 
     Args:
-        sysroot: a root file system to use in place of making one.
-        onnxruntime: the version to put in; None takes the one that is installed here.
-        sources: an apt sources file in place of the system's.
-        force: make it again.
+        sysroot: an existing root file system to use.
+        onnxruntime: the version to install; None takes the version that is installed here.
+        sources: an apt sources file to use in place of the system's.
+        force: whether to make the root file system again.
 
     Raises:
-        UsageError: no such machine, or `sysroot` does not fit it.
-        RuntimeUnavailableError: something is missing, with what to install.
+        UsageError: there is no such machine, or `sysroot` does not fit it.
+        RuntimeUnavailableError: something is missing; names what to install.
         OutputError: the cache cannot be written.
     """
     emulator = emulator_named(name)
     if sysroot is not None and (onnxruntime or sources):
-        raise UsageError("--sysroot is taken as it is", "Leave --onnxruntime and --sources out")
+        raise UsageError("--sysroot cannot be used with --onnxruntime or --sources", "Leave those two out")
     check_writable()
     qemu = _ready_qemu(emulator, sources, progress)
     there = None if force else load_sysroot(emulator)
@@ -459,7 +478,7 @@ def _ready_qemu(emulator: Emulator, sources: Path | None, progress: Progress) ->
 
 @dataclass(frozen=True)
 class Status:
-    """List what there is: per emulated architecture its qemu and root file system, per target the way to its
+    """List each emulated architecture with its qemu and root file system, and each target with the route to its
     kernels.
     """
 
@@ -481,7 +500,9 @@ class Status:
         }
 
     def lines(self, *, verbose: bool = False) -> list[str]:
-        """Return lines for the terminal: the machines, then each target; of reasons only the first unless `verbose`."""
+        """Return lines for the terminal: the machines, then each target. `verbose` gives all reasons, not only the
+        first.
+        """
         lines = [f"emulated machines in {self.place}"]
         for name, (qemu, sysroot) in self.machines.items():
             has = f"{qemu.program.name} {qemu.version} from {qemu.source}" if qemu else "no qemu"
@@ -495,7 +516,7 @@ class Status:
 
 
 def status(simulators: Mapping[str, Simulator] | None = None) -> Status:
-    """Return how the kernels of each target can be run here. Starts nothing."""
+    """Return how the kernels of each target can run here. This starts nothing."""
     machine = detect_machine()
     machines = {
         name: (find_qemu(emulator), load_sysroot(emulator) if emulator.sysroot is not None else None)

@@ -1,8 +1,8 @@
 """Make a root file system of another architecture with Python, numpy and onnxruntime, for qemu to run.
 
-The distribution's packages of that architecture are unpacked but not installed. apt runs with state, cache and status
-of its own: it needs no root and changes nothing on the system. Where packages come from, and whose signatures count, is
-what the system's own sources define.
+The distribution's packages of that architecture are unpacked but not installed. apt runs with a state, cache and status
+of its own, so it needs no root and changes nothing on the system. The system's own sources define where packages come
+from and whose signatures count.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from edgeq.util.records import plain, read_json
 
 
 def which(program: str) -> str | None:
-    """Return where a program lies on PATH; None where it is not installed.
+    """Return the path of a program on PATH; None if it is not installed.
 
-    Relative and empty entries of PATH, and Windows' habit of looking there first, lead into the working directory: what
-    lies next to a model is not run.
+    Programs next to a model must not run. So this function skips relative and empty entries of PATH, and the working
+    directory, where Windows would search first.
     """
     path = search_path()
     found = shutil.which(program, path=path) if path else None
@@ -42,16 +42,19 @@ def which(program: str) -> str | None:
 
 
 def search_path() -> str:
-    """Return PATH without the entries that lead into the working directory."""
+    """Return PATH without relative and empty entries, which lead into the working directory."""
     folders = os.environ.get("PATH", os.defpath).split(os.pathsep)
     return os.pathsep.join(folder for folder in folders if Path(folder).is_absolute())
 
 
 def find(program: str, fix: str) -> str:
-    """Return where a program lies.
+    """Return the path of a program.
+
+    Args:
+        fix: how to install it, for the error.
 
     Raises:
-        RuntimeUnavailableError: it is not installed; `fix`: how to get it.
+        RuntimeUnavailableError: the program is not installed.
     """
     found = which(program)
     if found is None:
@@ -60,10 +63,13 @@ def find(program: str, fix: str) -> str:
 
 
 def run(command: Sequence[str], fix: str, *, cwd: Path | None = None, env: Mapping[str, str] | None = None) -> str:
-    """Return the standard output of a command that must succeed; its messages are in English.
+    """Run a command that must succeed, with messages in English, and return its standard output.
+
+    Args:
+        fix: the solution to name in the error.
 
     Raises:
-        RuntimeUnavailableError: it failed: the last line of its errors, and `fix`.
+        RuntimeUnavailableError: the command failed; the error contains one line of its messages.
     """
     done = subprocess.run(
         command,
@@ -90,7 +96,7 @@ _ONLINE = "Check the network and the system's package sources, or name a root fi
 
 @dataclass(frozen=True)
 class Package:
-    """Describe one package as the signed index lists it."""
+    """Describe one package as in the signed index."""
 
     name: str
     version: str
@@ -100,14 +106,16 @@ class Package:
 
     @property
     def label(self) -> str:
-        """Return "name=version", as apt takes it."""
+        """Return "name=version", the form that apt takes."""
         return f"{self.name}={self.version}"
 
 
 @dataclass(frozen=True)
 class Archive:
-    """Describe one part of one release on one server; `keys` is the file of the keys whose signatures count, "" for
-    all known.
+    """Describe one component of one release on one server.
+
+    Attributes:
+        keys: the file with the keys whose signatures count; "" means all known keys.
     """
 
     site: str
@@ -126,9 +134,9 @@ class Apt:
     """Run a private apt.
 
     Attributes:
-        state: its folder.
-        architecture: of the packages, as the distribution spells it; "" is the system's own.
-        sources: a sources file in place of the system's.
+        state: the folder for its state.
+        architecture: architecture of the packages, in the distribution's spelling; "" means the system's own.
+        sources: a sources file to use in place of the system's.
     """
 
     state: Path
@@ -158,7 +166,7 @@ class Apt:
         """Fetch the lists of packages.
 
         Raises:
-            RuntimeUnavailableError: there is no apt, or its sources cannot be reached.
+            RuntimeUnavailableError: apt is missing, or its sources cannot be reached.
         """
         for folder in ("lists/partial", "archives/partial"):
             (self.state / folder).mkdir(parents=True, exist_ok=True)
@@ -166,7 +174,7 @@ class Apt:
         self._apt("apt-get", "update", "-qq", "-o", "APT::Update::Error-Mode=any")
 
     def offers(self, names: Sequence[str]) -> dict[str, list[Package]]:
-        """Return every version of each package that the index offers, the newest first; unknown names are left out."""
+        """Return every version of each package in the index, the newest first. Unknown names are left out."""
         listed = set(self._apt("apt-cache", "policy", *names).splitlines())
         known = [name for name in names if f"{name}:" in listed]
         offers: dict[str, list[Package]] = {}
@@ -179,10 +187,10 @@ class Apt:
         return offers
 
     def download(self, packages: Sequence[Package], folder: Path) -> list[Path]:
-        """Fetch packages into `folder`, except those that lie there already, and hold them against the index.
+        """Fetch packages that `folder` does not have yet, and compare their hashes with the index.
 
         Raises:
-            RuntimeUnavailableError: one cannot be fetched, or is not what the index promised.
+            RuntimeUnavailableError: a package cannot be fetched, or does not match the index.
         """
         places = {package: folder / f"{package.name}.deb" for package in packages}
         missing = [p for p, place in places.items() if not place.is_file() or sha256(place) != p.sha256]
@@ -192,7 +200,7 @@ class Apt:
             fetched = {sha256(file): file for file in Path(work).glob("*.deb")}
             for package in missing:
                 if package.sha256 not in fetched:
-                    raise RuntimeUnavailableError(f"{package.label} is not what the package index promised", _ONLINE)
+                    raise RuntimeUnavailableError(f"{package.label} does not match the package index", _ONLINE)
                 fetched[package.sha256].replace(places[package])
         return list(places.values())
 
@@ -208,7 +216,11 @@ class Apt:
 
 
 def _keys(entry: str) -> str:
-    """Return the key file that a sources file names, given "FILE:LINE"."""
+    """Return the key file that a sources file names.
+
+    Args:
+        entry: the entry's position as "FILE:LINE".
+    """
     file = Path(entry.rpartition(":")[0])
     text = file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
     found = re.search(r"signed-by\s*[:=]\s*(/[^\s\],]+)", text, re.IGNORECASE)
@@ -216,7 +228,7 @@ def _keys(entry: str) -> str:
 
 
 def unpack(deb: Path, folder: Path) -> None:
-    """Unpack a package; none of its scripts is run.
+    """Unpack a package without running its scripts.
 
     Raises:
         RuntimeUnavailableError: dpkg-deb is missing, or the package is damaged.
@@ -225,7 +237,7 @@ def unpack(deb: Path, folder: Path) -> None:
 
 
 def unpack_programs(deb: Path, folder: Path, names: Collection[str]) -> list[Path]:
-    """Take the plain files of these names, wherever they lie in a package, into `folder`; nothing else is written.
+    """Extract the plain files with these names from a package into `folder`, whatever their path. Write nothing else.
 
     Raises:
         RuntimeUnavailableError: dpkg-deb is missing, or the package is damaged.
@@ -256,16 +268,16 @@ _FIX = "Check the network and pip's configuration (pip config list)"
 def download_wheels(
     projects: Mapping[str, str], python: str, platforms: Sequence[str], pins: Mapping[str, str], folder: Path
 ) -> list[Path]:
-    """Fetch the wheel of each project for another machine; those that lie in `folder` already are not fetched again.
+    """Fetch the wheel of each project for another machine. Wheels that `folder` already has are not fetched again.
 
     Args:
-        projects: name → version, "" for the newest that `pins` knows for this Python, else the newest there is.
-        python: "3.11".
-        platforms: wheel platform tags, each acceptable.
-        pins: file name → SHA-256. A wheel that is pinned must be what it was.
+        projects: project name → version; "" means the newest version in `pins` for this Python, else the newest of all.
+        python: the Python version, such as "3.11".
+        platforms: acceptable wheel platform tags.
+        pins: file name → SHA-256; a pinned wheel must match.
 
     Raises:
-        RuntimeUnavailableError: pip is missing, there is no such wheel, or one is not what was pinned.
+        RuntimeUnavailableError: pip is missing, there is no such wheel, or a wheel does not match its pin.
     """
     pip = _pip()
     folder.mkdir(parents=True, exist_ok=True)
@@ -287,7 +299,7 @@ def download_wheels(
 
 
 def _pip() -> Path:
-    """Return the folder of the pip that this Python has."""
+    """Return the folder of this Python's pip."""
     spec = importlib.util.find_spec("pip")
     if spec is None or spec.origin is None:
         raise RuntimeUnavailableError(
@@ -297,10 +309,10 @@ def _pip() -> Path:
 
 
 def _download(pip: Path, line: str, tag: str, python: str, platforms: Sequence[str], folder: Path) -> None:
-    """One project a call: pip wants hashes of all projects or of none."""
+    """Download the wheel of one project. pip accepts hashes only if all projects of a call have them."""
     requirements = folder / "requirements.txt"
     requirements.write_text(line + "\n", encoding="utf-8")
-    # By its folder and isolated, not with -m, which would look for it in the working directory first.
+    # Run pip by its folder and isolated. With -m, Python would search the working directory first.
     command = [sys.executable, "-I", str(pip), "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
     command += ["--only-binary=:all:", "--implementation", "cp", "--python-version", python, "--abi", tag]
     command += [part for platform in platforms for part in ("--platform", platform)]
@@ -317,7 +329,7 @@ _ROOTS = ("usr/bin", "usr/local/bin", "bin", "opt/python/bin")
 
 @dataclass(frozen=True)
 class LockedPackage:
-    """Record a package of the distribution that was unpacked."""
+    """Record an unpacked package of the distribution."""
 
     name: str
     version: str
@@ -326,7 +338,7 @@ class LockedPackage:
 
 @dataclass(frozen=True)
 class LockedWheel:
-    """Record a wheel that was unpacked; `name` is its file's."""
+    """Record an unpacked wheel. `name` is its file name."""
 
     name: str
     sha256: str
@@ -334,7 +346,7 @@ class LockedWheel:
 
 @dataclass(frozen=True)
 class Lock:
-    """Record the contents of a root file system. `bytes` is its size, None for one that was provided."""
+    """Record the contents of a root file system. `bytes` is its size; None if the user provided it."""
 
     root: Path
     packages: tuple[LockedPackage, ...] = ()
@@ -349,9 +361,9 @@ class Sysroot:
 
     Attributes:
         root: its directory.
-        python: the interpreter in it, as a path of this machine.
-        site: the folder with numpy and onnxruntime; None where its Python finds them by itself.
-        lock: what it is made of.
+        python: the interpreter in it, as a path on this machine.
+        site: the folder with numpy and onnxruntime; None if its Python finds them by itself.
+        lock: the record of its contents.
     """
 
     root: Path
@@ -366,7 +378,7 @@ def place_of(emulator: Emulator) -> Path:
 
 
 def load_sysroot(emulator: Emulator) -> Sysroot | None:
-    """Return the root file system that was set up for `emulator`; None where there is none."""
+    """Return the root file system that was set up for `emulator`; None if none was set up."""
     lock = place_of(emulator) / LOCK
     if not lock.is_file():
         return None
@@ -379,10 +391,10 @@ def load_sysroot(emulator: Emulator) -> Sysroot | None:
 
 
 def use_sysroot(emulator: Emulator, root: Path) -> Sysroot:
-    """Take a root file system that exists already, as it is.
+    """Use an existing root file system without changing it.
 
     Raises:
-        UsageError: it holds no Python of that architecture.
+        UsageError: it has no Python for that architecture.
     """
     lock = Lock(root.resolve(), notes=("provided with --sysroot",))
     found = _sysroot(emulator, lock)
@@ -401,11 +413,11 @@ def build_sysroot(
     sources: Path | None = None,
     progress: Progress = SILENT,
 ) -> Sysroot:
-    """Make the root file system from packages and wheels. What an interrupted run has fetched is not fetched again.
+    """Make the root file system from packages and wheels. Files that an interrupted run fetched are not fetched again.
 
     Args:
-        onnxruntime: the version to put in.
-        sources: an apt sources file in place of the system's.
+        onnxruntime: the version to install.
+        sources: an apt sources file to use in place of the system's.
 
     Raises:
         RuntimeUnavailableError: apt, dpkg-deb or pip are missing, or something cannot be fetched.
@@ -440,7 +452,7 @@ def build_sysroot(
             _unpack_wheel(wheel, root / "site", recipe)
             advance(1)
         _join_usr(root)
-    notes += [f"{w.name} is not pinned: recorded as it came" for w in wheels if w.name not in pins.wheels]
+    notes += [f"{w.name} is not pinned: its hash is recorded as fetched" for w in wheels if w.name not in pins.wheels]
     lock = Lock(
         place / "root",
         tuple(LockedPackage(p.name, p.version, p.sha256) for p in packages),
@@ -470,18 +482,18 @@ def _is_lock(path: Path) -> bool:
 
 
 SYSROOT = Ownership("root file system that edgeq made", _judge, frozenset(_WORK))
-"""Its marker, or the lock file of versions without markers, and nothing next to what setup makes."""
+"""It has a marker, or the lock file of versions without markers, and only files that `setup` makes."""
 
 
 def _choose(apt: Apt, recipe: Recipe, emulator: Emulator) -> tuple[str, list[Package], list[str]]:
-    """Return the Python's version ("3.11"), the packages to take, and notes about them."""
+    """Return the version of Python ("3.11"), the packages to take, and notes about them."""
     pins = emulator.pins.packages
     interpreter = apt.offers([recipe.interpreter]).get(recipe.interpreter)
     depends = re.search(r"\bpython(3\.\d+)-minimal", interpreter[0].depends) if interpreter else None
     if depends is None:
         raise RuntimeUnavailableError(
             f"the system's package sources offer no {emulator.name} packages",
-            "Name sources that do with --sources FILE, or a root file system with --sysroot",
+            "Name other sources with --sources FILE, or a root file system with --sysroot",
         )
     version = depends.group(1)
     wanted = [*recipe.packages, *(name.format(python=f"python{version}") for name in recipe.python_packages)]
@@ -493,15 +505,15 @@ def _choose(apt: Apt, recipe: Recipe, emulator: Emulator) -> tuple[str, list[Pac
         if name is None:
             raise RuntimeUnavailableError(
                 f"the system's package sources offer no {choice.replace('|', ' or ')} for {emulator.name}",
-                "Name sources that do with --sources FILE, or a root file system with --sysroot",
+                "Name other sources with --sources FILE, or a root file system with --sysroot",
             )
         package = next((p for p in offers[name] if p.label in pins), offers[name][0])
         pin = pins.get(package.label)
         if pin is None:
-            notes.append(f"{package.label} is not pinned: taken as the signed index has it")
+            notes.append(f"{package.label} is not pinned: checked only against the signed index")
         elif pin != package.sha256:
             raise RuntimeUnavailableError(
-                f"the index offers another {package.label} than edgeq was tested with",
+                f"{package.label} in the index is not the one that edgeq was tested with",
                 "Check the package sources, or name a root file system with --sysroot",
             )
         packages.append(package)
@@ -519,14 +531,17 @@ def _prune(root: Path, recipe: Recipe) -> None:
 
 
 def _unpack_wheel(wheel: Path, site: Path, recipe: Recipe) -> None:
-    """zipfile keeps every member inside `site`."""
+    """Unpack a wheel. zipfile keeps every member inside `site`."""
     with zipfile.ZipFile(wheel) as archive:
         names = [n for n in archive.namelist() if not n.endswith("/") and not recipe.leaves_out(f"site/{n}")]
         archive.extractall(site, names)
 
 
 def _join_usr(root: Path) -> None:
-    """Distributions that keep everything below /usr make these links in a package that is not taken."""
+    """Link lib, bin and lib64 to their folders in /usr.
+
+    Distributions that keep everything in /usr have these links in a package that the recipe leaves out.
+    """
     for name in ("lib", "bin", "lib64"):
         if not (root / name).exists() and (root / "usr" / name).is_dir():
             (root / name).symlink_to(f"usr/{name}")
@@ -540,7 +555,7 @@ def _sysroot(emulator: Emulator, lock: Lock) -> Sysroot:
     root = lock.root
     python = next(iter(_interpreters(root, emulator)), None)
     if python is None:
-        raise UsageError(f"{root} holds no Python for {emulator.name}", "Name a root file system that has one")
+        raise UsageError(f"{root} has no Python for {emulator.name}", "Name a root file system that has one")
     site = root / "site"
     return Sysroot(root, python, site if site.is_dir() else None, lock)
 

@@ -1,14 +1,16 @@
-"""Detect this machine as a `Machine`: what the operating system lists and CPUID answers, completed by py-cpuinfo.
+"""Detect this machine as a `Machine`, from the operating system and CPUID, completed by py-cpuinfo.
 
-py-cpuinfo spells some flags twice, knows only CPUID leaf 7/0 (no AVX-VNNI, no AMX), and merges what CPUID answers with
-what /proc/cpuinfo lists. So its features count where the system lists none (a container that hides them); where the
-system does list them, the system is believed: a hypervisor or a boot option that hides a feature means it.
-Disagreements become notes. It keeps a core busy for a second to measure the clock, so it is left out where it has
-nothing to add.
+py-cpuinfo spells some flags twice, knows only CPUID leaf 7/0 (no AVX-VNNI, no AMX), and merges CPUID's answers with the
+list in /proc/cpuinfo. So edgeq uses its features only if the system lists none, as in a container that hides them. A
+feature that the system's list lacks is not used, because a hypervisor or a boot option may have hidden it on purpose.
+Disagreements become notes. py-cpuinfo keeps a core busy for a second to measure the clock, so edgeq skips it if it
+would add nothing.
 
-How much of the machine this process may use: threads, memory, caches, after affinity and control groups.
+The module also finds how much of the machine this process may use: threads and memory after affinity and control
+groups, and caches.
 
-Readers take the root of the file system, so that tests can give them one."""
+Readers take the root of the file system as an argument, so that tests can pass another one.
+"""
 
 from __future__ import annotations
 
@@ -44,8 +46,12 @@ from edgeq.util.records import toml_table
 
 @dataclass(frozen=True)
 class Cache:
-    """Describe one cache that the first core sees: level 1 to 4; kind "data", "instruction" or "unified"; size in
-    bytes.
+    """Describe one cache of the first core.
+
+    Attributes:
+        level: 1 to 4.
+        kind: "data", "instruction" or "unified".
+        size: size in bytes.
     """
 
     level: int
@@ -55,22 +61,22 @@ class Cache:
 
 @dataclass(frozen=True)
 class Machine(Displayed):
-    """Describe a machine as detected, or as a test or a target states it.
+    """Describe a machine, as detected or as stated by a test or a target.
 
     Attributes:
-        architecture: "x86_64", "arm64", "riscv64", or the system's own lower-case word for another one.
+        architecture: "x86_64", "arm64", "riscv64", or the system's own name in lower case for another one.
         features: CPU features in the spelling of `edgeq_device.features`.
-        cpu_name: for people; nothing is decided by it.
-        vendor: the CPU's maker, by which only engines are left out that do not take its CPUs.
-        board: what the device tree calls the board, if there is one.
-        cores, threads: physical cores and hardware threads; 0 where unknown.
-        usable_threads: how many of the threads this process may use, after affinity and control groups.
-        caches: of the first core.
+        cpu_name: the CPU's name for display; it decides nothing.
+        vendor: the CPU's maker; it only decides which engines do not support the CPU.
+        board: the board's name in the device tree; "" if there is none.
+        cores, threads: physical cores and hardware threads; 0 if unknown.
+        usable_threads: number of threads that this process may use, after affinity and control groups.
+        caches: caches of the first core.
         memory_bytes: memory that this process may use: the machine's, or its control group's limit if lower.
         os: system and release.
         gpus: NVIDIA GPUs, in NVML's order.
-        runtimes: version per installed runtime: "onnxruntime" or "onnxruntime-gpu", "tensorrt", "cuda", "python".
-        notes: where sources disagreed and who was believed, and what could not be read.
+        runtimes: versions of the installed runtimes: "onnxruntime" or "onnxruntime-gpu", "tensorrt", "cuda", "python".
+        notes: disagreements between sources with the source that was used, and values that could not be read.
     """
 
     architecture: str = ""
@@ -93,12 +99,12 @@ class Machine(Displayed):
 
     @property
     def gpu(self) -> Gpu | None:
-        """Return the GPU of the highest compute capability."""
+        """Return the GPU with the highest compute capability; None without a GPU."""
         return max(self.gpus, key=lambda gpu: gpu.compute_capability, default=None)
 
     @property
     def onnxruntime(self) -> str | None:
-        """Return the version of onnxruntime, whichever of its two packages is installed."""
+        """Return the version of onnxruntime, from whichever of its two packages is installed; None without either."""
         return self.runtimes.get("onnxruntime") or self.runtimes.get("onnxruntime-gpu")
 
 
@@ -106,17 +112,18 @@ _UNLIMITED = 1 << 60  # control groups v1 write "no limit" as a page-aligned num
 
 
 def usable_threads(root: Path = ROOT, affinity: int | None = None) -> int:
-    """Return the hardware threads by scheduler affinity (None: this process's), further limited by the control
-    groups' CPU quota; at least 1.
+    """Return the number of hardware threads that this process may use, at least 1.
+
+    Args:
+        affinity: number of threads that the scheduler allows; None takes this process's. The control groups' CPU quota
+            limits it further.
     """
     quotas = [math.ceil(quota) for quota in _cpu_quotas(root)]
     return max(1, min([len(allowed_cores()) if affinity is None else affinity, *quotas]))
 
 
 def memory_bytes(root: Path = ROOT) -> int:
-    """Return the total memory of a Linux system, or the tightest control-group limit if that is lower; 0 where
-    unknown.
-    """
+    """Return the total memory of a Linux system, or the lowest control-group limit if that is less; 0 if unknown."""
     total = 0
     for line in _text(root / "proc/meminfo").splitlines():
         if line.startswith("MemTotal:"):
@@ -126,7 +133,7 @@ def memory_bytes(root: Path = ROOT) -> int:
 
 
 def core_count(cpuinfo: str) -> tuple[int, int]:
-    """Return physical cores and hardware threads in a /proc/cpuinfo text; cores are 0 where it gives no topology."""
+    """Return physical cores and hardware threads from the text of /proc/cpuinfo. Cores are 0 if it has no topology."""
     blocks = [parse_identity(block) for block in cpuinfo.split("\n\n")]
     processors = [block for block in blocks if "processor" in block]
     cores = {(block.get("physical id", "0"), block["core id"]) for block in processors if "core id" in block}
@@ -134,7 +141,7 @@ def core_count(cpuinfo: str) -> tuple[int, int]:
 
 
 def caches(root: Path = ROOT) -> tuple[Cache, ...]:
-    """Return the caches of the first core, from sysfs; empty where it shows none (macOS, Windows, some containers)."""
+    """Return the caches of the first core, from sysfs; empty if it lists none (macOS, Windows, some containers)."""
     found = []
     for index in sorted((root / "sys/devices/system/cpu/cpu0/cache").glob("index*")):
         level, kind, size = (_text(index / name).strip() for name in ("level", "type", "size"))
@@ -145,7 +152,7 @@ def caches(root: Path = ROOT) -> tuple[Cache, ...]:
 
 
 def board(root: Path = ROOT) -> str:
-    """Return what the device tree calls this board ("Raspberry Pi 5 Model B Rev 1.0"); empty without one."""
+    """Return the board's name in the device tree ("Raspberry Pi 5 Model B Rev 1.0"); empty if there is none."""
     return _text(root / "proc/device-tree/model").strip("\0\n ")
 
 
@@ -168,16 +175,17 @@ def _memory_limits(root: Path) -> Iterator[int]:
 
 
 def _groups(root: Path, controller: str) -> Iterator[Path]:
-    """Yield the folders of this process's control group and of all its ancestors, versions 2 and 1."""
+    """Yield the folders of this process's control group and of all its ancestors, for versions 2 and 1."""
     base = root / "sys/fs/cgroup"
     for line in _text(root / "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers and controller not in controllers.split(","):
             continue
         mount = base / controllers if controllers else base
-        # In a control group's namespace the path may begin with "/..", of which nothing is seen here.
+        # Inside a control group's namespace the path may begin with "/..". The part above the namespace is not visible
+        # here.
         relative = Path(*(part for part in path.split("/") if part not in ("", "..")))
-        # Inside a container the path may be the host's, which is not there; the mount itself then is the group.
+        # Inside a container the path may be the host's, which does not exist here. The mount itself is then the group.
         yield from (mount / folder for folder in (relative, *relative.parents) if (mount / folder).is_dir())
 
 
@@ -199,11 +207,11 @@ def detect_runtimes() -> dict[str, str]:
 
 
 PACKAGES = tuple(package for packages in _DISTRIBUTIONS.values() for package in packages)
-"""Packages whose versions `runtimes_among` looks at."""
+"""Packages whose versions `runtimes_among` reads."""
 
 
 def runtimes_among(versions: Mapping[str, str], python: str) -> dict[str, str]:
-    """Return the same from the versions of packages, as far as they are installed."""
+    """Return the version of each runtime among the packages' `versions`, with the version of Python."""
     found = {
         name: next(versions[package] for package in packages if package in versions)
         for name, packages in _DISTRIBUTIONS.items()
@@ -216,19 +224,21 @@ _DRIVER_MARKS = (Path("/proc/driver/nvidia/version"), Path("/dev/nvidiactl"), Pa
 
 
 def detect_machine() -> Machine:
-    """Detect this machine: some milliseconds, and 1.3 seconds where py-cpuinfo is needed."""
+    """Detect this machine. This takes milliseconds, or 1.3 seconds if py-cpuinfo is needed."""
     evidence, info = gather(), read_system()
-    # py-cpuinfo reads the same file, asks CPUID for less, and names no other caches.
+    # In this case py-cpuinfo adds nothing: it reads the same file, reads less from CPUID, and lists no other caches.
     complete = evidence.cpuid is not None and interpret(evidence).source == "/proc/cpuinfo" and bool(info.caches)
     reported, notes = ({}, ()) if complete else query_py_cpuinfo()
     return describe(evidence, reported, replace(info, notes=(*notes, *info.notes)))
 
 
 def describe(evidence: Evidence, reported: Mapping[str, Any], info: Machine | None = None) -> Machine:
-    """Put the evidence, py-cpuinfo's report and the rest of the system together. Reads nothing from this machine.
+    """Return the machine that the evidence, py-cpuinfo's report and the rest of the system describe.
+
+    This reads nothing from the machine that it runs on.
 
     Args:
-        info: what is around the CPU, as `read_system` gives it; a recording leaves it empty.
+        info: everything but the CPU, as `read_system` returns it; a recording leaves it empty.
     """
     info = info or Machine()
     reading = interpret(evidence)
@@ -254,18 +264,16 @@ def describe(evidence: Evidence, reported: Mapping[str, Any], info: Machine | No
 
 
 def combine(reading: Reading, reported: frozenset[str]) -> tuple[frozenset[str], tuple[str, ...]]:
-    """Return the features that count, from the system's reading and py-cpuinfo's report, and notes on disagreements."""
+    """Return the CPU features to use, from the system's list and py-cpuinfo's report, and notes on disagreements."""
     if not reading.source:
         if not reported:
-            return frozenset(), (
-                "no source lists this CPU's features: the profile that is right on every machine fits",
-            )
+            return frozenset(), ("no source lists this CPU's features: only the profile for every machine fits",)
         return reported, ("the system lists no CPU features: py-cpuinfo's own CPUID answers are used",)
     notes = reading.notes
     if reading.source == "CPUID":
         notes = (*notes, "the system lists no or few CPU features: CPUID's answers are used")
         return reading.features | reported - FEATURES, notes
-    # Only features that decide something: the two sources differ in dozens of names that do not.
+    # Compare only features that some decision depends on: the two sources differ in dozens of other names.
     hidden = (reported & FEATURES) - reading.features - reading.doubted
     if hidden:
         names = ", ".join(sorted(hidden))
@@ -275,17 +283,17 @@ def combine(reading: Reading, reported: frozenset[str]) -> tuple[frozenset[str],
 
 @cache
 def query_py_cpuinfo() -> tuple[Mapping[str, Any], tuple[str, ...]]:
-    """Return py-cpuinfo's report, read once a process; empty, with a note, on a CPU that it does not support."""
+    """Return py-cpuinfo's report, read once in a process. On an unsupported CPU it is empty, with a note."""
     import cpuinfo
 
     try:
         return MappingProxyType(dict(cpuinfo.get_cpu_info())), ()
-    except Exception as error:  # it raises bare Exception for architectures that it does not know
-        return {}, (f"py-cpuinfo has no answer: {error}",)
+    except Exception as error:  # py-cpuinfo raises a bare Exception for unknown architectures
+        return {}, (f"py-cpuinfo reports nothing: {error}",)
 
 
 def read_system() -> Machine:
-    """Read everything of this machine but its CPU."""
+    """Read everything about this machine but its CPU."""
     gpus, gpu_notes = detect_gpus()
     return Machine(
         board=board(),
@@ -300,7 +308,7 @@ def read_system() -> Machine:
 
 
 def detect_gpus(load: Load = ctypes.CDLL) -> tuple[tuple[Gpu, ...], tuple[str, ...]]:
-    """Return NVIDIA GPUs in the driver's order; with a note where there is a driver and it shows none."""
+    """Return the NVIDIA GPUs in the driver's order. If a driver is present but lists none, add a note."""
     gpus, problem = read_gpus(load)
     return gpus, (problem,) if not gpus and any(mark.exists() for mark in _DRIVER_MARKS) else ()
 
@@ -310,7 +318,9 @@ def _first(*candidates: object) -> str:
 
 
 def _arm_names(identity: Mapping[str, str]) -> tuple[str, str]:
-    """Vendor and core name for /proc/cpuinfo's "CPU implementer" and "CPU part", which ARM prints instead of names."""
+    """Return vendor and core name for "CPU implementer" and "CPU part", which /proc/cpuinfo has on ARM in place of
+    names.
+    """
     implementer, part = identity.get("CPU implementer", ""), identity.get("CPU part", "")
     known = arm_parts().get(implementer, {})
     return known.get("vendor", ""), known.get(part, f"part {part}" if part else "")
@@ -318,7 +328,7 @@ def _arm_names(identity: Mapping[str, str]) -> tuple[str, str]:
 
 @cache
 def arm_parts() -> dict[str, dict[str, str]]:
-    """Return implementer → "vendor" and names of cores by part, keys as /proc/cpuinfo has them."""
+    """Return, for each implementer, "vendor" and the names of its cores by part, with keys as in /proc/cpuinfo."""
     return toml_table(Path(__file__).parent / "arm_parts.toml", HardwareError, "Install edgeq again")
 
 
@@ -337,7 +347,7 @@ def _reported_caches(reported: Mapping[str, Any], sysctl: Mapping[str, str]) -> 
 
 
 def _windows_memory() -> int:
-    """Total memory in bytes on Windows, 0 elsewhere."""
+    """Return the total memory in bytes on Windows; 0 on other systems."""
     if platform.system() != "Windows":
         return 0
     installed = ctypes.c_ulonglong(0)

@@ -1,4 +1,4 @@
-"""Pair this machine with the profile that fits it, as `edgeq.detect()` returns and shows it."""
+"""Pair this machine with the profile that fits it, for `edgeq.detect()`."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from edgeq.util.display import Page
 
 @dataclass(frozen=True, repr=False)
 class Detected(Machine, Page):
-    """Describe a machine that was detected.
+    """Describe a detected machine.
 
     Attributes:
-        match: the profile that fits best, why, and what the machine lacks for each better one.
+        match: the profile that fits best, the reasons, and what the machine lacks for each better one.
     """
 
     match: ProfileMatch | None = None
@@ -38,7 +38,7 @@ class Detected(Machine, Page):
 
 
 def detect() -> Detected:
-    """Detect this machine and the profile that fits it: some milliseconds, or a second where py-cpuinfo is needed."""
+    """Detect this machine and its best profile. This takes milliseconds, or a second if py-cpuinfo is needed."""
     machine = detect_machine()
     known = {field.name: getattr(machine, field.name) for field in fields(machine)}
     return Detected(**known, match=match_profile(machine, load_profiles()))

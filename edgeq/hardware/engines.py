@@ -25,8 +25,11 @@ from edgeq.run.engines import DEFAULT, Engine
 
 @dataclass(frozen=True)
 class Installed:
-    """Describe an engine on another machine: version of its package, and what is known against it; see
-    `EngineState`.
+    """Describe an engine on another machine. See `EngineState`.
+
+    Attributes:
+        version: the version of its package.
+        problem: why it cannot be used there; "" if it can.
     """
 
     version: str = ""
@@ -38,11 +41,11 @@ class EngineState:
     """Describe the state of one engine here.
 
     Attributes:
-        version: of the package that brings it; "" where none is installed.
-        problem: why it cannot be used though it is installed, else "".
-        precisions: those that this machine has instructions for.
-        int8_pairs: types of activations and weights that it has integer kernels for.
-        install: the command that installs it; "" where it is installed.
+        version: version of the package that contains it; "" if it is not installed.
+        problem: why an installed engine cannot be used; "" if it can.
+        precisions: precisions for which this machine has instructions.
+        int8_pairs: pairs of activation and weight types for which it has integer kernels.
+        install: the command that installs it; "" if it is installed.
     """
 
     name: str
@@ -55,17 +58,17 @@ class EngineState:
 
     @property
     def usable(self) -> bool:
-        """Return whether it is installed and nothing is known against it."""
+        """Return whether it is installed and has no known problem."""
         return bool(self.version) and not self.problem
 
 
 def detect_engines(
     machine: Machine, engines: Mapping[str, Engine], elsewhere: Mapping[str, Installed] | None = None
 ) -> tuple[EngineState, ...]:
-    """Return the engines that are installed, and those that are not and have hardware here: onnxruntime's own first.
+    """Return the installed engines, and those that could be installed for this hardware. onnxruntime's own comes first.
 
     Args:
-        elsewhere: what another machine, which `machine` then is, has of them, by name.
+        elsewhere: for another machine, its engines by name; `machine` is then that machine.
     """
     states = []
     installed = _installed(engines) if elsewhere is None else elsewhere
@@ -90,8 +93,10 @@ def detect_engines(
 
 
 def simulates(engine: Engine, machine: Machine) -> bool:
-    """Return whether the package of `engine` simulates its hardware on `machine`: not to be run there is no fault of
-    it."""
+    """Return whether the package of `engine` simulates its hardware on `machine`.
+
+    If so, it is not an error that the engine cannot run there.
+    """
     return _platform_of(machine) in engine.simulated_on
 
 
@@ -100,7 +105,7 @@ def _platform_of(machine: Machine) -> str:
 
 
 def wrong_on(machine: Machine) -> tuple[WrongKernels, ...]:
-    """Return what the onnxruntime that is installed here is known to compute wrongly on this machine."""
+    """Return what the installed onnxruntime is known to compute wrongly on this machine."""
     installed = machine.onnxruntime
     return wrong_here(installed, machine.architecture, machine.features) if installed else ()
 
@@ -115,8 +120,9 @@ def _installed(engines: Mapping[str, Engine]) -> dict[str, Installed]:
 
 
 def hardware_problem(engine: Engine, machine: Machine, version: str) -> str:
-    """Return why that version of `engine` has no hardware on `machine`, which is a fault of neither; "" where it may
-    have.
+    """Return why `machine` lacks the hardware for this version of `engine`; "" if it may have it.
+
+    Such a problem is not an error of the engine or the machine.
     """
     return gpu_problem(engine, machine) or vendor_problem(_form(engine, machine), version, machine.vendor)
 
@@ -127,12 +133,12 @@ def _form(engine: Engine, machine: Machine) -> EngineSpec:
 
 
 def gpu_problem(engine: Engine, machine: Machine) -> str:
-    """Return why `engine` runs on no NVIDIA GPU of `machine`; "" where it runs on one, and where it needs none."""
+    """Return why `engine` runs on no NVIDIA GPU of `machine`; "" if it runs on one, or needs none."""
     if not engine.compute_capabilities or any(_takes(engine, gpu) for gpu in machine.gpus):
         return ""
     wanted = ", ".join(engine.compute_capabilities).replace("+", " or newer")
     here = ", ".join(f"{gpu.name}: {capability_text(gpu.compute_capability)}" for gpu in machine.gpus)
-    return f"it runs on NVIDIA GPUs of compute capability {wanted}; here is {here or 'none'}"
+    return f"it runs on NVIDIA GPUs of compute capability {wanted}; this machine has {here or 'none'}"
 
 
 def _takes(engine: Engine, gpu: Gpu) -> bool:
@@ -144,7 +150,11 @@ def _takes(engine: Engine, gpu: Gpu) -> bool:
 
 
 def _would_run(engine: Engine, machine: Machine, place: str) -> bool:
-    """Return whether `machine`, a `place` as `this_platform` names it, is known to have what `engine` runs on."""
+    """Return whether `machine` is known to have the hardware for `engine`.
+
+    Args:
+        place: the machine's platform, in the form of `this_platform`.
+    """
     form = form_for(engine, place, machine.vendor)
     if form.platforms and place not in form.platforms:
         return False

@@ -1,9 +1,10 @@
-"""Describe profiles: a class of hardware, and how it wants models quantized. Data, from profiles/*.toml.
+"""Describe profiles: classes of hardware, and how to quantize models for them. They are data, from profiles/*.toml.
 
-A profile requires raw features, never a CPU's family or marketing name. It may extend another one: requirements add
-up, tables are merged key by key, and what it does not say it inherits. Among the profiles whose requirements a
-machine meets, the highest rank wins; ranks of profiles that could meet are different and grow with the requirements,
-which is checked on loading, so there is never a tie."""
+A profile requires raw features, never a CPU's family or marketing name. It may extend another profile: requirements add
+up, tables are merged key by key, and other values are inherited. Among the profiles whose requirements a machine meets,
+the highest rank wins. Profiles that could fit one machine have different ranks, and a profile that requires more has a
+higher rank. Both rules are checked on loading, so there is never a tie.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ Version = Annotated[str, Meta(pattern=r"^[0-9]{1,9}(\.[0-9]{1,9})*$", descriptio
 
 @dataclass(frozen=True)
 class Document:
-    """Hold one TOML file, or several merged into one: its name, its content, and the files it comes from."""
+    """Hold one TOML file, or several merged into one: its name, its content, and its source files."""
 
     name: str
     content: Mapping[str, Any]
@@ -44,18 +45,18 @@ class Document:
 
     @property
     def file(self) -> Path:
-        """Return the file whose values win."""
+        """Return the file whose values take precedence."""
         return self.files[-1]
 
 
 def read(path: Path, kind: type) -> Document:
-    """Read and check one file. Its name without suffix is the document's name.
+    """Read and check one file. Its name without suffix becomes the document's name.
 
     Args:
-        kind: the record type that says what the file may hold.
+        kind: the record type that defines what the file may contain.
 
     Raises:
-        HardwareError: unreadable, too large, not TOML, or not of that type.
+        HardwareError: the file is unreadable, too large, not TOML, or not of that type.
     """
     content = toml_table(path, HardwareError, "Give a profile or target in TOML")
     parse(content, kind, path, HardwareError, unknown_keys=False)
@@ -63,21 +64,21 @@ def read(path: Path, kind: type) -> Document:
 
 
 def read_folder(folder: Path, kind: type) -> dict[str, Document]:
-    """Return every .toml file directly in `folder`, by name; nothing where there is no such folder.
+    """Return every .toml file directly in `folder`, by name; empty if there is no such folder.
 
     Raises:
-        HardwareError: as `read`; or two have one name.
+        HardwareError: as in `read`, or two files have the same name.
     """
     found: dict[str, Document] = {}
     for document in (read(path, kind) for path in _toml_files(folder)):
         if document.name in found:
-            raise HardwareError(f"{document.file} has the name of {found[document.name].file.name}", "Rename one")
+            raise HardwareError(f"{document.file} has the same name as {found[document.name].file.name}", "Rename one")
         found[document.name] = document
     return found
 
 
 def state_of(folders: Iterable[Path]) -> tuple[tuple[str, int, int], ...]:
-    """Return names, times and sizes of the .toml files in `folders`: what is read of them stays true while these do."""
+    """Return names, times and sizes of the .toml files in `folders`. Cached contents stay valid until these change."""
     files = [path for folder in folders for path in _toml_files(folder)]
     found = ((path, path.stat() if path.exists() else path.lstat()) for path in files)
     return tuple((str(path), stat.st_mtime_ns, stat.st_size) for path, stat in found)
@@ -88,12 +89,12 @@ def _toml_files(folder: Path) -> list[Path]:
 
 
 def overlay(below: Document, above: Document) -> Document:
-    """Return `above` over `below`: tables are merged key by key, everything else is replaced."""
+    """Return `above` merged over `below`: tables are merged key by key, and everything else is replaced."""
     return Document(above.name, merge(below.content, above.content), (*below.files, *above.files))
 
 
 def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Return tables merged key by key, recursively; everything else comes from `above`."""
+    """Return tables merged key by key, recursively. Other values come from `above`."""
     merged = dict(below)
     for key, value in above.items():
         old = merged.get(key)
@@ -113,7 +114,7 @@ def _table(name: str, fields: Mapping[str, Any]) -> Any:
     return dataclasses.make_dataclass(name, [(key, kind, None) for key, kind in fields.items()], frozen=True)
 
 
-# These follow the fields of a scheme, which is the one place that lists them.
+# These tables follow the fields of `Scheme`, which is the only list of them.
 _SchemeTable = _table("SchemeTable", {name: _HINTS[name] for name in _SCHEME})
 _Reasons = _table("Reasons", dict.fromkeys((*_HINTS, "dynamic", "requires", "min_onnxruntime"), Text))
 _Search = _table("Search", {**dict.fromkeys(_HINTS, Values), "session_options": Mapping[str, Values]})
@@ -121,7 +122,7 @@ _Search = _table("Search", {**dict.fromkeys(_HINTS, Values), "session_options": 
 
 @dataclass(frozen=True)
 class Qemu:
-    """Describe how qemu runs what the profile describes."""
+    """Describe how qemu runs the hardware that the profile describes."""
 
     arch: Text | None = None
     cpu: Text | None = None
@@ -130,7 +131,7 @@ class Qemu:
 
 @dataclass(frozen=True)
 class Emulate:
-    """Describe [emulate]: how to run the kernels elsewhere."""
+    """Describe [emulate]: how to run the kernels on another machine."""
 
     qemu: Qemu | None = None
     mask: tuple[str, ...] = ()
@@ -145,13 +146,13 @@ Pair = Annotated[
         description='a pair of types such as "U8S8", or one in a form such as "S8S8-QDQ"',
     ),
 ]
-# The fields of a scheme by which weights are kept from saturating; a session option does it too.
+# The scheme fields that keep weights from saturating. A session option can also do this.
 REMEDIES = ("fit_pairs", "fit_seen", "reduce_range", "weight_type")
 
 
 @dataclass(frozen=True)
 class Hazards:
-    """Describe [hazards]: what kernels of this hardware do wrong or slowly; see `edgeq.hardware.profile.Profile`."""
+    """Describe [hazards]: what this hardware's kernels compute wrongly or slowly. See `Profile.hazards`."""
 
     saturates_int16: tuple[Pair, ...] = ()
     remedy_cost: Mapping[str, Positive] | None = None
@@ -161,7 +162,7 @@ class Hazards:
 
 @dataclass(frozen=True)
 class Choices:
-    """Define what profiles and targets may both say."""
+    """Define the keys that both profiles and targets may have."""
 
     title: Text | None = None
     extends: Text | None = None
@@ -190,7 +191,7 @@ class ProfileFile(Choices):
 
 @dataclass(frozen=True)
 class Runtime:
-    """Describe [runtime]: versions that the place has."""
+    """Describe [runtime]: versions of the software on the device."""
 
     onnxruntime: Version | None = None
     tensorrt: Version | None = None
@@ -200,8 +201,14 @@ class Runtime:
 
 @dataclass(frozen=True)
 class Device:
-    """Describe [device]: cores, memory in MiB, the GPU's compute capability, the engine that runs models there where
-    its backend builds for several, and the settings of a compiler or simulator of the device.
+    """Describe [device]: what is known of the hardware.
+
+    Attributes:
+        cores: number of CPU cores.
+        memory_mib: memory in MiB.
+        compute_capability: the GPU's compute capability.
+        engine: the engine that runs models there, if the backend builds for several.
+        engine_options: settings of a compiler or simulator of the device.
     """
 
     cores: Above0 | None = None
@@ -244,16 +251,15 @@ class EitherFile(TargetFile, ProfileFile):
 
 
 def default_folders(name: str) -> tuple[Path, ...]:
-    """Return the folders: shipped first, then those of plug-ins, then the user's; each is merged over those before."""
+    """Return the folders to read: shipped ones first, then those of plug-ins, then the user's. Later ones override."""
     own = user_folder("config")
     return shipped(name), *data_folders(name), *([own / name] if own is not None else [])
 
 
 def layered(folders: Sequence[Path], kind: type) -> Mapping[str, Document]:
-    """Return the documents of all folders by name, later folders over earlier ones. Read again only where a file has
-    changed.
+    """Return the documents of all folders by name, later folders over earlier ones. Unchanged files are not read again.
 
-    An override without a reason of its own does not keep the reason that it overrides.
+    An override without a reason of its own does not keep the reason of the value that it replaces.
     """
     return _layered(tuple(folders), kind, state_of(folders))
 
@@ -271,12 +277,14 @@ def _layered(folders: Sequence[Path], kind: type, state: object) -> Mapping[str,
 
 
 def check_values(document: Document) -> None:
-    """Refuse what the types of the keys leave open: a backend that nothing registers, session options that no bundle
-    could carry, so that what is built with them could not be shipped, and prices of mitigations that do not exist,
-    which would never be tried.
+    """Refuse values that the types of the keys cannot check.
+
+    - The backend must be registered.
+    - Session options must be allowed in bundles; otherwise a model built with them could not be shipped.
+    - `remedy_cost` must name existing mitigations; others would never be tried.
 
     Raises:
-        HardwareError: with the file and the backend, option or mitigation.
+        HardwareError: a value is not valid; names the file and the backend, option or mitigation.
     """
     backend = document.content.get("backend")
     if backend is not None and backend not in BACKENDS.names():
@@ -305,11 +313,13 @@ def explain_override(document: Document) -> Document:
 
 
 def inherit(document: Document, documents: Mapping[str, Document]) -> Document:
-    """Return `document` over everything that it extends. Requirements add up; everything else is overridden, but for an
-    architecture that is not "any". Architecture and features use the one spelling in which devices report theirs.
+    """Return `document` merged over everything that it extends, with architecture and features spelled as devices
+    report them.
+
+    Requirements add up. Everything else is overridden, except an architecture other than "any".
 
     Raises:
-        HardwareError: it extends what is unknown, itself, or something for another architecture.
+        HardwareError: it extends an unknown document, itself, or a document for another architecture.
     """
     chain = [document]
     while parent := chain[-1].content.get("extends"):
@@ -332,7 +342,7 @@ def inherit(document: Document, documents: Mapping[str, Document]) -> Document:
 
 
 def _architecture(chain: Sequence[Document]) -> str:
-    """Return the architecture of a document, first in the chain of what it extends."""
+    """Return the architecture of the first document of a chain, each of which extends the next one."""
     found = ANY
     for link in reversed(chain):
         own = normalise_architecture(link.content.get("architecture", ANY))
@@ -351,24 +361,24 @@ class Profile(Displayed):
 
     Attributes:
         name: the file's name without suffix.
-        title: one line for people.
-        architecture: of the CPU, as in `Machine`; "any" where it does not matter.
-        requires: CPU features, all of them.
-        rank: the highest one that fits wins.
-        backend: which backend builds for it: "cpu", "tensorrt", "systolic".
-        min_onnxruntime: the oldest release that these choices were seen to work with.
-        scheme: how to quantize; `dynamic_weight_types` holds the [dynamic] table.
-        why, source: per scheme field, the reason for the default and where it comes from.
-        hazards: "saturates_int16" and "slower_than_float" list type pairs and forms, "remedy_cost" holds the time that
-            each mitigation against saturation takes, relative to none; "notes" says the rest by topic.
-        search: per scheme field, the values that tuning may try; "session_options" holds lists by option.
-        emulate: how to run its kernels elsewhere: "qemu" (arch, cpu, min_version), "mask" (features to hide on a
-            host that has more), "simulator", "note".
-        min_compute_capability: of an NVIDIA GPU, (major, minor); None where no GPU is needed.
-        requires_runtimes: keys of `Machine.runtimes` that must be there.
-        never_run: what of it was never run on hardware of this class, one line; "" where nothing is known.
-        extends: the profile it builds on.
-        files: where it was read from, the last word last.
+        title: one line for display.
+        architecture: architecture of the CPU, as in `Machine`; "any" if it does not matter.
+        requires: CPU features, all of which are required.
+        rank: precedence; among the profiles that fit, the highest rank wins.
+        backend: the backend that builds for it: "cpu", "tensorrt", "systolic".
+        min_onnxruntime: the oldest release that was seen to work with these choices.
+        scheme: how to quantize; `dynamic_weight_types` has the [dynamic] table.
+        why, source: by scheme field, the reason for the default and the source of the reason.
+        hazards: "saturates_int16" and "slower_than_float" list type pairs and forms; "remedy_cost" has the time that
+            each mitigation against saturation takes, relative to none; "notes" has other remarks by topic.
+        search: by scheme field, the values that tuning may try; "session_options" has lists by option.
+        emulate: how to run its kernels on another machine: "qemu" (arch, cpu, min_version), "mask" (features to hide on
+            a host that has more), "simulator", "note".
+        min_compute_capability: compute capability of an NVIDIA GPU, (major, minor); None if no GPU is needed.
+        requires_runtimes: keys of `Machine.runtimes` that must exist.
+        never_run: one line on what was never run on hardware of this class; "" if nothing is known.
+        extends: the name of the profile that it extends.
+        files: its source files; later files take precedence.
     """
 
     name: str
@@ -391,7 +401,7 @@ class Profile(Displayed):
     files: tuple[Path, ...] = field(default=(), metadata=NOT_WRITTEN)
 
     def missing(self, machine: Machine) -> tuple[str, ...]:
-        """Return what `machine` lacks to run this profile, in words; empty when it fits."""
+        """Return, in words, what `machine` lacks to run this profile; empty if it fits."""
         if self.architecture not in (ANY, machine.architecture):
             return (f"architecture {self.architecture}",)
         lacks = sorted(self.requires - machine.features)
@@ -407,13 +417,15 @@ class Profile(Displayed):
         return tuple(lacks)
 
     def saturates(self, scheme: Scheme) -> bool:
-        """Return whether this hardware's kernels for `scheme` add two products in 16 bits. Whether they really saturate
-        depends on the weights."""
+        """Return whether this hardware's kernels for `scheme` add two products in 16 bits.
+
+        The weights decide whether they really saturate.
+        """
         known = self.hazards.get("saturates_int16", ())
         return scheme.mode == "static" and (scheme.pair in known or f"{scheme.pair}-{scheme.format}" in known)
 
     def includes(self, other: Profile) -> bool:
-        """Return whether every machine that fits this profile also fits `other` (as far as hardware goes)."""
+        """Return whether every machine that fits this profile also fits `other`, as far as hardware goes."""
         gpu, other_gpu = self.min_compute_capability, other.min_compute_capability
         return (
             other.architecture in (ANY, self.architecture)
@@ -425,8 +437,12 @@ class Profile(Displayed):
 
 @dataclass(frozen=True)
 class ProfileMatch:
-    """Name the profile that fits best, why it fits, and what the machine lacks for each better-ranked one (closest
-    rank first).
+    """Name the profile that fits a machine best.
+
+    Attributes:
+        reasons: why it fits.
+        runner_ups: profiles with a higher rank, each with what the machine lacks for it; the lowest of these ranks
+            first.
     """
 
     profile: Profile
@@ -434,7 +450,7 @@ class ProfileMatch:
     runner_ups: tuple[tuple[Profile, tuple[str, ...]], ...]
 
     def explain(self) -> tuple[str, ...]:
-        """Describe the match in lines for people. Runner-ups that lack the same share a line."""
+        """Describe the match in lines of text. Runners-up that lack the same things share a line."""
         by_lack: dict[tuple[str, ...], list[str]] = {}
         for profile, missing in self.runner_ups:
             by_lack.setdefault(missing, []).append(profile.name)
@@ -444,7 +460,7 @@ class ProfileMatch:
         )
 
     def __record__(self) -> dict[str, Any]:
-        """Plain JSON values."""
+        """Return plain JSON values."""
         return {
             "profile": self.profile.name,
             "title": self.profile.title,
@@ -455,13 +471,13 @@ class ProfileMatch:
 
 
 def load_profiles(folders: Sequence[Path] | None = None) -> Mapping[str, Profile]:
-    """Return all profiles by name, in order of rank: the shipped ones with the user's merged over them, or of
-    `folders`.
+    """Return all profiles by name, in order of rank. Unchanged files are not read again.
 
-    Read again only where a file has changed.
+    Args:
+        folders: folders to read; None takes the shipped profiles with the user's merged over them.
 
     Raises:
-        HardwareError: a file that is not a good profile, or two that could tie.
+        HardwareError: a file is not a valid profile, or two profiles could tie.
     """
     chosen = tuple(folders or default_folders("profiles"))
     return _load_profiles(chosen, state_of(chosen))
@@ -481,9 +497,9 @@ def match_profile(machine: Machine, profiles: Mapping[str, Profile]) -> ProfileM
     Profiles of another architecture are not even runners-up.
 
     Raises:
-        HardwareError: none fits; says what the least demanding one lacks.
+        HardwareError: no profile fits; names what the machine lacks for the least demanding one.
     """
-    # What runs in an engine that any machine may have is chosen by naming a target.
+    # Profiles for an engine that any machine may have are only chosen by naming a target.
     related = [
         p for p in profiles.values() if p.architecture in (ANY, machine.architecture) and not only_engine(p.backend)
     ]
@@ -498,7 +514,7 @@ def match_profile(machine: Machine, profiles: Mapping[str, Profile]) -> ProfileM
     better = [
         (profile, missing)
         for profile, missing in lacking
-        # What is simulated and needs no feature of a CPU is chosen by naming a target.
+        # Simulated hardware without CPU requirements is only chosen by naming a target.
         if profile.rank > winner.rank and (profile.requires or "simulator" not in profile.emulate)
     ]
     return ProfileMatch(winner, _reasons(winner, machine), tuple(reversed(better)))
@@ -514,7 +530,7 @@ def _reasons(profile: Profile, machine: Machine) -> tuple[str, ...]:
 
 
 def build_profile(document: Document) -> Profile:
-    """Return the profile that a document with everything inherited describes."""
+    """Return the profile that a document describes, after `inherit`."""
     content = document.content
     needed = ("title", "architecture", "rank", "backend", "min_onnxruntime")
     for key in needed:
@@ -557,11 +573,11 @@ def _checked_scheme(document: Document, table: str, fields: Mapping[str, Any]) -
 
 
 def refuse_ties(profiles: Sequence[Profile]) -> None:
-    """Refuse profiles that one machine could fit and that have equal ranks, or where requiring more does not rank
-    higher.
+    """Refuse profiles with equal ranks that one machine could fit, and profiles that require more without a higher
+    rank.
 
     Raises:
-        HardwareError: with the file whose rank is wrong, and why.
+        HardwareError: two profiles break a rule; names the file with the wrong rank and the reason.
     """
     for more, less in itertools.permutations(profiles, 2):
         if more.includes(less) and not less.includes(more) and more.rank <= less.rank:
@@ -572,5 +588,5 @@ def refuse_ties(profiles: Sequence[Profile]) -> None:
     for a, b in itertools.combinations(profiles, 2):
         if a.rank == b.rank and (a.architecture == b.architecture or ANY in (a.architecture, b.architecture)):
             raise HardwareError(
-                f"{a.files[-1]}: rank {a.rank} is also that of {b.name}", "Give one of them another rank"
+                f"{a.files[-1]}: rank {a.rank} is also the rank of {b.name}", "Give one of them another rank"
             )

@@ -1,4 +1,4 @@
-"""Show machines, profiles and targets as plain values for --json, and as lines for people."""
+"""Show machines, profiles and targets as plain values for --json, and as lines of text."""
 
 from __future__ import annotations
 
@@ -26,8 +26,11 @@ def machine_lines(
     *,
     every_feature: bool,
 ) -> list[str]:
-    """Describe a machine, its match and its engines. Without `every_feature`, only features that some profile asks
-    for."""
+    """Describe a machine, its match and its engines.
+
+    Args:
+        every_feature: whether to list all CPU features; else only those that some profile requires.
+    """
     asked = frozenset().union(*(profile.requires for profile in profiles.values()))
     features = machine.features if every_feature else machine.features & asked
     name = machine.cpu_name or "unknown CPU"
@@ -66,7 +69,7 @@ def profile_list(profiles: Mapping[str, Profile]) -> Page:
 
 
 def profile_page(profile: Profile, *, why: bool) -> Page:
-    """Return one profile; with `why`, a reason and a source under each default."""
+    """Return one profile. With `why`, add a reason and a source under each default."""
     capability = profile.min_compute_capability
     needs = [
         *([] if profile.architecture == "any" else [profile.architecture]),
@@ -96,12 +99,16 @@ def profile_page(profile: Profile, *, why: bool) -> Page:
 def target_list(targets: Mapping[str, Target]) -> Page:
     """Return all targets, by name."""
     rows = [(t.name, t.profile.name, f"{t.title}{' *' if t.profile.never_run else ''}") for t in targets.values()]
-    lines = [*_table(rows), "", "* not all was run on such hardware: `edgeq targets show NAME` says what was not"]
+    lines = [
+        *_table(rows),
+        "",
+        "* not everything was run on such hardware: `edgeq targets show NAME` lists what was not",
+    ]
     return {"targets": [plain(target) for target in targets.values()]}, lines
 
 
 def target_page(target: Target, *, why: bool) -> Page:
-    """Return one target: what is known of the place, then its profile with the target's overrides in it."""
+    """Return one target: what is known of the device, then its profile with the target's overrides."""
     rows = [
         ("title", target.title),
         ("architecture", target.architecture),
@@ -126,7 +133,7 @@ def _scheme_lines(profile: Profile, *, why: bool) -> list[str]:
     lines = []
     for name, value in values.items():
         if name not in profile.why and not value:
-            continue  # op_types, exclude and the like, where nobody chose anything
+            continue  # fields such as op_types and exclude that neither profile nor user set
         lines.append(f"  {name:<20} {_plain(value)}")
         if why and name in profile.why:
             lines += [f"    {profile.why[name]}", f"    [{profile.source[name]}]"]
@@ -149,7 +156,7 @@ def _engine(state: EngineState) -> str:
 
 
 def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    """Rows in aligned columns, the last one ragged."""
+    """Return rows in aligned columns. The last column is not padded."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)] if rows else []
     return [
         "  " + "  ".join([*(f"{cell:<{w}}" for cell, w in zip(row, widths, strict=False)), row[-1]]) for row in rows

@@ -1,8 +1,7 @@
-"""Describe targets: where a model goes. A profile, a runtime, and what is known of the device. Data, from
-targets/*.toml.
+"""Describe targets: places to deploy a model to. They are data, from targets/*.toml.
 
-A target extends one profile and may override its choices. "auto" in place of the profile's name means: the profile
-that fits the machine at hand.
+A target has a profile, a runtime, and what is known of the device. It extends one profile and may override its choices.
+"auto" in place of a profile's name means the profile that fits this machine.
 """
 
 from __future__ import annotations
@@ -31,17 +30,17 @@ class Target(Displayed):
 
     Attributes:
         name: the file's name without suffix, or the profile's name.
-        title: one line for people.
-        profile: with the target's own overrides in it.
-        backend: the profile's.
-        architecture: of the device's CPU.
+        title: one line for display.
+        profile: its profile, with the target's own overrides.
+        backend: the profile's backend.
+        architecture: architecture of the device's CPU.
         features: CPU features that the device is known to have; at least those that the profile requires.
-        runtime: the versions of "onnxruntime", "tensorrt", "cuda", "python" that the device has, as far as known.
-        emulate: how to run the device's kernels elsewhere; see `Profile.emulate`.
-        device: what is known of the hardware: "cores", "memory_mib", "compute_capability"; "engine", the one that runs
-            models there, where its backend builds for several; "engine_options", provider options by which its engine
-            compiles for it, or simulates it, elsewhere.
-        systolic: the array's parameters, in a target that is one.
+        runtime: known versions of "onnxruntime", "tensorrt", "cuda" and "python" on the device.
+        emulate: how to run the device's kernels on another machine; see `Profile.emulate`.
+        device: what is known of the hardware: "cores", "memory_mib", "compute_capability"; "engine", the engine that
+            runs models there, if the backend builds for several; "engine_options", provider options with which the
+            engine compiles for it, or simulates it, on another machine.
+        systolic: the array's parameters, if the target is a systolic array.
     """
 
     name: str
@@ -58,10 +57,13 @@ class Target(Displayed):
 
 
 def load_targets(machine: Machine | None = None) -> dict[str, Target]:
-    """Return all targets by name. Detects this machine, for the target that follows it, unless `machine` is given.
+    """Return all targets by name.
+
+    Args:
+        machine: this machine; None detects it if a target follows it.
 
     Raises:
-        HardwareError: a file that is not a good target or profile.
+        HardwareError: a file is not a valid target or profile.
     """
     profiles = _profile_documents()
     documents = _target_documents()
@@ -71,12 +73,13 @@ def load_targets(machine: Machine | None = None) -> dict[str, Target]:
 
 
 def resolve(name_or_path: str | Path, machine: Machine | None = None) -> Target:
-    """Return the target for what a user named: "auto", a target, a profile, or a path to either's .toml file.
+    """Return the target that a user named: "auto", a target, a profile, or a path to a .toml file of either.
 
-    `machine` stands for the machine at hand; it is detected only if needed.
+    Args:
+        machine: this machine; None detects it, only if needed.
 
     Raises:
-        HardwareError: unknown, with the nearest name; or a file that is not a good target or profile.
+        HardwareError: the name is unknown (names the nearest one), or a file is not a valid target or profile.
     """
     name = str(name_or_path)
     if is_toml(name):
@@ -85,15 +88,15 @@ def resolve(name_or_path: str | Path, machine: Machine | None = None) -> Target:
 
 
 def as_targets(given: str | Path | Sequence[str | Path]) -> tuple[str | Path, ...]:
-    """Return what names targets, each for `resolve`; one name or path alone may stand for a sequence of one."""
+    """Return names or paths of targets as a tuple. A single name or path becomes a tuple of one."""
     return (given,) if isinstance(given, (str, Path)) else tuple(given)
 
 
 def named_target(name: str, machine: Machine | None = None) -> Target:
-    """Return `resolve` for a name that nobody typed, such as one in a bundle: it is never a path.
+    """Return the target of a name that is never a path, such as one in a bundle. See `resolve`.
 
     Raises:
-        HardwareError: unknown, with the nearest name.
+        HardwareError: the name is unknown; names the nearest one.
     """
     profiles, documents = _profile_documents(), _target_documents()
     wanted = THIS_MACHINE if name == AUTO else name
@@ -110,12 +113,11 @@ def is_known(name: str) -> bool:
 
 
 def runs_natively(target: Target, machine: Machine) -> bool:
-    """Return whether the kernels that run here are those that the target runs: its profile is the one that fits this
-    machine.
+    """Return whether this machine runs the same kernels as the target, because the target's profile fits it best.
 
-    A machine that merely has all that an older one needs is not enough: it runs the model on other kernels.
+    A newer machine that meets all requirements of an older one is not enough: it runs the model on other kernels.
     """
-    if only_engine(target.backend) is not None:  # the same everywhere
+    if only_engine(target.backend) is not None:  # such an engine runs the same kernels everywhere
         return True
     return match_profile(machine, load_profiles()).profile.name == target.profile.name
 
@@ -129,7 +131,7 @@ def _target_documents() -> Mapping[str, Document]:
 
 
 def _resolve_file(path: Path, profiles: Mapping[str, Document], machine: Machine | None) -> Target:
-    """Read a user's own file: a profile if it says one of the things that only profiles say, else a target."""
+    """Read a user's own file: a profile if it has a key that only profiles have, else a target."""
     either = schema.read(path, schema.EitherFile)
     is_profile = not either.content.keys() <= {field.name for field in dataclasses.fields(schema.TargetFile)}
     found = schema.read(path, schema.ProfileFile if is_profile else schema.TargetFile)
@@ -154,8 +156,9 @@ def _of_profile(profile: Profile) -> Target:
 
 
 def _build(document: Document, profiles: Mapping[str, Document], machine: Machine | None) -> Target:
-    """Return the target of one document, on top of the profile that it extends or, for "auto", that fits the
-    machine."""
+    """Return the target of one document, on top of the profile that it extends. "auto" extends the profile for
+    `machine`.
+    """
     content = document.content
     for key in ("title", "extends"):
         if key not in content:
@@ -177,7 +180,7 @@ def _build(document: Document, profiles: Mapping[str, Document], machine: Machin
 
 
 def _build_for(machine: Machine, document: Document, profiles: Mapping[str, Document]) -> Target:
-    """Return the target of an "auto" document on `machine`: what is detected stands where the file says nothing."""
+    """Return the target of an "auto" document on `machine`. Detected values fill in what the file leaves out."""
     built = {name: build_profile(inherit(profile, profiles)) for name, profile in profiles.items()}
     match = match_profile(machine, built)
     fixed = Document(document.name, {**document.content, "extends": match.profile.name}, document.files)

@@ -1,1 +1,1 @@
-"""Work with boards over SSH: found by address or name, checked, sent what they lack, and measured on."""
+"""Work with boards over SSH: find them by address or name, check them, send missing files, and measure on them."""

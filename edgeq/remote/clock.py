@@ -1,5 +1,7 @@
-"""Implement `edgeq tune --on`: races, self-tests and profiles on boards of one kind. A board that fails is left out
-while another one is there; one that throttles is waited for once, then left out.
+"""Implement `edgeq tune --on`: races, self-tests and profiles on boards of one kind.
+
+If a board fails, edgeq goes on with the others while any is left. If a board throttles for heat, edgeq waits for it
+once, then leaves it out.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ from edgeq.util.records import Count, Share, parse
 T = TypeVar("T")
 _Model = tuple[Path, SessionSettings]
 COOL_S = 60.0
-"""How long a board that throttled rests before its race is run again."""
+"""Seconds that a board rests after throttling, before its race runs again."""
 
 
 @dataclass(frozen=True)
@@ -45,8 +47,9 @@ class _Ready:
 
 
 class BoardClock:
-    """Time models on boards of one kind that take turns: each rests while another works. See
-    `edgeq.tune.sessions.Clock`.
+    """Time models on boards of one kind that take turns, so that each rests while another works.
+
+    See `edgeq.tune.sessions.Clock`.
     """
 
     def __init__(
@@ -78,17 +81,17 @@ class BoardClock:
 
     @property
     def machine(self) -> Machine:
-        """Return the machine, as the first board describes itself."""
+        """Return the machine of the first board, as it describes itself."""
         return self._first.machine
 
     @property
     def engines(self) -> Mapping[str, Installed]:
-        """Return the engines that are there, by name."""
+        """Return the engines on the first board, by name."""
         return self._first.engines
 
     @property
     def route(self) -> ExecutionRoute:
-        """Return how models are run there under the profiler."""
+        """Return how models run on the boards under the profiler."""
         where = f"{', '.join(board.name for board in self._boards)}, over SSH"
 
         @contextmanager
@@ -98,11 +101,11 @@ class BoardClock:
         return ExecutionRoute(NATIVE, where, native_speed=True, start=running)
 
     def checks(self) -> tuple[Check, ...]:
-        """Return what was checked there of every candidate that was built."""
+        """Return the checks that every built candidate passed on a board."""
         return tuple(Check(name, "native", self.route.how, "", True) for name in ("load", "self-test"))
 
     def record(self) -> dict[str, Any]:
-        """Return the boards that were used, by name, with the machine and its state at the start."""
+        """Return the boards that were used, by name, each with its machine and its state at the start."""
         return {name: {"machine": found.machine, "state": found.state} for name, found in self._used.items()}
 
     def answers(self, model: Path, settings: SessionSettings, judge: Callable[[Any], T]) -> T:
@@ -119,7 +122,7 @@ class BoardClock:
     def race(
         self, models: Mapping[str, _Model], feed: Mapping[str, Any], rules: RaceRules, on_round: Callable[[], None]
     ) -> Ranking:
-        """See `Clock.race`; all of it runs on one board."""
+        """Run a whole race on one board. See `Clock.race`."""
 
         def run(ready: _Ready) -> Ranking:
             requests = [
@@ -131,7 +134,8 @@ class BoardClock:
             ]
             request = {"do": "race", "models": requests, "feed": ready.session.send_samples([feed])[0], **asdict(rules)}
             guest = ready.models.guest()
-            guest.request_s = link.REQUEST_S + 2 * rules.how["max_duration_s"]  # opening takes no longer than the race
+            # opening the models takes at most as long as the race
+            guest.request_s = link.REQUEST_S + 2 * rules.how["max_duration_s"]
             found = _ranking(ready.session, *guest.exchange(request))
             if found.distributions.keys() != models.keys():
                 raise senseless(ready.session)
@@ -156,7 +160,7 @@ class BoardClock:
         return self.on_one(run)
 
     def on_one(self, run: Callable[[_Ready], T]) -> T:
-        """Run on the board whose turn it is; if that fails, on the next one."""
+        """Run on the next board in turn. If that fails, drop the board and try the one after it."""
         while True:
             ready = self._ready[0]
             self._ready.append(self._ready.pop(0))
@@ -166,13 +170,13 @@ class BoardClock:
                 self._ready.remove(ready)
                 if not self._ready:
                     raise
-                self._progress.note(f"{error}: going on without it")
+                self._progress.note(f"{error}: continuing without this board")
                 continue
             self._used[ready.session.board.name] = ready.found
             return done
 
     def _undisturbed(self, ready: _Ready, run: Callable[[_Ready], T]) -> T:
-        """Run, and once more after a rest where the board throttled meanwhile."""
+        """Run on a board. If it throttled meanwhile, let it rest and run once more."""
         name = ready.session.board.name
         for rest in (True, False):
             before = describe_board(ready.session).state.thermal_throttles
@@ -181,9 +185,9 @@ class BoardClock:
             if before is None or after is None or after <= before:
                 return done
             if rest:
-                self._progress.note(f"{name} throttled for heat during a race: it rests {COOL_S:g} s")
+                self._progress.note(f"{name} throttled for heat during a race: it rests for {COOL_S:g} s")
                 self._sleep(COOL_S)
-        raise BoardError(f"{name} throttles for heat again after a rest", "Cool it, then go on with --resume")
+        raise BoardError(f"{name} throttles for heat again after a rest", "Cool it, then continue with --resume")
 
     def _check_same(self) -> None:
         profiles = load_profiles()
@@ -193,25 +197,27 @@ class BoardClock:
         }
         if len(kinds) > 1:
             named = ", ".join(f"{board} is {cpu or profile}" for (profile, cpu), board in kinds.items())
-            raise UsageError(f"the boards are of different kinds: {named}", "Tune for each kind by itself")
+            raise UsageError(f"the boards are of different kinds: {named}", "Tune for each kind separately")
 
 
 class _Profiled:
-    """A session under the profiler on a board. All of it happens there when the profiler ends, so that the next board
-    can do it where the first one fails."""
+    """Act as a session under the profiler on a board.
+
+    The board runs everything when the profiler ends, so that another board can repeat it if the first one fails.
+    """
 
     def __init__(self, clock: BoardClock, model: Path, settings: SessionSettings) -> None:
         self._clock, self._model, self._settings = clock, model, settings
         self._feeds: list[Mapping[str, Any]] = []
 
     def run(self, names: Sequence[str] | None, feed: Mapping[str, Any]) -> list[Any]:
-        """As onnxruntime's, but for the outputs, which nobody needs."""
+        """Store an input for the board. Unlike onnxruntime's method, return no outputs, because callers need none."""
         del names
         self._feeds.append(feed)
         return []
 
     def end_profiling(self) -> str:
-        """As onnxruntime's: the path here."""
+        """Run the stored inputs on a board and return the path of the profile on this machine."""
         return self._clock.on_one(self._profile)
 
     def _profile(self, ready: _Ready) -> str:
@@ -242,7 +248,7 @@ def _read(guest: BoardGuest, file: str) -> bytes:
 
 @dataclass(frozen=True)
 class _Raced:
-    """One runner of a race; its arrays are named after `index`."""
+    """Describe one runner of a race. The names of its arrays begin with `index`."""
 
     index: Count
     samples_per_query: Annotated[int, Meta(ge=1, le=1 << 20)]
@@ -254,7 +260,7 @@ class _Raced:
 
 @dataclass(frozen=True)
 class _Race:
-    """See `edgeq_device.claim.Ranking`."""
+    """Describe a board's answer to a race. See `edgeq_device.claim.Ranking`."""
 
     order: tuple[Text, ...]
     settled: bool
@@ -269,7 +275,7 @@ class _Peak:
 
 
 def _ranking(session: BoardSession, answer: Mapping[str, Any], arrays: Mapping[str, Any]) -> Ranking:
-    """A race that ran on a board."""
+    """Return the ranking of a race that ran on a board."""
     found = parse(answer, _Race, session.board.name, BoardError)
     try:
         distributions = {}
@@ -279,7 +285,7 @@ def _ranking(session: BoardSession, answer: Mapping[str, Any], arrays: Mapping[s
             distributions[name] = Distribution(samples, rounds, *figures)
         tied = {name for pair in found.ties for name in pair}
         if sorted(found.order) != sorted(distributions) or not tied <= {*found.order}:
-            raise ValueError("an order of others")
+            raise ValueError("an order of other models")
         return Ranking(found.order, found.settled, found.ties, found.rounds, distributions)
     except (*SENSELESS, ValueError) as error:
         raise senseless(session) from error

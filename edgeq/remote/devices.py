@@ -1,4 +1,4 @@
-"""Resolve `--on`: a board by its address, one of a devices file by its name, or all boards of such a file."""
+"""Resolve `--on`: a board by its address or by its name in a devices file, or all boards of such a file."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from edgeq.util.records import is_toml, read_toml, toml_table
 from edgeq.util.registry import user_folder
 
 DEVICES = "devices.toml"
-"""The file's name, in the user's configuration folder and in the working directory."""
+"""Name of the devices file, in the user's configuration folder and in the working directory."""
 SSH = "ssh://"
-_FIX = "See docs/boards.md for what a devices file holds"
-# What starts with "-" would be an option of ssh.
+_FIX = "See docs/boards.md for the contents of a devices file"
+# No part begins with "-", because ssh would take it for an option.
 _NAME, _V6, _USER = r"[A-Za-z0-9_][A-Za-z0-9_.-]*", r"[0-9A-Fa-f]*:[0-9A-Za-z:.%]+", r"[A-Za-z0-9_][A-Za-z0-9_.@+\\-]*"
 _ADDRESS = re.compile(rf"ssh://((?P<user>{_USER})@)?(?P<host>{_NAME}|\[{_V6}\])(:(?P<port>\d{{1,5}}))?/?")
 _LARGEST_PORT = 65535
@@ -33,10 +33,10 @@ class Entry:
     """Describe [devices.NAME].
 
     Attributes:
-        host: as ssh takes it, an alias of its configuration too.
-        kind: boards of one kind are compared with each other and share work; default: the name.
-        python: the interpreter there, with its arguments.
-        folder: the one directory there that edgeq writes to; default: edgeq-device in the user's cache.
+        host: a host as ssh accepts it, including aliases of ssh's configuration.
+        kind: boards of one kind are compared with each other and share work; the default is the name.
+        python: the board's interpreter, with its arguments.
+        folder: the only directory on the board that edgeq writes to; the default is edgeq-device in the user's cache.
     """
 
     host: Host
@@ -55,11 +55,11 @@ class DevicesFile:
 
 @dataclass(frozen=True)
 class Board(Entry):
-    """Describe one board. Its `host` is without the user.
+    """Describe one board. Its `host` does not include the user.
 
     Attributes:
-        name: as the user wrote it.
-        user: "" leaves it to ssh.
+        name: the name or address that the user wrote.
+        user: the login; "" leaves it to ssh.
     """
 
     name: str = ""
@@ -67,11 +67,12 @@ class Board(Entry):
 
 
 def boards_of(given: str) -> tuple[Board, ...]:
-    """Return the boards that an `--on` names; none where it is something else, such as a target.
+    """Return the boards that an `--on` names; empty if it names something else, such as a target.
 
     Raises:
-        UsageError: an address that is none; a name to which the working directory gives another meaning than the user.
-        HardwareError: a devices file that is not as it should be.
+        UsageError: an address is not valid, or the name means one thing in the working directory and another for the
+            user.
+        HardwareError: a devices file is not valid.
     """
     if given.startswith(SSH):
         return (_addressed(given),)
@@ -82,8 +83,8 @@ def boards_of(given: str) -> tuple[Board, ...]:
     own, here = _boards_in(user_folder("config")), _boards_in(Path())
     if given in here and (own[given] != here[given] if given in own else _is_target(given)):
         raise UsageError(
-            f"{DEVICES} of the working directory calls a board {given!r}, as {'yours' if given in own else 'a target'} "
-            "is called",
+            f"{DEVICES} in the working directory names a board {given!r}, which is also "
+            f"{'a board of yours' if given in own else 'a target'}",
             "Rename it there, or type the board's ssh:// address",
         )
     return ((own | here)[given],) if given in own | here else ()
@@ -100,12 +101,12 @@ def one_board(given: str) -> Board:
     """Return the one board that `given` names.
 
     Raises:
-        UsageError: it names none, or several.
-        HardwareError: a devices file that is not as it should be.
+        UsageError: it names no board, or several.
+        HardwareError: a devices file is not valid.
     """
     found = boards_of(given)
     if not found:
-        hint = suggest(given, known_boards()) if known_boards() else "Write ssh://user@host, or a name of devices.toml"
+        hint = suggest(given, known_boards()) if known_boards() else "Write ssh://user@host, or a name in devices.toml"
         raise UsageError(f"there is no board {given!r}", hint)
     if len(found) > 1:
         raise UsageError(f"{given} names {len(found)} boards", "Name one of them")
@@ -113,10 +114,10 @@ def one_board(given: str) -> Board:
 
 
 def known_boards() -> dict[str, Board]:
-    """Return the boards of the devices file in the working directory, and over it of the user's, by name.
+    """Return the boards of the working directory's and the user's devices files, by name. The user's file wins.
 
     Raises:
-        HardwareError: a file that is not as it should be.
+        HardwareError: a file is not valid.
     """
     return _boards_in(Path()) | _boards_in(user_folder("config"))
 
@@ -139,22 +140,23 @@ def _read(path: Path) -> dict[str, Board]:
 def _addressed(address: str) -> Board:
     fix = "Write it like ssh://user@host:port"
     if re.match(r"ssh://[^@/]*:[^@/]*@", address):
-        raise UsageError("a board's address is given with a password", "Leave it out: set up a key with ssh-copy-id")
+        raise UsageError("the address of a board contains a password", "Leave it out: set up a key with ssh-copy-id")
     parts = _ADDRESS.fullmatch(address)
     port = int(parts["port"]) if parts and parts["port"] else None
     if parts is None or (port is not None and not 1 <= port <= _LARGEST_PORT):
-        raise UsageError(f"{address!r} is not an address of a board", fix)
+        raise UsageError(f"{address!r} is not the address of a board", fix)
     host, user = parts["host"].strip("[]"), parts["user"] or ""
     board = Board(host, port, kind=host, name=address, user=user)
-    own = _boards_in(user_folder("config")).values()  # not of the working directory: `python` is a command
+    # only the user's file: `python` is a command, so the working directory's file is not trusted
+    own = _boards_in(user_folder("config")).values()
     return next((replace(b, name=address) for b in own if (b.host, b.user, b.port) == (host, user, port)), board)
 
 
 def fleet_of(given: Sequence[str]) -> tuple[Board, ...]:
-    """Return all boards that several `--on` name, each once.
+    """Return all boards that several `--on` options name, each once.
 
     Raises:
-        UsageError: one names no board.
+        UsageError: an option names no board.
     """
     found: dict[str, Board] = {}
     for text in given:

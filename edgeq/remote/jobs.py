@@ -1,4 +1,4 @@
-"""Run benchmarks, evaluations, gates and checks of bundles on boards, and report what the boards are and were doing."""
+"""Run benchmarks, evaluations, gates and checks of bundles on boards. Report each board's machine and its state."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _LARGEST = 1e15
 
 
 class BoardBench:
-    """Run benchmarks on one board: see `edgeq.measure.bench.BenchPlace`."""
+    """Run benchmarks on one board. See `edgeq.measure.bench.BenchPlace`."""
 
     def __init__(self, session: BoardSession, progress: Progress = SILENT) -> None:
         self._session = session
@@ -59,7 +59,7 @@ class BoardBench:
         return self._bench({"models": requests, "bundle": ""}, work, models)
 
     def loaded(self, models: Mapping[str, LoadedModel], sessions: int, work: Workload) -> Measurement:
-        """Measure what is open there side by side, each in so many sessions; of a bundle the variant that is open."""
+        """Measure loaded models side by side, each in `sessions` sessions. A bundle runs the variant that is open."""
         requests = [{**self._request(one), "name": name, "sessions": sessions} for name, one in models.items()]
         return self._bench({"models": requests, "bundle": ""}, work, models)
 
@@ -70,7 +70,7 @@ class BoardBench:
         return open_request(place, one.settings)
 
     def bundle(self, bundle: Path, variant: str | None, work: Workload) -> Measurement:
-        """See `BenchPlace.bundle`; the bundle is sent, unless it lies there already."""
+        """Send the bundle unless the board already has it, and measure it. See `BenchPlace.bundle`."""
         place = self._session.send_bundle(bundle, self._progress)
         return self._bench({"bundle": place, "variant": variant}, work)
 
@@ -95,17 +95,17 @@ class BoardBench:
             if not scenarios or {*found.models} != named or any({*one["models"]} != named for one in scenarios):
                 raise ValueError("figures of other models")
             if not {*found.scenarios} <= {*settings.scenarios} or len(found.text(verbose=True)) > link.TABLE:
-                raise ValueError("scenarios or texts that nobody asked for")
+                raise ValueError("scenarios that were not requested, or texts that are too long")
         except (*SENSELESS, ValueError) as error:
             raise senseless(session) from error
         return found
 
 
 def check_amounts(value: Any, name: str = "") -> None:
-    """Refuse a duration, size or count in a report, by the end of its name, that no measurement gives.
+    """Refuse a report with a duration, size or count that no measurement gives. The end of a key tells what it is.
 
     Raises:
-        ValueError: it is negative, or far too large.
+        ValueError: an amount is negative or far too large.
     """
     if isinstance(value, dict):
         for key, item in value.items():
@@ -121,11 +121,11 @@ def bench_on(board: Board, run: Callable[..., Measurement], *, progress: Progres
     """Run a benchmark on a board.
 
     Args:
-        run: `edgeq.measure.bench.bench`, of what is to be measured.
+        run: `edgeq.measure.bench.bench`, with the models to measure already bound.
 
     Raises:
         BoardError: the board cannot be used.
-        EdgeqError: as `run`.
+        EdgeqError: as in `run`.
     """
     with open_board(board) as session:
         return run(place=BoardBench(session, progress), progress=progress)
@@ -133,7 +133,7 @@ def bench_on(board: Board, run: Callable[..., Measurement], *, progress: Progres
 
 @dataclass(frozen=True)
 class BoardEvaluated:
-    """Hold an evaluation, and what the board is and was doing (plain values)."""
+    """Hold an evaluation, and the board's machine and state (plain values)."""
 
     result: EvalResult
     board: Mapping[str, Any]
@@ -143,11 +143,11 @@ class BoardEvaluated:
 
 
 def evaluate_on(request: EvalRequest, board: Board, *, progress: Progress = SILENT) -> BoardEvaluated:
-    """Return the accuracy of a model or bundle on a board, or its agreement with a reference here.
+    """Return the accuracy of a model or bundle on a board, or its agreement with a reference on this machine.
 
     Raises:
         BoardError: the board cannot be used.
-        EdgeqError: as `run_evaluation`.
+        EdgeqError: as in `run_evaluation`.
     """
     with open_board(board) as session:
         before = describe_board(session)
@@ -157,15 +157,15 @@ def evaluate_on(request: EvalRequest, board: Board, *, progress: Progress = SILE
 
 
 OnStatus = Callable[[str, str], None]
-"""Called with a board's name and what it is doing, from several threads."""
+"""A function that gets a board's name and its current activity. Several threads call it."""
 _AT_ONCE = 64
 
 
 def measure_fleet(boards: Sequence[Board], run: Callable[..., Measurement], on_status: OnStatus) -> FleetRecord:
-    """Run a benchmark on all boards, in parallel; its first scenario is what is compared.
+    """Run a benchmark on all boards in parallel, and compare the results of its first scenario.
 
     Args:
-        run: `edgeq.measure.bench.bench`, of what is to be measured.
+        run: `edgeq.measure.bench.bench`, with the models to measure already bound.
     """
     with ThreadPoolExecutor(min(_AT_ONCE, len(boards))) as pool:
         rows, scenarios = zip(*pool.map(lambda board: _row(board, run, on_status), boards), strict=True)
@@ -188,7 +188,7 @@ def _row(board: Board, run: Callable[..., Measurement], on_status: OnStatus) -> 
 
 
 class _BoardProgress:
-    """Progress of one board among many: its stage is its status."""
+    """Report the progress of one board among many. Its current stage is its status."""
 
     def __init__(self, name: str, on_status: OnStatus) -> None:
         self._name = name
@@ -208,11 +208,11 @@ class _BoardProgress:
 
 
 class _BoardPlace(BoardModels):
-    """See `edgeq.report.compare.ComparePlace`."""
+    """Measure models for a comparison on a board. See `edgeq.report.compare.ComparePlace`."""
 
     @property
     def name(self) -> str:
-        """The board's, as `devices.toml` has it."""
+        """Return the board's name in `devices.toml`."""
         return self._session.board.name
 
     def measure(self, models: Mapping[str, LoadedModel], sessions: int, work: Workload) -> Measurement:
@@ -223,11 +223,11 @@ class _BoardPlace(BoardModels):
 def gate_on(
     board: Board, request: CompareRequest, limits: GateLimits, *, update: bool = False, progress: Progress = SILENT
 ) -> Gated:
-    """Run `edgeq.report.gate.gate` on a board, which is not reached where there is no baseline to measure against.
+    """Run `edgeq.report.gate.gate` on a board. If there is no baseline to compare with, do not connect to the board.
 
     Raises:
         BoardError: the board cannot be used.
-        EdgeqError: as `gate`.
+        EdgeqError: as in `gate`.
     """
     if not request.a.exists():
         return gate(request, limits, update=update, progress=progress)
@@ -240,7 +240,12 @@ _CHECK_FAILED = 10
 
 @dataclass(frozen=True)
 class OutputFound:
-    """Report one output of a self-test: the largest error (None: see `problem`) and what is allowed."""
+    """Report one output of a self-test.
+
+    Attributes:
+        max_error: the largest error; None if there is a `problem`.
+        tolerance: the largest allowed error.
+    """
 
     max_error: Amount | None
     tolerance: Amount
@@ -250,7 +255,7 @@ class OutputFound:
 
 @dataclass(frozen=True)
 class VariantFound:
-    """Report one variant as the runner does: see `edgeq_device.verify.VariantReport`."""
+    """Report one variant in the form of the runner. See `edgeq_device.verify.VariantReport`."""
 
     component: Text
     variant: Text
@@ -261,7 +266,7 @@ class VariantFound:
 
 @dataclass(frozen=True)
 class Verification:
-    """Hold what the runner reports of a bundle."""
+    """Hold the runner's report on a bundle."""
 
     passed: bool
     architecture: Line
@@ -272,12 +277,12 @@ class Verification:
 
 @dataclass(frozen=True)
 class BoardVerified:
-    """Report a bundle on a board.
+    """Report the check of a bundle on a board.
 
     Attributes:
-        board: what it is and was doing, plain values.
-        verification: by the bundle's own runner.
-        check: its outputs next to this machine's; None without samples.
+        board: the board's machine and state, as plain values.
+        verification: the report of the bundle's own runner.
+        check: the comparison of its outputs with this machine's; None without samples.
     """
 
     name: str
@@ -286,7 +291,7 @@ class BoardVerified:
     check: EmulatedCheck | None = None
 
     def check_passed(self, max_drop: float | None) -> None:
-        """Raise CheckFailedError where a variant failed, BundleError where none could run."""
+        """Raise CheckFailedError if a variant failed, or BundleError if no variant could run."""
         failed = [found for found in self.verification.variants if found.status == "failed"]
         if failed:
             problem = f"variant {failed[0].variant} fails on {self.name}: {failed[0].reason}"
@@ -298,7 +303,7 @@ class BoardVerified:
             self.check.check(max_drop)
 
     def lines(self) -> Iterator[str]:
-        """Yield lines for people."""
+        """Yield lines of text for the user."""
         found = self.verification
         yield f"{self.name}: {found.architecture}, onnxruntime {found.onnxruntime}; {self.board['before'].text()}"
         for one in found.variants:
@@ -306,7 +311,7 @@ class BoardVerified:
 
 
 def verify_on_board(request: VerifyRequest, board: Board, *, progress: Progress = SILENT) -> BoardVerified:
-    """Check a bundle on a board; `BoardVerified.check_passed` turns a bad one into an error.
+    """Check a bundle on a board. `BoardVerified.check_passed` turns a failed check into an error.
 
     Raises:
         BundleError: the bundle is damaged.
@@ -335,13 +340,16 @@ def verify_on_board(request: VerifyRequest, board: Board, *, progress: Progress 
 
 
 def _sensible(found: Verification, bundle: Bundle, variant: str | None) -> bool:
-    """Tell whether a runner can report this: the bundle's hash and variants, each once, and results that agree."""
+    """Return whether a runner can have written this report.
+
+    The bundle's hash must match, each variant must appear once, and the results must not contradict each other.
+    """
     known = [(name, one.name) for name, variants in bundle.components.items() for one in variants]
     named = sorted((one.component, one.variant) for one in found.variants)
     outputs = [output for one in found.variants for output in one.outputs.values()]
     statuses = {one.status for one in found.variants}
     return (
-        found.manifest_sha256 in ("", bundle.manifest_sha256)  # early runners report none
+        found.manifest_sha256 in ("", bundle.manifest_sha256)  # early runners do not report the hash
         and named == sorted(pair for pair in known if variant in (None, pair[1]))
         and all(output.problem or output.max_error is not None for output in outputs)
         and not (found.passed and ("failed" in statuses or statuses.isdisjoint(("passed", "loaded"))))
@@ -349,7 +357,7 @@ def _sensible(found: Verification, bundle: Bundle, variant: str | None) -> bool:
 
 
 def _compared(request: VerifyRequest, session: BoardSession, machine: Machine, progress: Progress) -> EmulatedCheck:
-    """The variant that runs on the board against the same one here, on samples."""
+    """Compare the variant that runs on the board with the same variant on this machine, on samples."""
     task = make_task(request.task, request.options or TaskOptions()) if request.task is not None else None
     target = replace(resolve(AUTO, machine), name=session.board.name)
     with BoardModels(session, progress) as models, opened(request.bundle, expect=request.expect) as bundle:
@@ -376,7 +384,7 @@ def _compared(request: VerifyRequest, session: BoardSession, machine: Machine, p
 
 @dataclass(frozen=True)
 class VerifiedEverywhere:
-    """Report a bundle on boards, and on the kernels of targets."""
+    """Report the checks of a bundle on boards, and on the kernels of targets."""
 
     bundle: Path
     boards: tuple[BoardVerified, ...]
@@ -384,14 +392,14 @@ class VerifiedEverywhere:
     max_drop: float | None
 
     def check(self) -> None:
-        """Raise for the first that failed; see `BoardVerified.check_passed` and `Verified.check`."""
+        """Raise an error for the first failed check. See `BoardVerified.check_passed` and `Verified.check`."""
         for board in self.boards:
             board.check_passed(self.max_drop)
         if self.targets is not None:
             self.targets.check()
 
     def lines(self) -> list[str]:
-        """Return lines for people."""
+        """Return lines of text for the user."""
         checks = (*(b.check for b in self.boards if b.check), *(self.targets.checks if self.targets else ()))
         lines = (line for board in self.boards for line in board.lines())
         return [hash_line(self.manifest_sha256), *lines, *summary(checks)]
@@ -410,7 +418,7 @@ class VerifiedEverywhere:
 def verify_everywhere(
     bundle: Path, variant: str | None, options: Mapping[str, Any], *, progress: Progress = SILENT
 ) -> VerifiedEverywhere:
-    """Run `edgeq verify --on` from its flat options: each name is a board's or a target's."""
+    """Run `edgeq verify --on` from its flat options. Each name is a board or a target."""
     request = verify_request(bundle, variant, options)
     boards = {name: boards_of(name) for name in request.on}
     targets = tuple(name for name, found in boards.items() if not found)

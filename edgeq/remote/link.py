@@ -1,13 +1,11 @@
-"""Run commands on a board through the system's ssh, with what people have configured for it: keys, agents, jump hosts
-and known host keys. Its failures are one line each.
+"""Run commands on a board through the system's ssh, with the user's ssh configuration: keys, agents, jump hosts and
+known host keys. Each failure becomes an error in one line.
 
-Limits on what a board, which is not trusted, may send, and on how long it may take.
+A board is not trusted. This module has the limits on the size of its messages and on the time it may take. Other code
+reads a limit from this module when it needs it (`link.ANSWER_S`), so that each limit has one place to change.
 
-Code takes each from this module when it needs it (`link.ANSWER_S`), so that there is one place to change it.
-
-The line to the program on a board that holds its lock: requests one way, answers the other, signs of life between.
-
-The other side is targets/runtime/edgeq_board.py.
+`Channel` is the connection to the program that holds the board's lock. Requests go one way and answers the other, with
+keep-alive messages in between. The other side is targets/runtime/edgeq_board.py.
 """
 
 from __future__ import annotations
@@ -43,10 +41,10 @@ _STOP_S = 1.0
 
 
 def within(limit_s: float, call: Callable[[], T]) -> T:
-    """Return what `call` returns. It runs in a thread, because reading from a pipe or writing to it may take for ever.
+    """Return the result of `call`. It runs in a thread, because reading from or writing to a pipe may block for ever.
 
     Raises:
-        TimeoutError: it takes longer. The thread ends as soon as the process at the other end of the pipe does.
+        TimeoutError: the call takes longer. Its thread ends as soon as the process at the other end of the pipe does.
     """
     found: Future[T] = Future()
 
@@ -61,14 +59,16 @@ def within(limit_s: float, call: Callable[[], T]) -> T:
 
 
 def start(command: Sequence[str]) -> tuple[subprocess.Popen[bytes], Tail]:
-    """Start a process; gives it with the end of what it writes on stderr."""
+    """Start a process. Return it with a reader of the end of its stderr."""
     pipe = subprocess.PIPE
     process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe)
     return process, Tail(process)
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
-    """Kill and reap a process, and close its pipes. SIGTERM comes first: then ssh ends what it connects through."""
+    """End and reap a process, and close its pipes. SIGTERM comes first, so that ssh ends the processes it connects
+    through.
+    """
     if process.poll() is None:
         process.terminate()
         try:
@@ -78,87 +78,87 @@ def stop(process: subprocess.Popen[bytes]) -> None:
             process.wait()
     for stream in (process.stdin, process.stdout):
         assert stream is not None
-        with suppress(TimeoutError, OSError):  # a reader that still waits, or what nobody will read
+        with suppress(TimeoutError, OSError):  # a reader still waits, or nobody will read what remains
             within(_STOP_S, stream.close)
 
 
 @dataclass(frozen=True)
 class Done:
-    """Describe a process that has ended: exit code, standard output, the end of its stderr."""
+    """Describe an ended process: its exit code, its standard output, and the end of its stderr."""
 
     code: int
     out: bytes
     errors: bytes
 
 
-# Seconds.
+# Time limits in seconds.
 ANSWER_S = 120.0
-"""For a request to the program that holds the board. Hashing a gigabyte on a slow card takes a minute."""
+"""Limit for a request to the program that holds the board. Hashing a gigabyte on a slow card takes a minute."""
 LEAST_BYTES_PER_S = 1 << 14
-"""A request that carries a file has more time, by this rate."""
+"""A request that carries a file gets extra time, at this rate."""
 COMMAND_S = 60.0
-"""For sending edgeq's program to the board."""
+"""Limit for sending edgeq's program to the board."""
 REQUEST_S = 900.0
-"""For a request to the program that runs models: opening a large model on a slow board takes minutes."""
+"""Limit for a request to the program that runs models. Opening a large model on a slow board takes minutes."""
 VERIFY_S = 1800.0
-"""For the bundle's own runner."""
+"""Limit for the bundle's own runner."""
 INSTALL_S = 3600.0
-"""For pip on the board."""
+"""Limit for pip on the board."""
 BENCH_S = 900.0
-"""For what a benchmark does besides its runs: opening, warming up, measuring memory."""
+"""Limit for the rest of a benchmark besides its runs: opening, warming up, measuring memory."""
 BENCH_FACTOR = 20.0
-"""For its runs: this many times their duration."""
+"""Limit for the runs of a benchmark, as a multiple of their duration."""
 ALIVE_S = 15.0
-"""Between signs of life to the board, and for it to end what runs there behind a session."""
+"""Time between keep-alive messages to the board, and the board's limit for ending a session's programs."""
 EXIT_S = 5.0
-"""For a process to end after its output has."""
+"""Limit for a process to end after its output has ended."""
 
-# Bytes and counts.
+# Limits in bytes and counts.
 ANSWER_BYTES = 1 << 21
-"""Bytes of one answer, and of the standard output of one command."""
+"""Most bytes of one answer, and of one command's standard output."""
 VALUES = 1 << 17
-"""Values in one answer: its objects take far more memory than its text."""
+"""Most values in one answer, because its objects take far more memory than its text."""
 ARRAYS = 1 << 12
-"""Arrays in one answer."""
+"""Most arrays in one answer."""
 SYSTEM_FILES = 1 << 11
 KERNELS, KERNEL_VALUES = 1 << 17, 1 << 12
-"""Runs of kernels in a profile, and values in each."""
+"""Most kernel events in a profile, and most values in each."""
 SHOWN = 300
-"""Characters of a message of the board's."""
+"""Most characters in a message from the board."""
 TABLE = 1 << 16
-"""Characters of a benchmark's tables."""
+"""Most characters in a benchmark's tables."""
 
 _ON_ONE_LINE = r"^[^\n\t]*$"
 Line = Annotated[str, Meta(max_length=SHOWN, pattern=_ON_ONE_LINE, description="a short text on one line")]
 Text = Annotated[str, Meta(max_length=1 << 12, pattern=_ON_ONE_LINE, description="a text on one line")]
-SystemFile = Annotated[str, Meta(max_length=1 << 13, description="a small file of the system")]
+SystemFile = Annotated[str, Meta(max_length=1 << 13, description="a small system file")]
 
 
 def brief(text: object) -> str:
-    """Return a text of the board's on one line, cut where it is too long to be read."""
+    """Return a text from the board on one line, cut if it is too long to read."""
     line = " ".join(str(text)[: 4 * SHOWN].split())
     return line if len(line) <= SHOWN else f"{line[: SHOWN - 1]}…"
 
 
 CONNECT_S = 15
-# A link that is silently gone is noticed after three of these.
+# Seconds between keep-alive messages. ssh gives up a dead link after three of them.
 _ALIVE_S = 10
 LINK_FAILED = 255
-"""ssh's exit code where it is the link that failed, not the command."""
+"""ssh's exit code if the link failed, not the command."""
 
 
 class Link:
     """Describe how to reach one board.
 
     Args:
-        sockets: a folder for the socket by which all commands share one connection; short, as sockets' paths are.
+        sockets: a folder for the socket through which all commands share one connection; its path must be short.
     """
 
     def __init__(self, board: Board, sockets: Path) -> None:
         self.board = board
         found = which("ssh")
         if found is None:
-            raise BoardError("boards are reached by ssh, which is not installed here", "Install OpenSSH's client")
+            raise BoardError("ssh is not installed here, and edgeq needs it for boards", "Install OpenSSH's client")
         self._ssh = found
         shared = ["-o", "ControlMaster=auto", "-o", f"ControlPath={sockets}/%C", "-o", "ControlPersist=no"]
         self._options = [
@@ -167,7 +167,7 @@ class Link:
             *("-o", f"ConnectTimeout={CONNECT_S}"),
             *("-o", f"ServerAliveInterval={_ALIVE_S}"),
             *("-o", "ServerAliveCountMax=3"),
-            # Windows' ssh has no sockets to share a connection by.
+            # ssh on Windows has no sockets for sharing a connection.
             *(shared if os.name == "posix" else ()),
             *(("-p", str(board.port)) if board.port else ()),
             *(("-l", board.user) if board.user else ()),
@@ -179,7 +179,7 @@ class Link:
         return [self._ssh, *self._options, "--", self.board.host, " ".join(words)]
 
     def failed(self, code: int, errors: bytes) -> BoardError:
-        """Return what a failed command wrote on stderr, as an error in one line."""
+        """Return a one-line error for a failed command, from its exit code and stderr."""
         lines = lines_of(errors)
         text = "\n".join(lines)
         problem, fix = next(((p, f) for pattern, p, f in _FAILURES if re.search(pattern, text, re.I)), ("", ""))
@@ -188,15 +188,15 @@ class Link:
             return BoardError(f"{name}: {problem.format(host=host)}", fix.format(host=host))
         last = brief(lines[-1]) if lines else f"exit code {code}"
         if code == LINK_FAILED:
-            return BoardError(f"{name}: the link was cut ({last})", "Try again; --resume goes on where tune stopped")
+            return BoardError(f"{name}: the link was cut ({last})", "Try again; --resume continues where tune stopped")
         return BoardError(f"{name}: {last}")
 
 
 def run(link: Link, script: str, *arguments: str, data: bytes = b"") -> None:
-    """Run a script on the board, which has to succeed; `data` is its input.
+    """Run a script on the board that must succeed. `data` is its standard input.
 
     Raises:
-        BoardError: it failed, or took too long.
+        BoardError: the script failed, or took too long.
     """
     done = finished(link.board, link.command(script, *arguments), COMMAND_S, data)
     if done.code != 0:
@@ -207,7 +207,7 @@ def finished(board: Board, command: Sequence[str], limit_s: float, data: bytes =
     """Run a command line of `Link.command` to its end.
 
     Raises:
-        BoardError: it takes longer than `limit_s`, or writes too much.
+        BoardError: the command takes longer than `limit_s`, or writes too much.
     """
     process, errors = start(command)
     stdin, stdout = process.stdin, process.stdout
@@ -233,22 +233,20 @@ def finished(board: Board, command: Sequence[str], limit_s: float, data: bytes =
 
 
 def too_much(board: Board) -> BoardError:
-    """Return the error of a board that answers with more than is read."""
-    return BoardError(f"{board.name} answers with more than {ANSWER_BYTES} bytes", "Look at what runs there")
+    """Return the error for a board whose answer exceeds the limit."""
+    return BoardError(f"{board.name} sends an answer of more than {ANSWER_BYTES} bytes", "Check what runs there")
 
 
 def hangs(board: Board, limit_s: float) -> BoardError:
     """Return the error for a board that does not answer."""
-    return BoardError(
-        f"{board.name} does not answer within {limit_s:.0f} s", "Look at the board; restart it if it hangs"
-    )
+    return BoardError(f"{board.name} does not answer within {limit_s:.0f} s", "Check the board; restart it if it hangs")
 
 
 _FAILURES = (
     (
         "identification has changed",
-        "its host key is not the one that is known for {host}",
-        "If the board was installed anew: ssh-keygen -R {host}. If not, something else answers in its place",
+        "its host key differs from the known one for {host}",
+        "If the board was reinstalled: ssh-keygen -R {host}. If not, another machine may be answering",
     ),
     (
         "host key verification failed",
@@ -257,14 +255,16 @@ _FAILURES = (
     ),
     ("permission denied", "it refuses the login", "Set up a key: ssh-copy-id {host}. Passwords are never used"),
     ("could not resolve|name or service not known", "there is no host {host}", "Correct the name"),
-    ("connection refused", "nothing listens for SSH there", "Start sshd on it, or correct the port"),
-    ("timed? ?out|no route|unreachable", "it cannot be reached", "Is it switched on and on the network?"),
+    ("connection refused", "no SSH server listens there", "Start sshd on it, or correct the port"),
+    ("timed? ?out|no route|unreachable", "it cannot be reached", "Check that it is switched on and on the network"),
 )
-"""What ssh writes → what is wrong, what to do."""
+"""Pattern in ssh's messages → problem, solution."""
 
 
 def lines_of(errors: bytes) -> list[str]:
-    """Return what a command wrote on stderr, without empty lines and without what could move a terminal's cursor."""
+    """Return the lines of a command's stderr, without empty lines and without characters that could move a terminal's
+    cursor.
+    """
     return [printable(line.strip()) for line in errors.decode("utf-8", "replace").splitlines() if line.strip()]
 
 
@@ -272,7 +272,7 @@ _CHUNK = 1 << 20
 _ABSENT, _NO_PYTHON = 94, 95
 _PLACE = 'd=${1:-${XDG_CACHE_HOME:-$HOME/.cache}/edgeq-device}; p="$d/board-$2.py"; umask 077; '
 _SEND = _PLACE + 'mkdir -p "$d" && cat >"$p.new" && mv "$p.new" "$p"'
-# $3: who; the rest: the interpreter. The private one of `edgeq device setup` comes first.
+# $3 is the user; the interpreter follows. The private Python of `edgeq device setup` takes precedence.
 _SERVE = (
     f'{_PLACE}w=$3; shift 3; test -f "$p" || exit {_ABSENT}; '
     'test -x "$d/venv/bin/python" && set -- "$d/venv/bin/python"; '
@@ -281,7 +281,11 @@ _SERVE = (
 
 
 class Channel:
-    """Talk to the running program; made by `open_channel`. `sent` counts the bytes that went there."""
+    """Talk to the running program on a board. `open_channel` makes it.
+
+    Attributes:
+        sent: number of bytes sent to the board.
+    """
 
     def __init__(self, link: Link, process: subprocess.Popen[bytes], errors: Tail) -> None:
         self.link = link
@@ -293,18 +297,18 @@ class Channel:
         threading.Thread(target=self._keep_alive, daemon=True).start()
 
     def answer(self) -> dict[str, Any]:
-        """Return what the program says first.
+        """Return the first message of the program.
 
         Raises:
-            BoardError: the link was cut, nothing came for `ANSWER_S`, or it is no answer.
+            BoardError: the link was cut, no message came within `ANSWER_S`, or it is not a valid answer.
         """
         return self._answered(ANSWER_S, self._read)
 
     def ask(self, request: Mapping[str, Any], data: IO[bytes] | None = None) -> dict[str, Any]:
-        """Return the answer to a request, which the bytes of `data` follow.
+        """Send a request, followed by the bytes of `data`, and return the answer.
 
         Raises:
-            BoardError: as `answer`.
+            BoardError: as in `answer`.
         """
         size = os.fstat(data.fileno()).st_size if data is not None else 0
 
@@ -315,7 +319,7 @@ class Channel:
         return self._answered(ANSWER_S + size / LEAST_BYTES_PER_S, asked)
 
     def end(self) -> None:
-        """Let the board go; safe to call twice."""
+        """Release the board. A second call does no harm."""
         self._ended.set()
         assert self._process.stdin is not None
         with suppress(TimeoutError, subprocess.TimeoutExpired, OSError, ValueError):
@@ -324,11 +328,11 @@ class Channel:
         stop(self._process)
 
     def errors(self) -> bytes:
-        """Return the end of what ssh and the program have written on stderr."""
+        """Return the end of the stderr of ssh and the program."""
         return self._errors.read()
 
     def ends(self, within_s: float) -> bool:
-        """Wait for the program, and all that ran behind it, to end; False where that is not in time."""
+        """Wait for the program, and everything that runs in its session, to end. Return False after `within_s`."""
         try:
             self._process.wait(within_s)
         except subprocess.TimeoutExpired:
@@ -336,7 +340,7 @@ class Channel:
         return True
 
     def exit_code(self) -> int | None:
-        """Return the exit code of the program; None where it has not ended."""
+        """Return the exit code of the program; None while it runs."""
         return self._process.poll()
 
     def _answered(self, limit_s: float, call: Callable[[], bytes]) -> dict[str, Any]:
@@ -345,9 +349,9 @@ class Channel:
         except TimeoutError as error:
             stop(self._process)
             raise hangs(self.link.board, limit_s) from error
-        except (OSError, ValueError) as error:  # the pipe is broken, or closed
+        except (OSError, ValueError) as error:  # the pipe is broken or closed
             raise self._cut() from error
-        except BaseException:  # the user ends it: nothing may wait for the board
+        except BaseException:  # the user interrupts: do not wait for the board
             self._process.kill()
             raise
         if len(line) <= ANSWER_BYTES and not line.endswith(b"\n"):
@@ -355,18 +359,19 @@ class Channel:
         try:
             if len(line) > ANSWER_BYTES:
                 raise too_much(self.link.board)
-            return read_json(line, self.link.board, kept="\n\t")  # of files of the system
-        except BoardError:  # what writes this does not end by itself
+            return read_json(line, self.link.board, kept="\n\t")  # system files contain line breaks and tabs
+        except BoardError:  # the program that writes this does not end by itself
             stop(self._process)
             raise
 
     def _cut(self) -> BoardError:
         try:
-            code = self._process.wait(EXIT_S)  # ssh gives the exit code after the end of the output
+            code = self._process.wait(EXIT_S)  # ssh exits after the end of the output
         except subprocess.TimeoutExpired:
             self._process.kill()
             code = self._process.wait()
-        # Killed by a signal: what held the link is gone. 0: the board's program took the link for cut.
+        # A negative code means that a signal killed ssh, so the link is gone. With 0, the board's program took the link
+        # for cut.
         return self.link.failed(code if code > 0 else LINK_FAILED, self.errors())
 
     def _read(self) -> bytes:
@@ -388,13 +393,13 @@ class Channel:
         while not self._ended.wait(ALIVE_S):
             try:
                 self._write({"do": "alive"}, None)
-            except (OSError, ValueError):  # the link is gone, which the next request reports
+            except (OSError, ValueError):  # the link is gone; the next request reports it
                 return
 
 
 @contextmanager
 def open_channel(link: Link) -> Iterator[tuple[Channel, dict[str, Any]]]:
-    """Start the board's program, which is sent where it is not there yet; gives what it says first.
+    """Start the board's program and yield the channel with its first message. Send the program first if it is missing.
 
     Raises:
         BoardError: the board cannot be reached, or has no Python.
@@ -411,7 +416,9 @@ def open_channel(link: Link) -> Iterator[tuple[Channel, dict[str, Any]]]:
             channel, sent = _start(link, version), len(data)
             hello = _hello(channel)
         if hello is None:
-            raise BoardError(f"{board.name}: what was sent there does not stay", "Is its disk full, or read-only?")
+            raise BoardError(
+                f"{board.name}: a file that was sent there disappeared", "Check whether its disk is full or read-only"
+            )
         channel.sent = sent
         yield channel, hello
     finally:
@@ -422,14 +429,14 @@ PROGRAM = shipped("targets") / "runtime" / "edgeq_board.py"
 
 
 def program_version() -> str:
-    """Return the version of the board's program, by its content."""
+    """Return the version of the board's program: a hash of its content."""
     return sha256(PROGRAM)[:16]
 
 
 def _start(link: Link, version: str) -> Channel:
     try:
         user = getpass.getuser()
-    except (OSError, KeyError):  # neither a variable nor an entry in the list of users, as in containers
+    except (OSError, KeyError):  # containers may have neither a variable nor an entry in the list of users
         user = str(os.getuid())
     who = f"{user}@{platform.node()}"
     command = link.command(_SERVE, link.board.folder, version, who, *link.board.python)
@@ -437,7 +444,7 @@ def _start(link: Link, version: str) -> Channel:
 
 
 def _hello(channel: Channel) -> dict[str, Any] | None:
-    """Return what the program says first; None where it is not there."""
+    """Return the first message of the program; None if the board does not have the program."""
     try:
         return channel.answer()
     except BoardError:
@@ -453,21 +460,22 @@ def _hello(channel: Channel) -> dict[str, Any] | None:
 
 
 def read_json(data: bytes, board: Board, *, kept: str = "") -> dict[str, Any]:
-    """Return JSON that a program on the board wrote: bounded, without control characters other than `kept` in texts.
+    """Return JSON from a program on the board, within limits and without control characters other than `kept` in its
+    texts.
 
     Raises:
-        BoardError: it is too large, too deep, or no JSON.
+        BoardError: it is too large, too deep, or not JSON.
     """
     try:
         found = parse_json(data, f"the answer of {board.name}", values=VALUES)
     except DeviceError as error:
-        fix = "Is something printed at login there, such as by ~/.bashrc?"
+        fix = "Check whether something prints text at login there, such as ~/.bashrc"
         raise BoardError(brief(error.problem), fix) from error
     return {without_controls(key, kept=kept): without_controls(item, kept=kept) for key, item in found.items()}
 
 
 def without_controls(value: Any, *, kept: str = "") -> Any:
-    """Return JSON from a board without what could move a terminal's cursor, but for the characters `kept`."""
+    """Return JSON from a board without characters that could move a terminal's cursor, except those in `kept`."""
     if isinstance(value, str):
         return re.sub(f"[^{kept}]+", lambda part: printable(part[0]), value) if kept else printable(value)
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""Describe a board from its own evidence, interpreted here by the rules that this machine is judged by."""
+"""Describe a board from the data that it reports, interpreted here by the same rules as for this machine."""
 
 from __future__ import annotations
 
@@ -41,20 +41,20 @@ from edgeq.run.session import SessionSettings, onnxruntime, open_session
 from edgeq.util.display import SILENT, Progress
 from edgeq.util.records import Count, parse
 
-# Files of the system, as the readers of edgeq/hardware/detect.py know them: nothing else is written here.
+# System files that the readers of edgeq/hardware/detect.py know. No other file from a board is written here.
 _SYSTEM_FILE = re.compile(r"(proc|sys)(/(?!\.\.?(/|$))[\w.:@-]+)+")
 _LARGEST_BYTES, _LARGEST_CACHE = 1 << 56, 1 << 40
 Base64 = Annotated[str, Meta(pattern=r"^[A-Za-z0-9+/]*=*$", max_length=1 << 16)]
 Register = Annotated[int, Meta(ge=0, lt=1 << 32)]
 Bytes = Annotated[int, Meta(ge=0, le=_LARGEST_BYTES)]
 Small = Annotated[float, Meta(ge=0, le=1e6)]
-"""Megahertz, a load."""
+"""A clock in megahertz, or a load."""
 Degrees = Annotated[float, Meta(ge=-273.15, le=1e4)]
 
 
 @dataclass(frozen=True)
 class Cpuid:
-    """Hold CPUID's answers: leaf, subleaf, EAX, EBX, ECX, EDX each; and XCR0."""
+    """Hold CPUID's answers (leaf, subleaf, EAX, EBX, ECX, EDX each) and XCR0."""
 
     leaves: Annotated[
         tuple[tuple[Register, Register, Register, Register, Register, Register], ...], Meta(max_length=4096)
@@ -64,7 +64,7 @@ class Cpuid:
 
 @dataclass(frozen=True)
 class Reported:
-    """See `edgeq_device.features.Evidence`."""
+    """Hold the CPU evidence that a board reports. See `edgeq_device.features.Evidence`."""
 
     system: Line
     machine: Line
@@ -76,7 +76,7 @@ class Reported:
 
 @dataclass(frozen=True)
 class ReportedGpu:
-    """See `edgeq_device.cuda.Gpu`."""
+    """Hold a GPU that a board reports. See `edgeq_device.cuda.Gpu`."""
 
     name: Line
     compute_capability: Annotated[str, Meta(pattern=r"^\d{1,3}\.\d{1,3}$")]
@@ -86,14 +86,14 @@ class ReportedGpu:
 
 @dataclass(frozen=True)
 class State:
-    """Describe the state of a board; None where its system does not report it.
+    """Describe the state of a board. A value is None if the board's system does not report it.
 
     Attributes:
-        clock_mhz: of its fastest core now.
+        clock_mhz: current clock of the fastest core.
         temperature_c: degrees Celsius by thermal zone.
-        thermal_throttles: how often cores were throttled for heat since it was started.
-        load: average of the last minute.
-        free_bytes: where edgeq's directory is.
+        thermal_throttles: how often cores were throttled for heat since the board started.
+        load: average load of the last minute.
+        free_bytes: free space for edgeq's directory.
     """
 
     clock_mhz: Small | None = None
@@ -104,7 +104,7 @@ class State:
     free_bytes: Bytes = 0
 
     def text(self) -> str:
-        """Return one line for people."""
+        """Return the state in one line for the user."""
         hottest = max(self.temperature_c.values(), default=None)
         parts = (
             f"{self.clock_mhz:.0f} MHz" if self.clock_mhz else "",
@@ -119,7 +119,7 @@ class State:
 
 @dataclass(frozen=True)
 class _Engine:
-    """See `edgeq.hardware.engines.Installed`."""
+    """Hold an engine that a board reports. See `edgeq.hardware.engines.Installed`."""
 
     version: Line
     problem: Text
@@ -139,7 +139,7 @@ class _Described:
 
 @dataclass(frozen=True)
 class Description:
-    """Describe a board: the machine, the engines that it has, and its state."""
+    """Describe a board: its machine, its engines, and its state."""
 
     machine: Machine
     engines: Mapping[str, Installed]
@@ -150,23 +150,23 @@ def describe_board(session: BoardSession) -> Description:
     """Return the description of a board.
 
     Raises:
-        BoardError: it does not answer, or what it answers makes no sense.
+        BoardError: the board does not answer, or its answer makes no sense.
     """
     answer = session.ask({"do": "describe", "runtime": session.runtime(), "packages": PACKAGES})
     found = parse(answer, _Described, session.board.name, BoardError)
     try:
         info = _system(found, session.hello.python)
-        # What py-cpuinfo reads beyond the system's own files is CPUID, which is here already.
+        # py-cpuinfo would only add CPUID's answers, which the evidence already contains.
         machine = describe(_evidence(found.evidence), {}, info)
     except (ValueError, LookupError, OverflowError, OSError) as error:
-        problem = f"{session.board.name}: its system files are not as they should be ({link.brief(error)})"
+        problem = f"{session.board.name}: its system files are not valid ({link.brief(error)})"
         raise BoardError(problem) from error
     engines = {name: Installed(engine.version, engine.problem) for name, engine in found.engines.items()}
     return Description(machine, engines, found.state)
 
 
 def board_record(session: BoardSession, before: Description, after: Description | None = None) -> dict[str, Any]:
-    """Return what is recorded of a board along with what was measured on it."""
+    """Return the record of a board that accompanies measurements on it."""
     return {
         "name": session.board.name,
         "kind": session.board.kind,
@@ -193,7 +193,10 @@ def _evidence(reported: Reported) -> Evidence:
 
 
 def _system(found: _Described, python: str) -> Machine:
-    """The rest, by the readers that read this machine, from the board's files under a folder."""
+    """Return everything of the machine but its CPU.
+
+    The readers for this machine read the board's files, which are written to a temporary folder.
+    """
     gpus = tuple(
         Gpu(gpu.name, parse_version(gpu.compute_capability)[:2], gpu.memory_bytes, gpu.driver)  # type: ignore[arg-type]
         for gpu in found.gpus
@@ -233,7 +236,7 @@ class _Arguments:
 
 @dataclass(frozen=True)
 class _Run:
-    """An event of onnxruntime's profile that is a kernel's; `dur`: microseconds."""
+    """Describe a kernel's event in onnxruntime's profile. `dur` is in microseconds."""
 
     cat: Literal["Node"]
     name: Text
@@ -242,10 +245,13 @@ class _Run:
 
 
 def kernel_events(profile: bytes) -> bytes:
-    """Return the events of kernels in onnxruntime's profile, which has one a line, and of them what edgeq reads.
+    """Return the kernels' events from onnxruntime's profile, reduced to the fields that edgeq reads.
+
+    Args:
+        profile: JSON with one event on each line.
 
     Raises:
-        ValueError: one is not as it should be, or there are more than `link.KERNELS`.
+        ValueError: an event is not valid, or there are more than `link.KERNELS`.
     """
     kept: list[str] = []
     stream = io.BytesIO(profile)
@@ -266,17 +272,20 @@ def kernel_events(profile: bytes) -> bytes:
 
 
 def check_graph(model: bytes, original: int) -> None:
-    """Refuse an optimised model that is none, or far larger than the `original` bytes of the model that it is made of.
+    """Refuse an optimised model that is not a model, or is far larger than its source.
+
+    Args:
+        original: size in bytes of the model that it was made from.
 
     Raises:
-        ValueError: it is refused.
+        ValueError: the model is refused.
     """
     if len(model) > _FIRST + _GROWTH * original:
         raise ValueError(f"an optimised model of {len(model)} bytes")
     try:
         onnx.load_model_from_string(model)
     except DecodeError as error:
-        raise ValueError("the optimised model is none") from error
+        raise ValueError("the optimised model is not a model") from error
 
 
 _PACKAGES = ("numpy", "onnxruntime")
@@ -284,8 +293,10 @@ _PACKAGES = ("numpy", "onnxruntime")
 
 @dataclass(frozen=True)
 class DeviceSetUp:
-    """Report a board with an environment of its own: its folder, the versions in it, and what the engines for its
-    other hardware need.
+    """Report the private environment on a board: its folder and versions.
+
+    Attributes:
+        engines: what to install for the board's other hardware.
     """
 
     device: str
@@ -296,32 +307,38 @@ class DeviceSetUp:
     engines: tuple[str, ...] = ()
 
     def lines(self) -> list[str]:
-        """Return lines for people."""
+        """Return lines of text for the user."""
         versions = f"Python {self.python}, numpy {self.numpy}, onnxruntime {self.onnxruntime}"
         return [f"{self.device}: {versions} in {self.folder}/venv", *self.engines]
 
 
 @dataclass(frozen=True)
 class DeviceCleaned:
-    """Report a board that nothing of edgeq's is on any more, and the bytes that it took."""
+    """Report that edgeq's folder was removed from a board.
+
+    Attributes:
+        bytes: the size of the folder.
+    """
 
     device: str
     folder: str
     bytes: Count
 
     def lines(self) -> list[str]:
-        """Return lines for people."""
+        """Return lines of text for the user."""
         return [f"{self.device}: {self.folder} is removed ({self.bytes / 1e6:.1f} MB)"]
 
 
 def set_up(board: Board, *, wheels: Path | None = None, progress: Progress = SILENT) -> DeviceSetUp:
-    """Make an environment with numpy and the newest onnxruntime that is not newer than the one here.
+    """Make an environment on a board with numpy and onnxruntime.
+
+    The version of onnxruntime is the newest that is not newer than the one on this machine.
 
     Args:
-        wheels: a folder of wheels to install from, for a board whose pip reaches no index.
+        wheels: a folder of wheels to install from, if the board's pip reaches no index.
 
     Raises:
-        BoardError: it cannot be made; what to install there, or to copy.
+        BoardError: the environment cannot be made; names what to install or copy.
         DataError: there are no wheels in the folder.
     """
     with open_board(board) as session:
@@ -332,7 +349,7 @@ def set_up(board: Board, *, wheels: Path | None = None, progress: Progress = SIL
             if wheels is not None:
                 files = {file.name: file for file in sorted(wheels.glob("*.whl"))}
                 if not files:
-                    raise DataError(f"{wheels} holds no wheels", "Get them with pip download")
+                    raise DataError(f"{wheels} has no wheels", "Get them with pip download")
                 options = "--no-index", "--find-links", session.send(files, keep=False, progress=progress)
             pip = (f"{folder}/venv/bin/python", "-I", "-m", "pip", "--disable-pip-version-check", "--no-input")
             newest = f"onnxruntime<={onnxruntime().__version__}"
@@ -350,7 +367,7 @@ def set_up(board: Board, *, wheels: Path | None = None, progress: Progress = SIL
 
 
 def _missing(found: Description) -> Iterator[str]:
-    """Yield what to install for each engine whose hardware the board's name tells of."""
+    """Yield what to install for each engine whose hardware the board has, judged by the board's name."""
     known = load_engines()
     for state in detect_engines(found.machine, known, found.engines):
         if known[state.name].boards and not state.version:
@@ -361,7 +378,7 @@ def clean(board: Board) -> DeviceCleaned:
     """Remove everything that edgeq keeps on a board.
 
     Raises:
-        BoardError: it cannot be reached, or somebody uses it.
+        BoardError: the board cannot be reached, or somebody uses it.
     """
     with open_board(board) as session:
         place = {"device": board.name, "folder": session.hello.folder}
@@ -376,8 +393,8 @@ def _make(session: BoardSession, place: str) -> None:
     text = " ".join((out.decode("utf-8", "replace") + last).split())
     missing = "ensurepip" in text or "No module named venv" in text
     raise BoardError(
-        f"{session.board.name}: its Python makes no environments ({text[:200] if not missing else 'venv is missing'})",
-        "Install python3-venv there, or numpy and onnxruntime for the Python itself",
+        f"{session.board.name}: its Python makes no environment ({text[:200] if not missing else 'venv is missing'})",
+        "Install python3-venv there, or install numpy and onnxruntime for that Python",
     )
 
 
@@ -391,22 +408,24 @@ def _what_to_copy(session: BoardSession, newest: str) -> str:
 
 
 def detect_board(board: Board) -> Description:
-    """Return the description of a board; it needs neither numpy nor onnxruntime for that.
+    """Return the description of a board. The board needs neither numpy nor onnxruntime for this.
 
     Raises:
-        BoardError: it cannot be used.
+        BoardError: the board cannot be used.
     """
     with open_board(board) as session:
         return describe_board(session)
 
 
 def doctor_board(board: Board, *, progress: Progress = SILENT) -> Diagnosis:
-    """Check a board: whether it is reached, what it has, and whether a model runs right there. Whatever is wrong is a
-    check that failed."""
+    """Check the connection to a board, its software and engines, and whether a model runs correctly on it.
+
+    Each problem becomes a failed check.
+    """
     checks: list[Check] = []
     try:
         with open_board(board) as session:
-            checks.append(Check("SSH", "ok", f"{board.name} is reached; edgeq writes to {session.hello.folder} alone"))
+            checks.append(Check("SSH", "ok", f"{board.name} is reached; edgeq writes only to {session.hello.folder}"))
             checks += _software(session)
             found = describe_board(session)
             match = match_profile(found.machine, load_profiles())
@@ -437,7 +456,7 @@ def _software(session: BoardSession) -> list[Check]:
 
 
 def _runs(session: BoardSession, progress: Progress) -> Check:
-    """The demo model on the board next to itself here."""
+    """Compare the demo model's outputs on the board with those on this machine."""
     with np.load(demo.CALIBRATION) as samples:
         feed = {"image": samples["image"][:8]}
     here = open_session(demo.MODEL).run(None, feed)[0].astype(np.float64)
@@ -447,7 +466,7 @@ def _runs(session: BoardSession, progress: Progress) -> Check:
     except RuntimeUnavailableError as error:
         return Check("kernels", "failed", str(error))
     if there.shape != here.shape:
-        return Check("kernels", "failed", f"the demo model answers in the shape {there.shape}, not {here.shape}")
+        return Check("kernels", "failed", f"the demo model's output has the shape {there.shape}, not {here.shape}")
     db = decibels(float((here**2).sum()), float(((there - here) ** 2).sum()))
-    found = f"the demo model follows this machine's answers to {db:.1f} dB"
+    found = f"the demo model matches this machine's outputs to {db:.1f} dB"
     return Check("kernels", "ok" if db >= LEAST_DB else "failed", found)

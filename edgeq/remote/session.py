@@ -1,4 +1,4 @@
-"""Run a session on one board: its lock is taken, files are sent by their hashes, and programs run there."""
+"""Run a session on one board: take its lock, send files by their hashes, and run programs on it."""
 
 from __future__ import annotations
 
@@ -46,13 +46,18 @@ from edgeq.util.registry import device_errors, shipped
 _SHORT = "/tmp"
 OLDEST_PYTHON = (3, 9)
 KILLED = 128 + 9
-"""Exit code of a command that was killed there: at the end of the session, or because memory ran out."""
-_LATEST = 253402300799  # the end of the year 9999, behind which there are no dates
+"""Exit code of a command that was killed on the board, at the end of the session or for lack of memory."""
+_LATEST = 253402300799  # the end of the year 9999, the last date that Python has
 
 
 @dataclass(frozen=True)
 class Holder:
-    """Name who uses a board: user and host, and since when (seconds of the epoch, on the board's clock)."""
+    """Name the user of a board.
+
+    Attributes:
+        who: user and host.
+        since: seconds since the epoch, on the board's clock.
+    """
 
     who: bounds.Line = ""
     since: Annotated[int, Meta(ge=0, le=_LATEST)] = 0
@@ -60,16 +65,16 @@ class Holder:
 
 @dataclass(frozen=True)
 class Hello:
-    """Hold what a board says first.
+    """Hold the first message of a board.
 
     Attributes:
-        folder: the one directory that is written to.
-        busy: who has it, where somebody has.
-        token: of the lock that is now held.
-        private: whether its Python is the one that `edgeq device setup` made.
-        free: bytes there.
-        modules: versions of numpy and onnxruntime, as far as they are installed.
-        paths: where they are looked for besides Python's own places.
+        folder: the only directory that edgeq writes to.
+        busy: the holder of the board, if somebody else has it.
+        token: token of the lock that this session holds.
+        private: whether its Python is the one from `edgeq device setup`.
+        free: free bytes for the folder.
+        modules: versions of numpy and onnxruntime, if they are installed.
+        paths: extra folders to search for modules.
     """
 
     python: bounds.Line
@@ -91,7 +96,7 @@ class _Answer:
 
 
 class BoardSession:
-    """Hold a board for one user; made by `open_board`."""
+    """Hold a board for one user. `open_board` makes it."""
 
     def __init__(self, channel: bounds.Channel, hello: Hello) -> None:
         self.channel = channel
@@ -103,7 +108,7 @@ class BoardSession:
         """Refuse a board that lacks one of the modules.
 
         Raises:
-            BoardError: it does, and what to do.
+            BoardError: a module is missing; names how to install it.
         """
         lacks = [name for name in modules if name not in self.hello.modules]
         if lacks:
@@ -113,7 +118,7 @@ class BoardSession:
             )
 
     def ask(self, request: Mapping[str, Any], data: IO[bytes] | None = None) -> dict[str, Any]:
-        """Return the answer to one request; the bytes of `data` follow it.
+        """Send a request, followed by the bytes of `data`, and return the answer.
 
         Raises:
             BoardError: the link was cut, the board hangs, or it reports an error.
@@ -133,15 +138,16 @@ class BoardSession:
         digests: Mapping[str, str] | None = None,
         progress: Progress = SILENT,
     ) -> str:
-        """Return the path on the board of a directory with `files`, by their names in it. Files already there are not
-        sent again.
+        """Send `files` to a directory on the board, by their names, and return its path.
+
+        Files that the board already has are not sent again.
 
         Args:
-            keep: for the next time, too; else it is gone with the session.
-            digests: SHA-256 of those files for which it is known.
+            keep: whether to keep the files for later sessions; else they are removed with this one.
+            digests: SHA-256 of files for which it is known.
 
         Raises:
-            BoardError: no space for them; or as `ask`.
+            BoardError: there is no space for the files, or as in `ask`.
         """
         known = digests or {}
         sizes = {name: path.stat().st_size for name, path in files.items()}
@@ -155,7 +161,7 @@ class BoardSession:
         missing = {sha: sources[sha] for sha in answer.missing if sha in sources}
         size = sum(length for _, length in missing.values())
         if size > answer.free:
-            problem = f"{self.board.name}: {_mb(size)} are to be sent, {_mb(answer.free)} are free there"
+            problem = f"{self.board.name}: {_mb(size)} must be sent, but only {_mb(answer.free)} are free there"
             raise BoardError(problem, self._clean())
         with progress.stage(f"sending to {self.board.name}", size) as advance:
             for sha, (source, length) in missing.items():
@@ -164,32 +170,33 @@ class BoardSession:
                 advance(length)
         path = self._asked(tree).path
         if not path:
-            raise BoardError(f"{self.board.name}: files do not stay there as they were sent", "Check its disk")
+            raise BoardError(
+                f"{self.board.name}: files there changed or disappeared after they were sent", "Check its disk"
+            )
         return path
 
     def send_model(self, model: Path, engine: EngineSpec | None = None, *, progress: Progress = SILENT) -> str:
-        """Return the path on the board of `model`, which is sent with its external data for as long as the session
-        lasts.
+        """Send `model` with its external data, for the time of the session, and return its path on the board.
 
         Args:
-            engine: what opens it there; a file in its own format is sent.
+            engine: the engine that opens it there; if the engine has its own format, a file in that format is sent.
 
         Raises:
-            BoardError: as `send`.
+            BoardError: as in `send`.
         """
         with tempfile.TemporaryDirectory(prefix="edgeq-converted-") as folder:
             sent = EngineFiles(Path(folder)).file(model, engine)
             files = {file.relative_to(sent.parent).as_posix(): file for file in model_files(sent)}
-            # Its own name may be anything.
+            # The file gets a fixed name, because its own may contain anything.
             name = f"model{engine.suffix if engine is not None and engine.suffix else '.onnx'}"
             files[name] = files.pop(sent.name)
             return f"{self.send(files, keep=False, progress=progress)}/{name}"
 
     def send_samples(self, samples: Sequence[Mapping[str, Any]], progress: Progress = SILENT) -> list[str]:
-        """Send samples, inputs by name, for as long as the session lasts, and return the path of each on the board.
+        """Send samples (inputs by name), for the time of the session, and return the path of each on the board.
 
         Raises:
-            BoardError: as `send`.
+            BoardError: as in `send`.
         """
         with tempfile.TemporaryDirectory(prefix="edgeq-samples-") as folder, device_errors():
             files = {f"{index}.npz": Path(folder) / f"{index}.npz" for index in range(len(samples))}
@@ -199,11 +206,11 @@ class BoardSession:
         return [f"{place}/{name}" for name in files]
 
     def send_bundle(self, bundle: Path, progress: Progress = SILENT) -> str:
-        """Return the path on the board of `bundle`, checked here before it is sent.
+        """Check `bundle` here, send it, and return its path on the board.
 
         Raises:
-            BundleError: it is damaged.
-            BoardError: as `send`.
+            BundleError: the bundle is damaged.
+            BoardError: as in `send`.
         """
         with opened(bundle) as found, tempfile.TemporaryDirectory() as folder:
             digests = {name: record.sha256 for name, record in found.files.items()}
@@ -215,7 +222,7 @@ class BoardSession:
             return self.send(files, digests=digests, progress=progress)
 
     def runtime(self) -> str:
-        """Return the path on the board of edgeq's programs for devices."""
+        """Send edgeq's programs for devices and return their path on the board."""
         root = shipped("targets") / "runtime"
         files = [root / "edgeq_guest.py", *sorted((root / "edgeq_device").iterdir())]
         taken = {f.relative_to(root).as_posix(): f for f in files if f.suffix in (".py", ".json")}
@@ -223,21 +230,24 @@ class BoardSession:
 
     @property
     def python(self) -> tuple[str, ...]:
-        """Return the interpreter that is used there, as a command."""
+        """Return the command of the board's interpreter."""
         return (f"{self.hello.folder}/venv/bin/python",) if self.hello.private else self.board.python
 
     def attached(self, *command: str) -> list[str]:
-        """Return the command line that runs a command on the board, for as long as this session lasts."""
+        """Return the command line that runs a command on the board. The command ends with this session."""
         folder = self.hello.folder
         program = f"{folder}/board-{bounds.program_version()}.py"
         held = (*self.python, "-I", "-B", program, "attach", folder, self.hello.token, "--")
         return self.link.command('exec "$@"', *held, *command)
 
     def run(self, *command: str, limit_s: float) -> tuple[int, bytes, str]:
-        """Run a command on the board: exit code, standard output, and the last line of its errors.
+        """Run a command on the board.
+
+        Returns:
+            Its exit code, its standard output, and the last line of its stderr.
 
         Raises:
-            BoardError: the link was cut, or it takes longer than `limit_s`.
+            BoardError: the link was cut, or the command takes longer than `limit_s`.
         """
         done = bounds.finished(self.board, self.attached(*command), limit_s)
         if self.lost(done.code):
@@ -245,12 +255,13 @@ class BoardSession:
         return done.code, done.out, bounds.brief((bounds.lines_of(done.errors) or [""])[-1])
 
     def lost(self, code: int) -> bool:
-        """Tell whether a command that ended with `code` lost its link, or was killed as the session ended there."""
+        """Return whether a command's exit code means that it lost its link, or was killed at the end of the session."""
         return code == bounds.LINK_FAILED or code < 0 or (code == KILLED and self.channel.ends(bounds.EXIT_S))
 
     def cut(self, errors: bytes) -> BoardError:
-        """Return why a command lost its link, by what it wrote on stderr. That is empty where the session's
-        connection, which it shares, ended: the reason is on that one's stderr.
+        """Return the error for a command that lost its link, from its stderr.
+
+        The stderr is empty if the shared connection of the session ended. The reason is then on the session's stderr.
         """
         return self.link.failed(bounds.LINK_FAILED, errors.strip() or self.channel.errors())
 
@@ -258,18 +269,18 @@ class BoardSession:
         return parse(self.ask(request), _Answer, self.board.name, BoardError)
 
     def _clean(self) -> str:
-        return f"Free some; edgeq device clean {shlex.quote(self.board.name)} removes all that edgeq keeps there"
+        return f"Free some space; edgeq device clean {shlex.quote(self.board.name)} removes all files of edgeq"
 
 
 @contextmanager
 def open_board(board: Board) -> Iterator[BoardSession]:
-    """Reach a board, take its lock, and let it go behind the block: nothing of edgeq's runs there then.
+    """Connect to a board and take its lock. After the block, release the board; nothing of edgeq runs on it then.
 
     Raises:
-        BoardError: it cannot be reached, somebody else has it, or its Python is missing or too old.
+        BoardError: the board cannot be reached, somebody else has it, or its Python is missing or too old.
     """
     with ExitStack() as stack:
-        # A socket's path is short: the temporary folders of some systems alone would fill one.
+        # A socket's path must be short, and the temporary folder of some systems is too long for it.
         place = _SHORT if Path(_SHORT).is_dir() else None
         sockets = stack.enter_context(tempfile.TemporaryDirectory(prefix="eq-", dir=place))
         channel, said = stack.enter_context(bounds.open_channel(bounds.Link(board, Path(sockets))))
@@ -285,7 +296,7 @@ def _check(board: Board, hello: Hello) -> None:
             "Install a newer one next to it, and name it as python in devices.toml",
         )
     if hello.system != "posix":
-        raise BoardError(f"{board.name} runs neither Linux nor macOS", "Run edgeq on it itself")
+        raise BoardError(f"{board.name} runs neither Linux nor macOS", "Run edgeq on the board itself")
     if hello.busy is not None:
         since = time.strftime("%H:%M:%S", time.localtime(hello.busy.since))
         raise BoardError(f"{board.name} is in use by {hello.busy.who or 'somebody'} since {since}", "Try again later")
@@ -296,7 +307,7 @@ def _mb(size: int) -> str:
 
 
 _WITH_ARRAYS = ("run", "read", "race")
-"""Requests whose answers have arrays."""
+"""Requests whose answers contain arrays."""
 SENSELESS = (KeyError, TypeError, IndexError, AttributeError, RecursionError, OverflowError)
 
 
@@ -305,7 +316,7 @@ _Tensor = tuple[bounds.Text, bounds.Line, tuple[Count | bounds.Text | None, ...]
 
 @dataclass(frozen=True)
 class _Opened:
-    """A session: its number, names, types and shapes, and the providers that started."""
+    """Describe an opened session: its number, its inputs and outputs (name, type and shape each), and its providers."""
 
     session: Count
     inputs: tuple[_Tensor, ...]
@@ -314,14 +325,19 @@ class _Opened:
 
 
 class BoardGuest(Guest):
-    """Run the program on the board; made by `start_board_guest`."""
+    """Run edgeq's program for models on the board. `start_board_guest` makes it."""
 
     session: BoardSession
 
     def exchange(
         self, request: Mapping[str, Any], arrays: Mapping[str, Array] | None = None
     ) -> tuple[dict[str, Any], dict[str, Array]]:
-        """As elsewhere; a link that was cut is a BoardError, and so is what the board answers for no reason."""
+        """Send a request and return the answer. See `Guest.exchange`.
+
+        Raises:
+            BoardError: the link was cut, or the answer does not fit the request.
+            ValueError: the model refuses the inputs.
+        """
         try:
             return super().exchange(request, arrays)
         except SENSELESS as error:
@@ -332,7 +348,7 @@ class BoardGuest(Guest):
             raise BoardError(f"{self.session.board.name}: {error}") from error
 
     def opened(self, request: Mapping[str, Any]) -> GuestSession:
-        """As elsewhere, of an answer that is a session's."""
+        """Open a model and return its session, after checking the board's answer. See `Guest.opened`."""
         reply, _ = self.exchange({"do": "open", **request})
         found = parse(reply, _Opened, self.session.board.name, BoardError)
         inputs, outputs = (
@@ -349,7 +365,7 @@ class BoardGuest(Guest):
             frame = read_frame(self._process.stdout, limits)
         except LargeFrameError as error:
             problem = f"{self.session.board.name} answers with {error}, more than {limits.total}"
-            raise BoardError(problem, f"Where you trust the board: {VARIABLE}=sample=1GiB allows 512 MiB") from error
+            raise BoardError(problem, f"If you trust the board, {VARIABLE}=sample=1GiB allows 512 MiB") from error
         except ValueError as error:
             raise senseless(self.session) from error
         if frame is None:
@@ -361,8 +377,8 @@ class BoardGuest(Guest):
         if self._late:
             raise bounds.hangs(self.session.board, self.request_s)
         try:
-            code = self._process.wait(bounds.EXIT_S)  # ssh gives the exit code after the end of the output
-        except subprocess.TimeoutExpired:  # its output has ended, and it goes on
+            code = self._process.wait(bounds.EXIT_S)  # ssh exits after the end of the output
+        except subprocess.TimeoutExpired:  # its output has ended, but it still runs
             self._process.kill()
             code = bounds.LINK_FAILED
         if self.session.lost(code):
@@ -371,13 +387,13 @@ class BoardGuest(Guest):
 
 
 def senseless(session: BoardSession) -> BoardError:
-    """Return the error for an answer that no program of edgeq gives."""
-    return BoardError(f"{session.board.name} answers what edgeq's program does not", "Look at what runs there")
+    """Return the error for an answer that no program of edgeq would give."""
+    return BoardError(f"{session.board.name} sends an answer that is not from edgeq's program", "Check what runs there")
 
 
 @contextmanager
 def start_board_guest(session: BoardSession, *, request_s: float | None = None) -> Iterator[BoardGuest]:
-    """Run the program on the board and end it behind the block.
+    """Run the program for models on the board, and end it after the block.
 
     Raises:
         BoardError: the board lacks numpy or onnxruntime.
@@ -392,7 +408,7 @@ def start_board_guest(session: BoardSession, *, request_s: float | None = None) 
     guest.session = session
     try:
         yield guest
-        with suppress(BrokenPipeError):  # the link is gone already
+        with suppress(BrokenPipeError):  # the link is already gone
             guest.finish(bounds.EXIT_S)
     finally:
         guest.end()
@@ -400,15 +416,15 @@ def start_board_guest(session: BoardSession, *, request_s: float | None = None) 
 
 @dataclass(frozen=True, eq=False)
 class _BoardModel(GuestSession):
-    """A session on a board. Outputs whose dtype the model declares here must come with it."""
+    """A session on a board. Its outputs must have the dtypes that the model declares."""
 
     declared: Mapping[str, np.dtype[Any]] = field(default_factory=dict)
 
     def run(self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any]) -> list[Any]:
-        """As elsewhere.
+        """Run the model on the board. See `GuestSession.run`.
 
         Raises:
-            BoardError: an output is missing, or of another dtype; or as `BoardGuest.exchange`.
+            BoardError: an output is missing or has another dtype, or as in `BoardGuest.exchange`.
         """
         names = list(output_names or [output.name for output in self.outputs])
         values = super().run(names, input_feed)
@@ -420,8 +436,10 @@ class _BoardModel(GuestSession):
 
 
 class BoardModels:
-    """Open models on a board: a program for onnxruntime's own kernels, another for each plug-in engine, each started
-    when first needed. Ends them after its `with` block.
+    """Open models on a board, and end all programs after the `with` block.
+
+    One program runs onnxruntime's own kernels, and one more runs for each plug-in engine. Each starts when it is first
+    needed.
     """
 
     def __init__(self, session: BoardSession, progress: Progress = SILENT) -> None:
@@ -431,11 +449,11 @@ class BoardModels:
         self._running: dict[str, BoardGuest] = {}
 
     def open(self, model: Path, settings: SessionSettings) -> GuestSession:
-        """Return a session of `model`, a file here, which is sent there.
+        """Send the local file `model` to the board and return a session of it.
 
         Raises:
             BoardError: the link was cut, or there is no space.
-            RuntimeUnavailableError: the runtime there refuses it.
+            RuntimeUnavailableError: the board's runtime refuses the model.
         """
         settings = with_carried(model, settings)
         request = open_request(self._session.send_model(model, settings.engine, progress=self._progress), settings)
@@ -443,11 +461,14 @@ class BoardModels:
         return self._model(self.guest(engine), request, model)
 
     def open_bundle(self, bundle: Path, variant: str | None, threads: int) -> tuple[str, GuestSession]:
-        """Return the variant of a bundle that runs there (or that is named), and its session; the bundle is sent.
+        """Send a bundle and open the variant that runs on the board, or the named one.
+
+        Returns:
+            The variant's name and its session.
 
         Raises:
-            BundleError: it is damaged.
-            RuntimeUnavailableError: no variant fits the board, or there is none of that name.
+            BundleError: the bundle is damaged.
+            RuntimeUnavailableError: no variant fits the board, or there is no variant of that name.
         """
         place = self._session.send_bundle(bundle, self._progress)
         wanted = {"bundle": place, "variant": variant, "threads": threads}
@@ -469,7 +490,7 @@ class BoardModels:
         return _BoardModel(**vars(session), declared=_dtypes(graph.output))
 
     def guest(self, engine: str = "") -> BoardGuest:
-        """Return the program for an engine; "": onnxruntime's own kernels."""
+        """Return the program for an engine; "" means onnxruntime's own kernels."""
         if engine not in self._running or self._running[engine].ended:
             self._running[engine] = self._stack.enter_context(start_board_guest(self._session))
         return self._running[engine]
@@ -482,7 +503,7 @@ class BoardModels:
 
 
 def _dtypes(outputs: Iterable[onnx.ValueInfoProto]) -> dict[str, np.dtype[Any]]:
-    """Return the dtypes of those outputs that come as arrays of numbers that numpy has."""
+    """Return the dtypes of the outputs that are arrays of numbers in a numpy type."""
     kinds = {one.name: one.type.tensor_type.elem_type for one in outputs if one.type.HasField("tensor_type")}
     dtypes = {name: onnx.helper.tensor_dtype_to_np_dtype(kind) for name, kind in kinds.items() if kind}
     return {name: dtype for name, dtype in dtypes.items() if dtype.kind in "biufc"}

@@ -137,7 +137,7 @@ def test_the_target_of_a_bundle_is_a_name(copy: Path, tmp_path: Path) -> None:
         directories.edit_info(copy, target=name, profile="x86-64-v3")
         done = CliRunner().invoke(group, ["verify", str(copy), "--variant", "plain", "--on", "all"])
         assert done.exit_code == 5, done.output
-        assert "of which nothing is known here" in done.output
+        assert "but neither is known here" in done.output
 
 
 def test_records_of_packagers_may_have_keys_of_their_own(copy: Path) -> None:

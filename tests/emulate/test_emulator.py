@@ -35,7 +35,7 @@ def test_cpus_that_qemu_has_are_taken(cpu: str) -> None:
 def test_a_machine_that_cannot_be_made_is_refused() -> None:
     assert emulator_named("arm64").sysroot is not None
     for name in ("x86_64", "vax"):
-        with pytest.raises(UsageError, match=f"no emulated machine is called '{name}'"):
+        with pytest.raises(UsageError, match=f"there is no emulated machine '{name}'"):
             emulator_named(name)
 
 

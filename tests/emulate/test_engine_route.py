@@ -59,9 +59,9 @@ def test_why_it_is_not_run(fake: Engine) -> None:
         assert (found.where, found.start) == (NOT_RUN, None)
         return found.reason
 
-    assert reason("raspberry-pi-5", NEW) == "fake runs its kernels for arm64 nowhere but there"
-    assert reason("haswell", OLD) == "this CPU has no avx2, fma to run fake's kernels with"
-    assert reason("generic-x86-64", NEW) == "fake cannot be kept to the instructions of generic-x86-64"
+    assert reason("raspberry-pi-5", NEW) == "fake runs its kernels for arm64 only on arm64"
+    assert reason("haswell", OLD) == "this CPU lacks avx2, fma, which fake's kernels need"
+    assert reason("generic-x86-64", NEW) == "fake cannot be limited to the instructions of generic-x86-64"
     absent = dataclasses.replace(fake, packages=("edgeq-no-such-package",))
     assert "not installed here. Install it:" in reason("haswell", NEW, absent)
 

@@ -51,10 +51,10 @@ def test_the_best_way_is_taken(target: str, machine: Machine, where: str, how: s
 @pytest.mark.parametrize(
     ("target", "machine", "reason"),
     [
-        ("cascade-lake", LAPTOP, "this CPU has no avx512_vnni, avx512bw, avx512dq, avx512f, avx512vl to mask the rest"),
+        ("cascade-lake", LAPTOP, "this CPU lacks avx512_vnni, avx512bw, avx512dq, avx512f, avx512vl, so masking"),
         ("raspberry-pi-5", SERVER, "qemu-aarch64 is not installed"),
         ("gemmini", SERVER, "there is no simulator 'systolic' here"),
-        ("nvidia-t4", SERVER, "nothing is known that runs the kernels of nvidia-t4 elsewhere"),
+        ("nvidia-t4", SERVER, "edgeq knows no way to run the kernels of nvidia-t4 on another machine"),
     ],
 )
 def test_what_cannot_be_run_says_why(target: str, machine: Machine, reason: str) -> None:

@@ -114,7 +114,7 @@ def test_pins_hold(own_home: Path, sources: Path, index: Path, small: Emulator) 
     notes = build_sysroot(exact, "1.30.0", sources=sources).lock.notes
     assert not [note for note in notes if "libc6=" in note or "numpy-" in note]
     other = pinned(small, packages={"libc6=1.0-1": "0" * 64})
-    with pytest.raises(RuntimeUnavailableError, match=r"another libc6=1.0-1 than edgeq was tested with"):
+    with pytest.raises(RuntimeUnavailableError, match=r"libc6=1.0-1 in the index is not the one"):
         build_sysroot(other, "1.30.0", sources=sources)
     changed = pinned(small, wheels=dict.fromkeys(good, "0" * 64))
     with pytest.raises(RuntimeUnavailableError, match=r"pip failed|python\S* failed|hash"):
@@ -157,7 +157,7 @@ def test_a_package_that_is_not_what_the_index_promised(tmp_path: Path, sources: 
     apt.update()
     (offer,) = apt.offers(["libc6", "no-such-package"])["libc6"]
     false = Package(offer.name, offer.version, "0" * 64, offer.size, offer.depends)
-    with pytest.raises(RuntimeUnavailableError, match=r"libc6=1.0-1 is not what the package index promised"):
+    with pytest.raises(RuntimeUnavailableError, match=r"libc6=1.0-1 does not match the package index"):
         apt.download([false], tmp_path)
     assert not list(tmp_path.glob("*.deb"))
 
@@ -165,7 +165,7 @@ def test_a_package_that_is_not_what_the_index_promised(tmp_path: Path, sources: 
 def test_one_that_exists_is_taken_as_it_is(own_home: Path, tmp_path: Path, small: Emulator) -> None:
     root = tmp_path / "container"
     (root / "usr/bin").mkdir(parents=True)
-    with pytest.raises(UsageError, match=r"holds no Python for arm64"):
+    with pytest.raises(UsageError, match=r"has no Python for arm64"):
         use_sysroot(small, root)
     shutil.copy(sys.executable, root / "usr/bin/python3.12")
     (root / "usr/bin/python3.9").write_bytes(ELF)

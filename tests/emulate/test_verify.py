@@ -74,7 +74,7 @@ def test_a_board_of_the_user_s_own_is_checked_on_its_profile(data: Path, tmp_pat
         package(data / "net.onnx", samples, tmp_path / file.stem, targets=(file,), timed=False, emulate=False)
     (check,) = verify_on(VerifyRequest(tmp_path / "board", ("all",))).checks
     assert (check.variant, check.target, check.status) == ("board", native, "passed")
-    with pytest.raises(HardwareError, match=r"'kind', of which nothing is known here. Give the file .*--on FILE.toml"):
+    with pytest.raises(HardwareError, match=r"'kind', but neither is known here. Give the file .*--on FILE.toml"):
         verify_on(VerifyRequest(tmp_path / "kind", ("all",)))
     (check,) = verify_on(VerifyRequest(tmp_path / "kind", (str(profile),))).checks
     assert check.variant == "kind"
@@ -145,7 +145,7 @@ def test_nothing_that_could_be_run_is_an_error(bundle: Path, bare: None) -> None
     [
         ({"on": ("rasberry-pi-4",)}, HardwareError, "Did you mean raspberry-pi-4"),
         ({"on": ("all",), "variant": "none"}, BundleError, "has no variant 'none'"),
-        ({"on": ("all",), "count": 3}, UsageError, "there are no samples to take"),
+        ({"on": ("all",), "count": 3}, UsageError, "there are no samples"),
     ],
 )
 def test_requests_that_make_no_sense(bundle: Path, asked: dict[str, Any], error: type[Exception], says: str) -> None:

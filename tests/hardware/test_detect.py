@@ -71,7 +71,7 @@ def test_an_architecture_that_py_cpuinfo_refuses_is_noted(monkeypatch: pytest.Mo
     monkeypatch.setattr(cpuinfo, "get_cpu_info", refuse)
     reported, notes = detect.query_py_cpuinfo.__wrapped__()
     assert reported == {}
-    assert notes == ("py-cpuinfo has no answer: py-cpuinfo currently only works on X86",)
+    assert notes == ("py-cpuinfo reports nothing: py-cpuinfo currently only works on X86",)
 
 
 def test_gpus_as_the_driver_lists_them() -> None:

@@ -49,8 +49,8 @@ def test_an_installed_engine_that_does_not_take_the_gpu_is_not_usable() -> None:
     there = {"nv-tensorrt-rtx": Installed("0.5.0")}
     states = [detect_engines(machine, engines, there)[-1] for machine in (HERE, _with_gpu((9, 0)), _with_gpu((8, 9)))]
     assert [state.problem for state in states] == [
-        "it runs on NVIDIA GPUs of compute capability 8.6, 8.9, 12.0 or newer; here is none",
-        "it runs on NVIDIA GPUs of compute capability 8.6, 8.9, 12.0 or newer; here is a GPU: 9.0",
+        "it runs on NVIDIA GPUs of compute capability 8.6, 8.9, 12.0 or newer; this machine has none",
+        "it runs on NVIDIA GPUs of compute capability 8.6, 8.9, 12.0 or newer; this machine has a GPU: 9.0",
         "",
     ]
 

@@ -256,7 +256,7 @@ def test_ties_are_refused(tmp_path: Path) -> None:
     with pytest.raises(HardwareError, match=r"rank 1 is not above 1 of base, which requires less"):
         load_profiles([folder(tmp_path / "a", base=BASE, other=other)])
     unrelated = BASE.replace('title = "base"', 'title = "base"\nrequires = ["amx_int8"]')
-    with pytest.raises(HardwareError, match=r"rank 1 is also that of"):
+    with pytest.raises(HardwareError, match=r"rank 1 is also the rank of"):
         load_profiles([folder(tmp_path / "b", one=other, two=unrelated)])
 
 

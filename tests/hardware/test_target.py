@@ -235,5 +235,5 @@ def test_the_suffix_of_a_users_target_may_be_in_upper_case(tmp_path: Path, monke
     if (own / "lab.toml").exists():
         return  # a file system for which both names are one
     (own / "Lab.toml").write_text('title = "Other"\nextends = "auto"\n', encoding="utf-8")
-    with pytest.raises(HardwareError, match=r"Lab.toml has the name of Lab.TOML. Rename one"):
+    with pytest.raises(HardwareError, match=r"Lab.toml has the same name as Lab.TOML. Rename one"):
         resolve("Lab", HERE)

@@ -69,7 +69,7 @@ def write_own(tmp_path: Path, text: str) -> None:
 def test_the_working_directory_gives_no_other_board_a_name_of_the_users(tmp_path: Path) -> None:
     write_own(tmp_path, FLEET.replace('"pi@10.0.0.5"', '"mine"') + '[devices.z]\nhost = "z"\n')
     (tmp_path / "devices.toml").write_text(FLEET + '[devices.theirs]\nhost = "t"\n')
-    with pytest.raises(UsageError, match=r"calls a board 'a', as yours is called\..*ssh://"):
+    with pytest.raises(UsageError, match=r"names a board 'a', which is also a board of yours\..*ssh://"):
         one_board("a")
     assert {name: one_board(name).host for name in ("b", "z", "theirs")} == {"b": "board-b", "z": "z", "theirs": "t"}
     assert known_boards()["a"].host == "mine"
@@ -79,7 +79,7 @@ def test_the_working_directory_gives_no_other_board_a_name_of_the_users(tmp_path
 def test_the_working_directory_makes_no_board_of_a_target(name: str, tmp_path: Path) -> None:
     assert boards_of(name) == ()
     (tmp_path / "devices.toml").write_text(f'[devices.{name}]\nhost = "theirs"\n')
-    with pytest.raises(UsageError, match="as a target is called"):
+    with pytest.raises(UsageError, match="which is also a target"):
         boards_of(name)
     write_own(tmp_path, f'[devices.{name}]\nhost = "theirs"\n')
     assert one_board(name).host == "theirs"

@@ -71,7 +71,7 @@ def test_no_board_at_all(
         make_board(name).fails("ssh: connect to host x port 22: Connection refused")
     done = CliRunner().invoke(group, ["bench", str(demo.MODEL), "--on", "ssh://one", "--on", "ssh://two", *FAST])
     assert done.exit_code == 8
-    assert done.stdout.count("nothing listens") == 2
+    assert done.stdout.count("no SSH server listens") == 2
 
 
 def test_a_file_that_is_no_fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

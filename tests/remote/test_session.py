@@ -143,7 +143,7 @@ def test_no_python(board: FakeBoard, tmp_path: Path, monkeypatch: pytest.MonkeyP
         ("@ WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED! @\nHost key verification failed.", "ssh-keygen -R pi"),
         ("No ED25519 host key is known for pi\nHost key verification failed.", "not known yet"),
         ("pi@pi: Permission denied (publickey).", "ssh-copy-id pi"),
-        ("ssh: connect to host pi port 22: Connection refused", "nothing listens"),
+        ("ssh: connect to host pi port 22: Connection refused", "no SSH server listens"),
         ("ssh: connect to host pi port 22: Connection timed out", "cannot be reached"),
         ("ssh: Could not resolve hostname pi: Name or service not known", "there is no host pi"),
         ("kex_exchange_identification: \x1b[31mConnection closed", r"the link was cut \(kex.*closed\)"),
@@ -165,7 +165,9 @@ def test_a_full_disk(board: FakeBoard, payload: dict[str, Path], monkeypatch: py
             return {**real(request, data), **({"free": 100_000} if request["do"] == "listing" else {})}
 
         monkeypatch.setattr(session, "ask", short)
-        with pytest.raises(BoardError, match=r"0\.3 MB are to be sent, 0\.1 MB are free there.*edgeq device clean"):
+        with pytest.raises(
+            BoardError, match=r"0\.3 MB must be sent, but only 0\.1 MB are free there.*edgeq device clean"
+        ):
             session.send(payload)
 
 
@@ -178,7 +180,7 @@ def test_a_disk_that_fills_on_the_way(board: FakeBoard, payload: dict[str, Path]
 
 def test_a_board_that_answers_nonsense(board: FakeBoard) -> None:
     board.python("echo welcome; cat")
-    with pytest.raises(BoardError, match=r"not valid JSON.*printed at login"), opened(board):
+    with pytest.raises(BoardError, match=r"not valid JSON.*prints text at login"), opened(board):
         raise AssertionError
 
 

@@ -41,7 +41,7 @@ def test_no_index_is_reached(board: FakeBoard) -> None:
 
 def test_no_wheels(board: FakeBoard, tmp_path: Path) -> None:
     board.python(_VENV.format(python=sys.executable))
-    with pytest.raises(DataError, match="holds no wheels"):
+    with pytest.raises(DataError, match="has no wheels"):
         set_up(one_board(board.address), wheels=tmp_path)
 
 

@@ -44,7 +44,7 @@ def test_a_board(board: Sshd) -> None:
 def test_host_keys(board: Sshd, network: Network) -> None:
     right = network.known_hosts.read_text()
     lines = [line for line in right.splitlines() if f":{board.port} " not in line]
-    for text, says in ((board.new_host_key(), "is not the one that is known"), ("", "not known yet")):
+    for text, says in ((board.new_host_key(), "differs from the known one"), ("", "not known yet")):
         network.known_hosts.write_text("\n".join([*lines, text]) + "\n")
         with pytest.raises(BoardError, match=says), open_board(one_board(f"ssh://{board.name}")):
             raise AssertionError

@@ -1,7 +1,7 @@
-"""Turn a prepared float model into a network: what the array and its core do in int8, what stays in float, and why.
+"""Turn a prepared float model into a network: the int8 layers of the array and its core, the float parts, and reasons.
 
-The model is taken at batch 1 and rewritten first: Reshapes bring operators into the shapes that the array takes, 2-D
-windows with the batch in front, and activations move to the layers that they can be fused into.
+The network is built from a rewritten copy of the model at batch 1. Reshapes bring operators into the shapes that the
+array takes: 2-D windows, with the batch in front. Activations move to the layers that they can be fused into.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from edgeq.model.int8_prediction import foreign, hazardous_nodes
 
 
 def fixed_batch(model: ir.Model, path: Path) -> ir.Model:
-    """Return a clone of a prepared model with batch 1, shapes fixed as far as inference can tell, weights in memory.
+    """Return a clone of a prepared model with batch 1, inferred shapes, and its weights in memory.
 
     Args:
         path: the model's file, for messages.
@@ -65,7 +65,7 @@ def fixed_batch(model: ir.Model, path: Path) -> ir.Model:
 
 
 def _make_constant_outputs(model: ir.Model) -> None:
-    """Let a node make each output that is a constant, in place: every output of the network is what a layer makes."""
+    """Add a node for each constant output, in place, because a layer must compute every output of the network."""
     editor = Editor(model)
     for place, value in enumerate(model.graph.outputs):
         tensor = constant_tensor(value)
@@ -89,8 +89,8 @@ def _with_batch_one(value: ir.Value, path: Path) -> ir.Shape:
         if not isinstance(size, int):
             raise ModelError(
                 f"{path}: input {value.name!r} has no fixed size on axis {axis} ({size.value or 'unknown'})",
-                f"Give --fix {size.value or f'{value.name}:{axis}'}=SIZE: the array's tiles and addresses are laid out "
-                "beforehand, for every size but the batch's",
+                f"Give --fix {size.value or f'{value.name}:{axis}'}=SIZE: the array's tiles and addresses need "
+                "fixed sizes, except for the batch",
             )
     return ir.Shape([1, *others])
 
@@ -99,10 +99,10 @@ _WINDOWED = ("AveragePool", "Conv", "GlobalAveragePool", "MaxPool")
 
 
 def two_dimensional(model: ir.Model) -> bool:
-    """Make a convolution or pooling of [1, C, L] one of [1, C, 1, L], in place, with the same values.
+    """Change each convolution or pooling of [1, C, L] to one of [1, C, 1, L], in place. The values stay the same.
 
     Returns:
-        Whether anything changed, as the other rewrites do.
+        True if anything changed, as in the other rewrites.
     """
     editor = Editor(model)
     changed = False
@@ -121,7 +121,7 @@ def two_dimensional(model: ir.Model) -> bool:
         if "pads" in node.attributes:
             begin, end = attributes(node)["pads"]
             node.attributes["pads"] = ir.AttrInt64s("pads", [0, begin, 0, end])
-        # Sizes are left to be found: with ceil_mode, those that ONNX infers may be one off until `explicit_ceil`.
+        # Leave the sizes to shape inference: with ceil_mode, ONNX's sizes may be one off until `explicit_ceil`.
         image = editor.constant(f"{node.name}/image", np.array([0, 0, 1, -1]))
         node.replace_input_with(0, editor.node("Reshape", [source, image], f"{node.name}/as_image", before=node))
         output = node.outputs[0]
@@ -133,9 +133,15 @@ def two_dimensional(model: ir.Model) -> bool:
 
 
 def batch_in_front(model: ir.Model) -> bool:
-    """Make a product of [rows, K] with constant weights one of [1, rows, K], and so sums and activations of such: ONNX
-    Runtime's optimiser, and attention with the sequence in front, make such of a sample's rows, which are not a batch.
-    Values stay the same."""
+    """Change each product of [rows, K] with constant weights to one of [1, rows, K], in place. The values stay the
+    same.
+
+    The function also changes sums and activations of the results. ONNX Runtime's optimiser, and attention with the
+    sequence in front, compute such products. Their rows belong to one sample and are not a batch.
+
+    Returns:
+        True if anything changed.
+    """
     editor = Editor(model)
     in_front: dict[ir.Value, ir.Value] = {}
     for node in list(model.graph):
@@ -163,7 +169,7 @@ def batch_in_front(model: ir.Model) -> bool:
             flat.replace_all_uses_with(rows)
             in_front[rows] = made
         model.graph.remove(node, safe=True)
-        # By the node's name it is excluded, and its multiply-accumulates are known; by the tensor's its range.
+        # Keep both names: excluded nodes and multiply-accumulates are found by the node's name, ranges by the tensor's.
         maker(first).name, made.name = node.name, known
     if in_front:
         RemoveUnusedNodesPass()(model)
@@ -171,7 +177,7 @@ def batch_in_front(model: ir.Model) -> bool:
 
 
 def _product(editor: Editor, node: ir.Node, in_front: dict[ir.Value, ir.Value]) -> tuple[ir.Value, ir.Value]:
-    """Return the product with the batch in front, and the sum of it and its bias."""
+    """Return the product with the batch in front, and its sum with the bias."""
     read, weights, bias, name = node.inputs[0], node.inputs[1], node_input(node, 2), node.name or ""
     matrix = constant_values(weights)
     assert read is not None
@@ -191,7 +197,7 @@ def _product(editor: Editor, node: ir.Node, in_front: dict[ir.Value, ir.Value]) 
 
 
 def _is_product_of_rows(node: ir.Node) -> bool:
-    """Return whether it multiplies [rows, K] with constant weights and adds only one constant for each output."""
+    """Return whether a node multiplies [rows, K] by constant weights and adds at most one constant for each output."""
     matrix = constant(node_input(node, 1)) if is_op(node, "Gemm", "MatMul") else None
     shape = sizes(node.inputs[0])
     if matrix is None or matrix.ndim != 2 or shape is None or len(shape) != 2 or shape[0] == 1:
@@ -199,14 +205,16 @@ def _is_product_of_rows(node: ir.Node) -> bool:
     if any(value.is_graph_output() for value in (node.inputs[0], node.outputs[0]) if value is not None):
         return False
     if node.attributes.get_int("transA", 0) or any(node.attributes.get_float(f, 1.0) != 1.0 for f in ("alpha", "beta")):
-        return False  # preparation leaves factors only where a bias is computed (`model.gemm`)
+        return False  # preparation leaves alpha and beta only if the bias is computed (`model.gemm`)
     outputs = matrix.shape[0] if node.attributes.get_int("transB", 0) else matrix.shape[1]
     return node_input(node, 2) is None or _for_each_output(constant(node_input(node, 2)), outputs)
 
 
 def _is_of_rows(node: ir.Node, in_front: Mapping[ir.Value, ir.Value]) -> bool:
-    """Return whether it is an activation of rows that have the batch in front elsewhere, or a sum of such or with one
-    constant for each output."""
+    """Return whether a node is an activation or a sum of rows that `in_front` already has with the batch in front.
+
+    The other operand of a sum may also be one constant for each output.
+    """
     if not is_op(node, "Add", "Clip", "Relu") or node.outputs[0].is_graph_output():
         return False
     read = [value for value in node.inputs if value is not None and not is_constant(value)]
@@ -222,12 +230,15 @@ def _is_of_rows(node: ir.Node, in_front: Mapping[ir.Value, ir.Value]) -> bool:
 
 
 def _for_each_output(values: NDArray[Any] | None, outputs: int) -> bool:
-    """Return whether a constant is one number, or a row of one for each output."""
+    """Return whether a constant is a single number, or a row with one number for each output."""
     return values is not None and (values.size == 1 or (values.shape[-1:] == (outputs,) and values.size == outputs))
 
 
 def _with_batch(editor: Editor, node: ir.Node, read: ir.Value) -> ir.Value:
-    """Return what a product reads, as [1, ..., K]: as it was before a Reshape to rows, where that is of this form."""
+    """Return a product's input as [1, ..., K].
+
+    If a Reshape made the rows from such a value, return that value. Otherwise add a Reshape.
+    """
     rows, inner = sizes(read) or (0, 0)
     before, source = read.producer(), read
     given = before.inputs[0] if before is not None and is_op(before, "Reshape") else None
@@ -239,7 +250,7 @@ def _with_batch(editor: Editor, node: ir.Node, read: ir.Value) -> ir.Value:
     whole = editor.constant(f"{node.name}/batch", np.array([1, rows, inner]))
     made = editor.node("Reshape", [source, whole], f"{node.name}/in_front", before=node)
     made.shape, made.type = ir.Shape([1, rows, inner]), read.type
-    # It may become integers, by the range under this name; without the batch nothing does.
+    # The tensor with the batch in front may become int8, so it gets the name that the range is known by.
     made.name, read.name = read.name, editor.free_value_name(f"{read.name}/flat")
     return made
 
@@ -248,15 +259,17 @@ _ACTIVATIONS = ("Relu", "Clip")
 
 
 def rewrite(model: ir.Model, wanted: Callable[[ir.Node], bool]) -> None:
-    """Make the padding of pooling explicit, fold shape arithmetic, bring operators into the shapes that the array takes
-    (`two_dimensional`, `batch_in_front`), and move activations before the pooling or data movement that separates them
-    from the layer that they could be fused into.
+    """Bring a model into the form that the array takes, in place.
+
+    - Convolutions, pooling and products get the array's shapes (`two_dimensional`, `batch_in_front`).
+    - The padding of pooling becomes explicit (`explicit_ceil`), and shape arithmetic is folded.
+    - An activation moves before pooling or data movement that separates it from the layer it could be fused into.
 
     Args:
-        wanted: which nodes may leave float.
+        wanted: returns whether a node may leave float.
 
     Raises:
-        ModelError: an average pooling whose size ONNX and ONNX Runtime do not agree on.
+        ModelError: ONNX and ONNX Runtime do not agree on the output size of an average pooling.
     """
     first = partial(activations_first, wanted=wanted)
     for change in (two_dimensional, explicit_ceil, fold_shapes, batch_in_front, first):
@@ -267,11 +280,11 @@ def rewrite(model: ir.Model, wanted: Callable[[ir.Node], bool]) -> None:
 def explicit_ceil(model: ir.Model) -> bool:
     """Replace ceil_mode of pooling by padding at the end.
 
-    ONNX's shape inference counts windows that start in that padding, ONNX Runtime, correctly, leaves them out: without
-    ceil_mode, there is nothing to disagree on.
+    ONNX's shape inference counts windows that start in that padding. ONNX Runtime correctly leaves them out. Without
+    ceil_mode, both infer the same size.
 
     Raises:
-        ModelError: an average pooling of which they do not agree.
+        ModelError: ONNX and ONNX Runtime do not agree on the output size of an average pooling.
     """
     for node in model.graph:
         if not is_op(node, "MaxPool", "AveragePool") or not node.attributes.get_int("ceil_mode", 0):
@@ -283,31 +296,31 @@ def explicit_ceil(model: ir.Model) -> bool:
         pooled = windows.rounded_up(shape)
         ends = windows.end_pads(shape, pooled)
         if ends[0] <= windows.pads[2] and ends[1] <= windows.pads[3]:
-            node.attributes.pop("ceil_mode")  # every window ends within the padding that is there
+            node.attributes.pop("ceil_mode")  # every window ends within the existing padding
             infer_shapes(model)
         elif node.op_type == "AveragePool":
             if pooled != (sizes(node.outputs[0]) or ())[2:]:
                 raise ModelError(
-                    f"the size that {node.name!r} pools to is not the one that its shapes say",
-                    "Export it with ceil_mode = 0 and padding in its place",
+                    f"the output size of {node.name!r} differs from the one that ONNX infers",
+                    "Export it with ceil_mode = 0 and explicit padding",
                 )
         elif len(node.outputs) == 1 and all(end < size for end, size in zip(ends, windows.kernel, strict=True)):
-            # Dilated windows can reach further; ONNX Runtime takes no padding as large as the window.
+            # Dilated windows can reach further. ONNX Runtime does not accept padding as large as the window.
             node.attributes["pads"] = ir.AttrInt64s("pads", [*windows.pads[:2], *ends])
             for name in ("ceil_mode", "auto_pad"):
                 node.attributes.pop(name, None)
             infer_shapes(model)
-    return False  # shapes are inferred behind each change: the next pooling may depend on it
+    return False  # each change infers the shapes again, because the next pooling may depend on them
 
 
 def activations_first(model: ir.Model, wanted: Callable[[ir.Node], bool]) -> bool:
-    """Make X → MaxPool or data movement → Relu X → Relu → MaxPool or data movement, with the same values.
+    """Change X → MaxPool or data movement → Relu to X → Relu → MaxPool or data movement. The values stay the same.
 
-    Past what stays in float nothing is moved: it may compute new values, and no range is known for what would be
-    between the two.
+    An activation does not move past a node that stays in float. That node may compute new values, and the tensor
+    between the two would have no calibrated range.
 
     Args:
-        wanted: which nodes may leave float.
+        wanted: returns whether a node may leave float.
     """
     editor = Editor(model)
     changed = False
@@ -320,15 +333,17 @@ def activations_first(model: ir.Model, wanted: Callable[[ir.Node], bool]) -> boo
         model.graph.insert_before(through, activation)
         activation.replace_input_with(0, source)
         through.replace_input_with(0, last)
-        # The last tensor keeps its name, by which its range is known.
+        # The last tensor keeps its name, because its range is known by that name.
         last.name, between.name = editor.free_value_name(f"{source.name}/{activation.op_type.lower()}"), last.name
         changed = True
     return changed
 
 
 def _movable(model: ir.Model, node: ir.Node, wanted: Callable[[ir.Node], bool]) -> tuple[ir.Node, ir.Node] | None:
-    """Return a data-movement or MaxPool node that has an int8 form and the activation behind it, where their order can
-    be swapped."""
+    """Return a MaxPool or data-movement node with an int8 form, and the activation after it, if the two can be swapped.
+
+    Otherwise return None.
+    """
     if (node.op_type != "MaxPool" and node.op_type not in MOVES) or len(node.outputs) != 1:
         return None
     source, activation = node.inputs[0], only_reader(node.outputs[0])
@@ -343,17 +358,17 @@ def _movable(model: ir.Model, node: ir.Node, wanted: Callable[[ir.Node], bool]) 
 
 
 def _spans_zero(activation: ir.Node) -> bool:
-    """Return whether an activation leaves zero (padding) as it is and its bounds are constant."""
+    """Return whether an activation has constant bounds and leaves zero (padding) unchanged."""
     bounds = clamp_bounds(activation)
     return bounds is not None and bounds[0] <= 0 <= bounds[1]
 
 
 _ANCHORS = (steps.Conv, steps.Fc)
-_SURROUNDED = "what it reads is in float, and quantizing it for this operator alone would gain nothing"
+_SURROUNDED = "its inputs are in float, and quantizing them for this operator alone would gain nothing"
 
 _Item = TypeVar("_Item", bound=Layer | ir.Node)
 Found = dict[str, tuple[Layer, ...]]
-"""Layers by node name; none where the node became part of the layer before it."""
+"""The layers of each node by its name; empty if the node became part of the layer before it."""
 
 
 def build_network(
@@ -364,16 +379,16 @@ def build_network(
     op_types: Collection[str] | None = None,
     hazards: Mapping[str, str] = MappingProxyType({}),
 ) -> Network:
-    """Return the layers of a prepared model, which is not changed.
+    """Return the layers of a prepared model. The model itself does not change.
 
     Args:
         path: the model's file, for messages.
         exclude: names of nodes that stay in float.
         op_types: operator types that may become int8; None means all.
-        hazards: tensors that must not be in 8 bits, each with what follows its name in the reason.
+        hazards: for each tensor that must not be in 8 bits, the text that follows its name in the reason.
 
     Raises:
-        ModelError: sizes are not fixed beforehand.
+        ModelError: an input's size is not fixed.
     """
     fixed = fixed_batch(model, path)
     kept = {**dict.fromkeys(exclude, "excluded by request"), **hazardous_nodes(model, hazards)}
@@ -417,17 +432,18 @@ def _dtype(value: ir.Value | None) -> str:
 
 
 def _unwanted(node: ir.Node, kept: Mapping[str, str], op_types: Collection[str] | None) -> str:
-    """Return why a node stays in float whatever it is; "" where it need not."""
+    """Return the reason why the caller's choices keep a node in float; "" if they do not."""
     if node.name is not None and node.name in kept:
         return kept[node.name]
     return foreign(node.op_type) if op_types is not None and node.op_type not in op_types else ""
 
 
 def _settle(index: GraphIndex, found: Found, reasons: dict[str, str]) -> None:
-    """Take layers that would only add conversions out of `found`, and add why to `reasons`, in place.
+    """Move layers that would only add conversions from `found` to `reasons`, in place.
 
-    Convolutions and products are worth a conversion. Everything else is in int8 where what it reads is; on inputs of
-    the graph, and in a plain reshape, which the conversion may as well come before, where all that reads its result is.
+    Convolutions and products are worth a conversion. Any other layer is in int8 if it reads an int8 tensor. A layer
+    that only reads inputs of the graph is also in int8 if all readers of its result are. The same applies to a plain
+    reshape, because the conversion can just as well come before it.
     """
     integers: set[ir.Value] = set()
     for node in index.graph:
@@ -464,7 +480,7 @@ def _wants_integers(found: Found, tensor: ir.Value) -> bool:
 
 
 def _fold_biases(index: GraphIndex, found: Found, reasons: dict[str, str]) -> None:
-    """Make an Add of one constant value a channel behind a MatMul or Conv its bias, in place."""
+    """Turn an Add after a MatMul or Conv into its bias, in place, if it adds one constant for each channel."""
     for node in index.graph:
         layers = found.get(node.name or "")
         layer = layers[0] if layers else None
@@ -494,7 +510,7 @@ def _per_channel(values: np.ndarray, layer: Weighted) -> bool:
 
 
 def _fold_relus(layers: list[Layer], outputs: Collection[str]) -> list[Layer]:
-    """Return the layers with each Relu folded into the convolution, product or sum that it alone reads."""
+    """Return the layers with each Relu folded into the convolution, product or sum whose only reader it is."""
     read = steps.readers(layers)
     folded: list[Layer] = []
     gone: set[str] = set()
@@ -518,7 +534,7 @@ def _float_layer(
     """Return nodes that stay in float as one layer.
 
     Args:
-        read: names of the tensors that layers in int8 read.
+        read: names of the tensors that int8 layers read.
     """
     inside = {value for node in nodes for value in node.outputs}
     needs = dict.fromkeys(value for node in nodes for value in reads(node))
@@ -536,10 +552,10 @@ def _float_layer(
 
 
 def alternate(layers: Sequence[Layer], floats: Sequence[ir.Node]) -> list[Layer | list[ir.Node]]:
-    """Return all layers one by one, and float nodes in groups as large as dependences allow.
+    """Return all layers one by one, with the float nodes in groups as large as their dependences allow.
 
-    Greedy: everything of one kind that can run does before the kind changes. Both kinds are tried as the first; the
-    order with fewer groups wins.
+    The search is greedy: it runs every item of one kind that can run before it changes to the other kind. It tries both
+    kinds as the first and returns the order with fewer groups.
     """
     made = {name for item in (*layers, *floats) for name in _writes(item)}
     orders = [_greedy(layers, floats, made, floats_first) for floats_first in (False, True)]
@@ -564,7 +580,11 @@ def _greedy(
 
 
 def _run(waiting: list[_Item], known: set[str], made: set[str]) -> list[_Item]:
-    """Take out of `waiting` (in topological order) all that can run, in order, and add what they make to `known`."""
+    """Remove all items that can run from `waiting`, and return them in order. Add their outputs to `known`.
+
+    Args:
+        waiting: items in topological order.
+    """
     done, remaining = [], []
     for item in waiting:
         if all(name in known or name not in made for name in _reads(item)):

@@ -1,23 +1,24 @@
 """Prepare the channels of a network for tiles that share a scale, and choose the scales of its tensors.
 
-The array works in tiles of DIM output channels, and each tile may have a scale of its own at no cost. In the given
-order, almost every tile has a channel with large weights; sorted by the range of their weights, channels of like range
-share a tile. The weights of the next layer are permuted to match: a convolution or product with all its inputs absorbs
-an order of its input channels in its weights; depthwise layers, sums, pooling and clamps keep it. Where the order is
-visible outside (inputs and outputs of the model, float parts, data movement and concatenation of channels), it is not
-changed.
+The array works in tiles of DIM output channels. Each tile may have its own scale at no cost. In the given order, almost
+every tile has a channel with large weights. Sorting the channels by the range of their weights puts channels with
+similar ranges into one tile. The weights of the next layer are permuted to match: a dense convolution or product
+absorbs the order of its input channels in its weights. Depthwise layers, sums, pooling and clamps keep the order. The
+order of a tensor does not change if it is visible outside, as in inputs and outputs of the model, float parts, data
+movement, and concatenation of channels.
 
-Weights that read nothing but zeros are set to zero. A channel whose largest possible result lies below its relu is 0
-whatever comes in. Batch normalization leaves such channels with weights of any size behind them, which nothing reads:
-in a tile of channels with one scale, they would take the bits of all others.
+Weights that only read zeros are set to zero. A channel with a relu is always 0 if its largest possible result is not
+positive. Batch normalization can leave weights of any size after such channels. They have no effect, but in a tile with
+one scale they would cost all other channels bits.
 
-Tensors behind a relu use all 256 integers, though zero points are 0. What is never negative uses half of the signed
-integers. Between layers with weights and no padding, the tensor less a constant can be stored in its place:
+Tensors after a relu use all 256 integers, although zero points are 0. Values that are never negative normally use only
+half of the signed integers. Between layers with weights and without padding, the tensor can be stored minus a constant:
 
-    relu(x) is stored as x - 128 s, s = largest / 255    saturation at -128 is the relu, or the Clip from 0
-    the layer before adds -128 s to its bias, those that read it 128 Σ w of their integers: no operation more
+    relu(x) is stored as x - 128 s, s = largest / 255    saturation at -128 does the work of the relu (or Clip from 0)
+    the layer before adds -128 s to its bias; the layers that read the tensor add 128 Σ w: no extra operations
 
-The steps are half as large. Padding with zeros would stand for 128 s, so a layer with padding reads it as it was.
+The steps are then half as large. A padding zero would mean 128 s, so tensors that a layer with padding reads are not
+shifted.
 """
 
 from __future__ import annotations
@@ -44,11 +45,11 @@ class ChannelGroup:
     """Group tensors whose channels (axis 1) correspond.
 
     Attributes:
-        tensors: in the order of the network.
-        writers: layers with weights of their own for each of these channels: dense ones that make them, depthwise ones.
-        readers: dense layers that read them, with the weights' inputs for each channel (more than one where rows and
-            columns were flattened).
-        fixed: why the order cannot change; "" where it can.
+        tensors: names, in the order of the network.
+        writers: layers with weights for each of these channels: dense layers that compute them, and depthwise layers.
+        readers: dense layers that read the channels, with the number of weight inputs for each channel (more than one
+            if rows and columns were flattened).
+        fixed: the reason why the order cannot change; "" if it can.
     """
 
     tensors: tuple[str, ...]
@@ -77,7 +78,7 @@ class _Ties:
         self._fix((*network.inputs, *network.outputs), "it is an input or output of the model")
 
     def add(self, layer: Layer) -> None:
-        """Record which channel axes a layer ties together, and which it fixes."""
+        """Record the channel axes that a layer ties together, and those whose order it fixes."""
         names = (*step_inputs(layer), *step_outputs(layer))
         match layer:
             case steps.Conv():
@@ -95,12 +96,12 @@ class _Ties:
             case steps.Rearrange():
                 self._add_move(layer)
             case steps.Float():
-                self._fix(names, "a part in float reads or makes it")
+                self._fix(names, "a float part reads or computes it")
             case _:
                 self._tie(names)
 
     def groups(self) -> tuple[ChannelGroup, ...]:
-        """Return the groups that all layers so far leave, each with its layers."""
+        """Return the groups that result from all layers added so far, each with its layers."""
         writers, readers = self._by_root(self._writers), self._by_root(self._readers)
         fixed = self._by_root((name, why) for name, why in self._fixed.items() if name in self._parent)
         return tuple(
@@ -154,12 +155,12 @@ _LARGEST_INPUT = 128
 
 
 def without_idle_weights(network: Network, scales: Mapping[str, float]) -> Network:
-    """Return the network with the weights of channels that are always zero set to zero.
+    """Return the network with zeros in place of weights that read channels that are always zero.
 
     Args:
-        scales: of every integer tensor: they bound what a layer can read.
+        scales: the scale of every integer tensor; they bound the values that a layer can read.
     """
-    low: dict[str, Channels] = {}  # by tensor: channels that are never above zero
+    low: dict[str, Channels] = {}  # by tensor: channels that are never positive
     idle: dict[str, Channels] = {}  # by tensor: channels that are always zero
     layers: list[Layer] = []
     for layer in network.layers:
@@ -181,7 +182,7 @@ def without_idle_weights(network: Network, scales: Mapping[str, float]) -> Netwo
 
 
 def _silenced(layer: Weighted, idle: Channels | None) -> Weighted:
-    """Return `layer` without the weights that read `idle` channels; as it is where it has groups of several."""
+    """Return `layer` with zeros in place of weights that read `idle` channels. Grouped convolutions stay unchanged."""
     if idle is None or not idle.any():
         return layer
     weights = layer.weights.copy()
@@ -200,11 +201,10 @@ _SUFFIX = "/offset"
 def with_offsets(
     network: Network, scales: Mapping[str, float], ranges: Mapping[str, Range], *, powers_of_two: bool
 ) -> tuple[Network, dict[str, float]]:
-    """Return the network with tensors behind a relu stored less 128 steps of half the size, where they can be, and its
-    scales.
+    """Shift tensors after a relu by 128 steps of half the size where possible. Return the network and its scales.
 
     Args:
-        ranges: that the scales were chosen by; steps that have to stay do.
+        ranges: the ranges that the scales were chosen from; a tensor whose range must be kept is not shifted.
     """
     read = network.readers
     layers: dict[str, Any] = {layer.name: layer for layer in network.layers}
@@ -216,7 +216,7 @@ def with_offsets(
         origin = clamp.output
         step = scales[origin] * 127 / _STEPS
         step = 2.0 ** math.ceil(math.log2(step)) if powers_of_two else float(np.float32(step))
-        # What a Clip cuts off above has to be what saturation cuts off.
+        # Saturation replaces the Clip only if it cuts at the Clip's upper bound or below.
         cut = isinstance(clamp, steps.Clamp) and clamp.high < _STEPS * step * (1 - 1e-6)
         kept = origin in network.outputs or any(ranges[n].kept for n in (layer.output, origin) if n in ranges)
         if kept or cut or not read.get(origin) or not all(map(_absorbs, read[origin])):
@@ -235,7 +235,7 @@ def with_offsets(
 
 
 def _relu_behind(layer: Weighted, network: Network, read: Mapping[str, list[Layer]]) -> Weighted | steps.Clamp | None:
-    """Return the layer itself where it ends in a relu, or the Clip from 0 that alone reads it; None without either."""
+    """Return the layer if it ends in a relu, or the Clip from 0 that is its only reader; None if it has neither."""
     if layer.relu:
         return layer
     behind = read.get(layer.output, [])
@@ -244,7 +244,7 @@ def _relu_behind(layer: Weighted, network: Network, read: Mapping[str, list[Laye
 
 
 def _absorbs(layer: Layer) -> bool:
-    """Return whether a layer can take an offset of what it reads into its bias."""
+    """Return whether a layer can absorb an offset of its input in its bias."""
     return isinstance(layer, steps.Fc) or (isinstance(layer, steps.Conv) and not any(layer.pads))
 
 
@@ -252,7 +252,7 @@ Order = NDArray[np.int64]
 
 
 def sort_channels(network: Network, dim: int) -> Network:
-    """Return the network with channels in the order that suits tiles of `dim`."""
+    """Return the network with its channels in the best order for tiles of `dim` channels."""
     channels: dict[str, tuple[int, ...]] = {}
     layers: dict[str, Any] = {layer.name: layer for layer in network.layers}
     for group in channel_groups(network):
@@ -272,7 +272,7 @@ def sort_channels(network: Network, dim: int) -> Network:
 
 
 def best_order(group: ChannelGroup, dim: int) -> Order | None:
-    """Return the order that wastes the fewest bits over all layers of the group; None where it is the given one."""
+    """Return the order that wastes the fewest bits over all layers of the group; None if the given order is as good."""
     if group.fixed or not group.writers or len(group.writers[0].weights) <= dim:
         return None
     ranges = [_log_ranges(layer) for layer in group.writers]
@@ -289,7 +289,9 @@ def _log_ranges(layer: Weighted) -> NDArray[np.float64]:
 
 
 def _waste(layers: Sequence[Weighted], order: Order, dim: int) -> float:
-    """Bits, summed over layers and channels, that a channel has less than with a scale of its own."""
+    """Return the bits that channels lose to a shared scale, compared with their own scales, over all layers and
+    channels.
+    """
     total = 0.0
     for layer in layers:
         ranges = _log_ranges(layer)[order]
@@ -301,16 +303,17 @@ _NOTHING = 1e-8
 
 
 def activation_scales(network: Network, ranges: Mapping[str, Range], *, powers_of_two: bool) -> dict[str, float]:
-    """Return the scale by tensor, float32 values: largest magnitude / 127, or 1 where there is nothing.
+    """Return the float32 scale of each tensor: its largest magnitude / 127, or 1 if all its values are zero.
 
-    - Inputs and outputs of layers that pass integers on (pooling, clamps, concatenation, data movement) share the scale
-      of those tensors that other layers read: what is clipped or pooled away does not widen the range.
-    - The scale of a sum is at least that of both operands, or an operand would saturate before it is added. An operand
-      in which there is nothing has that of the sum.
-    - On an array that shifts, all scales are powers of two, so that their quotients are.
+    - Layers that pass integers on (pooling, clamps, concatenation, data movement) share one scale between inputs and
+      outputs. Only the tensors that other layers read decide it, so values that are clipped or pooled away do not widen
+      the range.
+    - The scale of a sum is at least that of both operands. Otherwise an operand would saturate before it is added. An
+      operand that is all zero takes the scale of the sum.
+    - On an array that shifts, all scales are powers of two, and so are their quotients.
 
     Raises:
-        CalibrationError: no range for a tensor.
+        CalibrationError: a tensor has no range.
     """
     groups = _groups(network)
     used = _used(network)
@@ -342,7 +345,7 @@ def activation_scales(network: Network, ranges: Mapping[str, Range], *, powers_o
                 scales.update(dict.fromkeys(groups[layer.output], least))
                 empty.difference_update(groups[layer.output])
                 changed = True
-    # The last sums first: an empty one takes the scale of the sum that reads it before its own operands do.
+    # Start with the last sums: an empty sum takes the scale of the sum that reads it, before its own operands do.
     widest = dict.fromkeys(empty, math.inf)
     for layer in reversed(additions):
         for name in {layer.left, layer.right} & empty:
@@ -352,7 +355,7 @@ def activation_scales(network: Network, ranges: Mapping[str, Range], *, powers_o
 
 
 def _groups(network: Network) -> dict[str, list[str]]:
-    """Return tensor → all tensors of its scale, itself among them; one list object a group."""
+    """Return, for each tensor, all tensors that share its scale, itself included. Each group is one list object."""
     groups: dict[str, list[str]] = {name: [name] for name in sorted(network.integers)}
     for layer in network.layers:
         if not isinstance(layer, steps.SAME_SCALE):
@@ -366,7 +369,7 @@ def _groups(network: Network) -> dict[str, list[str]]:
 
 
 def _used(network: Network) -> set[str]:
-    """Return tensors that something other than `SAME_SCALE` layers reads."""
+    """Return the tensors that are outputs, that nothing reads, or that a layer outside `SAME_SCALE` reads."""
     read = network.readers
     return {
         name
@@ -376,7 +379,7 @@ def _used(network: Network) -> set[str]:
 
 
 def tile_maxima(rows: NDArray[np.float64], dim: int) -> NDArray[np.float64]:
-    """Return the largest magnitude of each tile of `dim` rows of [O, ...], repeated for each of its rows: [O]."""
+    """Return the largest magnitude in each tile of `dim` rows, repeated for each row of the tile: [O, ...] → [O]."""
     largest = np.abs(rows.reshape(len(rows), -1)).max(axis=1, initial=0.0)
     starts = np.arange(0, len(rows), dim)
     return np.asarray(np.repeat(np.maximum.reduceat(largest, starts), np.diff([*starts, len(rows)])), np.float64)

@@ -1,16 +1,16 @@
-"""Compile a prepared model for an array: the integer program, and the files that are made from it.
+"""Compile a prepared model for an array: make the integer program and the files that go with it.
 
-A program is lowered once, then fitted to samples where that brings its outputs closer to the float model's:
+A program is lowered once. It is then fitted to samples if that brings its outputs closer to the float model's:
 
-- Weights are rounded for the least error of what a layer gives, instead of each weight's
-  (`edgeq.quantize.weight_only`). The integers that a layer reads in the program decide which errors matter, and what
-  the rounding does to the mean goes into the bias.
-- Biases are corrected. Rounding weights and clipping activations shift the mean of what a layer gives, and the shifts
-  add up. The program runs once over some samples; at each layer, fed by the corrected layers before it, the mean
+- Weights are rounded to minimise the error of a layer's output, not of each weight (`edgeq.quantize.weight_only`). The
+  integers that a layer reads in the program decide which errors matter. The bias absorbs the shift of the mean that
+  rounding causes.
+- Biases are corrected. Rounding weights and clipping activations shift the mean of a layer's output, and the shifts add
+  up. The program runs once over some samples. Each layer reads the output of the corrected layers before it. Its mean
   difference from the float model goes into the int32 bias, channel by channel (Nagel et al. 2019, "Data-Free
   Quantization Through Weight Equalization and Bias Correction", section 4.2, with data instead of their assumptions).
-  With y the float output behind the activation, z the integer one and p the share of z that is not cut, the shift is
-  one Newton step, (mean y - mean z) / p. Channels that are nearly always cut are left alone.
+  Let y be the float output after the activation, z the integer output, and p the share of z that is not cut. The shift
+  is one Newton step, (mean y - mean z) / p. Channels that are nearly always cut do not change.
 """
 
 from __future__ import annotations
@@ -59,23 +59,23 @@ from edgeq.quantize.weight_only import damped, round_rows, squared
 from edgeq.scheme import Scheme
 
 Change = Callable[[Weighted, NDArray[Any]], Weighted]
-"""Gives a step in place of one, by what it reads: integers [N, ...]."""
+"""A function that returns the step to use in place of a step, given its integer input [N, ...]."""
 _MOST_TAPS = 1152
-"""Most taps of a layer whose weights are rounded: the time grows with the third power, and the gain falls."""
+"""Layers with more taps keep their weights: the time for rounding grows with the third power, and the gain falls."""
 _PATCHES_PER_TAP = 4
 _FEWEST, _MOST = 512, 8192
 
 
 def rounded_weights(network: Network) -> Change:
-    """Return what rounds a step's weights again.
+    """Return a function that rounds a step's weights again.
 
     Args:
-        network: that the program was made from, with its weights in float.
+        network: the network that the program was made from, with float weights.
     """
     layers: Mapping[str, Weighted] = {layer.name: layer for layer in network.layers if isinstance(layer, Weighted)}
 
     def rounded(step: Weighted, x: NDArray[Any]) -> Weighted:
-        """Return `step` with other integers where they are better for input `x`."""
+        """Return `step` with each row of weights rounded anew if that is more accurate for input `x`."""
         layer = layers[step.name]
         groups, outputs = getattr(step, "groups", 1), len(step.bias)
         taps = step.weights[0].size
@@ -99,7 +99,7 @@ def rounded_weights(network: Network) -> Change:
 
 
 def _patches(step: Weighted, x: NDArray[Any], groups: int) -> Floats:
-    """Return what some output positions read, at random: float64 [groups, positions, taps]."""
+    """Return the inputs of randomly chosen output positions: float64 [groups, positions, taps]."""
     taps = step.weights[0].size
     count = int(np.clip(_PATCHES_PER_TAP * taps, _FEWEST, _MOST))
     random = np.random.default_rng(taps)
@@ -119,30 +119,34 @@ _FLAT = 0.05
 
 
 def corrected_layers(program: Program) -> dict[str, int]:
-    """Return the float tensors that bias correction compares means with, in program order, and their channel axes."""
+    """Return the float tensors whose means bias correction uses, in program order, with their channel axes."""
     layers = (step for step in program.steps if isinstance(step, Weighted))
     return {program.tensors[step.output].origin: _channel_axis(step) for step in layers}
 
 
 def _channel_axis(step: Weighted) -> int:
-    """Return the channel axis of the output: a product may have several rows a sample in front of it."""
+    """Return the channel axis of a step's output: the last axis of a product, which may have several rows for each
+    sample.
+    """
     return 1 if isinstance(step, steps.Conv) else -1
 
 
 def correct_biases(
     program: Program, inputs: Mapping[str, Array], means: Mapping[str, Floats], *, first: Change | None = None
 ) -> Program:
-    """Return `program` with the mean errors of its layers subtracted.
+    """Return `program` with biases that cancel the mean errors of its layers.
 
     Args:
         inputs: some samples [N, ...].
         means: by name in `corrected_layers`, the float model's mean of each channel over the same samples.
-        first: changes each step before its bias is corrected.
+        first: a change to each step before its bias is corrected.
     """
     simulator = Simulator(program, keep_sums=True)
 
     def corrected(step: Weighted, x: Array) -> Weighted:
-        """`step` with its bias moved by the mean error of each output channel for input `x`, in units of the sums."""
+        """Return `step` with its bias moved by the mean error of each output channel for input `x`, in accumulator
+        units.
+        """
         step = first(step, x) if first is not None else step
         tensor = program.tensors[step.output]
         if tensor.origin not in means:
@@ -161,12 +165,15 @@ def correct_biases(
 
 
 def channel_means(values: Array, axis: int) -> Floats:
-    """Return float64 [channels]: the mean over every axis but the channel `axis`."""
+    """Return the mean of each channel over all axes but the channel `axis`: float64 [channels]."""
     return np.asarray(np.moveaxis(values, axis, 0).reshape(values.shape[axis], -1).mean(axis=1, dtype=np.float64))
 
 
 def _shift(y: Array, mean: Floats, tensor: steps.Tensor, *, relu: bool) -> Floats | None:
-    """By how much the mean of each channel of `y`, [channels, ...], is to move; None where `mean` has others."""
+    """Return how far the mean of each channel of `y` [channels, ...] has to move.
+
+    Return None if `mean` has a different number of channels.
+    """
     if len(y) != len(mean):
         return None
     assert tensor.scale is not None
@@ -178,16 +185,16 @@ def _shift(y: Array, mean: Floats, tensor: steps.Tensor, *, relu: bool) -> Float
 
 
 SAMPLES = 48
-"""Samples that weights and biases are fitted to. Before, each third of them judges what the others were fitted to."""
+"""Samples for fitting weights and biases. First, each third of them judges a fit to the other two thirds."""
 _FOLDS = 3
-# Decibels behind the best on some samples from which on the others need not be asked.
+# A way of fitting this many decibels below the best on some samples is not tried on the others.
 _BEHIND = 6.0
-# Decibels that fitting has to gain: less may be the luck of these samples.
+# Least gain of fitting, in decibels. A smaller gain may be due to the choice of samples.
 _WORTH_FITTING = 1.0
 _MEMORY = 2**29
-# Decibels of the outputs that depthwise layers on the array have to cost before they leave it.
+# Least gain in decibels for which depthwise layers move from the array to the core.
 _WORTH_LEAVING = 3.0
-# Above this, what leaving the array could gain is not worth its time.
+# From this SQNR in decibels on, edgeq does not try depthwise layers on the core: the gain is not worth the time.
 _GOOD_ENOUGH = 12.0
 
 
@@ -196,9 +203,9 @@ class Reference:
     """Hold the outputs of the float model for some samples.
 
     Attributes:
-        inputs: [N, ...] by name.
-        outputs: of each sample, by name, of float32 outputs.
-        channels: float64 [N, channels] by tensor: means over all but the channels.
+        inputs: arrays [N, ...] by name.
+        outputs: float32 outputs by name, one array for each sample.
+        channels: channel means by tensor, float64 [N, channels].
     """
 
     inputs: Mapping[str, Array]
@@ -211,7 +218,10 @@ class Reference:
         return {name: rows.mean(axis=0) for name, rows in self.channels.items()}
 
     def folds(self) -> Iterator[tuple[Reference, Reference]]:
-        """Yield samples to fit to and others to judge on; each judges once. Where there are few, all do both."""
+        """Yield pairs: samples to fit to, and samples to judge on. Each sample judges once.
+
+        If there are too few samples, yield one pair with all samples on both sides.
+        """
         count = len(next(iter(self.inputs.values())))
         if count < _FOLDS:
             yield self, self
@@ -235,14 +245,13 @@ def compile_program(
 ) -> Program:
     """Quantize a prepared model for an array.
 
-    Channels are sorted by range, so that each tile of output channels has a scale that suits it. With samples, weights
-    are rounded for the least error of each layer and biases are corrected where that brings the outputs closer, and
-    where depthwise layers lose too much with the array's one scale a tile, they run on the core with one scale a
-    channel.
+    Channels are sorted by range, so each tile of output channels gets a fitting scale. With `samples`, edgeq also
+    rounds weights for the least error of each layer and corrects biases, if the outputs get closer. If depthwise layers
+    lose too much with the array's one scale for each tile, they run on the core with one scale for each channel.
 
     Raises:
         CalibrationError: a range is missing.
-        ModelError: sizes are not fixed beforehand.
+        ModelError: an input's size is not fixed.
     """
     network = build_network(
         prepared.model,
@@ -269,15 +278,17 @@ def compile_program(
 
 
 class _Judged(NamedTuple):
-    """A program, and the SQNR of the outputs of what was fitted like it, on samples that it was not fitted to."""
+    """A program and the SQNR of its way of fitting, measured on samples that were not used for the fit."""
 
     program: Program
     sqnr_db: float
 
 
 def _fitted(plain: Program, network: Network, reference: Reference) -> _Judged:
-    """Return `plain` with weights rounded and biases corrected, with one of them, or as it is: what does best on each
-    third of the samples, fitted to the others; then fitted to all."""
+    """Return `plain` with rounded weights, corrected biases, both or neither: the way that does best.
+
+    Each third of the samples judges fits to the other thirds. The best way is then fitted to all samples.
+    """
     rounded = rounded_weights(network)
     ways: tuple[Callable[[Reference], Program], ...] = (
         lambda seen: plain,
@@ -301,8 +312,10 @@ def _fitted(plain: Program, network: Network, reference: Reference) -> _Judged:
 
 
 def observe(model: ir.Model, program: Program, samples: Samples, shifted: Mapping[str, str]) -> Reference:
-    """Run the float model on samples spread over all of them (files are sorted, by class as often as not), as many as
-    fit into memory."""
+    """Run the float model on as many samples as fit into memory, spread over all of them.
+
+    Files are sorted, often by class, so the first samples would not be representative.
+    """
     size = 4 * sum(math.prod(t.shape) for t in program.tensors.values() if t.dtype == "int8")
     count = max(min(SAMPLES, _MEMORY // max(size, 1)), 1)
     outputs = GraphIndex(model).outputs
@@ -337,11 +350,13 @@ def observe(model: ir.Model, program: Program, samples: Samples, shifted: Mappin
 
 
 def _powers(program: Program, reference: Reference) -> Floats:
-    """Return the power of the float model's outputs and that of their errors, summed over all of them."""
+    """Return the power of the float model's outputs and the power of the program's errors, each summed over all
+    outputs.
+    """
     found = Simulator(program).run(reference.inputs).tensors
     signal = noise = 0.0
     for name, parts in reference.outputs.items():
-        # A tensor without the batch in front has several rows a sample.
+        # A tensor without the batch in front has several rows for each sample.
         exact = np.concatenate(parts).astype(np.float64)
         finite = np.isfinite(exact)
         signal += float((exact[finite] ** 2).sum())
@@ -365,14 +380,14 @@ _FIELDS: Mapping[str, Any] = {
     "per_channel": False,
     "reduce_range": False,
 }
-_NEEDS = "The array needs static int8, symmetric, with one scale a tensor: leave the scheme to the target"
+_NEEDS = "The array needs static, symmetric int8 with one scale for each tensor. Leave the scheme to the target"
 
 
 class SystolicBackend(Backend):
     """Build integer programs for systolic arrays.
 
     Args:
-        table: a target's [systolic] table; empty for the generator's defaults.
+        table: a target's [systolic] table; an empty one gives the generator's defaults.
     """
 
     name = "systolic"
@@ -409,14 +424,14 @@ class SystolicBackend(Backend):
         """Write the reference model to `destination`, and the files for the array next to it. See `Backend.build`.
 
         Args:
-            samples: calibration samples, for bias correction; None leaves it out.
+            samples: calibration samples, for rounding weights and correcting biases; None leaves both out.
         """
         self.check(scheme)
         check_names(prepared, scheme.exclude)
         program = compile_program(prepared, ranges, scheme, steps.array_config(self._table), samples)
         if not any(isinstance(step, Weighted) for step in program.steps):
             raise ModelError(
-                f"{prepared.source}: nothing in it runs on the array",
+                f"{prepared.source}: no layer of it runs on the array",
                 "Deploy the float model, exclude fewer nodes, or leave this target out",
             )
         macs = node_macs(prepared.model)
@@ -450,5 +465,5 @@ class SystolicBackend(Backend):
         return belongs_to_program(place)
 
     def simulator(self) -> DeviceSimulator:
-        """Return what runs programs in the array's arithmetic, bit by bit."""
+        """Return the simulator, which runs programs in the array's arithmetic, bit by bit."""
         return simulated_array

@@ -1,18 +1,19 @@
-"""Say where each layer of a program runs, and estimate how long the array takes and what it moves.
+"""Describe where each layer of a program runs, and estimate the array's time and memory traffic.
 
-Time is estimated from tile sizes alone; no cycle is simulated. For a product of I rows, J columns and depth K, cut into
-pieces of (i, j, k) tiles of DIM (`program.product_tiles`), with ⌈x⌉ counted in tiles of DIM and n = the number of
-pieces along an axis:
+The time is estimated from tile sizes alone; no cycle is simulated. Take a product of I rows, J columns and depth K, cut
+into pieces of (i, j, k) tiles of DIM (`program.product_tiles`). ⌈x⌉ is x in tiles of DIM, rounded up, and n the number
+of pieces along an axis:
 
     compute cycles = ⌈I⌉ · ⌈J⌉ · ⌈K⌉ · DIM            one row of a tile a cycle; filling the array is hidden
     bytes in       = I·K · n_J + K·J · n_I + 4·J       each operand again for every piece along the other axis
-    bytes out      = I·J, or what is left of it after pooling
+    bytes out      = I·J, or what pooling leaves of it
     cycles         = max(compute cycles, bytes / BYTES_PER_CYCLE)    loads overlap with computing (double buffers)
     utilisation    = multiply-accumulates / (cycles · DIM²)
 
-A convolution is a product with I = output positions, J = output channels and K = kernel · input channels, and its input
-is read as it is (not as patches), once for every piece along J. A depthwise or grouped one is a product for each group,
-which fills only the columns that the group has. Sums move three times their size. The core's work is not estimated.
+A convolution is a product with I = output positions, J = output channels and K = kernel · input channels. Its input is
+read as an image, not as patches, once for every piece along J. A depthwise or grouped convolution is one product for
+each group, which fills only as many columns as the group has channels. A sum moves three times its size. The core's
+work is not estimated.
 """
 
 from __future__ import annotations
@@ -34,10 +35,10 @@ class Placement:
     """Describe where a program's multiply-accumulates run.
 
     Attributes:
-        macs: of one sample, float layers included.
-        array: those on the array.
-        depthwise: those of depthwise layers, wherever they run; such layers use one column of the array.
-        apart: those of each depthwise layer that runs on the core.
+        macs: multiply-accumulates for one sample, float layers included.
+        array: multiply-accumulates on the array.
+        depthwise: multiply-accumulates of depthwise layers, wherever they run; such layers use one column of the array.
+        apart: multiply-accumulates of each depthwise layer that runs on the core.
     """
 
     macs: int
@@ -47,17 +48,17 @@ class Placement:
 
     @property
     def array_share(self) -> float:
-        """Return the share of multiply-accumulates on the array; 0 where there are none."""
+        """Return the array's share of the multiply-accumulates; 0 if the program has none."""
         return self.array / self.macs if self.macs else 0.0
 
     def sentence(self) -> str:
-        """Return a summary of one line for the user."""
+        """Return a one-line summary for the user."""
         text = f"{self.array_share:.1%} of the multiply-accumulates run on the array"
         if self.depthwise:
-            text += f"; depthwise layers are {self.depthwise / self.macs:.1%}, which fill one column of it"
+            text += f"; depthwise layers, which fill only one column of it, are {self.depthwise / self.macs:.1%}"
         if self.apart:
             share = f"{len(self.apart)} of them ({sum(self.apart) / self.macs:.1%})"
-            text += f", and {share} run on the core, each channel with a scale of its own"
+            text += f", and {share} run on the core, with a scale for each channel"
         return text
 
 
@@ -65,7 +66,7 @@ def place(program: Program, macs: Mapping[str, int] | None = None) -> Placement:
     """Return where the layers of `program` run.
 
     Args:
-        macs: multiply-accumulates of the float model's nodes (`edgeq.model.products.node_macs`), for its float parts.
+        macs: multiply-accumulates of the float model's nodes (`edgeq.model.products.node_macs`), for the float parts.
     """
     whole = array = depthwise = 0
     apart = []
@@ -83,12 +84,12 @@ def place(program: Program, macs: Mapping[str, int] | None = None) -> Placement:
 
 
 def on_array(step: steps.Conv, dim: int) -> bool:
-    """Return whether a convolution runs on the array: its tiles are as wide as that, but for the last."""
+    """Return whether a convolution runs on the array: all its tiles but the last are multiples of `dim` wide."""
     return all((tile.stop - tile.start) % dim == 0 for tile in step.tiles[:-1])
 
 
 def step_macs(program: Program, step: Step) -> int:
-    """Return the multiply-accumulates of one sample."""
+    """Return a step's multiply-accumulates for one sample."""
     if isinstance(step, steps.Conv):
         return math.prod(step.conv_shape) * int(step.weights[0].size)
     if isinstance(step, steps.Fc):
@@ -97,8 +98,9 @@ def step_macs(program: Program, step: Step) -> int:
 
 
 def coverage(program: Program, macs: Mapping[str, int]) -> Coverage:
-    """Return the program in the terms of `edgeq.measure.coverage`: integers wherever they are computed, and float nodes
-    with their reasons."""
+    """Return the `Coverage` of the program: its integer nodes, wherever they run, and its float nodes with their
+    reasons.
+    """
     runs: list[NodeRun] = []
     reasons: dict[str, str] = {}
     for step in program.steps:
@@ -117,7 +119,7 @@ def coverage(program: Program, macs: Mapping[str, int]) -> Coverage:
 
 
 BYTES_PER_CYCLE = 16
-"""DRAM bandwidth that the estimate assumes: a 128-bit bus that is never idle."""
+"""The assumed DRAM bandwidth: a 128-bit bus that is never idle."""
 
 
 @dataclass(frozen=True)
@@ -125,10 +127,10 @@ class LayerEstimate:
     """Estimate one layer on the array for one sample.
 
     Attributes:
-        cycles: the larger of computing and moving.
-        compute_cycles: without waiting for memory.
+        cycles: cycles for computing or for moving data, whichever is larger.
+        compute_cycles: cycles for computing, without waiting for memory.
         traffic: bytes between DRAM and the array's memories.
-        utilisation: of the array's multipliers, 0 to 1.
+        utilisation: utilisation of the array's multipliers, 0 to 1.
     """
 
     name: str
@@ -148,7 +150,7 @@ class Estimate:
 
     @property
     def cycles(self) -> int:
-        """Return those of all layers, one after the other."""
+        """Return the cycles of all layers, run one after the other."""
         return sum(layer.cycles for layer in self.layers)
 
     @property
@@ -158,7 +160,7 @@ class Estimate:
 
     @property
     def utilisation(self) -> float:
-        """Return that of all layers together."""
+        """Return the utilisation over all layers together."""
         return sum(layer.macs for layer in self.layers) / (self.cycles * self.array.dim**2) if self.cycles else 0.0
 
     def __record__(self) -> dict[str, Any]:

@@ -17,14 +17,16 @@ from edgeq.backends.systolic.recognise import Windows
 from edgeq.model.edit import drop_unused_initializers, from_bytes, to_bytes
 from edgeq.model.quant_params import QuantParams
 
-# Window, stride and padding have two bits in the hardware's instruction, output sizes eight.
+# The hardware's instruction has two bits each for window, stride and padding, and eight for output sizes.
 _FIELD = 3
 _SIDE = 255
 
 
 def direct(layer: steps.Conv, shapes: Mapping[str, tuple[int, ...]]) -> bool:
-    """Return whether the array's own convolution call computes a layer as it is: one group, no dilation, all square.
-    Other layers become im2col and a product, with the same results."""
+    """Return whether the array's own convolution call computes a layer: one group, no dilation, all square.
+
+    Other layers become im2col and a product, with the same results.
+    """
     _, _, rows, columns = shapes[layer.input]
     _, _, out_rows, out_columns = shapes[layer.output]
     windows = Windows((layer.weights.shape[2], layer.weights.shape[3]), layer.strides, layer.dilations, layer.pads)
@@ -32,7 +34,7 @@ def direct(layer: steps.Conv, shapes: Mapping[str, tuple[int, ...]]) -> bool:
 
 
 def fusable(layer: steps.Conv, following: Layer, shapes: Mapping[str, tuple[int, ...]]) -> steps.Pool | None:
-    """Return the fused form of a pooling behind a convolution that it alone reads; None where it cannot be fused."""
+    """Return the fused form of a pooling that is the only reader of a convolution; None if it cannot be fused."""
     if not isinstance(following, steps.MaxPool) or not direct(layer, shapes):
         return None
     kernel, strides, pads = following.kernel, following.strides, following.pads
@@ -40,7 +42,7 @@ def fusable(layer: steps.Conv, following: Layer, shapes: Mapping[str, tuple[int,
         return None
     if max(shapes[following.output][2:]) > _SIDE or max(shapes[layer.output][2:]) > _SIDE:
         return None
-    # The array pads with 0, which a window of negative values would choose.
+    # The array pads with 0. In a window of negative values, that 0 would be the maximum.
     if pads[0] and not layer.relu:
         return None
     return steps.Pool(kernel[0], strides[0], pads[0])
@@ -54,12 +56,12 @@ def lower(
     *,
     depthwise_tile: int | None = None,
 ) -> Program:
-    """Quantize weights, insert conversions between integers and floats, drop clamps that the scales imply.
+    """Lower a network: quantize weights, convert between integers and floats, drop clamps that the scales imply.
 
     Args:
-        scales: of every integer tensor (`channels.activation_scales`).
-        depthwise_tile: channels of depthwise layers that share a scale; None means the array's dim. With 1 they
-            run on the core.
+        scales: the scale of every integer tensor (`channels.activation_scales`).
+        depthwise_tile: number of channels of a depthwise layer that share a scale; None means the array's dim. With 1,
+            depthwise layers run on the core.
     """
     network = _without_idle_clamps(network, scales)
     work = _Lowering(network, scales, array, depthwise_tile or array.dim)
@@ -71,7 +73,7 @@ def lower(
 
 
 class _Lowering:
-    """The steps so far."""
+    """Hold the steps and tensors lowered so far."""
 
     def __init__(
         self, network: Network, scales: Mapping[str, float], array: steps.ArrayConfig, depthwise_tile: int
@@ -87,7 +89,7 @@ class _Lowering:
             self._float_tensor(name)
 
     def add(self, layer: Layer) -> None:
-        """Append the steps of a layer, unless it was fused into one before."""
+        """Append the steps of a layer, unless an earlier layer fused it."""
         if layer.name in self._fused:
             return
         if not isinstance(layer, steps.Float):
@@ -100,14 +102,14 @@ class _Lowering:
         self.steps.append(layer)
 
     def as_float(self, name: str) -> str:
-        """Return the float form of a tensor, dequantized once if need be."""
+        """Return the name of a tensor's float form. If it does not exist yet, add a Dequantize for it."""
         if name not in self.tensors:
             self._float_tensor(name)
             self.steps.append(steps.Dequantize(f"{name}_DequantizeLinear", self._integers[name], name))
         return name
 
     def as_integer(self, name: str) -> str:
-        """Return the int8 form of a tensor, quantized once if need be."""
+        """Return the name of a tensor's int8 form. If it does not exist yet, add a Quantize for it."""
         if name not in self._integers:
             self.steps.append(steps.Quantize(f"{name}_QuantizeLinear", name, self._integer_tensor(name)))
         return self._integers[name]
@@ -126,7 +128,7 @@ class _Lowering:
         return own
 
     def _lowered(self, layer: Layer, read: Sequence[str]) -> Step:
-        """Return a layer on the integer tensors `read`."""
+        """Return a layer as a step that reads the integer tensors `read`."""
         output = step_outputs(layer)[0]
         changes: dict[str, Any] = {"input": read[0]}
         match layer:
@@ -160,7 +162,7 @@ class _Lowering:
         return replace(layer, **changes)
 
     def _weights(self, layer: Weighted) -> dict[str, Any]:
-        """Return the fields of a layer that its integers are in."""
+        """Return the fields of a layer that contain its integers."""
         weights, bias, tiles = quantize_weights(
             layer.weights,
             layer.bias,
@@ -174,18 +176,20 @@ class _Lowering:
         return {"weights": weights, "bias": bias, "tiles": tiles}
 
     def _tile_width(self, layer: Weighted) -> int:
-        """Return the channels that share a scale at least. Tiles would cut through the groups of a grouped
-        convolution."""
+        """Return the least number of channels that share a scale.
+
+        All channels of a grouped convolution share one, because tiles would cut through its groups.
+        """
         if isinstance(layer, steps.Fc) or layer.groups == 1:
             return self._array.dim
         return self._depthwise_tile if layer.depthwise else len(layer.bias)
 
 
 def _on_integers(content: bytes, source: str, target: str) -> bytes:
-    """Return a part that moves float values from one tensor to another, on int8; it pads with 0.
+    """Return a part that moves float values as one that moves int8 values. It pads with 0.
 
     Args:
-        source, target: names that its input and output get.
+        source, target: new names of its input and output.
     """
     part = from_bytes(content)
     graph = part.graph
@@ -199,14 +203,16 @@ def _on_integers(content: bytes, source: str, target: str) -> bytes:
 
 
 def clamp_integers(layer: steps.Clamp, scale: float) -> tuple[int, int]:
-    """Return the integers that a clamp's bounds are nearest to."""
+    """Return the integers nearest to a clamp's bounds."""
     low, high = (int(np.clip(np.rint(bound / scale), steps.LEAST, steps.LARGEST)) for bound in (layer.low, layer.high))
     return low, high
 
 
 def _without_idle_clamps(network: Network, scales: Mapping[str, float]) -> Network:
-    """Take out clamps behind layers whose own saturation (and relu, which a clamp from 0 makes of them) does the same,
-    to within the one step between -127 and -128."""
+    """Remove clamps after layers whose own saturation does the same, and turn a clamp from 0 into the layer's relu.
+
+    The two may differ by the one step between -127 and -128.
+    """
     read = network.readers
     makers: dict[str, Layer] = {name: layer for layer in network.layers for name in step_outputs(layer)}
     replaced: dict[str, Layer] = {}
@@ -238,10 +244,10 @@ def quantize_weights(
     dim: int,
     powers_of_two: bool,
 ) -> tuple[steps.Int8s, steps.Int32s, tuple[Tile, ...]]:
-    """Quantize weights [O, ...] symmetrically to -127..127, bias to int32 at input scale · weight scale.
+    """Quantize weights [O, ...] symmetrically to -127..127, and the bias to int32 with the scale input · weight scale.
 
     Args:
-        dim: channels a tile.
+        dim: number of channels in a tile.
     """
     outputs = len(weights)
     rows = weights.reshape(outputs, -1)
@@ -264,7 +270,7 @@ def quantize_weights(
 
 
 def _scale(rows: steps.Floats, bias: steps.Floats, input_scale: float) -> float:
-    """Scale of one tile. Where its weights are tiny next to its bias, the range of the int32 bias decides."""
+    """Return the scale of one tile. If the weights are tiny compared to the bias, the bias's int32 range decides."""
     largest = _grid(rows) or float(np.abs(rows).max(initial=0.0)) / steps.LARGEST
     offset = float(np.abs(bias).max(initial=0.0)) / input_scale
     least = offset / (LARGEST_BIAS if largest else _SMALL_BIAS)
@@ -272,8 +278,10 @@ def _scale(rows: steps.Floats, bias: steps.Floats, input_scale: float) -> float:
 
 
 def _grid(rows: steps.Floats) -> float:
-    """Return the step of a grid of at most 127 steps on which all values lie, as weights that were quantized before do;
-    0 where there is none."""
+    """Return the step of a grid of at most 127 steps that contains all values; 0 if there is no such grid.
+
+    Weights that were quantized before lie on such a grid.
+    """
     flat = rows.ravel()
     largest = float(np.abs(flat).max(initial=0.0))
     if not largest:
@@ -299,12 +307,13 @@ def _merged(limits: Sequence[tuple[int, int, float]]) -> list[tuple[int, int, fl
     return merged
 
 
-# Neighbouring tiles whose scales differ less than this share one: a split costs the runtime of the dialect file a
-# convolution call, and a twentieth of a bit is not worth it.
+# Neighbouring tiles whose scales differ by less than this factor share one. A split costs the runtime of the dialect
+# file an extra convolution call, and a twentieth of a bit is not worth it.
 _SAME = 1.05
 
 
-# How far from a whole number float32 may put a weight of a grid; and how many weights suffice to rule out most grids.
+# How far float32 may move a weight of a grid from a whole number (`_ON_GRID`), and how many weights are enough to rule
+# out most grids (`_FIRST`).
 _ON_GRID = 1e-3
 
 

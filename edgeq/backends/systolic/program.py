@@ -1,14 +1,14 @@
 """Define the quantized integer program: what the array and its core compute, step by step.
 
-Everything else is made from it: the simulator runs it; the dialect file, the reference model and the C bundle are
-translations of it. All of them give the same integers. Before scales are chosen, the same steps stand in a `Network`:
-with float64 weights and biases, without tiles and multipliers, on tensors that go by their float names.
+The simulator runs the program. The dialect file, the reference model and the C bundle are translations of it. All of
+them compute the same integers. Before scales are chosen, the same steps are in a `Network`: with float64 weights and
+biases, without tiles and multipliers, and on tensors with their float names.
 
 Notation: rne = round half to even; f32() = round to float32; sat8 = clamp to -128..127. Integer tensors are int8 with
-zero point 0: the real value is q · scale. Activations are NCHW (or [N, features]); shapes have batch 1 in front, and a
-program runs any number of samples at once, each by itself.
+zero point 0: the real value is q · scale. Activations are NCHW (or [N, features]). Shapes have batch 1 in front. A
+program runs any number of samples at once and computes each on its own.
 
-The step formulas (docs/systolic.md says where they come from):
+The step formulas (docs/systolic.md has their sources):
 
     Quantize      q = sat8(rne(f32(x / scale)))
     Dequantize    x = f32(q · scale)
@@ -18,16 +18,16 @@ The step formulas (docs/systolic.md says where they come from):
     MaxPool       the largest in each window; padding is never chosen
     Clamp         y = min(max(a, low), high)
     Concat        one after the other; all scales are equal
-    Rearrange     the same integers in other places
+    Rearrange     the same integers in other positions
     Float         an ONNX model on float32 tensors
 
-Products are cut into pieces that the array's memories can take. Sizes are in tiles of dim × dim elements. A product
-of [I, K] with [K, J] keeps a piece of both in the scratchpad and the int32 result in the accumulator:
+Products are cut into pieces that fit the array's memories. Sizes are in tiles of dim × dim elements. A product of [I,
+K] with [K, J] keeps a piece of both in the scratchpad and the int32 result in the accumulator:
 
     (I·K + K·J) · dim rows of scratchpad, I·J · dim rows of accumulator
 
-each at most the memory, or half of it where the next piece is loaded meanwhile (weight stationary). A convolution
-keeps, for a piece of b images, orows × ocols outputs (before pooling), och output and kch input channels,
+Each is at most the memory, or half of it if the next piece is loaded meanwhile (weight stationary). A convolution works
+on pieces of b images, orows × ocols outputs (before pooling), och output and kch input channels. Each piece needs
 
     ⌈kch / dim⌉ · b · irows · icols + ⌈och / dim⌉ · krows · kcols · kch rows of scratchpad,
     ⌈och / dim⌉ · b · orows · ocols rows of accumulator
@@ -55,14 +55,14 @@ _SCALES: Mapping[str, OutputScale] = {"float32": "float", "float": "float", "shi
 
 @dataclass(frozen=True)
 class ArrayConfig:
-    """Describe the generator's parameters that numbers, tiles and estimates depend on.
+    """Describe the generator's parameters that affect numbers, tiles and estimates.
 
     Attributes:
         dim: rows and columns of the array (DIM).
         scratchpad_rows: rows of dim int8 values, over all banks.
         accumulator_rows: rows of dim int32 values.
         max_bytes: the widest DRAM burst, in bytes.
-        output_scale: "float": accumulators are multiplied with a float32; "shift": with a power of two.
+        output_scale: the multiplier of accumulators: "float" (any float32) or "shift" (a power of two).
         dataflow: "WS" (weight stationary) or "OS" (output stationary).
     """
 
@@ -75,25 +75,25 @@ class ArrayConfig:
 
     def __post_init__(self) -> None:
         if self.dim < 1 or self.dim & (self.dim - 1) or self.dim > 256:
-            raise HardwareError(f"[systolic] dim is {self.dim}", "It is a power of two up to 256")
+            raise HardwareError(f"[systolic] dim is {self.dim}", "Use a power of two up to 256")
         for name in ("scratchpad_rows", "accumulator_rows"):
             if getattr(self, name) < 2 * self.dim:
                 raise HardwareError(
-                    f"[systolic] {name} is {getattr(self, name)}", f"Two tiles of {self.dim} rows are the least"
+                    f"[systolic] {name} is {getattr(self, name)}", f"Use at least two tiles of {self.dim} rows"
                 )
         if self.max_bytes < 1:
-            raise HardwareError(f"[systolic] max_bytes is {self.max_bytes}", "It is a positive number")
+            raise HardwareError(f"[systolic] max_bytes is {self.max_bytes}", "Use a positive number")
 
 
 def array_config(table: Mapping[str, Any]) -> ArrayConfig:
-    """Return the `ArrayConfig` of a target's [systolic] table; what it leaves out is the generator's default.
+    """Return the `ArrayConfig` of a target's [systolic] table. Missing keys get the generator's defaults.
 
     Raises:
-        HardwareError: a value that no array has, or that does not go with the others; names the key.
+        HardwareError: a value is impossible or contradicts another; names the key.
     """
     for key, known in (("element_type", "int8"), ("accumulator_type", "int32")):
         if table.get(key, known) != known:
-            raise HardwareError(f"[systolic] {key} is {table[key]!r}", f"Only {known} arrays can be built for")
+            raise HardwareError(f"[systolic] {key} is {table[key]!r}", f"edgeq only builds for {known} arrays")
     scale, dataflow = str(table.get("scale_type", "float32")), str(table.get("dataflow", "WS"))
     for key, value, choices in (("scale_type", scale, [*_SCALES]), ("dataflow", dataflow, ["WS", "OS"])):
         if value not in choices:
@@ -111,7 +111,10 @@ def array_config(table: Mapping[str, Any]) -> ArrayConfig:
 
 
 def _rows(table: Mapping[str, Any], memory: str, row_bytes: int, *, default_kib: int) -> int:
-    """Return the rows of a memory by its size in KiB; row and bank counts that are given too have to agree with it."""
+    """Return the number of rows of a memory from its size in KiB, or from its row and bank counts.
+
+    If the table has both, they must agree.
+    """
     rows = int(table.get(f"{memory}_kib", default_kib)) * 1024 // row_bytes
     declared = table.get("accumulator_rows" if memory == "accumulator" else "scratchpad_bank_rows")
     if declared is None:
@@ -126,7 +129,7 @@ def _rows(table: Mapping[str, Any], memory: str, row_bytes: int, *, default_kib:
 
 
 class ProductTiles(NamedTuple):
-    """Split a product into tiles of dim."""
+    """Give the size of one piece of a product, in tiles of dim along its rows, columns and depth."""
 
     i: int
     j: int
@@ -134,7 +137,9 @@ class ProductTiles(NamedTuple):
 
 
 def product_tiles(rows: int, columns: int, depth: int, array: ArrayConfig) -> ProductTiles:
-    """Return the largest piece that fits. It starts as a balanced one and grows a tile at a time in j, i and k."""
+    """Return the largest piece that fits. The search starts with a balanced piece and grows it tile by tile in j, i and
+    k.
+    """
     share = 2 if array.dataflow == "WS" else 1
     scratchpad = array.scratchpad_rows // share // array.dim
     accumulator = array.accumulator_rows // share // array.dim
@@ -144,7 +149,7 @@ def product_tiles(rows: int, columns: int, depth: int, array: ArrayConfig) -> Pr
     tile[2] = max(min(whole[2], scratchpad // (tile[0] + tile[1])), 1)
 
     def fits(i: int, j: int, k: int) -> bool:
-        """Return whether i x j tiles of the product, k deep, fit into accumulator and scratchpad."""
+        """Return whether a piece of i × j tiles, k tiles deep, fits into accumulator and scratchpad."""
         return (i + j) * k <= scratchpad and i * j <= accumulator
 
     grown = True
@@ -172,12 +177,14 @@ class Tensor:
     """Describe one entry of the tensor table.
 
     Attributes:
-        name: unique in the program.
-        shape: with batch 1 in front.
-        dtype: "int8" for integers with a scale; else the numpy name of what a Float step or an input holds ("float32").
-        scale: of int8 tensors, a float32 value above 0; None for others.
-        origin: the tensor of the float model that this is the quantized form of (its own name for float tensors).
-        channels: where channels (axis 1) were reordered: place i holds channel channels[i] of `origin`. None: as there.
+        name: a unique name in the program.
+        shape: the shape with batch 1 in front.
+        dtype: "int8" for integers with a scale; else the numpy name of the dtype of a Float step's or input's values
+            ("float32").
+        scale: a float32 value above 0 for int8 tensors; None for others.
+        origin: the float model's tensor that this is the quantized form of; a float tensor's own name.
+        channels: the order of the channels (axis 1) if they were reordered: position i has channel channels[i] of
+            `origin`. None means the order of `origin`.
     """
 
     name: str
@@ -196,11 +203,12 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Tile:
-    """Cover output channels start..stop-1 of a layer, which share a weight scale and therefore an output multiplier.
+    """Describe output channels start..stop-1 of a layer, which share a weight scale and therefore an output multiplier.
 
-    Tiles follow each other without gaps from 0 to the number of output channels. A layer with one scale has one tile;
-    else all but the last are multiples of the array's dim wide, so that a tile costs the array nothing; or, of a
-    depthwise layer that runs on the core, as narrow as one channel. A grouped layer that is not depthwise has one tile.
+    The tiles of a layer cover all its output channels without gaps. A layer with one scale has one tile. Otherwise the
+    width of all tiles but the last is a multiple of the array's dim, so that a tile costs the array nothing. Only a
+    depthwise layer that runs on the core may have narrower tiles, down to one channel. A grouped layer that is not
+    depthwise has one tile.
 
     Attributes:
         weight_scale: float32 value; the real weight is w · weight_scale.
@@ -217,8 +225,8 @@ class Tile:
 class Pool:
     """Describe a square max pooling that the array applies to a convolution's output before storing it.
 
-    Hardware limits hold: window, stride and padding at most 3, output at most 255 a side, padding (which counts as 0)
-    only behind a relu, where it is never chosen.
+    It respects the hardware's limits: window, stride and padding are at most 3, and the output at most 255 on a side.
+    Padding counts as 0, so it is only allowed after a relu, where it cannot exceed a real value.
     """
 
     size: int
@@ -237,30 +245,30 @@ class Unary:
 
 @dataclass(frozen=True)
 class Quantize(Unary):
-    """Quantize float32 tensor `input` to int8 tensor `output`, by the output's scale."""
+    """Quantize float32 tensor `input` to int8 tensor `output`, with the output's scale."""
 
 
 @dataclass(frozen=True)
 class Dequantize(Unary):
-    """Dequantize int8 tensor `input` to float32 tensor `output`, by the input's scale."""
+    """Dequantize int8 tensor `input` to float32 tensor `output`, with the input's scale."""
 
 
 @dataclass(frozen=True)
 class Conv(Unary):
-    """Compute a 2-D convolution, with max pooling of its output where `pool` is set.
+    """Compute a 2-D convolution, followed by max pooling if `pool` is set.
 
     Attributes:
-        weights: int8 [O, I / groups, kh, kw]; float64 in a network, as `bias` is.
-        bias: int32 [O] (zeros where the model has none); its scale is input scale · the tile's weight_scale.
-        groups: 1, or I = O for depthwise, or between. Output channel o reads the input channels of group
-            o // (O / groups).
+        weights: int8 [O, I / groups, kh, kw]; float64 in a network, like `bias`.
+        bias: int32 [O] (zeros if the model has no bias); its scale is input scale · the tile's weight_scale.
+        groups: 1, I = O (depthwise), or a number between. Output channel o reads the input channels of group o // (O /
+            groups).
         strides, dilations: (rows, columns).
         pads: (top, left, bottom, right) zeros; they may differ.
-        tiles: see `Tile`. A depthwise convolution may have several too.
+        tiles: see `Tile`. A depthwise convolution may also have several.
         relu: whether negative results become 0, before pooling.
-        pool: applied last; the output tensor is the pooled one. None: no pooling.
+        pool: pooling, applied last, so the output tensor is the pooled one; None means no pooling.
         conv_shape: [1, O, rows, columns] before pooling.
-        sources: names of the float model's nodes that it replaces.
+        sources: names of the float model's nodes that this step replaces.
     """
 
     weights: Array
@@ -283,11 +291,11 @@ class Conv(Unary):
 
 @dataclass(frozen=True)
 class Fc(Unary):
-    """Multiply by a constant matrix. The input, seen as [rows, K], becomes [rows, O]; rows is 1 a sample for 2-D
-    tensors.
+    """Multiply by a constant matrix: the input, seen as [rows, K], becomes [rows, O]. 2-D tensors have one row per
+    sample.
 
-    Where a Rearrange that only reshapes [1, C, H, W] comes before it, K runs in C, H, W order; a
-    runtime with NHWC activations permutes the weights' columns.
+    After a Rearrange that only reshapes [1, C, H, W], K runs in C, H, W order. A runtime with NHWC activations permutes
+    the weights' columns.
 
     Attributes:
         weights: int8 [O, K].
@@ -304,8 +312,10 @@ class Fc(Unary):
 
 @dataclass(frozen=True)
 class ResidualAdd:
-    """Add two tensors of one shape. Multipliers f32(input scale / output scale) are at most 1, so that neither
-    operand saturates; powers of two on an array that shifts.
+    """Add two tensors of one shape.
+
+    The multipliers f32(input scale / output scale) are at most 1, so neither operand saturates. On an array that
+    shifts, they are powers of two.
     """
 
     name: str
@@ -320,8 +330,10 @@ class ResidualAdd:
 
 @dataclass(frozen=True)
 class MaxPool(Unary):
-    """Compute max pooling on the core; input and output share one scale. Windows may reach beyond the padded input
-    (rounded-up output sizes are already in the output's shape): values outside are never chosen.
+    """Compute max pooling on the core. Input and output share one scale.
+
+    Windows may reach beyond the padded input, because the output's shape already includes rounded-up sizes. Values
+    outside are never chosen.
 
     Attributes:
         kernel, strides, dilations: (rows, columns).
@@ -337,7 +349,8 @@ class MaxPool(Unary):
 
 @dataclass(frozen=True)
 class AveragePool(Unary):
-    """Average pooling over windows of the zero-padded input, padding counted; global where the kernel is the input.
+    """Average over windows of the zero-padded input, padding counted. The pooling is global if the kernel covers the
+    input.
 
     Attributes:
         kernel, strides: (rows, columns).
@@ -354,8 +367,10 @@ class AveragePool(Unary):
 
 @dataclass(frozen=True)
 class Clamp(Unary):
-    """Apply a Relu or Clip that was not fused into a layer: min(max(x, low), high). Bounds are integers of the one
-    scale of input and output; in a network they are float values, infinite where a side is open.
+    """Apply a Relu or Clip that was not fused into a layer: min(max(x, low), high).
+
+    The bounds are integers in the common scale of input and output. In a network they are floats, infinite if that side
+    is open.
     """
 
     low: float
@@ -379,10 +394,10 @@ class Rearrange(Unary):
     """Move integers: Reshape, Flatten, Transpose, Slice, Pad with zeros, nearest Resize and similar operators.
 
     Attributes:
-        index: int32 [elements of the output, without batch]: the place in the flattened input sample (without batch)
-            that each element of the flattened output comes from; -1 is a zero. None: a plain reshape, nothing moves.
-        model: the same as a serialized ONNX model on int8 tensors of any batch, its input and output named as here; in
-            a network it is on float32 tensors.
+        index: int32, one entry for each element of the flattened output sample: its position in the flattened input
+            sample, or -1 for a zero. Samples are without the batch. None means a plain reshape: nothing moves.
+        model: the same movement as a serialized ONNX model on int8 tensors of any batch, with the step's input and
+            output names; in a network it is on float32 tensors.
     """
 
     index: Int32s | None
@@ -395,8 +410,8 @@ class Float:
     """Run nodes in float32 on the core: between a Dequantize and a Quantize, or at the ends of the graph.
 
     Attributes:
-        model: serialized ONNX model; its inputs and outputs are named as the program's tensors.
-        reasons: by float model node name: why it is not in int8.
+        model: serialized ONNX model; its inputs and outputs have the names of the program's tensors.
+        reasons: for each node of the float model, by name, why it is not in int8.
     """
 
     name: str
@@ -411,7 +426,7 @@ Weighted = Conv | Fc
 Layer = Weighted | ResidualAdd | MaxPool | AveragePool | Clamp | Concat | Rearrange | Float
 Step = Quantize | Dequantize | Layer
 SAME_SCALE = (MaxPool, Clamp, Concat, Rearrange)
-"""Steps that pass integers on: their inputs and outputs share one scale."""
+"""Steps that only pass integers on, so that their inputs and outputs share one scale."""
 
 
 @dataclass(frozen=True)
@@ -419,11 +434,11 @@ class Network:
     """List layers in an order in which they can run, before scales are chosen.
 
     Attributes:
-        inputs, outputs: of the model.
-        shapes: of every tensor, batch 1.
-        dtypes: numpy names, of every tensor.
-        shifted: tensors that are stored less 128 steps, each with the tensor of the float model that it stands for.
-        channels: by tensor, the original channel at each place, where channels were reordered.
+        inputs, outputs: the model's inputs and outputs.
+        shapes: the shape of every tensor, with batch 1.
+        dtypes: the numpy name of every tensor's dtype.
+        shifted: tensors that are stored minus 128 steps, each with the float model's tensor that it represents.
+        channels: for each tensor with reordered channels, the original channel at each position.
     """
 
     inputs: tuple[str, ...]
@@ -436,12 +451,12 @@ class Network:
 
     @property
     def readers(self) -> Mapping[str, list[Layer]]:
-        """Return the layers that read each tensor, in order; none for what nothing reads."""
+        """Return the layers that read each tensor, in order; an empty list for tensors that no layer reads."""
         return readers(self.layers)
 
     @property
     def integers(self) -> frozenset[str]:
-        """Return the tensors that exist as integers: those that a layer reads or writes that is not in float."""
+        """Return the tensors that exist as integers: those that a layer outside float reads or writes."""
         layers = [layer for layer in self.layers if not isinstance(layer, Float)]
         return frozenset(name for layer in layers for name in (*step_inputs(layer), *step_outputs(layer)))
 
@@ -466,7 +481,7 @@ class Program:
 
 
 def readers(layers: Iterable[Layer]) -> Mapping[str, list[Layer]]:
-    """Return the layers that read each tensor, in order; none for what nothing reads."""
+    """Return the layers that read each tensor, in order; an empty list for tensors that no layer reads."""
     found: dict[str, list[Layer]] = defaultdict(list)
     for layer in layers:
         for name in dict.fromkeys(step_inputs(layer)):

@@ -1,4 +1,4 @@
-"""Recognise the layers that a node of the float model becomes, or say why it stays in float."""
+"""Find the int8 layers that replace a node of the float model, or the reason why it stays in float."""
 
 from __future__ import annotations
 
@@ -34,16 +34,20 @@ CONSTANT_OPERAND = "one operand is constant"
 
 
 def recognise(model: ir.Model, node: ir.Node) -> Found:
-    """Return the layers of one node of a model at batch 1 (see `fixed_batch`), or the reason why it has none."""
+    """Return the layers of one node, or the reason why it stays in float.
+
+    Args:
+        model: a model at batch 1 (see `fixed_batch`).
+    """
     if node.domain not in MAIN_DOMAINS:
         return f"{node.domain}.{node.op_type} is not a standard operator"
     made = [value for value in node.outputs if value.name]
     read = [value for value in node.inputs if value is not None and not is_constant(value)]
     if not made or not all(value.dtype == ir.DataType.FLOAT for value in made):
-        return "it makes no float32 values"
+        return "it does not output float32 values"
     for value in (*read, *made):
         if sizes(value) is None:
-            return f"the shape of {value.name!r} is not known beforehand"
+            return f"the shape of {value.name!r} is not fixed"
     if any(_shape(value)[:1] != (1,) for value in (*read, *made)):
         return "its tensors do not have the batch in front"
     if node.op_type in MOVES:
@@ -119,14 +123,14 @@ def _average_pool(node: ir.Node) -> Found:
     if windows.dilations != (1, 1):
         return f"it has dilations {list(windows.dilations)}"
     if any(windows.pads) and not node.attributes.get_int("count_include_pad", 0):
-        return "windows at the border average fewer values, so that one multiplier does not suffice"
+        return "windows at the border average fewer values, so one multiplier is not enough"
     if _reaching(windows, shape, pooled) != windows.pads:
-        return "with ceil_mode, its last windows average fewer values, so that one multiplier does not suffice"
+        return "with ceil_mode, its last windows average fewer values, so one multiplier is not enough"
     return (steps.AveragePool(*_names(node), windows.kernel, windows.strides, windows.pads),)
 
 
 def _mean(node: ir.Node) -> Found:
-    """Recognise a mean over rows and columns, without those axes where a ReduceMean drops them."""
+    """Recognise a mean over rows and columns. A ReduceMean may drop those axes."""
     shape, a = _shape(node.inputs[0]), attributes(node)
     name, source, output = _names(node)
     if node.op_type == "GlobalAveragePool" and len(shape) != 4:
@@ -190,7 +194,7 @@ def _constant(node: ir.Node, place: int) -> NDArray[Any] | None:
 
 
 def _shape(value: ir.Value | None) -> tuple[int, ...]:
-    """Return a shape that `recognise` found to be known."""
+    """Return a shape that `recognise` already found to be known."""
     shape = sizes(value)
     assert shape is not None
     return shape
@@ -201,13 +205,13 @@ def _not_2d(shape: tuple[int, ...]) -> str:
 
 
 def _reaching(windows: Windows, shape: tuple[int, ...], pooled: tuple[int, ...]) -> Pads:
-    """Return the padding, larger at the bottom and right where the output's windows reach further (ceil_mode)."""
+    """Return the padding, enlarged at the bottom and right if the output's windows reach further (ceil_mode)."""
     top, left, bottom, right = windows.pads
     ends = windows.end_pads(shape, pooled[2:])
     return top, left, max(bottom, ends[0]), max(right, ends[1])
 
 
-# What MaxPool selects depends on the values; the array has steps of its own for it.
+# MaxPool is not among them: what it selects depends on the values, and the array has its own steps for it.
 MOVES = DATA_MOVEMENT - {"MaxPool"}
 _EXACT = 2**24
 
@@ -219,12 +223,12 @@ _RESHAPE_IR = 7
 
 
 def recognise_move(model: ir.Model, node: ir.Node) -> tuple[steps.Rearrange, ...] | str:
-    """Return the layers of a node of `MOVES`, one for each output, or why it stays in float."""
+    """Return the layers of a node of `MOVES`, one for each output, or the reason why it stays in float."""
     source = node.inputs[0]
     if source is None or is_constant(source) or source.dtype != ir.DataType.FLOAT:
         return "it moves no activations"
     if any(value is not None and not is_constant(value) for value in node.inputs[1:]):
-        return "where it moves values to is computed, not constant"
+        return "the positions that it moves values to are computed, not constant"
     problem = _rescales(node)
     if problem:
         return problem
@@ -232,8 +236,8 @@ def recognise_move(model: ir.Model, node: ir.Node) -> tuple[steps.Rearrange, ...
     assert shape is not None
     outputs = tuple(value for value in node.outputs if value.name)
     if math.prod(shape) >= _EXACT:
-        return "it moves too many values to follow"
-    # Moving the position of each value shows where it goes.
+        return "it moves too many values for edgeq to track"
+    # Run the node on each value's position, to see which value ends up where.
     places = np.arange(1, math.prod(shape) + 1, dtype=np.float32).reshape(shape)
     session = open_in_memory(part_of(model, [node], [source], outputs), SessionSettings(optimization="none"))
     moved = session.run([name_of(value) for value in outputs], {name_of(source): places})
@@ -250,7 +254,7 @@ def recognise_move(model: ir.Model, node: ir.Node) -> tuple[steps.Rearrange, ...
 
 
 def reshape_move(name: str, source: str, output: str, shape: tuple[int, ...]) -> steps.Rearrange:
-    """Return the layer that reshapes each sample to `shape` (batch 1 in front)."""
+    """Return a layer that reshapes each sample to `shape` (with batch 1 in front)."""
     target = ir.tensor(np.array([0, *shape[1:]], np.int64), name=f"{name}/shape")
     before, after = (ir.Value(name=n, type=ir.TensorType(ir.DataType.FLOAT)) for n in (source, output))
     size = ir.Value(name=target.name, const_value=target)
@@ -261,7 +265,7 @@ def reshape_move(name: str, source: str, output: str, shape: tuple[int, ...]) ->
 
 
 def _rescales(node: ir.Node) -> str:
-    """Return why a node does more than move values; "" where it does not."""
+    """Return the reason why a node does more than move values; "" if it only moves them."""
     if node.op_type == "Pad" and node.attributes.get_string("mode", "constant") == "constant":
         value = constant(node_input(node, 2))
         if value is not None and value.size and float(value.reshape(-1)[0]) != 0:
@@ -270,13 +274,13 @@ def _rescales(node: ir.Node) -> str:
         return f"its mode is {mode}; only nearest works on integers"
     crops = node.attributes.get_string("coordinate_transformation_mode", "") == "tf_crop_and_resize"
     if crops and node.attributes.get_float("extrapolation_value", 0.0) != 0:
-        return "outside of the image it has a value other than zero"
+        return "it fills in a value other than zero outside the image"
     return ""
 
 
 @dataclass(frozen=True)
 class Windows:
-    """Describe how windows cover an image; pairs are (rows, columns).
+    """Describe how windows cover an image. Pairs are (rows, columns).
 
     Attributes:
         pads: (top, left, bottom, right).
@@ -289,11 +293,11 @@ class Windows:
 
     @classmethod
     def of(cls, node: ir.Node, shape: tuple[int, ...], kernel: Pair | None = None) -> Windows:
-        """Return the windows of a 2-D convolution or pooling, auto_pad worked out.
+        """Return the windows of a 2-D convolution or pooling, with auto_pad resolved.
 
         Args:
-            shape: of its input, [1, C, H, W].
-            kernel: of a convolution, as its weights have it; else the attribute says.
+            shape: the input's shape, [1, C, H, W].
+            kernel: the size of a convolution's weights; None takes the attribute kernel_shape.
         """
         kernel = kernel or _pair(attributes(node)["kernel_shape"])
         known = geometry(node, shape[2:], kernel)
@@ -302,15 +306,17 @@ class Windows:
 
     @property
     def regular(self) -> bool:
-        """Return whether the array's convolution calls take these windows: square, equal strides, no dilation, four
-        equal pads smaller than the kernel.
+        """Return whether the array's convolution calls support these windows.
+
+        The windows must be square, with equal strides, no dilation, and four equal pads smaller than the kernel.
         """
         square = self.kernel[0] == self.kernel[1] and self.strides[0] == self.strides[1] and len(set(self.pads)) == 1
         return square and self.dilations == (1, 1) and self.pads[0] < self.kernel[0]
 
     def rounded_up(self, shape: tuple[int, ...]) -> Pair:
-        """Return the rows and columns that ceil_mode adds behind a pooling; no window starts beyond the input and
-        its leading padding.
+        """Return the output's rows and columns with ceil_mode.
+
+        No window starts beyond the input and its leading padding.
         """
         found = []
         for axis in (0, 1):
@@ -321,7 +327,7 @@ class Windows:
         return found[0], found[1]
 
     def end_pads(self, shape: tuple[int, ...], size: tuple[int, ...]) -> Pair:
-        """Return the padding at the bottom and right that an output of `size` rows and columns needs."""
+        """Return the padding at the bottom and right that an output of `size` needs."""
         ends = []
         for axis in (0, 1):
             last = (size[axis] - 1) * self.strides[axis] + (self.kernel[axis] - 1) * self.dilations[axis] + 1

@@ -1,4 +1,4 @@
-"""Save programs as files: one .npz without pickled objects, JSON for everything but arrays."""
+"""Save programs as files: one .npz without pickled objects, with JSON for everything but arrays."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ _DAMAGED = "The file is damaged or was made by another version; build it again"
 
 @dataclass(frozen=True)
 class _Document:
-    """Everything of a program but its arrays.
+    """Hold everything of a program but its arrays.
 
     Attributes:
-        steps: `kind` and the fields of each step; {"array": name} in place of an array or of bytes.
+        steps: `kind` and the fields of each step; arrays and bytes are replaced by {"array": name}.
     """
 
     format: int
@@ -48,7 +48,7 @@ class _Document:
 
 
 def save_program(program: Program, path: Path) -> None:
-    """Write `program`; the same program gives the same bytes."""
+    """Write `program`. The same program always gives the same bytes."""
     arrays: dict[str, NDArray[Any]] = {}
     document = _Document(
         FORMAT,
@@ -67,7 +67,7 @@ def save_program(program: Program, path: Path) -> None:
 
 
 def is_program(path: Path) -> bool:
-    """Return whether `path` is a file of the form that `save_program` writes."""
+    """Return whether `path` is a file in the format of `save_program`."""
     if not is_plain(path):
         return False
     try:
@@ -78,14 +78,14 @@ def is_program(path: Path) -> bool:
 
 
 def belongs_to_program(path: Path) -> bool:
-    """Return whether `path` is a program, or a model next to the program of the same stem, as `build` leaves them."""
+    """Return whether `path` is a program, or a model next to a program of the same stem. `build` writes such pairs."""
     if path.name.endswith(".program.npz"):
         return is_program(path)
     stem = path.stem.removesuffix(".dialect")
     if path.suffix != ".onnx" or not is_plain(path) or not is_program(path.with_name(f"{stem}{SUFFIX}")):
         return False
     try:
-        # Not `load_model`: the dialect has an operator that ONNX does not know.
+        # `load_model` would refuse the dialect, because ONNX does not know one of its operators.
         return bool(onnx.load_model(path, load_external_data=False).graph.node)
     except (DecodeError, ValueError):
         return False
@@ -95,7 +95,7 @@ def load_program(path: Path) -> Program:
     """Read a program that `save_program` wrote.
 
     Raises:
-        BundleError: no such file, or not a program of this format.
+        BundleError: the file does not exist, or is not a program of this format.
     """
     try:
         arrays = read_arrays(path)
@@ -113,7 +113,7 @@ def load_program(path: Path) -> Program:
             found.notes,
         )
     except (*DAMAGE, DeviceError, KeyError, TypeError, AttributeError) as error:
-        raise BundleError(f"{path} holds no program ({type(error).__name__}: {error})", _DAMAGED) from error
+        raise BundleError(f"{path} contains no program ({type(error).__name__}: {error})", _DAMAGED) from error
 
 
 def _plain_step(step: Step, number: int, arrays: dict[str, NDArray[Any]]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Run programs for the array as onnxruntime runs models."""
+"""Run programs for the array with the interface of onnxruntime sessions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from edgeq.run.session import SessionSettings
 
 @dataclass(frozen=True)
 class Output:
-    """Name one output, as an onnxruntime session does."""
+    """Name one output, like an output of an onnxruntime session."""
 
     name: str
 
@@ -31,13 +31,13 @@ class ProgramSession:
         self._simulator = Simulator(load_program(program))
 
     def get_outputs(self) -> Sequence[Output]:
-        """Return the outputs of the program, in order, as `InferenceSession.get_outputs` gives those of a model."""
+        """Return the outputs of the program in order, like `InferenceSession.get_outputs`."""
         return [Output(name) for name in self._simulator.program.outputs]
 
     def run(self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any]) -> Sequence[Any]:
-        """Simulate one sample; `output_names` as `InferenceSession.run` takes them, None for all outputs."""
+        """Simulate one sample. The arguments are those of `InferenceSession.run`; no output names means all outputs."""
         program, found = self._simulator.program, self._simulator.run(input_feed).tensors
-        # An output without axes: the simulator gives one value for each sample.
+        # The output has no axes, but the simulator returns an array with one value for each sample.
         return [
             found[name] if program.tensors[name].shape else found[name].reshape(())
             for name in output_names or program.outputs
@@ -45,10 +45,10 @@ class ProgramSession:
 
 
 def open_program(model: Path, settings: SessionSettings) -> Session:
-    """Open the program that travels with `model`: next to it, or among its variant's files in a bundle.
+    """Open the program of `model`: the one next to it, or the one among its variant's files in a bundle.
 
     Raises:
-        RuntimeUnavailableError: there is none.
+        RuntimeUnavailableError: the model has no program.
     """
     del settings
     packed = model.parents[3] / FILES / model.parent.name if len(model.parents) > 3 else model.parent
@@ -60,6 +60,6 @@ def open_program(model: Path, settings: SessionSettings) -> Session:
 
 @contextmanager
 def simulated_array(target: Target) -> Iterator[Callable[[Path, SessionSettings], Session]]:
-    """Give what opens a model as a session of the program that travels with it: `Backend.simulator`."""
+    """Yield a function that opens a model as a session of its program. See `Backend.simulator`."""
     del target
     yield open_program

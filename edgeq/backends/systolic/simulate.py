@@ -1,8 +1,8 @@
-"""Run a program with the array's own integers, bit by bit. What is not modelled is time; see `estimate`.
+"""Run a program with the array's own integers, bit by bit. Time is not modelled; see `estimate`.
 
-Modelled are int8 operands, int32 accumulators that wrap, the float32 multiplier with one rounding of the product,
-rounding half to even (or as the header's macro does), saturation, relu and max pooling on the way out; on request the
-output-stationary array, whose partial sums leave it with 20 bits.
+The simulator models int8 operands, int32 accumulators that wrap, and the float32 multiplier with one rounding of the
+product. It rounds half to even, or as the header's macro does. It also models saturation, relu, and max pooling of the
+results. On request it models the output-stationary array, whose partial sums leave the array with 20 bits.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from edgeq.run.session import SessionSettings, open_session
 _FLOAT32_EXACT = 2**24
 _LARGEST_INPUT = 128
 PARTIAL_BITS = 20
-"""Width of a partial sum that leaves an output-stationary array."""
+"""Bits of a partial sum that leaves an output-stationary array."""
 
 
 def exact_type(weights: Int8s) -> type[np.floating[Any]]:
-    """Return the narrowest floating-point type in which no partial sum of products with [O, ...] weights can round."""
+    """Return the narrowest float type in which no partial sum of int8 inputs times `weights` [O, ...] is rounded."""
     sums = np.abs(weights.reshape(len(weights), -1).astype(np.int64)).sum(axis=1)
     return np.float32 if int(sums.max(initial=0)) * _LARGEST_INPUT < _FLOAT32_EXACT else np.float64
 
@@ -35,10 +35,11 @@ def exact_type(weights: Int8s) -> type[np.floating[Any]]:
 def convolve(
     x: Int8s, weights: Int8s, groups: int, strides: Pair, dilations: Pair, pads: steps.Pads, *, k_tile: int = 0
 ) -> NDArray[Any]:
-    """Return Σ a·w of int8 [N, I, H, W] with int8 [O, I / groups, kh, kw]: [N, O, rows, columns], exact, as a float
-    array.
+    """Return the exact sums Σ a·w of a convolution, as a float array [N, O, rows, columns].
 
     Args:
+        x: int8 [N, I, H, W].
+        weights: int8 [O, I / groups, kh, kw].
         k_tile: 0, or the depth (in order kh, kw, channel) after which partial sums are cut to 20 bits.
     """
     kind = exact_type(weights)
@@ -54,7 +55,7 @@ def convolve(
         for i, j, vertical, horizontal in spans:
             total += padded[:, :, vertical, horizontal] * weights[:, 0, i, j].astype(kind)[:, None, None]
         return total
-    # One product for all samples: BLAS would start its threads for each.
+    # One product for all samples is faster: BLAS would start its threads for each sample.
     channels_first = padded.transpose(1, 0, 2, 3)
     patches = np.empty((kh * kw, x.shape[1], len(x), rows, columns), kind)
     for tap, (_, _, vertical, horizontal) in enumerate(spans):
@@ -70,9 +71,7 @@ def convolve(
 
 
 def multiply(left: NDArray[Any], right: NDArray[Any], k_tile: int = 0) -> NDArray[Any]:
-    """Return left [M, K] @ right [..., K, P], with partial sums of `k_tile` products cut to 20 bits where that is
-    not 0.
-    """
+    """Return left [M, K] @ right [..., K, P]. With `k_tile`, cut the partial sums of `k_tile` products to 20 bits."""
     if not k_tile:
         return np.asarray(left @ right)
     limit = 2 ** (PARTIAL_BITS - 1) - 1
@@ -84,11 +83,13 @@ def multiply(left: NDArray[Any], right: NDArray[Any], k_tile: int = 0) -> NDArra
 
 
 def wrapped(sums: NDArray[Any], bias: steps.Int32s) -> tuple[steps.Int32s, int]:
-    """Return exact sums plus bias (which broadcasts) as the int32 accumulator stores them, and how many of them
-    wrapped.
+    """Add the bias (which broadcasts) to exact sums as the int32 accumulator does.
+
+    Returns:
+        The accumulators, and how many of them wrapped.
     """
     if sums.dtype == np.float32:
-        # Below 2^24 in magnitude: only a large bias can carry a sum out of int32.
+        # float32 sums are below 2^24 in magnitude, so only a large bias can make them leave int32.
         largest = int(np.abs(bias.astype(np.int64)).max(initial=0)) + _FLOAT32_EXACT
         if largest < 2**31:
             accumulator = sums.astype(np.int32)
@@ -102,7 +103,12 @@ def wrapped(sums: NDArray[Any], bias: steps.Int32s) -> tuple[steps.Int32s, int]:
 def largest_in_windows(
     x: Int8s, kernel: Pair, strides: Pair, dilations: Pair, pads: steps.Pads, size: Sequence[int], *, fill: int = -128
 ) -> Int8s:
-    """Return the max pooling to `size` (rows, columns); `fill` is the padding value."""
+    """Return the max pooling of `x`.
+
+    Args:
+        size: rows and columns of the output.
+        fill: the padding value.
+    """
     padded = np.pad(x, ((0, 0), (0, 0), (pads[0], pads[2]), (pads[1], pads[3])), constant_values=fill)
     best: Int8s | None = None
     for _, _, vertical, horizontal in _spans(kernel, strides, dilations, (size[0], size[1])):
@@ -113,7 +119,7 @@ def largest_in_windows(
 
 
 def sum_windows(x: Int8s, kernel: Pair, strides: Pair, pads: steps.Pads, size: Sequence[int]) -> steps.Int32s:
-    """Return sums over windows of the zero-padded input."""
+    """Return the sums over windows of the zero-padded input."""
     padded = np.pad(x, ((0, 0), (0, 0), (pads[0], pads[2]), (pads[1], pads[3]))).astype(np.int32)
     if kernel == padded.shape[2:]:
         return np.asarray(padded.sum(axis=(2, 3), keepdims=True, dtype=np.int32), np.int32)
@@ -124,7 +130,7 @@ def sum_windows(x: Int8s, kernel: Pair, strides: Pair, pads: steps.Pads, size: S
 
 
 def _spans(kernel: Pair, strides: Pair, dilations: Pair, size: Pair) -> list[tuple[int, int, slice, slice]]:
-    """(row tap, column tap, the rows it reads, the columns it reads) of every tap."""
+    """Return (row tap, column tap, rows that it reads, columns that it reads) for every tap of the kernel."""
 
     def span(tap: int, axis: int) -> slice:
         """Return the input positions that one kernel tap reads along one axis (0: rows, 1: columns)."""
@@ -137,29 +143,33 @@ def _spans(kernel: Pair, strides: Pair, dilations: Pair, size: Pair) -> list[tup
 Rounding = Literal["even", "header"]
 """How products with a float32 scale become integers.
 
-- "even": round half to even; the hardware, and ONNX Runtime.
-- "header": the macro of gemmini.h, which the CPU mode and the instruction-set simulator use. It rounds by truncating
-  v ± 1 in float32, which differs from "even" in exactly the float32 values just below a power of two.
+- "even": round half to even, as the hardware and ONNX Runtime do.
+- "header": the macro of gemmini.h, which the CPU mode and the instruction-set simulator use. It truncates v ± 1 in
+  float32. That differs from "even" only for the float32 values just below a power of two.
 """
 
 _POWERS = 7
 
 
 def rescale(accumulator: NDArray[np.int32], multiplier: Any, *, rounding: Rounding = "even") -> NDArray[np.float32]:
-    """Return R(f32(f32(accumulator) · multiplier)), not saturated; `multiplier` is float32 and broadcasts."""
+    """Return f32(f32(accumulator) · multiplier), rounded by `rounding` and not saturated.
+
+    Args:
+        multiplier: float32; it broadcasts.
+    """
     product: NDArray[np.float32] = accumulator.astype(np.float32)
     np.multiply(product, multiplier, out=product)
     return round_values(product, rounding=rounding)
 
 
 def round_values(values: NDArray[np.float32], *, rounding: Rounding = "even") -> NDArray[np.float32]:
-    """Return R(values). May work in place."""
+    """Return `values` rounded by `rounding`. The function may work in place."""
     if rounding == "even":
         np.rint(values, out=values)
         return values
     rounded: NDArray[np.float32] = values.copy()
     np.rint(values, out=rounded)
-    # v ± 1 rounds up to 2^k + 1 there; from 2^7 on, both answers saturate.
+    # Just below 2^k, v ± 1 rounds to 2^k + 1. From 2^7 on, both ways of rounding saturate.
     for power in range(_POWERS):
         below = np.nextafter(np.float32(2**power), np.float32(0))
         for sign in (1, -1):
@@ -168,8 +178,10 @@ def round_values(values: NDArray[np.float32], *, rounding: Rounding = "even") ->
 
 
 def shift_right(accumulator: NDArray[np.int32], shifts: NDArray[np.int64]) -> NDArray[np.float32]:
-    """Return accumulators divided by 2^shifts (which broadcast), half to even, in integers; negative shifts
-    multiply.
+    """Return accumulators divided by 2^shifts and rounded half to even, with integer arithmetic.
+
+    Args:
+        shifts: they broadcast; negative shifts multiply.
     """
     wide = accumulator.astype(np.int64) << np.maximum(-shifts, 0)
     down = np.broadcast_to(np.maximum(shifts, 0), wide.shape)
@@ -181,24 +193,24 @@ def shift_right(accumulator: NDArray[np.int32], shifts: NDArray[np.int64]) -> ND
 
 
 def saturate(values: NDArray[np.float32], *, relu: bool = False) -> NDArray[np.int8]:
-    """Return sat8 of the values, and max(·, 0) with `relu`."""
+    """Return sat8 of the values. With `relu`, negative values also become 0."""
     np.clip(values, 0 if relu else -128, 127, out=values)
     return values.astype(np.int8)
 
 
 Values = Array | list[Array]
-"""Samples of a tensor, one after the other in front; where the tensor has no batch there, a list of them."""
+"""The samples of a tensor along its first axis. If the tensor has no batch there, a list with one array for each."""
 _BATCH = 32
 
 
 @dataclass(frozen=True)
 class LayerRun:
-    """Record what happened in one step that accumulates or adds, over all samples.
+    """Record the overflows and saturation of one step that accumulates or adds, over all samples.
 
     Attributes:
-        values: results before pooling.
-        overflows: accumulators that left int32 and wrapped.
-        saturated: results that were cut to -128 or 127.
+        values: number of results before pooling.
+        overflows: number of accumulators that left int32 and wrapped.
+        saturated: number of results that were cut to -128 or 127.
     """
 
     name: str
@@ -208,7 +220,7 @@ class LayerRun:
 
     @property
     def saturation(self) -> float:
-        """Return the share of results that were cut."""
+        """Return the share of results that were cut; 0 if there are none."""
         return self.saturated / self.values if self.values else 0.0
 
 
@@ -217,11 +229,11 @@ Runs = dict[str, LayerRun]
 
 @dataclass(frozen=True)
 class Simulation:
-    """Record what a program computed.
+    """Record the results of a program's run.
 
     Attributes:
-        tensors: the kept tensors by name, samples in front.
-        layers: in the order of the program.
+        tensors: the kept tensors by name, with samples along the first axis.
+        layers: records of the steps, in the order of the program.
     """
 
     tensors: Mapping[str, Array]
@@ -229,12 +241,12 @@ class Simulation:
 
 
 class Simulator:
-    """Run a prepared program, keeping the sessions of its float steps.
+    """Run a prepared program. The sessions of its float steps stay open.
 
     Args:
-        rounding: "even" is the hardware; "header" the C macro of gemmini.h, which its CPU mode uses.
+        rounding: "even", as the hardware, or "header", as the C macro of gemmini.h that its CPU mode uses.
         dataflow: "OS" cuts each partial sum to 20 bits.
-        keep_sums: whether the sums of the last convolution are kept, for running it again with another bias.
+        keep_sums: whether to keep the sums of the last convolution, to run it again with another bias.
     """
 
     def __init__(
@@ -254,11 +266,12 @@ class Simulator:
         self._last_use |= dict.fromkeys(program.outputs, len(program.steps))
 
     def run(self, inputs: Mapping[str, Array], *, keep: Sequence[str] | None = None, batch: int = _BATCH) -> Simulation:
-        """Run samples [N, ...]; [N] of an input without axes.
+        """Run samples [N, ...]. An input without axes gets [N].
 
         Args:
-            keep: names of tensors to return; None returns the program's outputs, "*" among them all.
-            batch: samples at a time.
+            keep: names of tensors to return; None returns the program's outputs, and a list with "*" returns all
+                tensors.
+            batch: number of samples that run at a time.
 
         Raises:
             DataError: an input is missing or does not have the model's shape or type.
@@ -273,15 +286,18 @@ class Simulator:
                 self._run(number, step, values, runs, parts)
             for name, part in parts.items():
                 found = values[name]
-                # A value without axes has no batch either: one for each sample, then.
+                # A value without axes has no batch axis either, so there is a list with one value for each sample.
                 part += map(np.atleast_1d, found) if isinstance(found, list) else [found]
         return Simulation({name: np.concatenate(part) for name, part in parts.items()}, tuple(runs.values()))
 
     def walk(self, inputs: Mapping[str, Array], change: Callable[[Weighted, Array], Weighted]) -> tuple[Step, ...]:
-        """Run all samples at once, each Conv and Fc as `change` (given the step and what it reads) makes it.
+        """Run all samples at once. Replace each Conv and Fc before it runs.
+
+        Args:
+            change: returns the step to run, from the program's step and its input.
 
         Returns:
-            The program's steps, as they were run.
+            The steps that ran.
         """
         self._check(inputs)
         values = self._values(inputs)
@@ -294,11 +310,11 @@ class Simulator:
         return tuple(ran)
 
     def compute(self, step: Step, read: list[Array], runs: Runs | None = None) -> Array:
-        """Return the output of a step that is not in float.
+        """Return the output of an integer step.
 
         Args:
             read: its inputs, [N, ...] each.
-            runs: gets a report by the step's name, where it accumulates or adds.
+            runs: gets a record under the step's name if the step accumulates or adds.
         """
         runs = {} if runs is None else runs
         x = read[0]
@@ -330,7 +346,7 @@ class Simulator:
         raise TypeError(f"{type(step).__name__} is not an integer step")
 
     def _run(self, number: int, step: Step, values: dict[str, Values], runs: Runs, wanted: Collection[str]) -> None:
-        """Add what a step makes to `values`, and drop what nothing reads any more."""
+        """Add the outputs of a step to `values`, and drop values that no later step reads."""
         if isinstance(step, steps.Float):
             values.update(self._float(step, values))
         else:
@@ -341,12 +357,14 @@ class Simulator:
                 values.pop(name, None)
 
     def _values(self, inputs: Mapping[str, Array]) -> dict[str, Values]:
-        """Return samples as steps read them: a list where the model's input has no axis for them."""
+        """Return samples in the form that steps read: a list if the model's input has no axis for samples, else one
+        array.
+        """
         shapes = {name: self._tensors[name].shape for name in inputs}
         return {name: value if shapes[name] else [np.asarray(v) for v in value] for name, value in inputs.items()}
 
     def _check(self, inputs: Mapping[str, Array]) -> int:
-        """Return the number of samples."""
+        """Check the inputs and return the number of samples."""
         counts = set()
         for name in self.program.inputs:
             tensor = self._tensors[name]
@@ -360,13 +378,13 @@ class Simulator:
                 )
             counts.add(len(value))
         if len(counts) != 1 or not min(counts):
-            raise DataError("the inputs have no or differing numbers of samples", "Give as many of each")
+            raise DataError("the inputs have no samples, or different numbers of them", "Give the same number for each")
         return counts.pop()
 
     def _float(self, step: steps.Float, values: Mapping[str, Values]) -> dict[str, Values]:
-        """Run a float part sample by sample: it may have the batch of 1 in its constants."""
+        """Run a float part sample by sample, because its constants may depend on batch 1."""
         session = self._sessions[step.name]
-        # A part may read nothing but constants.
+        # A part without inputs reads only constants.
         count = len(values[step.inputs[0]] if step.inputs else next(iter(values.values())))
         rows = [
             session.run(list(step.outputs), {name: _sample(values[name], i) for name in step.inputs})
@@ -379,7 +397,7 @@ class Simulator:
         }
 
     def _conv(self, step: steps.Conv, x: Int8s, runs: Runs) -> Int8s:
-        # A step that is run again with another bias has the same sums.
+        # A step that runs again with only another bias has the same sums.
         if self._sums is not None and self._sums[0] is x and self._sums[1] is step.weights:
             sums = self._sums[2]
         else:
@@ -395,8 +413,10 @@ class Simulator:
         )
 
     def _convolved(self, step: steps.Conv, x: Int8s) -> Array:
-        """Return the sums. Output stationary, they come from one product for each group of channels and each tile with
-        its own scale."""
+        """Return the sums of a convolution.
+
+        An output-stationary array computes one product for each group of channels and each tile with its own scale.
+        """
         if self._dataflow == "WS":
             return convolve(x, step.weights, step.groups, step.strides, step.dilations, step.pads)
         depth = step.weights.shape[1]
@@ -426,10 +446,10 @@ class Simulator:
         return steps.product_tiles(rows, columns, depth, self._array).k * self._array.dim
 
     def _finish(self, step: Weighted, sums: Array, shape: tuple[int, ...], runs: Runs) -> Int8s:
-        """Add the bias to sums, rescale and saturate them.
+        """Add the bias to sums, then rescale and saturate them.
 
         Args:
-            shape: of a value for each output channel, to broadcast.
+            shape: the shape to which values per output channel are brought, for broadcasting.
         """
         accumulator, overflows = wrapped(sums, step.bias.reshape(shape))
         multipliers = steps.tile_values(step.tiles, "multiplier").reshape(shape)
@@ -449,7 +469,7 @@ class Simulator:
     def _saturated(
         self, step: steps.Conv | steps.Fc | steps.ResidualAdd, results: NDArray[np.float32], overflows: int, runs: Runs
     ) -> Int8s:
-        """Saturate results, and count in `runs` what that cuts."""
+        """Saturate results, and count in `runs` how many of them that cuts."""
         cut = int(np.count_nonzero(results > 127))
         if not step.relu:
             cut += int(np.count_nonzero(results < -128))
@@ -467,10 +487,10 @@ def simulate(
     rounding: Rounding = "even",
     dataflow: steps.Dataflow = "WS",
 ) -> Simulation:
-    """Run `program` on samples [N, ...]. See `Simulator.run`; use a `Simulator` to run the same program often.
+    """Run `program` on samples [N, ...]. See `Simulator.run`. To run the same program often, use a `Simulator`.
 
     Args:
-        rounding: "even" is the hardware; "header" the C macro of gemmini.h, which its CPU mode uses.
+        rounding: "even", as the hardware, or "header", as the C macro of gemmini.h that its CPU mode uses.
         dataflow: "OS" cuts each partial sum to 20 bits.
     """
     return Simulator(program, rounding=rounding, dataflow=dataflow).run(inputs, keep=keep)
@@ -481,6 +501,6 @@ def _sample(values: Values, place: int) -> Array:
 
 
 def _slices(tiles: tuple[steps.Tile, ...], group: int) -> list[tuple[int, int]]:
-    """Return (start, stop) of the output channels of each tile within each group of `group` channels."""
+    """Return (start, stop) for the part of each tile in each group of `group` channels."""
     edges = {0, *(tile.stop for tile in tiles), *range(group, tiles[-1].stop + 1, group)}
     return list(itertools.pairwise(sorted(edges)))

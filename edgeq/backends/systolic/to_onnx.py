@@ -1,28 +1,29 @@
 """Write a program as ONNX: the reference model for the host, and the file for onnxruntime-riscv.
 
-The reference model is standard ONNX that stock ONNX Runtime runs with the same integers:
+The reference model is standard ONNX. Stock ONNX Runtime computes the same integers with it:
 
-- Convolutions and products are QLinearConv, one weight scale for each output channel; a product is one of 1 × 1, so
-  that it has an int32 bias.
+- Convolutions and products are QLinearConv with a weight scale for each output channel. A product is a 1 × 1
+  convolution because it needs an int32 bias.
 - Relus are integer Clips. Max pooling, concatenation and data movement work on the integers.
-- A sum is written out in float32 operations that are exact on its integers: the runtime's QLinearAdd rounds once where
-  the array rounds each operand, and saturates elsewhere. Cast, and not QuantizeLinear, so that nothing is fused.
-- What a part in float reads is dequantized by Cast and Mul, too: behind a DequantizeLinear the runtime's optimiser
-  quantizes weights of what was kept in float, and makes integer operators of what has such.
-- Channels are sorted for the array (`channels`). Where tensors are compared with the float model's, one by one, they
-  have to be in its order: `in_origin_order` gives the same integers, in other places.
+- A sum is written out in float32 operations that are exact on its integers. The runtime's QLinearAdd rounds once, but
+  the array rounds each operand and saturates at other points. The sum ends in Cast, not QuantizeLinear, so that the
+  runtime does not fuse it.
+- Inputs of float parts are also dequantized by Cast and Mul. After a DequantizeLinear, the runtime's optimiser would
+  quantize weights that must stay in float, and turn their operators into integer operators.
+- Channels are sorted for the array (`channels`). To compare tensors with the float model's one by one, they must be in
+  the float model's order: `in_origin_order` gives the same integers in that order.
 
-onnxruntime-riscv has an execution provider that runs on the array. Its dialect: QLinearConv with scalar scales and zero
-points 0; QLinearRelu, in the default domain though ONNX does not know it, directly behind a QLinearConv or QLinearAdd
-that nothing else reads, where alone it has a kernel; QLinearAdd of com.microsoft; opset 13, format version 7. What it
-lacks is composed of other operators:
+onnxruntime-riscv has an execution provider that runs on the array. Its dialect is opset 13, format version 7, with
+these operators: QLinearConv with scalar scales and zero points 0; QLinearAdd of com.microsoft; and QLinearRelu, which
+is in the default domain although ONNX does not know it. QLinearRelu only has a kernel directly after a QLinearConv or
+QLinearAdd that nothing else reads. Other operators replace what the dialect lacks:
 
-- a layer with several weight scales is several convolutions, whose outputs are joined;
-- a product is a convolution of 1 × 1, because its QLinearMatMul has no int32 bias;
-- average pooling is a depthwise convolution with ones;
-- max pooling behind a convolution is fused by the runtime, whatever its parameters. What the array would
-  compute wrongly (see `lower.fusable`) runs in float, which for a maximum gives the same integers; so do clamps and
-  padding.
+- A layer with several weight scales is several convolutions, whose outputs are joined.
+- A product is a 1 × 1 convolution, because the dialect's QLinearMatMul has no int32 bias.
+- Average pooling is a depthwise convolution with ones.
+- The runtime fuses every max pooling after a convolution, whatever its parameters. If the array would compute such a
+  pooling wrongly (see `lower.fusable`), it runs in float, which gives the same integers for a maximum. Clamps and
+  padding also run in float.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ from edgeq.model.load import save_model
 from edgeq.signature import Signature, TensorSpec
 
 Operand = tuple[ir.Value, ir.Value, ir.Value]
-"""Integers with their scale and zero point."""
+"""Integers, their scale, and their zero point."""
 
 
 OPSET = 17
@@ -68,13 +69,13 @@ def host_reference_model(program: Program, signature: Signature) -> ir.Model:
     """Return the reference model of `program`.
 
     Args:
-        signature: of the float model: inputs and outputs are named and typed as there.
+        signature: the float model's signature, for the names and types of inputs and outputs.
     """
     return _Writer(program, signature).model
 
 
 class _Writer:
-    """Writes a program as the reference model, step by step."""
+    """Write a program as the reference model, step by step."""
 
     opsets: Mapping[str, int] = {"": OPSET}
     ir_version = IR_VERSION
@@ -87,7 +88,7 @@ class _Writer:
         self._editor = Editor(self.model)
         self._constant = self._editor.constant
         self._values = {value.name or "": value for value in inputs}
-        # Names of the program's tensors are theirs; what is between them gets other ones.
+        # The names of the program's tensors are reserved, so intermediate tensors get other names.
         self._tensors = {name for name in program.tensors if name not in self._values}
         for name in sorted(self._tensors):
             self._editor.free_value_name(name)
@@ -110,7 +111,7 @@ class _Writer:
         graph.outputs.extend(_typed(self._values[spec.name], spec) for spec in signature.outputs)
         forget_types(graph)
 
-    # Steps.
+    # One method for each kind of step.
 
     def _quantize(self, step: steps.Quantize) -> None:
         inputs = [self._values[step.input], *self._params(step.output)]
@@ -121,7 +122,8 @@ class _Writer:
             self._node("DequantizeLinear", self._operand(step.input), step.name, step.output)
             return
         tensor = self._program.tensors[step.input]
-        # One for each value of the last axis: a single factor is moved behind a product, which rounds otherwise.
+        # Use one factor for each value of the last axis: the optimiser moves a single factor after a product, which
+        # changes the rounding.
         scales = self._constant(f"{step.input}/scales", np.full(tensor.shape[-1:], tensor.params.scale))
         made = self._as_float(step.input, f"{step.name}/cast", f"{step.input}/float")
         self._node("Mul", [made, scales], step.name, step.output)
@@ -152,7 +154,7 @@ class _Writer:
         self._node("Reshape", [self._product(step, rows), back], f"{name}/as-rows", step.output)
 
     def _product(self, step: steps.Fc, rows: ir.Value) -> ir.Value:
-        """Write a product as a convolution of 1 × 1 of `rows` [N, K, 1, 1]."""
+        """Write a product as a 1 × 1 convolution of `rows` [N, K, 1, 1]."""
         layer = (step.weights[:, :, None, None], _scales(step.tiles), step.bias)
         source = (rows, *self._params(step.input))
         made = self._qlinear_conv(step.name, source, layer, step.output, f"{step.name}/product")
@@ -172,7 +174,7 @@ class _Writer:
             parts.append(self._node("Clip", [part, low, high], f"{own}/clip", f"{own}/cut"))
         total = self._node("Add", parts, f"{name}/add", f"{name}/sum")
         total = self._node("Clip", [total, zero if step.relu else low, high], f"{name}/clip", f"{name}/sat")
-        # What has the sum's name makes its integers: a tensor of other units is not to be taken for the sum.
+        # The node with the sum's name computes its integers, so that no tensor in other units is taken for the sum.
         self._node("Cast", [total], name, step.output, to=ir.DataType.INT8)
 
     def _max_pool(self, step: steps.MaxPool) -> None:
@@ -180,7 +182,7 @@ class _Writer:
         self._node("MaxPool", [self._values[step.input]], step.name, step.output, pads=step.pads, **windows)
 
     def _average(self, step: steps.AveragePool) -> None:
-        """Write a depthwise convolution with ones; its weight scale is 1 / window."""
+        """Write an average pooling as a depthwise convolution with ones, with the weight scale 1 / window."""
         channels = self._program.tensors[step.input].shape[1]
         ones = np.ones((channels, 1, *step.kernel), np.int8)
         layer = (ones, np.float32(1 / (step.kernel[0] * step.kernel[1])), None)
@@ -200,10 +202,10 @@ class _Writer:
     def _float(self, step: steps.Float) -> None:
         self._graft(from_bytes(step.model), {name: self._values[name] for name in step.inputs}, step.name)
 
-    # What steps are written with.
+    # Helpers for writing steps.
 
     def _prepare(self, part: ir.Model) -> None:
-        """Import what a part needs."""
+        """Import the opsets that a part needs."""
         imports = self.model.graph.opset_imports
         for domain in {node.domain for node in part.graph.all_nodes()}:
             main = domain in MAIN_DOMAINS
@@ -211,16 +213,16 @@ class _Writer:
             imports["" if main else domain] = max(version, OPSET if main else 1, imports.get(domain, 1))
 
     def _graft(self, part: ir.Model, inputs: Mapping[str, ir.Value], prefix: str) -> dict[str, ir.Value]:
-        """Move the nodes and constants of a part to the end of the graph; the part is empty after that.
+        """Move the nodes and constants of a part to the end of the graph. The part is empty after that.
 
         Args:
-            inputs: the part's inputs by name.
-            prefix: put before the names of its constants.
+            inputs: the values that replace the part's inputs, by name.
+            prefix: text in front of the names of the part's constants.
 
         Returns:
-            The part's outputs by name, which are tensors of the program from then on. They keep their names, as do the
-            nodes and what is between them where the graph has no other of that name: a Split comes once for each of
-            its outputs.
+            The part's outputs by name, which become tensors of the program. They keep their names. The nodes and the
+                tensors between them keep theirs unless the graph already has that name: for example, a Split appears
+                once for each of its outputs.
         """
         self._prepare(part)
         graph = part.graph
@@ -243,7 +245,7 @@ class _Writer:
         return outputs
 
     def _pool(self, pool: Pool, source: ir.Value, name: str, output: str) -> ir.Value:
-        """Write the pooling on a convolution's way out."""
+        """Write the max pooling that the array applies to a convolution's output."""
         kernel, strides, pads = (pool.size,) * 2, (pool.stride,) * 2, (pool.padding,) * 4
         return self._node("MaxPool", [source], name, output, kernel_shape=kernel, strides=strides, pads=pads)
 
@@ -268,7 +270,7 @@ class _Writer:
             data: input, its scale and zero point.
             layer: weights [O, I, kh, kw], their scale or scales [O], bias.
             tensor: the program's tensor whose scale the output has.
-            output: name of the output; "": that of the tensor.
+            output: name of the output; "" means the name of `tensor`.
         """
         weights, scales, bias = layer
         zero = self._constant(f"{name}/weight-zero", np.zeros(scales.shape, np.int8)) if scales.ndim else self._zero()
@@ -281,7 +283,7 @@ class _Writer:
     def _node(
         self, op_type: str, inputs: Sequence[ir.Value], name: str, output: str, *, domain: str = "", **attributes: Any
     ) -> ir.Value:
-        """Insert a node whose output is called `output`: a tensor of the program, or one between them."""
+        """Insert a node with the output name `output`: a tensor of the program, or an intermediate one."""
         ordered = dict(sorted(attributes.items()))
         made = self._editor.node(op_type, inputs, name, output=output, domain=domain, attributes=ordered)
         if output in self._tensors:
@@ -293,7 +295,7 @@ class _Writer:
         return self._values[tensor], *self._params(tensor)
 
     def _params(self, tensor: str) -> tuple[ir.Value, ir.Value]:
-        """Return scale and zero point."""
+        """Return the scale and zero point of a tensor as constants."""
         return self._constant(f"{tensor}/scale", self._program.tensors[tensor].params.scale), self._zero()
 
     def _zero(self) -> ir.Value:
@@ -302,14 +304,14 @@ class _Writer:
 
 def _typed(value: ir.Value, spec: TensorSpec) -> ir.Value:
     if value.type is not None and not isinstance(value.type, ir.TensorType):
-        return value  # a sequence or an optional, of whose elements the signature tells
+        return value  # a sequence or an optional; the signature describes its elements
     value.type = ir.TensorType(ir.DataType.from_numpy(np.dtype(spec.dtype)))
     value.shape = None if spec.shape is None else ir.Shape(spec.shape)
     return value
 
 
 def _scales(tiles: tuple[Tile, ...]) -> NDArray[np.float32] | np.float32:
-    """Return the weight scale of each output channel; one where all are the same."""
+    """Return the weight scale of each output channel, or a single scale if all are equal."""
     scales = tile_values(tiles, "weight_scale")
     return scales if len(set(scales.tolist())) > 1 else scales[0]
 
@@ -318,8 +320,9 @@ Order = NDArray[np.int64]
 
 
 def in_origin_order(program: Program) -> Program:
-    """Return `program` with every tensor's channels in the float model's order, and a tile for each channel of a
-    layer whose results moved: for reference, not for an array.
+    """Return `program` with every tensor's channels in the float model's order, for reference only.
+
+    A layer whose output channels move gets one tile for each channel, which is not a form for the array.
     """
     places = {name: np.argsort(t.channels) for name, t in program.tensors.items() if t.channels is not None}
     reshaped = {s.output: s.input for s in program.steps if isinstance(s, steps.Rearrange) and s.index is None}
@@ -331,7 +334,7 @@ def in_origin_order(program: Program) -> Program:
 
 
 def _restored(step: Weighted, places: Mapping[str, Order], reshaped: Mapping[str, str]) -> Weighted:
-    """Return a layer that reads and writes channels in the float model's order."""
+    """Return a layer that reads and writes its channels in the float model's order."""
     weights, bias, tiles = step.weights, step.bias, step.tiles
     outputs = places.get(step.output)
     if outputs is not None:
@@ -341,7 +344,7 @@ def _restored(step: Weighted, places: Mapping[str, Order], reshaped: Mapping[str
     if isinstance(step, steps.Fc) or step.groups == 1:
         inputs = places.get(step.input, places.get(reshaped.get(step.input, "")))
         if inputs is not None:
-            # A product that reads flattened images has as many weights for each channel as there are pixels.
+            # A product that reads flattened images has one weight per pixel for each channel.
             repeat = weights.shape[1] // len(inputs)
             weights = weights[:, (inputs[:, None] * repeat + np.arange(repeat)).ravel()]
     return replace(step, weights=weights, bias=bias, tiles=tiles)
@@ -358,11 +361,13 @@ _AXES_TO_ATTRIBUTE = frozenset(
 
 
 def check_dialect(model: ir.Model) -> None:
-    """Refuse what the runtime would: a wrong version or domain, an unknown operator, a QLinearRelu that does not fuse,
-    scales that are not scalars, zero points other than 0.
+    """Refuse a model that the runtime would refuse.
+
+    The rules cover versions and domains, unknown operators, a QLinearRelu that does not fuse, scales that are not
+    scalars, zero points other than 0, and max pooling that the runtime would fuse wrongly.
 
     Raises:
-        ModelError: names the node and the rule.
+        ModelError: the model breaks a rule; names the node and the rule.
     """
     if model.ir_version > DIALECT_IR_VERSION:
         raise ModelError(
@@ -376,7 +381,7 @@ def check_dialect(model: ir.Model) -> None:
         if node.op_type == _RELU:
             maker = _maker(node)
             if maker is None or maker.op_type not in _FUSES_RELU or only_reader(maker.outputs[0]) is not node:
-                raise ModelError(f"{where} fuses into nothing, and has no kernel of its own")
+                raise ModelError(f"{where} cannot be fused, and has no kernel of its own")
         elif node.domain == MICROSOFT:
             if node.op_type not in _MICROSOFT:
                 raise ModelError(f"{where} is unknown to the runtime")
@@ -389,10 +394,10 @@ def check_dialect(model: ir.Model) -> None:
 
 
 def to_oldest_form(node: ir.Node) -> None:
-    """Write a node of a later opset as opset 13 has it, in place, and those in its bodies.
+    """Rewrite a node of a later opset for opset 13, in place, with the nodes in its subgraphs.
 
     Raises:
-        ModelError: it has no such form.
+        ModelError: opset 13 has no such form.
     """
     where = f"{node.op_type} {node.name!r}"
     if node.domain not in MAIN_DOMAINS:
@@ -418,12 +423,12 @@ def to_oldest_form(node: ir.Node) -> None:
 
 
 def _is_default(attribute: ir.Attr, op_type: str) -> bool:
-    """Return whether an attribute that opset 13 does not know only states the behaviour of opset 13."""
+    """Return whether an attribute that opset 13 lacks only states what opset 13 does anyway."""
     if attribute.name == "num_outputs":
         return True
     if attribute.name in ("allowzero", "saturate"):
         return attribute.value in (0, 1)
-    # An attribute that a later version brought has what was done before for its default.
+    # The default of an attribute from a later version is the behaviour of the versions before.
     newest = onnx.defs.get_schema(op_type, "").attributes.get(attribute.name)
     if newest is None or not newest.default_value.type:
         return False
@@ -454,7 +459,7 @@ def _check_pool(node: ir.Node, where: str) -> None:
     fits = max(*kernel, *strides, *pads) <= 3
     odd = a.get("ceil_mode") or "auto_pad" in a or any(d != 1 for d in a.get("dilations", [1]))
     if not square or not fits or odd or (pads[0] and maker is behind):
-        raise ModelError(f"{where} behind a convolution would be fused, and wrongly")
+        raise ModelError(f"{where} after a convolution would be fused wrongly")
 
 
 def _maker(node: ir.Node) -> ir.Node | None:
@@ -464,14 +469,15 @@ def _maker(node: ir.Node) -> ir.Node | None:
 _INTEGER_MOVES = frozenset(
     {"Concat", "Flatten", "Reshape", "Resize", "Slice", "Squeeze", "Tile", "Transpose", "Unsqueeze"}
 )
-"""Operators that the runtime moves int8 values with; other data movement goes through float."""
+"""Operators with which the runtime can move int8 values. Other data movement goes through float."""
 
 
 def write_dialect(program: Program, signature: Signature, path: Path) -> str:
-    """Write `program` in the dialect, if it can be expressed there.
+    """Write `program` in the dialect, if the dialect can express it.
 
     Returns:
-        Why nothing was written: a part in float that opset 13 cannot express; "" where the file was written.
+        The reason why nothing was written, for example a float part that opset 13 cannot express; "" if the file was
+            written.
     """
     try:
         model = dialect_model(program, signature)
@@ -485,10 +491,10 @@ def dialect_model(program: Program, signature: Signature) -> ir.Model:
     """Return `program` in the dialect.
 
     Args:
-        signature: of the float model.
+        signature: the float model's signature.
 
     Raises:
-        ModelError: a part in float uses an operator in a form that opset 13 does not have.
+        ModelError: a float part uses an operator in a form that opset 13 does not have.
     """
     model = _DialectWriter(program, signature).model
     check_dialect(model)
@@ -521,7 +527,7 @@ class _DialectWriter(_Writer):
             self._node("Concat", parts, f"{step.name}/join", step.output, axis=1)
 
     def _slice(self, name: str, source: ir.Value, tile: Tile) -> ir.Value:
-        """Cut out the input channels of one tile of a depthwise convolution."""
+        """Slice out the input channels of one tile of a depthwise convolution."""
         bounds = [self._constant(f"int64/{v}", np.array([v], np.int64)) for v in (tile.start, tile.stop, 1)]
         return self._node("Slice", [source, *bounds], f"{name}/slice", f"{name}/in")
 
@@ -534,7 +540,7 @@ class _DialectWriter(_Writer):
         output: str,
         **attributes: int | tuple[int, ...],
     ) -> ir.Value:
-        """Write the channels of one tile, relu included."""
+        """Write the channels of one tile, including the relu."""
         weights = step.weights[tile.start : tile.stop]
         if isinstance(step, steps.Fc):
             weights = weights[:, :, None, None]
@@ -561,7 +567,10 @@ class _DialectWriter(_Writer):
             self._relu(step.name, made, step.output)
 
     def _max_pool(self, step: steps.MaxPool) -> None:
-        """In float behind a convolution, where the runtime would fuse it even if the array computes that wrongly."""
+        """Write a max pooling. After a convolution, write it in float.
+
+        The runtime would fuse it there, even if the array computes it wrongly.
+        """
         source, shape = self._values[step.input], self._program.tensors[step.input].shape
         windows = Windows(step.kernel, step.strides, step.dilations, step.pads)
         pads: Pads = (*step.pads[:2], *windows.end_pads(shape, self._program.tensors[step.output].shape[2:]))
@@ -578,7 +587,7 @@ class _DialectWriter(_Writer):
             return
         source = self._in_float(step.name, step.input)
         if any(pad >= span for pad, span in zip(pads[2:], step.kernel, strict=True)):
-            raise ModelError(f"the last windows of {step.name!r} lie in its padding")
+            raise ModelError(f"the last windows of {step.name!r} are entirely in its padding")
         pooled = self._node("MaxPool", [source], step.name, f"{step.name}/float-out", **attributes)
         self._from_float(step.name, pooled, step.output)
 
@@ -612,6 +621,6 @@ class _DialectWriter(_Writer):
         return self._node("QLinearRelu", [source], f"{name}/relu", output)
 
     def _prepare(self, part: ir.Model) -> None:
-        """Write the nodes of a part as opset 13 has them."""
+        """Rewrite the nodes of a part for opset 13."""
         for node in part.graph:
             to_oldest_form(node)

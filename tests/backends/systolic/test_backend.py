@@ -122,7 +122,7 @@ def test_a_model_with_nothing_for_the_array_is_refused(tmp_path: Path) -> None:
     b = GraphBuilder(np.random.default_rng(0))
     onnx.save(b.model(b.node("Sigmoid", ["input"], b.shapes["input"])), tmp_path / "m.onnx")
     prepared = prepare_model(tmp_path / "m.onnx", tmp_path)
-    with pytest.raises(ModelError, match="nothing in it runs on the array"):
+    with pytest.raises(ModelError, match="no layer of it runs on the array"):
         SystolicBackend().build(prepared, {}, SCHEME, tmp_path / "q.onnx")
 
 
@@ -142,7 +142,7 @@ def test_depthwise_layers_leave_the_array_only_where_it_pays(tmp_path: Path) -> 
     statistics = collect(prepared.model, given, model_digest=prepared.digest)
     found = derive_ranges(statistics, "minmax", activation_type="int8", symmetric=True)
     artifact = SystolicBackend().build(prepared, found, SCHEME, tmp_path / "q.onnx", samples=given)
-    assert "run on the core, each channel with a scale of its own" in artifact.notes[0]
+    assert "run on the core, with a scale for each channel" in artifact.notes[0]
     without = SystolicBackend().build(prepared, found, SCHEME, tmp_path / "p.onnx")
     assert "run on the core" not in without.notes[0]
 

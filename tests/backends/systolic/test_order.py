@@ -54,7 +54,7 @@ def test_orders_that_are_seen_from_outside_stay() -> None:
     assert fixed["input"] == "it is an input or output of the model"
     assert fixed[first] == ""
     assert "concatenates its channels" in fixed["conv1_out"]
-    assert fixed["conv4_out"] == "a part in float reads or makes it"
+    assert fixed["conv4_out"] == "a float part reads or computes it"
 
 
 def test_each_tile_has_the_scale_of_its_largest_weight() -> None:

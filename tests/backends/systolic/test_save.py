@@ -46,7 +46,7 @@ def test_a_program_comes_back_as_it_was(seed: int, tmp_path: Path) -> None:
 
 def test_what_is_no_program_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "bad.npz"
-    with pytest.raises(BundleError, match=r"bad.npz holds no program \(DataError.*cannot be read"):
+    with pytest.raises(BundleError, match=r"bad.npz contains no program \(DataError.*cannot be read"):
         load_program(path)
     path.write_bytes(b"PK nothing")
     with pytest.raises(BundleError, match="not a zip file"):

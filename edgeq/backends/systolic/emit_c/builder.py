@@ -1,12 +1,11 @@
-"""Generate the C source of one program: declarations for params.h, calls for main.c, and a place in memory for each
-tensor.
+"""Generate the C source of one program: declarations for params.h, calls for main.c, and a buffer for each tensor.
 
-Images are NHWC in C's memory, NCHW in the program. An order is an int array: place p of the C buffer (one sample) holds
+Images are NHWC in C's memory, NCHW in the program. An order is an int array: element p of the C buffer (one sample) is
 element order[p] of the flattened program tensor.
 
-Everything between the quantized inputs and the last integers becomes C. Float steps at the ends stay with the host:
-what comes before the first integers is done to the images that travel with the bundle, what comes after the last ones
-is left to whoever reads the outputs. A float step between integers has no C.
+Everything between the quantized inputs and the last integers becomes C. Float steps at the ends stay with the host.
+edgeq applies the steps before the first integers to the images in the bundle. The user applies the steps after the last
+integers to the outputs. A float step between integers cannot be written as C.
 """
 
 from __future__ import annotations
@@ -30,14 +29,14 @@ Order = NDArray[np.int64]
 
 
 def c_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the shape of one sample in C: [1, C, H, W] is H, W, C; other shapes lose the batch only."""
+    """Return the shape of one sample in C: H, W, C for [1, C, H, W]. Other shapes only lose the batch."""
     if len(shape) == 4:
         return shape[2], shape[3], shape[1]
     return tuple(shape[1:])
 
 
 def c_order(shape: tuple[int, ...]) -> Order:
-    """Return the order in memory that goes with `c_shape`."""
+    """Return the order in memory that matches `c_shape`."""
     places = np.arange(math.prod(shape[1:]))
     if len(shape) == 4:
         return places.reshape(shape[1:]).transpose(1, 2, 0).ravel()
@@ -45,13 +44,20 @@ def c_order(shape: tuple[int, ...]) -> Order:
 
 
 def c_axis(shape: tuple[int, ...], axis: int) -> int:
-    """Return the axis of `c_shape` that is `axis` of `shape`, the batch counted in both."""
+    """Return the axis in C's layout that `axis` of `shape` becomes. Both count the batch as axis 0."""
     return {1: 3, 2: 1, 3: 2}[axis] if len(shape) == 4 else axis
 
 
 def moved(index: NDArray[np.int32], source: Order, target: Order) -> NDArray[np.int32]:
-    """Return `index` (program places, -1: a zero) between C buffers: for each place of the target buffer its source
-    place."""
+    """Translate an index table from program order to C buffers.
+
+    Args:
+        index: for each element of the target, its element of the source; -1 is a zero.
+        source, target: the orders of the two buffers.
+
+    Returns:
+        The same table for the buffers' own order.
+    """
     places = np.empty(source.size, np.int64)
     places[source] = np.arange(source.size)
     wanted = index[target]
@@ -59,7 +65,7 @@ def moved(index: NDArray[np.int32], source: Order, target: Order) -> NDArray[np.
 
 
 def is_identity(index: NDArray[np.int32], source_size: int) -> bool:
-    """Return whether an index table copies all `source_size` elements of its source in their order."""
+    """Return whether an index table copies all `source_size` elements of its source in order."""
     return index.size == source_size and bool(np.array_equal(index, np.arange(source_size)))
 
 
@@ -68,10 +74,10 @@ class Region:
     """Describe the part of a program that C runs.
 
     Attributes:
-        inputs: int8 tensors that come from the host, in the order of the program.
-        outputs: int8 tensors that go back to it.
-        steps: what is done in between.
-        before, after: the steps at the ends, which are the host's.
+        inputs: int8 tensors that the host provides, in the order of the program.
+        outputs: int8 tensors that the host gets back.
+        steps: the steps in between.
+        before, after: the steps at the ends, which the host runs.
     """
 
     inputs: tuple[str, ...]
@@ -82,10 +88,10 @@ class Region:
 
 
 def c_region(program: Program) -> Region:
-    """Split `program`.
+    """Split `program` into the part for C and the parts for the host.
 
     Raises:
-        ModelError: a float step between integers, or no integers at all; names the node and why it is float.
+        ModelError: the program has no integers, or a float step between integers; names the node and why it is float.
     """
     known, before = set(program.inputs), []
     for step in program.steps:
@@ -110,11 +116,13 @@ def c_region(program: Program) -> Region:
         if isinstance(step, steps.Float):
             node, reason = next(iter(step.reasons.items()), (step.name, "it has no integer form"))
             raise ModelError(
-                f"node {node!r} runs in float between integer layers ({reason}), which the C bundle cannot do",
-                "Use the ONNX dialect file, or change the model so that float operators stand at its ends",
+                f"node {node!r} runs in float between integer layers ({reason}), which a C bundle does not support",
+                "Use the ONNX dialect file, or move the model's float operators to its ends",
             )
     if not inner:
-        raise ModelError("nothing of this model runs on integers", "A C bundle would be empty; see the reasons given")
+        raise ModelError(
+            "no part of this model runs on integers", "A C bundle would be empty. See the reasons for the float nodes"
+        )
     made = {name for step in inner for name in step_outputs(step)}
     inputs = dict.fromkeys(name for step in inner for name in step_inputs(step) if name not in made)
     wanted = [name for step in after for name in step_inputs(step)]
@@ -127,16 +135,19 @@ _NAME_LENGTH = 60
 
 
 def harmless(name: str) -> str:
-    """Return a name fit for a comment: letters, digits, and _ . : - ; the rest becomes _, the end is cut."""
+    """Return a name that is safe in a C comment. Characters other than letters, digits and _ . : - become _.
+
+    Names that are too long are cut.
+    """
     kept = re.sub(r"[^A-Za-z0-9_.:-]", "_", name)
     return kept if len(kept) <= _NAME_LENGTH else kept[: _NAME_LENGTH - 3] + "..."
 
 
 def float_literal(value: float) -> str:
-    """Return the float32 as a C constant that reads back to the same bits: nine significant digits are enough for that.
+    """Return a C constant that reads back to the same float32 bits. Nine significant digits are enough for that.
 
     Raises:
-        ValueError: it is not finite.
+        ValueError: the value is not finite.
     """
     single = np.float32(value)
     if not np.isfinite(single):
@@ -146,7 +157,7 @@ def float_literal(value: float) -> str:
 
 
 def int_literal(value: int) -> str:
-    """Return an integer as C has it: the digits of -2147483648 do not fit before the sign is looked at."""
+    """Return an integer as C source. C reads -2147483648 as minus 2147483648, which does not fit an int32."""
     return "(-2147483647 - 1)" if value == -(2**31) else str(value)
 
 
@@ -157,12 +168,12 @@ def designated(fields: Mapping[str, str | int | bool]) -> str:
 
 
 def dimensions(shape: Sequence[int]) -> str:
-    """Return a shape as a C declarator has it: [2][3]."""
+    """Return a shape as the dimensions of a C declaration: [2][3]."""
     return "".join(f"[{extent}]" for extent in shape)
 
 
 def array(kind: str, name: str, values: NDArray[np.generic], align: str = "") -> str:
-    """Return a constant array with the shape of `values`, one pair of braces a row."""
+    """Return a constant array with the shape of `values`, with a pair of braces for each row."""
     aligned = f" {align}" if align else ""
     return f"static const {kind} {name}{dimensions(values.shape)}{aligned} = {_braced(values)};\n"
 
@@ -179,7 +190,7 @@ def buffer(name: str, shape: Sequence[int]) -> str:
 
 
 def wrapped(items: Iterable[str]) -> Iterable[str]:
-    """Yield `items` with commas, in lines of a sane length."""
+    """Yield lines of limited length that contain `items`, separated by commas."""
     line: list[str] = []
     length = 0
     for item in items:
@@ -196,7 +207,7 @@ Generation = Literal["2021", "2023"]
 
 @dataclass(frozen=True)
 class Place:
-    """Locate a tensor in memory: a pointer expression, and the order of a sample there."""
+    """Locate a tensor in memory: a pointer expression, and the order of a sample's elements."""
 
     pointer: str
     order: Order
@@ -204,13 +215,13 @@ class Place:
 
 @dataclass(frozen=True)
 class CLayer:
-    """Describe a buffer that C fills with int8, in the order in which layers run.
+    """Describe a buffer that C fills with int8. The buffers are listed in the order in which their layers run.
 
     Attributes:
-        label: of the layer, as in the C source.
+        label: the layer's label in the C source.
         buffer: name of the C array.
-        tensor: the program tensor that it holds.
-        order: place p of a sample in C holds element order[p] of the flattened tensor.
+        tensor: the program tensor in the buffer.
+        order: element p of a sample in C is element order[p] of the flattened tensor.
     """
 
     label: str
@@ -224,9 +235,11 @@ class Builder:
     """Accumulate the C source.
 
     Attributes:
-        declarations: of params.h; calls: of main.c; both in the order of the steps.
+        declarations: C for params.h, in the order of the steps.
+        calls: C for main.c, in the order of the steps.
         places: the place of each tensor, by name.
-        patches, unpooled: elements of the largest scratch buffers that a convolution needs; 0 patches: there is none.
+        patches, unpooled: sizes in elements of the largest scratch buffers that a convolution needs; 0 patches if the
+            program has no convolution.
     """
 
     program: Program
@@ -246,11 +259,11 @@ class Builder:
         return self.program.tensors[name]
 
     def size(self, name: str) -> int:
-        """Return the elements of one sample."""
+        """Return the number of elements in one sample of a tensor."""
         return math.prod(self.tensor(name).shape[1:])
 
     def label(self, kind: str) -> str:
-        """Return conv_1, conv_2, add_1 …"""
+        """Return a new numbered label for a layer: conv_1, conv_2, add_1 …"""
         self._labels[kind] += 1
         return f"{kind}_{self._labels[kind]}"
 
@@ -264,8 +277,11 @@ class Builder:
         self.declarations.extend(declarations)
 
     def output(self, label: str, tensor: str, *, suffix: str = "_out", order: Order | None = None) -> str:
-        """Return a pointer to a buffer for `tensor`, which the layer `label` computes in `order` (as an image is in
-        C)."""
+        """Declare the buffer for `tensor`, which the layer `label` computes, and return a pointer to it.
+
+        Args:
+            order: the order of the elements; None means that of `c_order`.
+        """
         shape = self.tensor(tensor).shape
         standard = c_order(shape)
         order = standard if order is None else order
@@ -275,7 +291,7 @@ class Builder:
         return pointer
 
     def request(self, tensor: str, order: Order) -> str:
-        """Return a pointer to `tensor` in `order`; where it has another, a layer that permutes it is inserted, once."""
+        """Return a pointer to `tensor` in `order`. If it has another order, insert a layer that permutes it, once."""
         place, key = self.places[tensor], (tensor, order.tobytes())
         if np.array_equal(place.order, order):
             return place.pointer
@@ -293,12 +309,17 @@ class Builder:
         return f"(elem_t *){label}{suffix}"
 
     def rearrange(self, label: str, names: tuple[str, ...], source: Place, target: str, size: int) -> None:
-        """Add the statement that permutes each sample of `source` to `size` elements by the table LABEL_index."""
+        """Add the call that permutes each sample of `source` by the table LABEL_index.
+
+        Args:
+            target: pointer to the result.
+            size: number of elements of the result.
+        """
         arguments = f"{source.pointer}, {source.order.size}, {target}, {size}, {label}_index, {self.batch}"
         self.call(label, names, f"eq_rearrange({arguments});")
 
     def require_image(self, tensor: str) -> str:
-        """Return a pointer to `tensor` in the standard order of C, NHWC for images."""
+        """Return a pointer to `tensor` in C's standard order: NHWC for images."""
         return self.request(tensor, c_order(self.tensor(tensor).shape))
 
 
@@ -309,7 +330,7 @@ def output_scale(value: float, array: steps.ArrayConfig, where: str) -> str:
     """Return an accumulator's multiplier as a C constant.
 
     Raises:
-        ModelError: on an array that shifts, a multiplier that is not a 1 / 2^n.
+        ModelError: the array shifts, and the multiplier is not 1 / 2^n.
     """
     if array.output_scale == "float":
         return float_literal(value)
@@ -324,7 +345,7 @@ def output_scale(value: float, array: steps.ArrayConfig, where: str) -> str:
 
 
 def tile_array(label: str, tiles: Sequence[Tile], array: steps.ArrayConfig) -> str:
-    """Return LABEL_tiles: the output channels of each multiplier."""
+    """Return the array LABEL_tiles: each multiplier with its range of output channels."""
     rows = ",\n".join(
         f"    {{{tile.start}, {tile.stop}, {output_scale(tile.multiplier, array, label)}}}" for tile in tiles
     )
@@ -337,7 +358,7 @@ Constants = dict[str, str | int | bool]
 def emit_conv(builder: Builder, step: steps.Conv) -> None:
     """Add the C of a convolution: its parameters, weights [k·k·I][O] (HWIO), int32 biases, output, call.
 
-    The depthwise call takes weights [C][k][k] and one scale; with several, the channels go one by one as slices.
+    The depthwise call takes weights [C][k][k] and one scale. With several scales, each channel is its own slice.
     """
     depthwise = step.depthwise and len(step.tiles) == 1
     label = builder.label("conv_dw" if step.depthwise else "conv")
@@ -413,10 +434,11 @@ def emit_conv(builder: Builder, step: steps.Conv) -> None:
 
 
 def is_direct(step: steps.Conv, size: tuple[int, int], generation: Generation) -> bool:
-    """Return whether the convolution calls can do it; else it goes by patches and a product, with the same integers.
+    """Return whether gemmini.h's convolution calls can compute a layer. Others use patches and a product, with equal
+    results.
 
-    They need regular windows; those of 2021 also square images, and support neither slices of channels nor groups
-    (their depthwise call was wrong).
+    The calls need regular windows. The 2021 generation also needs square images and does not support slices of channels
+    or groups, because its depthwise call was wrong.
     """
     windows = Windows((step.weights.shape[2], step.weights.shape[3]), step.strides, step.dilations, step.pads)
     if generation == "2021":
@@ -426,13 +448,16 @@ def is_direct(step: steps.Conv, size: tuple[int, int], generation: Generation) -
 
 
 def emit_step(builder: Builder, step: Step) -> None:
-    """Add the C of one step, which is not in float."""
+    """Add the C of one integer step."""
     _EMITTED_BY[type(step)](builder, step)
 
 
 def _fc(builder: Builder, step: steps.Fc) -> None:
-    """With one row a sample, the input keeps its order in memory and the rows of the weights are permuted to match:
-    from C, H, W to H, W, C for NHWC."""
+    """Add the C of a fully connected layer.
+
+    If each sample is one row, the input keeps its order in memory. The rows of the weights are permuted to match: for
+    NHWC, from C, H, W to H, W, C.
+    """
     label = builder.label("fc")
     outs, inner = step.weights.shape
     rows = builder.size(step.input) // inner
@@ -508,10 +533,10 @@ def _average_pool(builder: Builder, step: steps.AveragePool) -> None:
 def _pooling(
     builder: Builder, label: str, step: steps.MaxPool | steps.AveragePool, arguments: Sequence[int | str]
 ) -> tuple[str, str, str]:
-    """Return pointers to input and output of a pooling, and the call that pools one image on the core.
+    """Return pointers to the input and output of a pooling, and the call that pools one image on the core.
 
     Args:
-        arguments: what the function takes behind sizes, kernel and strides.
+        arguments: the call's arguments after sizes, kernel and strides.
     """
     source = builder.require_image(step.input)
     target = builder.output(label, step.output)
@@ -535,7 +560,7 @@ def _quantize(builder: Builder, step: steps.Quantize) -> None:
 
 
 def _each(builder: Builder, step: steps.Clamp | steps.Quantize, kind: str, function: str, arguments: str) -> None:
-    """Add a call that makes each element of the output of that of the input at the same place."""
+    """Add a call that computes each output element from the input element in the same position."""
     label = builder.label(kind)
     place = builder.places[step.input]
     target = builder.output(label, step.output, order=place.order)
@@ -562,8 +587,11 @@ def _concat(builder: Builder, step: steps.Concat) -> None:
 
 
 def _rearrange(builder: Builder, step: steps.Rearrange) -> None:
-    """A reshape copies nothing, and a permutation in NCHW may be none in NHWC: then the tensor shares its input's
-    buffer. A layer that needs another order requests a copy (a fully connected layer does not need one)."""
+    """Add the C of a data movement, if it moves anything.
+
+    A reshape copies nothing. A permutation in NCHW may also change nothing in NHWC. In both cases the tensor shares its
+    input's buffer. A layer that needs another order requests a copy; a fully connected layer does not need one.
+    """
     place = builder.places[step.input]
     if step.index is None:
         builder.places[step.output] = Place(place.pointer, place.order)

@@ -1,4 +1,4 @@
-"""Write the files of a C bundle, from a program and what its simulation computed."""
+"""Write the files of a C bundle from a program and the results of its simulation."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _BANKS = 4
 
 
 def own_header(array: ArrayConfig) -> str:
-    """Return the header for `array`, whose numbers are the target's."""
+    """Return a gemmini_params.h for `array`, with the target's numbers."""
     text = (C / "portable" / "include" / "gemmini_params.h").read_text()
     numbers = {
         "DIM": array.dim,
@@ -46,10 +46,10 @@ def read_header(path: Path, array: ArrayConfig) -> tuple[str, ArrayConfig, tuple
     """Return a chip's generated gemmini_params.h, after checking it against the target.
 
     Returns:
-        Its text, the target's array with the header's memories, and notes on where those differ.
+        The header's text, the target's array with the memory sizes of the header, and notes on where those differ.
 
     Raises:
-        HardwareError: unreadable, no such header, or another array than the target's; names the line to look at.
+        HardwareError: the file cannot be read, is not such a header, or describes another array; names the definition.
     """
     try:
         with path.open("rb") as file:
@@ -66,7 +66,7 @@ def read_header(path: Path, array: ArrayConfig) -> tuple[str, ArrayConfig, tuple
     if dim != array.dim:
         raise HardwareError(
             f"{path}: DIM is {dim}, the target's is {array.dim}",
-            "Package for a target with [systolic] dim as the chip's",
+            "Package for a target whose [systolic] dim is the chip's",
         )
     for name, known in (("elem_t", "int8_t"), ("acc_t", "int32_t")):
         found = _type(code, name)
@@ -108,7 +108,7 @@ def _type(code: str, name: str) -> str | None:
 
 
 def readme(program: Program, region: Region, builder: Builder) -> str:
-    """Return Markdown: the array that the C is for, shapes and scales of inputs and outputs, the host's part."""
+    """Return Markdown that describes the array, the shapes and scales of inputs and outputs, and the host's part."""
     floats = [
         f"- {where}: " + ", ".join(f"`{emit.harmless(name)}`" for name in step.sources)
         for where, ends in (("before the inputs", region.before), ("after the outputs", region.after))
@@ -128,7 +128,7 @@ def readme(program: Program, region: Region, builder: Builder) -> str:
 
 
 def _filled(name: str, marks: Mapping[str, str]) -> str:
-    """Return a file of the `c` folder with its marks replaced."""
+    """Return a file of the `c` folder with its @MARKS@ replaced."""
     text = (C / name).read_text()
     for mark, value in marks.items():
         text = text.replace(mark, value)
@@ -149,7 +149,7 @@ def _tensors(program: Program, names: tuple[str, ...], batch: int) -> str:
 
 Values = Mapping[str, NDArray[np.int8]]
 MODES = ("os", "ws", "cpu")
-"""In the order of gemmini.h's enumeration."""
+"""The modes, in the order of gemmini.h's enumeration."""
 
 _PRINTED = 64
 _COPIED = (
@@ -161,7 +161,7 @@ _COPIED = (
 
 
 def in_c(values: NDArray[np.int8], order: emit.Order) -> NDArray[np.int8]:
-    """Return a tensor [batch, ...] as C keeps it: [batch, elements]."""
+    """Return a tensor [batch, ...] in C's layout: [batch, elements]."""
     return values.reshape(len(values), -1)[:, order]
 
 
@@ -198,7 +198,10 @@ def _params(builder: Builder) -> str:
 
 
 def _expected(layers: Sequence[CLayer], outputs: Sequence[tuple[str, emit.Order]], values: Mapping[str, Values]) -> str:
-    """Return outputs in full and fingerprints of all layers by mode; a mode with the outputs of ws shares those."""
+    """Return the C of expected.h: for each mode, the outputs in full and fingerprints of all layers.
+
+    A mode whose outputs equal those of ws shares their arrays.
+    """
     lines = [
         "/* What the simulator computed; by mode (os, ws, cpu), outputs in full and fingerprints of all layers. */\n"
     ]
@@ -223,7 +226,7 @@ def _expected(layers: Sequence[CLayer], outputs: Sequence[tuple[str, emit.Order]
 
 
 def fingerprint(values: NDArray[np.int8]) -> int:
-    """Return 64 bits that no single changed value leaves as they are; main.c computes the same."""
+    """Return a 64-bit fingerprint that any change of a single value changes. main.c computes the same."""
     data = values.view(np.uint8).ravel().astype(np.uint64)
     factors = np.arange(data.size, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15) | np.uint64(1)
     return int(np.sum((data + np.uint64(1)) * factors, dtype=np.uint64))
@@ -248,10 +251,10 @@ class CBundle:
     """List the files that were written.
 
     Attributes:
-        files: by their place in the bundle's folder, sorted.
-        layers: what `net dump` writes, in its order.
-        inputs, outputs: the int8 tensors that the host gives and gets.
-        notes: what a reader should know.
+        files: paths in the bundle's folder, sorted.
+        layers: the buffers that `net dump` writes, in its order.
+        inputs, outputs: the int8 tensors that the host provides and receives.
+        notes: remarks for the user.
     """
 
     directory: Path
@@ -273,15 +276,15 @@ def write_c_bundle(
     """Write C that computes the integers of `program`, with `inputs` quantized as test images.
 
     Args:
-        inputs: float samples [N, ...] by the program's input names; N is the batch that the C is made for.
-        directory: made if it does not exist; files in it are replaced.
-        generation: of gemmini.h: "2021" (square images; no slices of channels) or "2023".
+        inputs: float samples [N, ...] by the program's input names; the C is made for the batch N.
+        directory: folder for the files; it is created if necessary, and files in it are replaced.
+        generation: the generation of gemmini.h: "2021" (square images; no slices of channels) or "2023".
         params_header: the chip's gemmini_params.h; None writes one for the program's array.
 
     Raises:
-        UsageError: an unknown generation.
-        HardwareError: the header is of another array.
-        ModelError: a float operator stands between integer layers, or a scale that the array cannot express.
+        UsageError: the generation is unknown.
+        HardwareError: the header describes another array.
+        ModelError: a float operator is between integer layers, or the array cannot express a scale.
         DataError: the samples do not fit the program.
     """
     if generation not in get_args(Generation):

@@ -1,4 +1,4 @@
-"""Implement `edgeq emit-c`: write the C of an integer program that `quantize` or `package` left next to the model."""
+"""Implement `edgeq emit-c`: write the C of an integer program that `quantize` or `package` wrote next to the model."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _KIND = "emit-c"
 _MADE = ("net-host", "net-linux", "net-baremetal")
 _EXECUTABLE = (b"\x7fELF", b"\xcf\xfa\xed\xfe", b"MZ")
 MOST_WEIGHTS = 5_000_000
-"""Up to so many the C travels in the bundle: as text, about four bytes each."""
+"""A bundle includes the C of programs with up to this many weights. As text, each takes about four bytes."""
 
 
 @dataclass(frozen=True)
@@ -82,17 +82,18 @@ def emit_c(
 
     Args:
         source: a .program.npz, or the int8 model next to it.
-        data: samples; the first `images` become the bundle's, quantized.
-        output: a folder of its own.
+        data: samples; the first `images` are quantized and become the bundle's images.
+        output: a new folder.
 
     Raises:
-        BundleError: no program there.
-        EdgeqError: as `write_c_bundle` has it.
+        UsageError: there is no program at `source`.
+        EdgeqError: as in `load_program` and `write_c_bundle`.
     """
     place = source if source.name.endswith(SUFFIX) else source.with_name(source.stem + SUFFIX)
     if not place.is_file():
         raise UsageError(
-            f"{place} is not there", "Give what `edgeq quantize` for an array wrote: MODEL.onnx or MODEL.program.npz"
+            f"{place} does not exist",
+            "Give an output of `edgeq quantize` for an array: MODEL.onnx or MODEL.program.npz",
         )
     check_free(output, force=force, kind="directory")
     check_apart(output, [place, *([params_header] if params_header else []), *sample_paths((data,))])
@@ -103,7 +104,7 @@ def emit_c(
     samples = open_samples(data, Signature(specs, ()), progress=progress)
     inputs = first_inputs(program, samples, images)
     if any(len(values) < images for values in inputs.values()):
-        raise DataError(f"{data.source} holds fewer than {images} samples", "Give more, or fewer --images")
+        raise DataError(f"{data.source} has fewer than {images} samples", "Give more samples, or a smaller --images")
     with output_directory(output, force=force, check=C_FOLDER.check) as draft:
         bundle = write_c_bundle(program, inputs, draft, generation=generation, params_header=params_header)
         write_marker(draft, _KIND, {name: sha256(draft / name) for name in bundle.files})
@@ -119,7 +120,7 @@ def _judge(folder: Path) -> Judge | None:
 
 
 def _is_made(path: Path, name: str) -> bool:
-    """Return whether it is a program that the Makefile made."""
+    """Return whether a file is a program that the Makefile builds."""
     if name not in _MADE or not is_plain(path):
         return False
     with path.open("rb") as stream:
@@ -127,14 +128,16 @@ def _is_made(path: Path, name: str) -> bool:
 
 
 C_FOLDER = Ownership("C bundle with edgeq's marker", _judge)
-"""Its marker lists every file in it, with its hash; next to them there are the programs that its Makefile makes."""
+"""Its marker lists every file with its hash. The only other files are the programs that its Makefile builds."""
 
 
 def with_c(artifact: Artifact, samples: Samples, folder: Path, *, count: int) -> Artifact:
-    """Return `artifact` with the C of its integer program among its files, as c/NAME; as it is where it has no program.
+    """Return `artifact` with the C of its integer program among its files, as c/NAME.
+
+    If it has no program, return `artifact` unchanged. If the C cannot be written, only add a note.
 
     Args:
-        folder: where the C is written; private, as it is only to be packed.
+        folder: private folder for the C, until it is packed.
         count: how many of `samples` become images of the C.
     """
     place = next((path for name, path in sorted(artifact.files.items()) if name.endswith(SUFFIX)), None)
@@ -145,7 +148,7 @@ def with_c(artifact: Artifact, samples: Samples, folder: Path, *, count: int) ->
     files: Mapping[str, Path] = {}
     notes: Sequence[str]
     if weights > MOST_WEIGHTS:
-        much = f"{weights} weights are too many to travel as C text"
+        much = f"{weights} weights are too many to include as C text"
         notes = [f"{much}; `edgeq emit-c` writes them, from {place.name}"]
     else:
         try:
@@ -157,7 +160,7 @@ def with_c(artifact: Artifact, samples: Samples, folder: Path, *, count: int) ->
 
 
 def first_inputs(program: Program, samples: Samples, count: int) -> Mapping[str, NDArray[Any]]:
-    """Return the first `count` samples, or as many as there are, [N, ...] by input."""
+    """Return the first `count` samples (or all, if there are fewer) as arrays [N, ...] by input name."""
     taken = list(itertools.islice(samples, count))
     if not taken:
         raise DataError(f"{samples.source} holds no samples", "Give at least one")

@@ -65,7 +65,7 @@ def test_why_there_is_no_c_is_a_note(
     assert "no C bundle: node 'sine' runs in float" in refused.notes[0]
     monkeypatch.setattr(emitting, "MOST_WEIGHTS", 10)
     large = with_c(built(program, tmp_path), samples, tmp_path / "c", count=2)
-    assert "too many to travel" in large.notes[0]
+    assert "too many to include" in large.notes[0]
     assert set(large.files) == {"model.program.npz"}
 
 

@@ -1,4 +1,4 @@
-/* How a layer of the net becomes calls of gemmini.h, and what the core does itself. Images are NHWC throughout. */
+/* The calls of gemmini.h for each kind of layer, and the layers that the core computes itself. Images are NHWC. */
 #ifndef EDGEQ_LAYERS_H
 #define EDGEQ_LAYERS_H
 
@@ -12,7 +12,8 @@
 #define row_align_acc(blocks) __attribute__((aligned((blocks) * DIM * sizeof(acc_t))))
 #endif
 
-/* type: as the calls of gemmini.h take it. by_matmul: convolutions as patches and a product, as OS mode needs it. */
+/* type: the argument for the calls of gemmini.h. by_matmul: compute convolutions as patches and a product, as OS mode
+ * needs. */
 struct eq_mode {
     enum tiled_matmul_type_t type;
     bool by_matmul;
@@ -24,8 +25,8 @@ struct eq_tile {
     acc_scale_t scale;
 };
 
-/* What ConvParams cannot say. direct: the convolution calls can do it; else it goes by patches and a product.
- * weight_step: from one group's weights to the next one's. weight_row: from one input channel's to the next one's. */
+/* What ConvParams cannot express. direct: use the convolution calls; else patches and a product.
+ * weight_step: distance between the weights of two groups. weight_row: distance between those of two input channels. */
 struct eq_window {
     bool direct;
     int in_rows, in_cols, out_rows, out_cols;
@@ -37,10 +38,10 @@ struct eq_window {
 static inline int eq_least(int a, int b) { return a < b ? a : b; }
 static inline int eq_most(int a, int b) { return a > b ? a : b; }
 
-/* Additions have no OS form; where the products run in that mode, they run in the other. */
+/* Additions have no OS form. If products run in OS mode, additions run in WS mode. */
 static inline enum tiled_matmul_type_t eq_adding(struct eq_mode mode) { return mode.type == OS ? WS : mode.type; }
 
-/* patches[out_rows * out_cols][kernel_rows * kernel_cols * channels of a group] of one group of one image. */
+/* Fill patches[out_rows * out_cols][kernel_rows * kernel_cols * channels of a group], for one group of one image. */
 static inline void eq_im2col(const struct eq_window *w, const elem_t *image, int channels, int group, elem_t *patches) {
     int each = channels / w->groups;
     for (int row = 0; row < w->out_rows; row++)
@@ -55,8 +56,8 @@ static inline void eq_im2col(const struct eq_window *w, const elem_t *image, int
                 }
 }
 
-/* out[rows][cols][channels]: the largest in each window of in[in_rows][in_cols][channels]; what lies outside is never
- * chosen. */
+/* out[rows][cols][channels]: the largest in each window of in[in_rows][in_cols][channels]. Values outside the image are
+ * never chosen. */
 static inline void eq_max_pool(const elem_t *in, int in_rows, int in_cols, int channels, elem_t *out, int rows, int cols,
                      int kernel_rows, int kernel_cols, int stride_rows, int stride_cols, int dilation_rows,
                      int dilation_cols, int top, int left) {
@@ -75,7 +76,7 @@ static inline void eq_max_pool(const elem_t *in, int in_rows, int in_cols, int c
             }
 }
 
-/* One group's or tile's share at a time: products of patches and the weights' columns. */
+/* Multiply patches by columns of the weights, one group or tile at a time. */
 static inline void eq_convolve_by_matmul(const struct ConvParams *p, const struct eq_window *w, const struct eq_tile *tiles, int count,
                                const elem_t *in, const elem_t *weights, const acc_t *bias, elem_t *out, int act,
                                elem_t *patches, elem_t *unpooled, struct eq_mode mode) {
@@ -105,7 +106,7 @@ static inline void eq_convolve_by_matmul(const struct ConvParams *p, const struc
 
 #if EDGEQ_GENERATION == 2021
 
-/* The convolution call knows neither slices of channels nor groups: `direct` says that there are none. */
+/* The convolution call supports neither slices of channels nor groups. `direct` is only set if there are none. */
 static inline void eq_convolve_directly(const struct ConvParams *p, const struct eq_window *w, const struct eq_tile *tiles, int count,
                               const elem_t *in, const elem_t *weights, const acc_t *bias, elem_t *out, int act,
                               struct eq_mode mode) {
@@ -158,8 +159,8 @@ static inline void eq_convolve(const struct ConvParams *p, const struct eq_windo
         eq_convolve_by_matmul(p, w, tiles, count, in, weights, bias, out, act, patches, unpooled, mode);
 }
 
-/* out[I][J] = in[I][K] * weights[K][J] + bias[J], J in tiles. In OS mode image by image: the size of a product decides
- * over the tiles, and those over where sums are cut. */
+/* out[I][J] = in[I][K] * weights[K][J] + bias[J], J in tiles. OS mode goes image by image: the size of a product decides
+ * the tiles, and the tiles decide where sums are cut. */
 static inline void eq_fully_connected(const struct FcParams *p, const struct eq_tile *tiles, int count,
                                       const elem_t *in, const elem_t *weights, const acc_t *bias, elem_t *out, int act,
                                       struct eq_mode mode) {
@@ -174,7 +175,7 @@ static inline void eq_fully_connected(const struct FcParams *p, const struct eq_
 
 static inline int eq_clamped(int value, int low, int high) { return value < low ? low : value > high ? high : value; }
 
-/* Round half to even, then clamp to int8; clamped first, so that the conversion is defined. */
+/* Round half to even and clamp to int8. Clamping comes first, so that the conversion is defined. */
 static inline elem_t eq_to_elem(float value) {
     float near = value > 127.0f ? 127.0f : value < -128.0f ? -128.0f : value;
     int whole = (int)near;
@@ -184,7 +185,7 @@ static inline elem_t eq_to_elem(float value) {
     return (elem_t)whole;
 }
 
-/* Sums over windows of the zero-padded image, times `multiplier`. */
+/* Compute the sums over windows of the zero-padded image, times `multiplier`. */
 static inline void eq_average_pool(const elem_t *in, int in_rows, int in_cols, int channels, elem_t *out, int rows, int cols,
                          int kernel_rows, int kernel_cols, int stride_rows, int stride_cols, int top, int left,
                          float multiplier) {
@@ -205,13 +206,13 @@ static inline void eq_clamp_all(const elem_t *in, elem_t *out, size_t count, int
     for (size_t n = 0; n < count; n++) out[n] = (elem_t)eq_clamped(in[n], low, high);
 }
 
-/* Elements in other places; index -1 is a zero. */
+/* Move elements to other positions. Index -1 is a zero. */
 static inline void eq_rearrange(const elem_t *in, size_t in_size, elem_t *out, size_t size, const int32_t *index, int batch) {
     for (int image = 0; image < batch; image++, in += in_size, out += size)
         for (size_t n = 0; n < size; n++) out[n] = index[n] < 0 ? 0 : in[index[n]];
 }
 
-/* `rows` runs of `run` elements to places `step` apart: one operand of a concatenation. */
+/* Copy one operand of a concatenation: `rows` runs of `run` elements each, to positions that are `step` apart. */
 static inline void eq_place(const elem_t *in, elem_t *out, size_t rows, size_t run, size_t step) {
     for (size_t row = 0; row < rows; row++)
         for (size_t n = 0; n < run; n++) out[row * step + n] = in[row * run + n];
@@ -222,7 +223,7 @@ static inline void eq_dequantize(const elem_t *in, float *out, size_t count, flo
 }
 
 static inline void eq_quantize(const float *in, elem_t *out, size_t count, float scale) {
-    volatile float divisor = scale; /* no compiler may multiply with its inverse */
+    volatile float divisor = scale; /* so that no compiler multiplies by its inverse instead */
     for (size_t n = 0; n < count; n++) out[n] = eq_to_elem(in[n] / divisor);
 }
 

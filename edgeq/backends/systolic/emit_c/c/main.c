@@ -1,9 +1,9 @@
-/* Runs the net on the images in images.h, prints its outputs and whether they are those of the simulator.
+/* Run the net on the images in images.h, print its outputs, and print whether they equal the simulator's.
  *
  *     net [ws|os|cpu] [conv|matmul] [check] [dump]
  *
- * ws, os, cpu   how the calls of gemmini.h work: weight stationary (default), output stationary, on the core
- * matmul        convolutions as patches and products, as os always does; default: conv
+ * ws, os, cpu   mode of the calls: weight stationary (default), output stationary, or on the core
+ * matmul        compute convolutions as patches and products, as os always does (default: conv)
  * check         also compare every layer
  * dump          also write every layer's integers to layers.bin, one after the other
  */
@@ -47,7 +47,7 @@ static const struct output outputs[] = {
 
 #define COUNT(array) (sizeof(array) / sizeof((array)[0]))
 
-/* 64 bits that no single changed value leaves as they are. */
+/* A 64-bit fingerprint that any change of a single value changes. */
 static uint64_t fingerprint(const elem_t *data, size_t size) {
     uint64_t sum = 0;
     for (size_t n = 0; n < size; n++) sum += ((uint8_t)data[n] + UINT64_C(1)) * (n * UINT64_C(0x9E3779B97F4A7C15) | 1);

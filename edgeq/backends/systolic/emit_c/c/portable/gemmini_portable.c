@@ -1,4 +1,4 @@
-/* The calls of gemmini.h in plain C, with the integers of the array: see gemmini.h for what each computes. */
+/* The functions of gemmini.h in plain C, which compute the array's integers. gemmini.h describes each function. */
 #include "include/gemmini.h"
 
 #include <stdio.h>
@@ -11,7 +11,7 @@ _Static_assert(sizeof(float) == 4, "float must be IEEE single precision");
 
 #define LANES 64 /* output channels computed together */
 #ifndef EDGEQ_SHARE
-#define EDGEQ_SHARE 2 /* of the memories, one part in so many is a tile's; the next tile is loaded into the rest */
+#define EDGEQ_SHARE 2 /* a tile gets 1 / EDGEQ_SHARE of each memory; the next tile is loaded into the rest */
 #endif
 
 void gemmini_flush(int skip) { (void)skip; }
@@ -27,7 +27,7 @@ static void require(bool condition, const char *what) {
 
 static int saturate(int value) { return value > 127 ? 127 : value < -128 ? -128 : value; }
 
-/* Saturated first: the rounding of a clamped value is the clamped rounding, and the conversion to int stays defined. */
+/* Saturation comes first, so that the conversion to int is defined. The order does not change the result. */
 static float clamp(float value) { return value > 127.0f ? 127.0f : value < -128.0f ? -128.0f : value; }
 
 static int round_half_even(float value) {
@@ -39,7 +39,7 @@ static int round_half_even(float value) {
     return whole;
 }
 
-/* Rounding as gemmini_params.h spells it: the neighbour comes from a float addition that can itself round up. */
+/* Round like the macro in gemmini_params.h. It finds the neighbour by a float addition, which can itself round up. */
 static int round_as_header(float value) {
     if (value > 130.0f || value < -131.0f) return saturate((int)clamp(value));
     volatile float beyond = value < 0 ? value - 1.0f : value + 1.0f;
@@ -55,7 +55,7 @@ static int round_scaled(float value, enum tiled_matmul_type_t type) {
     return type == CPU ? round_as_header(value) : round_half_even(value);
 }
 
-/* The product is rounded to float32 before it is rounded to an integer, whatever the compiler likes to contract. */
+/* Round the product to float32 before it becomes an integer, even if the compiler contracts expressions. */
 static int scale_element(int value, scale_t scale, enum tiled_matmul_type_t type) {
     volatile float product = (float)value * scale;
     return scale == 1 ? value : round_scaled(product, type);
@@ -67,7 +67,7 @@ static int scale_accumulator(acc_t acc, acc_scale_t scale, enum tiled_matmul_typ
     return round_scaled(product, type);
 }
 #else
-/* The output scale is a right shift; what is shifted out rounds half to even. */
+/* The output scale is a right shift. The result is rounded half to even. */
 static int scale_accumulator(acc_t acc, acc_scale_t scale, enum tiled_matmul_type_t type) {
     (void)type;
     int64_t unit = (int64_t)1 << scale;
@@ -99,7 +99,7 @@ struct conv {
     enum tiled_matmul_type_t type;
 };
 
-/* `lanes` output channels from `first` on, of one output pixel, before the pool. */
+/* Compute `lanes` output channels from `first` on, for one output pixel before pooling. */
 static void conv_pixel(const struct conv *c, int image, int row, int col, int first, int lanes, elem_t *result) {
     uint32_t acc[LANES];
     for (int n = 0; n < lanes; n++) acc[n] = c->bias ? (uint32_t)c->bias[first + n] : 0;
@@ -120,7 +120,7 @@ static void conv_pixel(const struct conv *c, int image, int row, int col, int fi
     for (int n = 0; n < lanes; n++) result[n] = finish(acc[n], c->act, c->scale, c->type);
 }
 
-/* The pool over one window of output pixels; outside the image it sees 0, as the array does. */
+/* Pool one window of output pixels. Outside the image the values are 0, as in the array. */
 static void pool_pixel(const struct conv *c, int image, int row, int col, int first, int lanes, elem_t *result) {
     elem_t seen[LANES];
     for (int n = 0; n < lanes; n++) result[n] = -128;
@@ -227,8 +227,8 @@ static int32_t clip_partial(int32_t sum) { return sum > 524287 ? 524287 : sum < 
 
 static size_t at_most(size_t a, size_t b) { return a < b ? a : b; }
 
-/* How many products are summed up in one tile: the largest tile that the memories hold, which starts as a balanced one
- * and grows by DIM columns, rows and products in turn. */
+/* Return how many products one tile adds up. The tile is the largest that fits the memories. The search starts with a
+ * balanced tile, which grows by DIM columns, rows and products in turn. */
 static size_t tile_depth(size_t rows, size_t columns, size_t depth) {
     size_t scratchpad = (size_t)BANK_NUM * BANK_ROWS / EDGEQ_SHARE / DIM, accumulator = ACC_ROWS / EDGEQ_SHARE / DIM;
     size_t most_i = (rows + DIM - 1) / DIM, most_j = (columns + DIM - 1) / DIM, most_k = (depth + DIM - 1) / DIM;

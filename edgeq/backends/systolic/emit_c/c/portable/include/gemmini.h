@@ -1,16 +1,16 @@
-/* The calls of gemmini.h that a bundle uses, without a Gemmini: declared here, defined in gemmini_portable.c.
+/* The functions of gemmini.h that a bundle calls, for machines without a Gemmini. gemmini_portable.c defines them.
  *
- * Two generations of the interface are known; EDGEQ_GENERATION chooses: 2023 (rows and columns apart) or 2021 (square).
- * What a call computes, with f32() rounding to float32 and sat8() clamping to -128..127:
+ * EDGEQ_GENERATION chooses between two generations of the interface: 2023 (separate rows and columns) or 2021 (square).
+ * The functions compute, with f32() rounding to float32 and sat8() clamping to -128..127:
  *
- *   conv, matmul   sat8(R(f32(f32(acc) * scale))), acc wrapping at 32 bits; then ReLU; then the pool, whose padding is 0
+ *   conv, matmul   sat8(R(f32(f32(acc) * scale))), acc wrapping at 32 bits; then ReLU; then pooling with padding 0
  *   resadd         sat8(R(f32(C_scale * (sat8(R(f32(A_scale * a))) + sat8(R(f32(B_scale * b)))))))
- *   average        sat8(R(f32(sum * f32(1 / n)))); on CPU trunc((sum + n / 2) / n)
+ *   average        sat8(R(f32(sum * f32(1 / n)))); in CPU mode trunc((sum + n / 2) / n)
  *
- * The last argument decides R and more:
- *   WS    R is round half to even, as the array does it
- *   OS    matmul only; also the partial sum of each tile of K is clipped to 20 bits, as the array does it
- *   CPU   R is the rounding of the header's macros, which errs where |v| is the last float below a power of two
+ * The last argument is the mode, which decides R and more:
+ *   WS    R is round half to even, as in the array
+ *   OS    only for matmul: as WS, but the partial sum of each tile of K is clipped to 20 bits, as in the array
+ *   CPU   R is the rounding of the header's macros, which is wrong if |v| is the last float below a power of two
  */
 #ifndef EDGEQ_GEMMINI_H
 #define EDGEQ_GEMMINI_H

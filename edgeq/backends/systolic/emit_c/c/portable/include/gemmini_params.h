@@ -1,5 +1,5 @@
 /* Parameters of the default Gemmini array: 16x16, int8 elements, int32 accumulators, float scales.
- * A chip's own generated header takes this file's place. */
+ * Replace this file by the header that was generated for your chip. */
 #ifndef GEMMINI_PARAMS_H
 #define GEMMINI_PARAMS_H
 
