@@ -144,7 +144,7 @@ class RunningEvaluation:
 
     def __init__(self, names: Sequence[str], task: Task | None, reference: str | None) -> None:
         if reference is not None and reference not in names:
-            raise UsageError(f"no session is called {reference!r}", f"There are {', '.join(names)}")
+            raise UsageError(f"no session is called {reference!r}", f"The sessions are {', '.join(names)}")
         self._task, self._reference = task, reference
         self._meters = {name: task.start() for name in names} if task is not None else {}
         compared = [name for name in names if name != reference] if reference is not None else []
@@ -505,8 +505,8 @@ def evaluate(
         if not isinstance(samples, Samples):
             if signature is None:
                 raise UsageError(
-                    "an open session does not say what samples it takes",
-                    "Give the model's path instead, or samples that edgeq.open_samples gave",
+                    "samples cannot be opened for an open session: its signature is not known",
+                    "Give the model's path instead, or samples that edgeq.open_samples returned",
                 )
             samples = open_samples(samples, signature, preprocess=preprocess, model=beside, progress=progress)
         found = evaluate_many({name: session}, samples, chosen, settings={name: how}, progress=progress, count=count)

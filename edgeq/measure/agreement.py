@@ -178,9 +178,9 @@ class Agreement(Displayed):
         for output in self.outputs:
             if output.mismatched:
                 some = f"{output.mismatched} of {self.count} samples are left out of its figures"
-                none = f"none of its {self.count} samples could be compared, so no figure says how it follows"
+                none = f"none of its {self.count} samples could be compared with"
                 what = some if output.compared else f"{none} {reference}"
-                found.append(f"output {output.name!r}: {what}, since its size is not that of {reference}'s")
+                found.append(f"output {output.name!r}: {what}, because its size differs from {reference}'s")
         return tuple(found)
 
     @property
@@ -315,9 +315,9 @@ def probabilities(scores: NDArray[np.float64]) -> NDArray[np.float64]:
 POOR_DB = 10.0
 """Below this, more than a tenth of the output's power is quantization noise."""
 HEALTHY_DB = 20.0
-"""From here on, at most a hundredth is."""
+"""From this value on, at most a hundredth of the output's power is quantization noise."""
 GOOD_DB = 30.0
-"""From here on, more decibels hardly change an answer."""
+"""From this value on, more decibels hardly change an answer."""
 
 Closeness = Literal["healthy", "noisy", "poor"]
 

@@ -167,7 +167,7 @@ def _open_variant(
         else:
             taken, session = opener.open_bundle(path, name, settings.intra_op_threads)
             chosen = next(variant for variant in bundle.components[MAIN] if variant.name == taken)
-        assert chosen.model is not None, "select() takes no variant that ONNX Runtime does not run"
+        assert chosen.model is not None, "select() returns only variants that ONNX Runtime runs"
         # The bundle's files were checked when it was opened. External weights may be elsewhere in it.
         model = own_runnable(chosen.model)
         settings = variant_settings(chosen, settings)
@@ -224,7 +224,7 @@ def variant_preprocessing(variant: Variant) -> Mapping[str, Any] | None:
 
 
 SAMPLES = 32
-"""Samples taken from the data where no number is given: the same few over and over, as MLPerf does."""
+"""Default number of samples from the data. The same few run over and over, as in MLPerf."""
 
 
 @dataclass(frozen=True)
@@ -307,9 +307,7 @@ def bench(
     _refuse_unused(data)
     if is_bundle(path):
         if against is not None:
-            raise UsageError(
-                "--against compares model files, and a bundle brings its own float32 model", "Leave it out"
-            )
+            raise UsageError("--against compares model files, but a bundle has its own float32 model", "Leave it out")
         if engines:
             raise UsageError(f"{path} is a bundle, whose variants bring their engine", "Leave --engine out")
         refuse_ignored(SessionSettings(config=session_options or {}), path)
@@ -319,7 +317,7 @@ def bench(
     simulated = next((choice.name for choice in engines if choice.engine.simulated), "")
     if simulated:
         raise UsageError(
-            f"{simulated} is a simulator here, whose times say nothing", "Run edgeq_run.py bench on a device"
+            f"{simulated} is a simulator here: its times mean nothing", "Run edgeq_run.py bench on a device"
         )
     signature = model_signature(path)
     plain = SessionSettings(config=session_options or {})
@@ -388,7 +386,7 @@ def _refuse_unused(data: BenchData) -> None:
         option = "--count" if data.preprocess is None else "--preprocess"
         raise UsageError(f"{option} is about samples", "Give them with --data, or leave it out")
     if data.source is not None and data.shapes:
-        raise UsageError("--shape is about inputs that are made up, and --data gives them", "Leave one of them out")
+        raise UsageError("--shape is only for made-up inputs, but --data gives samples", "Leave one of them out")
 
 
 def _samples(data: BenchData, signature: Signature, model: Path, progress: Progress) -> Sequence[Feed]:

@@ -277,7 +277,7 @@ class CocoAnnotations:
             many = f" but {', '.join(map(repr, listed[:2]))}" if listed else ""
             raise DataError(
                 f"{self.source} lists no image {name!r}{many}",
-                "Give the folder above, so that paths tell them apart" if listed else _ONE_SET,
+                "Give the parent folder, so that their paths differ" if listed else _ONE_SET,
             )
         return self.images[listed[0]]
 
@@ -289,7 +289,7 @@ class CocoAnnotations:
         return found
 
 
-_ONE_SET = "Take images and annotations of one set"
+_ONE_SET = "Use images and annotations of the same data set"
 
 
 def load_annotations(path: Path) -> CocoAnnotations:

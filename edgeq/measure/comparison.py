@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 Floats = NDArray[np.float64]
 Run = tuple[int, int]
-"""First and last index."""
+"""First and last index of a slice."""
 
 _UNLIKE = 16.0
 _FEW_INDICES = 12
@@ -273,7 +273,7 @@ def rows(sample: Sample, outputs: dict[str, Outputs]) -> Iterator[tuple[Sample, 
 
 
 _UNIT = 2**1074
-"""1 over the smallest float64: every other is a multiple of it."""
+"""1 / the smallest positive float64, of which every float64 is a multiple."""
 _NO_INPUTS: Outputs = MappingProxyType({})
 _MOST_SLICES = 64
 

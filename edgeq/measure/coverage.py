@@ -40,7 +40,7 @@ from edgeq.util.display import SILENT, Displayed, Progress
 from edgeq.util.records import NOT_WRITTEN, Amount, Count, Share, written
 
 RUNS = 20
-"""Runs that count where kernels are timed."""
+"""Number of runs that count when kernels are timed."""
 _WARM_UP = 5
 _SUFFIX = "_kernel_time"
 # A product of weights in blocks multiplies integers at this accuracy level.
@@ -427,7 +427,7 @@ class OperatorCoverage:
 
 _DERIVED = -1.0
 HERE = "this machine"
-"""Where this machine's own kernels ran, onnxruntime's unless an engine is named before it."""
+"""`Coverage.how` for this machine's own kernels: onnxruntime's, unless an engine is named before it."""
 
 
 @dataclass(frozen=True)

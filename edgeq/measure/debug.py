@@ -48,7 +48,7 @@ from edgeq.util.display import SILENT, Page, Progress
 from edgeq.util.records import plain
 
 SAMPLES = 32
-"""Samples by default: sums over all elements of a tensor settle after a few."""
+"""Default number of samples: sums over all elements of a tensor settle after a few."""
 ORDER = "Give the float model first, then its int8 form"
 _ORIGIN = "Give the float model that it was made from"
 # Fusions change roundings. A loss above this limit means that they also changed the outputs.
@@ -113,7 +113,7 @@ def find_reference(
     try:
         made = prepare_model(path, workdir, loaded=given.model, progress=progress)
     except ModelError as error:
-        return Reference(given, path, notes=(f"the float model is taken as it is: {error.problem}",))
+        return Reference(given, path, notes=(f"the float model is used unprepared: {error.problem}",))
     prepared = GraphIndex(made.model)
     its_weights, its_activations = _fit(prepared, quantized)
     if (len(its_weights), len(its_activations)) < (len(weights), len(activations)):
@@ -122,7 +122,7 @@ def find_reference(
         raise UsageError(f"{name} has no activation of {path}, prepared or not", _ORIGIN)
     note = f"{path} was compared as `edgeq quantize` prepares it"
     if len(its_weights) > len(weights):
-        note += f": {len(its_weights)} quantized weights match then, {len(weights)} as it is"
+        note += f": {len(its_weights)} quantized weights match then, {len(weights)} without preparation"
     return Reference(prepared, made.path, prepared=True, notes=(note,))
 
 
@@ -136,7 +136,7 @@ def _fit(graph: GraphIndex, quantized: GraphIndex) -> tuple[list[str], list[str]
 
 
 _VERDICTS: Mapping[Closeness, str] = {
-    "healthy": "the outputs follow float32 closely, and nothing needs to be mended",
+    "healthy": "the outputs follow float32 closely; there is nothing to fix",
     "noisy": "the outputs follow float32, with noise; measure the task's metric with `edgeq eval`",
     "poor": "the outputs do not follow float32; keep the nodes that help in float, or see `edgeq tune`",
 }
@@ -300,10 +300,10 @@ def debug(
     ):
         own = engine_of_file(loaded.model.name)
         if own is not None:
-            fix = "Name a variant that onnxruntime runs with --variant, or the Q/DQ model that it was made of"
-            raise UsageError(f"{loaded.name} is a {own.suffix} file, whose layers are not compared", fix)
+            fix = "Name a variant that onnxruntime runs with --variant, or the Q/DQ model that it was made from"
+            raise UsageError(f"{loaded.name} is a {own.suffix} file: its layers cannot be compared", fix)
         if not is_quantized(loaded.graph):
-            raise UsageError(f"{loaded.name} holds no quantized operator", ORDER)
+            raise UsageError(f"{loaded.name} contains no quantized operator", ORDER)
         graph = GraphIndex(loaded.graph)
         reference = find_reference(float_model, graph, loaded.name, Path(workdir), progress)
         samples = open_or_search(
@@ -384,8 +384,8 @@ def optimiser_warning(outputs: Mapping[str, Agreement]) -> str | None:
         return None
     optimised, written = outputs["optimised"].sqnr_db, outputs["written"].sqnr_db
     text = (
-        f"the outputs of the optimised session have {optimised:.1f} dB SQNR, of the graph as written {written:.1f} dB: "
-        "the figures by layer are those of the graph as written"
+        f"the outputs have {optimised:.1f} dB SQNR in the optimised session, but {written:.1f} dB in the graph as "
+        "written: the figures of the layers are from the graph as written"
     )
     without = outputs.get("without")
     if without is not None and without.sqnr_db > optimised + _OPTIMISER_LOSS_DB:
@@ -402,12 +402,13 @@ def _warnings(outputs: Mapping[str, Agreement], comparison: LayerComparison) -> 
     if changed:
         found.append(
             f"{len(changed)} weights differ by more than rounding ({', '.join(changed[:_LISTED])}): they were changed "
-            "before they were quantized, by folding or equalization; compare with the float model that has them so"
+            "before they were quantized, by folding or equalization; compare with the float model that has the changed "
+            "weights"
         )
     found.extend(outputs["optimised"].left_out())
     broken = [a.name for a in comparison.activations if a.accumulated.nonfinite]
     if broken:
-        found.append(f"{len(broken)} tensors hold NaN or infinities in one model only, first {broken[0]}")
+        found.append(f"{len(broken)} tensors contain NaN or infinities in only one model, first {broken[0]}")
     return tuple(found)
 
 

@@ -88,7 +88,7 @@ def _wrong_head(outputs: Outputs, decoder: str, layout: str) -> UsageError:
     """Return the error for outputs that `decoder` cannot take; `layout` describes what it takes."""
     shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in outputs.items())
     return UsageError(
-        f"decoder {decoder} takes {layout}, the model gives {shapes}",
+        f"decoder {decoder} takes {layout}, but the model gives {shapes}",
         "Choose another --decoder, or give your own as path.py:function",
     )
 

@@ -346,7 +346,7 @@ def _weight_reason(weight: WeightComparison | None) -> str:
         channel, db = weight.worst_channels[0]
         text += f", channel {channel} {db:.1f} dB"
     if not weight.per_channel and weight.range_ratio is not None and weight.range_ratio >= _UNEQUAL:
-        text += f"; one scale for channels whose largest range is {weight.range_ratio:.0f} times the middle one's"
+        text += f"; one scale for all channels, whose largest range is {weight.range_ratio:.0f} times the median"
     return text
 
 

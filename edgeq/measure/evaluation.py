@@ -244,7 +244,7 @@ def _check_same_inputs(loaded: LoadedModel, reference: LoadedModel) -> None:
 
 
 PLAIN = {"divide=255,layout=model": "0..1", "none": "as they are"}
-"""What models are also fed that take no images. As `--preprocess` takes them, with titles."""
+"""Further candidates, for models that do not take images: value of `--preprocess` → title."""
 
 
 @dataclass(frozen=True)

@@ -222,7 +222,7 @@ def find_exclusions(pair: LayerPair, sets: Sequence[tuple[str, ...]], samples: S
 
     singles = list(dict.fromkeys((node,) for nodes in sets for node in nodes))[:_SINGLES]
     order = [nodes for nodes in dict.fromkeys(sets) if nodes]
-    with pair.progress.stage("What helps in float", len(singles) + len(order)) as advance:
+    with pair.progress.stage("Trying nodes in float", len(singles) + len(order)) as advance:
         for nodes in (*singles, *order):
             measure(nodes)
             advance(1)

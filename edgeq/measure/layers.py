@@ -87,7 +87,7 @@ __all__ = [
 ]
 
 MEMORY = 2**29
-"""Bytes that fetched tensors may take at once; a model with more is run in several passes."""
+"""Bytes that fetched tensors may take at once. A model that needs more runs in several passes."""
 # Copies of each tensor: the float model's, the quantized model's, the layer's in integers and in float, the input
 # rounded, and one copy in float64, which counts twice.
 _COPIES = 7
@@ -526,7 +526,7 @@ class LayerRuns:
 
 
 _Given = Mapping[str, tuple[ActivationMatch, bool, type[np.floating[Any]]]]
-"""Input of a cut model → the match that it takes, whether that is rounded first, and its type."""
+"""Input of a cut model → its match, whether the tensor is rounded first, and the input's type."""
 
 
 def _given_to(session: Any, given: Mapping[str, tuple[ActivationMatch, bool]]) -> _Given:

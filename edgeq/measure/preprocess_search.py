@@ -34,9 +34,9 @@ from edgeq.util.display import SILENT, Progress
 from edgeq.util.numbers import metric
 
 _ROUNDS = (16, 64, 256, 1024)
-"""Samples of each round."""
+"""Number of samples in each round."""
 _SURE = 2.5
-"""Standard errors of the difference that set a candidate apart from the best."""
+"""A candidate is dropped if it is worse than the best by more than this many standard errors of the difference."""
 _SETTLED_ON = 64
 _SHOWN = 4
 BITS = "bits"
@@ -108,7 +108,7 @@ class Search:
             return f"None of {len(self.fitting)} preprocessings fits the labels: with the best of them, {self.doubt}"
         if self.heads:
             several = f"NAME, as one of {', '.join(map(_typed, self.fitting[:_SHOWN]))}"
-            first = f"{_typed(self.usual)} if the model was trained so" if self.usual else several
+            first = f"{_typed(self.usual)} if the model was trained with it" if self.usual else several
             return (
                 f"Type --preprocess {first} (its outputs are those of {' or '.join(self.heads)}), or put the COCO "
                 "annotations of the images next to them, as a .json file: mAP then decides"
@@ -121,10 +121,10 @@ class Search:
         listed = ", ".join(f"{_typed(one.preprocess)} {metric(self.metric, one.value)}" for one in tied[:_SHOWN])
         first = f"--preprocess {_typed(tied[0].preprocess)}"
         if self.metric == BITS:
-            doubt = "no labels decide it; " if len(tied) < 2 else ""
+            doubt = "no labels decide; " if len(tied) < 2 else ""
             return (
-                f"Type {first} if the model was trained so ({doubt}the likely ones, by the bits that its scores tell "
-                f"{self.count} images apart: {listed}), or give labels"
+                f"Type {first} if the model was trained with it ({doubt}the likeliest, by the bits of information in "
+                f"its scores for {self.count} images: {listed}), or give labels"
             )
         return (
             f"Which one was the model trained with? By {self.metric}, {self.count} samples cannot tell these apart: "
@@ -308,9 +308,12 @@ def open_or_search(
         return open_samples(data, signature, progress=progress, **how)
     except NoPreprocessingError as error:
         if len(signature.inputs) > 1:
-            fix = "Give .npz files with an array for each, or --preprocess file.py:function, which makes them of one"
+            fix = (
+                "Give .npz files with an array for each input, or --preprocess file.py:function that makes all inputs "
+                "from an image"
+            )
             inputs = "; ".join(map(str, signature.inputs))
-            raise DataError(f"{data.source} holds images, and the model takes {inputs}", fix) from error
+            raise DataError(f"{data.source} contains images, but the model takes {inputs}", fix) from error
         if known is not None:
             return open_samples(data, signature, progress=progress, **{**how, "preprocess": known})
         opened, labelled = session(), judged or data

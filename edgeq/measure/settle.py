@@ -53,6 +53,6 @@ def unfit_folders(samples: SourceSamples) -> tuple[str, ...]:
     if scores is None or not folders or samples.labels is not None or scores in (folders, folders + 1):
         return ()
     return (
-        f"{samples.source}: {folders} class folders are numbered in sorted order, and the model has {scores} scores: "
-        "`--classes FILE` says which is which (a name a line in the order of the scores, or JSON)",
+        f"{samples.source}: {folders} class folders are numbered in sorted order, but the model has {scores} scores: "
+        "`--classes FILE` names the scores (one name per line in the order of the scores, or JSON)",
     )

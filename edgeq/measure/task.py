@@ -179,7 +179,7 @@ def make_task(name: str, options: TaskOptions | None = None) -> Task:
     options = options or TaskOptions()
     if names_function(name):
         task: Task = load_function(name, "task", UsageError)(options)
-        return _checked(task, f"what {name} returns", "Return an object as edgeq.measure.task.Task")
+        return _checked(task, f"what {name} returns", "Return an object like edgeq.measure.task.Task")
     kind = REGISTRY.load(name)
     foreign = sorted(set(options.given()) - kind.takes)
     if foreign:
@@ -196,7 +196,7 @@ def as_task(given: Task | str, options: TaskOptions | None = None) -> Task:
     """
     if isinstance(given, str):
         return make_task(given, options)
-    fix = 'Give a name, such as "classification", or an object as edgeq.measure.task.Task'
+    fix = 'Give a name, such as "classification", or an object like edgeq.measure.task.Task'
     return _checked(given, f"the task, of type {type(given).__name__},", fix)
 
 
@@ -251,7 +251,7 @@ def only_input(sample: Sample) -> NDArray[Any]:
     """
     if len(sample.inputs) != 1:
         raise UsageError(
-            f"{sample.name} has {len(sample.inputs)} inputs, this task takes one", "Write a task of your own"
+            f"{sample.name} has {len(sample.inputs)} inputs, but this task takes one", "Write a task of your own"
         )
     return next(iter(sample.inputs.values()))
 
@@ -293,7 +293,7 @@ class PairedMeter:
 
 HALVES = 100
 METERED = 32
-"""Halves where a meter cannot compute them itself, and a meter is kept for each."""
+"""Number of halves if the task's meter cannot compute them itself, so that each half has its own meter."""
 _FEWEST_HALVES = 8
 
 

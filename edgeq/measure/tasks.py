@@ -114,11 +114,11 @@ def infer_task(sample: Sample, outputs: Outputs) -> Classification | None:
 
 
 _LEAST_BESIDE = 8
-"""Rows with the best class next to the label from which on that is not chance."""
+"""From this number of rows on, best classes next to the labels are not chance."""
 _LEAST_JUDGED = 10
-"""Rows from which on a share of right answers is compared with what guessing gives."""
+"""From this number of rows on, the share of right answers is compared with that of guesses."""
 _SURE = 2.0
-"""Standard errors that a share must be above what guessing gives."""
+"""A share must be this many standard errors above that of guesses."""
 
 
 class ClassificationMeter:
@@ -145,7 +145,10 @@ class ClassificationMeter:
             raise UsageError(f"class offset {self._task.offset} leaves no class", "Give a smaller --class-offset")
         if scores.shape[1] == 1:
             if scores.dtype.kind != "f":
-                raise DataError(f"{sample.name}: one integer score a row", "Where its middle lies is not known")
+                raise DataError(
+                    f"{sample.name}: one integer score for each row",
+                    "Export a float score: integers do not show where one half is",
+                )
             scores = np.concatenate([1 - scores, scores], axis=1)
         self._classes = scores.shape[1]
         outside = labels[(labels < 0) | (labels >= self._classes)]
@@ -177,7 +180,7 @@ class ClassificationMeter:
         labels, best = np.array(self._labels, np.int64), np.array(self._best, np.int64)
         rows, right = len(labels), int((np.array(self._ranks) < 1).sum())
         fixes = (
-            ("plus", 1, f"--class-offset {self._task.offset + 1} where the model has a class in front of theirs"),
+            ("plus", 1, f"--class-offset {self._task.offset + 1} if the model has a class before theirs"),
             ("minus", -1, "count the labels from 0, or give a smaller --class-offset"),
         )
         beside = tuple(
@@ -193,8 +196,8 @@ class ClassificationMeter:
         seen = len(set(self._labels))
         return (
             f"top-1 is {share(right / rows)} on {rows} rows, no better than a guess ({share(guessed)}): a loss against "
-            f"it proves nothing. The labels are of {seen} classes, the scores of {self._classes}; `--classes FILE` "
-            "names them (a name a line in the order of the scores), `--class-offset` skips some",
+            f"it proves nothing. The labels have {seen} classes, the scores {self._classes}; `--classes FILE` "
+            "names them (one name per line in the order of the scores), `--class-offset` skips some",
         )
 
     def scores(self) -> NDArray[np.float64]:
@@ -288,11 +291,12 @@ class AnomalyMeter(PairedMeter):
         if given.shape != made.shape:
             raise DataError(
                 f"{sample.name}: input {list(given.shape)}, but output {list(made.shape)}",
-                "An autoencoder gives back its input's shape",
+                "Give an autoencoder: its output has its input's shape",
             )
         if len(labels) not in (1, len(given)):
             raise DataError(
-                f"{sample.name}: {len(labels)} labels for a batch of {len(given)}", "Give one label, or one a row"
+                f"{sample.name}: {len(labels)} labels for a batch of {len(given)}",
+                "Give one label, or one for each row",
             )
         self.add(((given - made) ** 2).reshape(len(labels), -1).mean(axis=1), labels)
 
@@ -367,7 +371,8 @@ class SimilarityMeter(PairedMeter):
         scores = _pair_scores(sample)
         if len(embedded) != 2 * len(scores):
             raise DataError(
-                f"{sample.name}: {len(embedded)} rows for {len(scores)} scores", "Give two rows and one score a pair"
+                f"{sample.name}: {len(embedded)} rows for {len(scores)} scores",
+                "Give two rows and one score for each pair",
             )
         length = np.linalg.norm(embedded, axis=1, keepdims=True)
         unit = embedded / np.where(length > 0, length, 1)
@@ -381,7 +386,7 @@ class SimilarityMeter(PairedMeter):
         """
         found, wanted = self.rows()
         if len(set(wanted.tolist())) < 2:
-            raise DataError(f"all {len(wanted)} pairs have the same score", "Correlation needs different ones")
+            raise DataError(f"all {len(wanted)} pairs have the same score", "Correlation needs different scores")
         return {"spearman": correlation(mean_ranks(found), mean_ranks(wanted)), "pearson": correlation(found, wanted)}
 
     def resampled(self, halves: NDArray[np.bool_]) -> NDArray[np.float64]:
@@ -467,7 +472,7 @@ class Detection(Displayed):
     def __post_init__(self) -> None:
         for option, value in (("confidence", self.confidence), ("iou", self.iou)):
             if not 0 <= value <= 1:
-                raise UsageError(f"--{option} is {value}", "It lies between 0 and 1")
+                raise UsageError(f"--{option} is {value}", "Give a number from 0 to 1")
 
     def settled(self, pairs: Iterable[tuple[Sample, Outputs]]) -> tuple[Detection, str]:
         """Return the task with the decoder that fits the first sample's outputs, and a text about the choice ("" for
@@ -520,7 +525,7 @@ _DECODERS = f"--decoder {', '.join(DECODERS.names())}, or path.py:function"
 def detection(options: TaskOptions) -> Detection:
     """Return the task for the command line's options. They must name annotations."""
     if options.annotations is None:
-        fix = "Give a COCO instances file with --annotations, or put it next to the images; the rest is found by it"
+        fix = "Give a COCO instances file with --annotations, or put it next to the images; edgeq then finds the rest"
         raise UsageError("detection needs annotations", fix)
     thresholds: Mapping[str, Any] = {k: v for k, v in options.given().items() if k in ("confidence", "iou")}
     annotations = load_annotations(options.annotations)
@@ -553,7 +558,7 @@ class DetectionMeter:
         categories = len(self._task.annotations.categories)
         if len(candidates) and candidates.classes.max() >= categories:
             raise DataError(
-                f"{self._task.annotations.source} has {categories} categories, the model's classes go to "
+                f"{self._task.annotations.source} has {categories} categories, but the model's classes go up to "
                 f"{candidates.classes.max()}",
                 "Use the annotations that the model was trained for, or a decoder that maps the classes",
             )
@@ -627,14 +632,14 @@ def _placed(boxes: Floats, sample: Sample, image: Image, size: tuple[int, int]) 
     original = sample.context.get("original_size")
     if image.size is not None and original is not None and tuple(original) != image.size:
         raise DataError(
-            f"{sample.name} is {original[0]}x{original[1]}, annotated as {image.size[0]}x{image.size[1]}",
-            "Take images and annotations of one set",
+            f"{sample.name} is {original[0]}x{original[1]}, but annotated as {image.size[0]}x{image.size[1]}",
+            "Use images and annotations of the same data set",
         )
     if "scale" in sample.context:
         return to_original(boxes, sample.context)
     if image.size is not None and image.size != size:
         raise DataError(
-            f"{sample.name}: no way back from the model's {size[0]}x{size[1]} to the image's "
+            f"{sample.name}: boxes cannot be mapped from the model's {size[0]}x{size[1]} to the image's "
             f"{image.size[0]}x{image.size[1]}",
             "Read image files with a --preprocess that resizes or letterboxes",
         )

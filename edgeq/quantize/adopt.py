@@ -86,7 +86,7 @@ def _origin(node: ir.Node, params: QuantParams, source: Path) -> ir.Value:
     if pair is None or not is_op(pair, "QuantizeLinear") or pair.inputs[0] is None:
         raise ModelError(f"{source}: DequantizeLinear {node.name!r} has no QuantizeLinear before it", _FLOAT_FIX)
     if params.per_channel:
-        raise ModelError(f"{source}: {node.name!r} has one scale a channel for an activation", _FLOAT_FIX)
+        raise ModelError(f"{source}: {node.name!r} has a scale for each channel of an activation", _FLOAT_FIX)
     return pair.inputs[0]
 
 
@@ -129,8 +129,8 @@ def _notes(steps: Mapping[str, QuantParams]) -> tuple[str, ...]:
     if grown:
         worst = max(grown, key=lambda name: grown[name])
         notes.append(
-            f"WARNING: {len(grown)} activations are asymmetric or uint8, which the array is not: their steps grow by "
-            f"{np.mean(list(grown.values())):.2f} times, at most {grown[worst]:.2f} times ({worst})"
+            f"WARNING: {len(grown)} activations are asymmetric or uint8, which the array does not support: their steps "
+            f"grow by {np.mean(list(grown.values())):.2f} times, at most {grown[worst]:.2f} times ({worst})"
         )
     return tuple(notes)
 

@@ -332,7 +332,7 @@ def set_compute(model: ir.Model, float_compute: Collection[str]) -> None:
 
 
 DETAIL = "block_compute"
-"""Of an artifact's `details`: its `BlockCompute`."""
+"""Key of the `BlockCompute` in an artifact's `details`."""
 # Rows of one sample, and outputs of a product: some thousand pairs of rows and columns estimate the noise within a few
 # percent.
 _POSITIONS, _OUTPUTS = 16, 512

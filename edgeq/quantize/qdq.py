@@ -113,7 +113,7 @@ def lasting_clamps(graph: ir.Graph, params_of: Callable[[ir.Value], QuantParams 
 QUANTIZE, DEQUANTIZE = "_QuantizeLinear", "_DequantizeLinear"
 _SELECTING = DATA_MOVEMENT | {"ReduceMax", "ReduceMin", "GatherElements", "TopK"}
 RESULTS: Mapping[str, Range] = {"Softmax": Range(0.0, 1.0)}
-"""Operator type → range of what it makes, whatever the samples gave."""
+"""Operator type → range of its result, whatever the samples gave."""
 # The largest integer of a bias, minus a margin for the rounding of float32 scales.
 _BIAS_LEVELS = (2**31 - 1) / 1.0001
 
@@ -191,7 +191,7 @@ def _choose(
         found = ranges.get(name_of(last), ranges.get(name_of(value)))
         if found is None:
             problem = f"{source}: tensor {name_of(value)!r} has no range"
-            raise CalibrationError(problem, "The calibration is of another model: calibrate this one again")
+            raise CalibrationError(problem, "The calibration belongs to another model: calibrate this one again")
         maker = value.producer()
         fixed = results.get(maker.op_type) if maker is not None and is_op(maker, maker.op_type) else None
         if fixed is not None and not (is_op(maker, "Softmax") and spreads_thin(found)):
@@ -432,7 +432,7 @@ def check_fit(scheme: Scheme) -> None:
     if scheme.weight_type != "int8" or not scheme.weight_symmetric:
         raise UsageError("fit_pairs is for symmetric int8 weights", "Leave it out: other weights do not need it")
     if scheme.fit_seen and not scheme.fit_pairs:
-        raise UsageError("fit_seen is a way of fit_pairs", "Set both")
+        raise UsageError("fit_seen needs fit_pairs", "Set both")
     if scheme.reduce_range:
         raise UsageError("fit_pairs and reduce_range exclude each other", "Give one of them")
 

@@ -147,7 +147,7 @@ def quantizer_output(destination: Path, *, external: bool) -> Iterator[Path]:
 
 
 OLDEST = "1.27"
-"""The onnxruntime whose quantizer takes ranges from a file. pyproject.toml has the same."""
+"""The oldest onnxruntime whose quantizer reads ranges from a file. pyproject.toml has the same version."""
 # The smallest width of a range. Narrower ranges have scales that float32 cannot represent with full accuracy.
 _LEAST_WIDTH = 2.0**-100
 # Protobuf refuses messages from 2 GiB on. The quantized file is smaller, but the intermediate files may not be.
@@ -251,8 +251,8 @@ def check_clashes(prepared: PreparedModel, source: Path, written: Path) -> None:
     for name, other in clashes.items():
         if after[name] > before[name]:
             raise ModelError(
-                f"{prepared.source}: quantization gives the name {name!r} to what it makes for {other!r}, and both are "
-                "inputs or outputs",
+                f"{prepared.source}: quantization gives the name {name!r} to a tensor that it makes for {other!r}, but "
+                "both are inputs or outputs",
                 "Rename one of them in the model",
             )
 
@@ -296,7 +296,7 @@ def quantize_with_ranges(
     if pairs and through is not None:
         # The quantizer would rename the output to that of a DequantizeLinear, and the input with it.
         raise ModelError(
-            f"{prepared.source}: its output {through!r} is an input as it came",
+            f"{prepared.source}: its output {through!r} is an unchanged input",
             "Export it without that output, or choose --format QOperator",
         )
 
@@ -327,8 +327,8 @@ def _check_version() -> None:
     """
     here = str(onnxruntime().__version__)
     if parse_version(here) < parse_version(OLDEST):
-        fix = f"Renew it: python -m pip install --upgrade 'onnxruntime>={OLDEST}'"
-        raise RuntimeUnavailableError(f"to quantize takes onnxruntime {OLDEST} or newer, here is {here}", fix)
+        fix = f"Upgrade it: python -m pip install --upgrade 'onnxruntime>={OLDEST}'"
+        raise RuntimeUnavailableError(f"quantization needs onnxruntime {OLDEST} or newer, but {here} is installed", fix)
 
 
 def chosen_params(

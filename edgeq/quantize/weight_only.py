@@ -60,7 +60,7 @@ from edgeq.scheme import IntegerType, Scheme
 
 TABLE_OPERATOR = "GatherBlockQuantized"
 SINCE = "1.23"
-"""The first release of onnxruntime that reads the integers of a product so."""
+"""The first release of onnxruntime in which a table can share the integers of a product."""
 # A scale takes four bytes. With shorter rows, it would use up what the integers save.
 _SHORTEST = 16
 _STEPS = 127
@@ -99,7 +99,7 @@ def write_tables(model: ir.Model, products: Matrices, exclude: Collection[str] =
 
 def tables_note(count: int) -> str:
     """Return the note on tables that have a scale for each row."""
-    return f"the tables of {count} Gather are in 8 bits with a scale for each row"
+    return f"the tables of {count} Gather nodes are in 8 bits with a scale for each row"
 
 
 def table_of(node: ir.Node) -> ir.Value | None:
@@ -357,7 +357,7 @@ def finish_dynamic(model: ir.Model, scheme: Scheme) -> tuple[str, ...]:
         how = IntegerWeights(scheme.per_channel, _LIMITS[scheme.reduce_range])
         if names := expand_grus(model, how, exclude=scheme.exclude):
             which = f"the recurrence of {', '.join(names)}"
-            notes.append(f"{which} is written out with integer products, which GRU has no kernel for")
+            notes.append(f"{which} is written out with integer products, because GRU has no integer kernel")
     return tuple(notes)
 
 
