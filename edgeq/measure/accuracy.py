@@ -83,7 +83,7 @@ class Accuracy(Displayed):
 class Evaluation:
     """Hold the accuracy of each session if there was a task, and its agreement with the reference if there was one.
 
-    Both are by session name.
+    Both map session names to values.
     """
 
     accuracy: Mapping[str, Accuracy]

@@ -408,8 +408,8 @@ _TIMED_SECONDS = 0.5
 _TIMED_SECONDS_IN_SEVERAL = 0.25
 # On a busy machine, timing goes on for up to this long until enough runs were undisturbed.
 _PATIENCE_SECONDS = 8.0
-# The minimum number of runs, so that a model that takes seconds is not timed for minutes: the smallest number of pairs
-# that gives a 95 % interval of their median.
+# The minimum number of runs: the smallest number of pairs that gives a 95 % interval of their median. With more, a
+# model that takes seconds would be timed for minutes.
 _TIMED_RUNS = 6
 # On a busy machine no latency is steady, so a longer warm-up would change nothing.
 _WARM_UP = WarmUp(window=3, min_s=0.1, max_s=0.5)

@@ -266,7 +266,7 @@ class CocoAnnotations:
     names: Mapping[int, str] = field(default_factory=dict)
 
     def image(self, path: str) -> Image:
-        """Return the listed image that has the path of a file below the data folder, or else its name.
+        """Return the image of a file: the one listed with the file's path below the data folder, or else with its name.
 
         Raises:
             DataError: no image fits, or several do.
@@ -377,8 +377,8 @@ def mean_average_precision(
 ) -> dict[str, float]:
     """Return COCO's box metrics over only the images in `found`. Boxes are in pixels of the annotated image.
 
-    mAP50-95 is the mean over categories and the IoU thresholds .50:.05:.95. mAP50 and mAP75 are the means at one
-    threshold. AR100 is the mean recall at 100 detections an image.
+    mAP50-95 is the mean over categories and the IoU thresholds .50:.05:.95. mAP50 and mAP75 use one threshold. AR100 is
+    the mean recall at 100 detections an image.
 
     Args:
         package: the result of `load_package`.

@@ -228,7 +228,10 @@ def judged_axes(shape: tuple[int, ...], inputs: Iterable[NDArray[Any]], rows: in
 
 
 def _by_row(power: Floats, axis: int, rows: int) -> Floats:
-    """Sum by index along `axis` for each row, [rows, length]. The order of additions is that of a single row."""
+    """Return the sums by index along `axis` for each row, [rows, length].
+
+    Elements are added in the same order as for a single row, so the sums are the same.
+    """
     if power.ndim == 2 and axis == 1 and rows == len(power):
         return power
     others = tuple(k for k in range(power.ndim) if k != axis)
@@ -244,7 +247,7 @@ def rows(sample: Sample, outputs: dict[str, Outputs]) -> Iterator[tuple[Sample, 
         outputs: outputs of each session.
 
     Raises:
-        DataError: an output's first axis does not count the rows.
+        DataError: the first axis of an output is not as long as the batch.
     """
     contexts = sample.context.get("rows")
     if contexts is None:

@@ -85,9 +85,9 @@ def find_reference(
 ) -> Reference:
     """Return the float model that a quantized model was made from.
 
-    It is the model at `path`. If that model as edgeq prepares it before quantization matches more of the quantized
-    model, it is the prepared one. Preparation folds BatchNormalization into weights and fuses MatMul with Add, so an
-    exported model may contain neither the weights nor the nodes that were quantized.
+    It is the model at `path`, or its prepared form (`edgeq.model.prepare`) if that matches more of the quantized model.
+    Preparation folds BatchNormalization into weights and fuses MatMul with Add. So an exported model may contain
+    neither the weights nor the nodes that were quantized.
 
     Args:
         name: name of the quantized model, for messages.
@@ -127,8 +127,8 @@ def find_reference(
 
 
 def _fit(graph: GraphIndex, quantized: GraphIndex) -> tuple[list[str], list[str]]:
-    """Return two lists of the float model's nodes: those that read a weight whose rounded form the quantized model
-    contains, and those that compute an activation of both models.
+    """Return the float model's nodes whose weight the quantized model contains in rounded form, and those whose
+    activation both models have.
     """
     weights = compare_weights(graph, quantized, match_weights(graph, quantized))
     activations = match_activations(graph, quantized)
@@ -202,9 +202,10 @@ class Diagnosis(Page):
 
     @property
     def effects(self) -> dict[str, Agreement]:
-        """Return the agreement of the float model's outputs with the error of only one layer, by tensor name.
+        """Return the agreement of the float model's outputs under the error of each single layer, by the layer's
+        tensor.
 
-        Only layers that may cause the error are in it.
+        Only layers that may cause the error are included.
         """
         return {a.name: a.effect for a in self.comparison.activations if a.effect is not None}
 
@@ -518,7 +519,7 @@ class _Place:
 
 
 def _observed(model: ir.Model) -> tuple[ir.Model, dict[str, _Place]]:
-    """Return a copy of a model whose only outputs are its quantized activations, dequantized, and these activations."""
+    """Return a copy of a model that outputs only its quantized activations, dequantized, and these activations."""
     observed = model.clone()
     editor, places, seen = Editor(observed), {}, []
     for node in list(observed.graph):

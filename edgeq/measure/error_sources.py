@@ -128,7 +128,7 @@ class ActivationComparison:
 
     @written_too
     def noise(self) -> LayerNoise:
-        """Return the noise of its layer."""
+        """Return the noise of the activation's layer."""
         layer, inputs, rounding = (_ratio(a) for a in (self.layer, self.inputs, self.rounding))
         # Independent errors add up in power. The weights cause what inputs and rounding do not explain.
         own = max(0.0, layer - inputs)

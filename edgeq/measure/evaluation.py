@@ -151,7 +151,7 @@ def run_evaluation(
         opener: opens the model where it will run; None opens it on this machine. A reference always runs on this
             machine.
         workers: a number of processes to share the samples among, the address of a Dask scheduler, or the result of
-            `edgeq.distributed.workers.open_workers`. It excludes `opener`.
+            `edgeq.distributed.workers.open_workers`. It cannot be combined with `opener`.
 
     Raises:
         UsageError: neither a task nor a reference, or an invalid option.

@@ -159,10 +159,10 @@ class _Splicer:
 SAMPLES = 4
 # Number of nodes of the worst sets that are tried alone.
 _SINGLES = 8
-# Maximum number of nodes that are put back into integers if that costs nothing.
+# Maximum number of nodes to try in integers again. A node stays there if this costs at most `_WORTH_DB`.
 _PUT_BACK = 4
 _FLOAT = "float32"
-# A smaller gain does not count.
+# The smallest gain that counts, in dB.
 _WORTH_DB = 1.0
 
 
@@ -184,10 +184,10 @@ class Exclusion:
 def find_exclusions(pair: LayerPair, sets: Sequence[tuple[str, ...]], samples: Samples) -> tuple[Exclusion, ...]:
     """Return the sets of nodes that help when they stay in float, the best first.
 
-    edgeq tries each of `sets`, single nodes in them, and the first 1, 2, 4 ... sets together, both in the order of
-    `sets` and by the gain of each set. It tries the latter once more with the neighbouring nodes that have no
-    multiply-accumulates, because a tensor next to a node in integers is quantized. Of two good results, the one with
-    fewer nodes is better.
+    edgeq tries each of `sets`, and single nodes in them. It then tries the first 1, 2, 4 ... sets together, once in the
+    order of `sets` and once in the order of their gain. It also tries the sets with the largest gain together with
+    neighbouring nodes that have no multiply-accumulates, because a tensor next to a node in integers is quantized. Of
+    two good results, the one with fewer nodes is better.
 
     Args:
         samples: a few samples; all of them are run for each set.

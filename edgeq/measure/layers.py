@@ -92,9 +92,9 @@ MEMORY = 2**29
 # rounded, and one copy in float64, which counts twice.
 _COPIES = 7
 _FLOAT_TYPES: Mapping[str, type[np.floating[Any]]] = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
-# For each error source that may be named, this number of tensors is tried,
+# Number of tensors to try for each error source that may be named.
 _CANDIDATES = 4
-# each on this number of samples. An effect on the outputs shows at once or not at all.
+# Number of samples for each of these tensors. An effect on the outputs shows at once or not at all.
 _FOLLOWED = 4
 
 
@@ -311,7 +311,7 @@ class LayerPair:
     def session(self, model: GraphIndex | Loadable, names: Sequence[str]) -> Any:
         """Open a session with the outputs `names`, or return None if there are none.
 
-        It takes only the given tensors that it needs.
+        Of the inputs from outside, it takes only those that it needs.
         """
         if not names:
             return None

@@ -2,11 +2,11 @@
 
 Find the quantized model's tensor for each activation X of the float model, in any format:
 
-QDQ         X → QuantizeLinear → DequantizeLinear → readers         X itself, and the way it is quantized after that
-            X_QuantizeLinear_Input → Q → DQ → X                     a graph output
-QOperator   X_quantized                                             an integer tensor with a constant scale
-dynamic     X → DynamicQuantizeLinear → readers                     X itself; the scale is computed at run time
-folded      Conv → Relu becomes Conv with a range that starts at 0  the convolution's tensor matches the Relu's
+    QDQ         X → QuantizeLinear → DequantizeLinear → readers         X itself, and the way it is quantized after that
+                X_QuantizeLinear_Input → Q → DQ → X                     a graph output
+    QOperator   X_quantized                                             an integer tensor with a constant scale
+    dynamic     X → DynamicQuantizeLinear → readers                     X itself; the scale is computed at run time
+    folded      Conv → Relu becomes Conv with a range that starts at 0  the convolution's tensor matches the Relu's
 """
 
 from __future__ import annotations
@@ -489,9 +489,7 @@ class _Matcher:
         self._integers = activation_params(quantized_graph)
 
     def counterpart(self, name: str, node: ir.Node, place: int) -> str | None:
-        """Return the quantized model's tensor of the same name, or the output of its node of the same name. None if
-        neither exists.
-        """
+        """Return the quantized model's tensor of the same name, or the output of its node of the same name, or None."""
         if self._maker(name) is not None:
             return name
         if f"{name}_quantized" in self._integers:

@@ -18,8 +18,8 @@ def settle(task: Task, session: Session, samples: Samples, *, progress: Progress
     """Return the task with all its open choices made by some samples. A note names the choices.
 
     Args:
-        task: a task. If it has the method `settled(pairs)`, that is called on samples with their outputs, and returns
-            the settled task and a text about the choice, or "". Any other task is returned unchanged.
+        task: a task. Its method `settled(pairs)`, if any, is called on samples with their outputs. It returns the
+            settled task and a text about the choice ("" for none). A task without the method is returned unchanged.
         session: the float model.
         samples: labelled samples; the ones used are spread over all.
     """

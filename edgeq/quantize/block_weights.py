@@ -8,15 +8,17 @@ known. (The "k-quants" of llama.cpp search scale and minimum of a block in a sim
 
 Choose whether products with weights in blocks compute in int8 or float, by the noise of each on samples.
 
-At accuracy level 4 the kernel quantizes each row of its input in blocks along k, as long as those of the weights. Each
-block has the scale max |x| / 127, and the kernel multiplies integers. If a block of an input has few large values, the
-others are rounded away, and the result with them (microsoft/onnxruntime 29849). Both noises are measured on rows of the
-float model's own inputs x, with W the float matrix, Q the values of its blocks, and q(x) the rounded input:
+At accuracy level 4 the kernel quantizes each row of its input in blocks along k that are as long as the weights'
+blocks. Each block has the scale max |x| / 127, and the kernel multiplies integers. A few large values in a block round
+the others away, and with them the result (microsoft/onnxruntime 29849). Both noises are measured on rows of the float
+model's own inputs x, with W the float matrix, Q the values of its blocks, and q(x) the rounded input:
 
     weights  |x Q - x W|^2        activations  |q(x) Q - x Q|^2
 
-A product computes in float if int8 activations add more noise than 4-bit weights do. Weights of b bits have ((2^4 - 1)
-/ (2^b - 1))^2 of the noise of 4-bit weights. This is how 8-bit weights are judged.
+A product computes in float if int8 activations add more noise than 4-bit weights do. If the weights
+have b bits, the noise of 4-bit weights follows from this ratio of rounding noise:
+
+    noise(b bits) / noise(4 bits) = ((2^4 - 1) / (2^b - 1))^2
 
 Find, read and write the products with weights in blocks (MatMulNBits) of a model, and set what they compute in.
 
@@ -387,7 +389,7 @@ class BlockCompute:
     """Describe what the products of a model compute in.
 
     Attributes:
-        float_compute: names of the products in float, in the form that a scheme has.
+        float_compute: names of the products that compute in float, like `Scheme.float_compute`.
         why: the reason, one sentence without a full stop.
         kinds: the products by bits and type.
         noise: the noise of each product; empty if it was not measured.
@@ -505,7 +507,7 @@ def _noise(name: str, product: ir.Node, layer: ir.Node, rows: NDArray[np.float32
 
 
 def int8_rows(rows: NDArray[np.float32], size: int) -> NDArray[np.float32]:
-    """Return the kernel's input as it rounds it at accuracy level 4, float32 [r, k].
+    """Return the input rows as the kernel rounds them at accuracy level 4, float32 [r, k].
 
     Each `size` values of a row are rounded to 127 steps on either side of zero.
     """

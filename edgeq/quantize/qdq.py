@@ -25,8 +25,8 @@ Choose weight ranges that keep every sum of two products within 16 bits, and are
 
 `reduce_range` gives up one of the eight bits of every weight, because any two neighbours could both be large and have
 the same sign. Few do. So here only the output channels that contain such a pair get a larger scale, and only as much
-larger as their worst pair requires. If the worst pair of a channel adds up to 140, the scale is multiplied by about 140
-/ 128, which is a tenth of a bit. The kernels are the same, so this costs no time.
+larger as their worst pair requires. If the worst pair of a channel adds up to 140, the scale is multiplied by about 1.1
+(140 / 128), which is a tenth of a bit. The kernels are the same, so this costs no time.
 """
 
 from __future__ import annotations
@@ -440,7 +440,8 @@ def check_fit(scheme: Scheme) -> None:
 def fitted_bounds(
     prepared: PreparedModel, scheme: Scheme, reach: Mapping[str, NDArray[np.float64]] | None = None
 ) -> dict[str, NDArray[np.float32]]:
-    """Return weight → magnitudes of its largest integers, for the weights that need more than their own magnitude.
+    """Return, for each weight that needs a wider range than its own, the magnitudes that its largest integers
+    represent.
 
     There is one magnitude for each output channel, or one for all.
 

@@ -1,9 +1,9 @@
-"""Quantize with onnxruntime's own quantizer if its formats are needed, and settle the output of any quantizer.
+"""Quantize with onnxruntime's own quantizer if its formats are needed, and finish the output of any quantizer.
 
 The scale and zero point of a tensor that is written as integers are chosen as ONNX Runtime's quantizer chooses them:
 
-activations scale = (high - low) / steps, zero point = round(smallest - low / scale) weights scale = largest magnitude /
-largest integer, zero point 0, if they are symmetric
+    activations    scale = (high - low) / steps, zero point = round(smallest - low / scale)
+    weights        scale = largest magnitude / largest integer, zero point 0, if they are symmetric
 
 `settle` keeps float layers in float in every session, with or without session options. At load, ONNX Runtime's
 WeightBiasQuantization quantizes the weights of a float Conv or Gemm between integer tensors, per tensor. A layer that
@@ -73,8 +73,7 @@ def activation_params(found: Range, dtype: ir.DataType, *, symmetric: bool) -> Q
 
 
 def spreads_thin(softmax: Range) -> bool:
-    """Return whether a scale of 1/255 would leave few levels to a Softmax with this range, because it is over many
-    elements.
+    """Return whether a Softmax with this range has so many elements that a scale of 1/255 would leave it few levels.
 
     A Softmax over few elements may give any value up to 1, whatever the samples gave.
     """
@@ -427,7 +426,7 @@ def _behind_dequantize(model: ir.Model, names: Collection[str]) -> Iterator[tupl
 
 
 def _channels(node: ir.Node, weight: tuple[int, ...]) -> tuple[int, int]:
-    """Return the axis and number of the data's channels that a node sums over."""
+    """Return the axis and the number of the channels that a node sums over in its data."""
     if node.op_type == "Conv":
         return 1, weight[1] * node.attributes.get_int("group", 1)
     if node.op_type == "ConvTranspose":

@@ -56,9 +56,9 @@ class IntegerWeights:
 def expand_grus(
     model: ir.Model, how: IntegerWeights, *, exclude: Collection[str] = (), least_macs: int = LEAST_MACS
 ) -> tuple[str, ...]:
-    """Replace each GRU of the main graph that benefits with a Scan over integer products, in place.
+    """Replace each GRU of the main graph that benefits by a Scan over integer products, in place.
 
-    These layers stay: narrow or excluded ones, and layers with computed weights, clipping, activations of their own,
+    Layers stay if they are narrow or excluded, or if they have computed weights, clipping, activations of their own,
     sequence lengths or batch-first layout.
 
     Returns:

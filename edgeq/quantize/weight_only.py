@@ -1,9 +1,9 @@
-"""Quantize only weights, or weights and activations, the latter at run time.
+"""Quantize only weights, or quantize weights now and activations at run time.
 
 Weight-only quantization: store constant matrices as blocks of 4- or 8-bit integers, one scale a block (MatMulNBits).
 
 Memory limits a product of few rows, so a quarter or an eighth of the bytes makes it that much faster. With many rows,
-the integer kernels of dynamic quantization are faster. `edgeq.quantize.block_weights` chooses what the products compute
+the integer kernels of dynamic quantization are faster. `edgeq.quantize.block_weights` sets what the products compute
 in.
 
 GPTQ: choose the integers of the rows of a layer's weights that have the least expected error of the layer's output.
@@ -175,10 +175,10 @@ def write_weight_only(
 ) -> tuple[BlockCompute, tuple[str, ...]]:
     """Write the model with its constant matrices in blocks.
 
-    The table of a Gather shares the integers of a product with the same matrix.
+    The table of a Gather shares the integers of a product with the same matrix. Other tables get 8-bit rows.
 
     Args:
-        samples: samples to choose by what the products compute in, if the scheme leaves this open.
+        samples: samples that decide what the products compute in, if the scheme leaves this open.
 
     Returns:
         What the products compute in, and notes.
