@@ -240,7 +240,7 @@ class EvaluationJob:
     reference: str | None
 
     def open(self, stack: ExitStack) -> Callable[[Shard], Collected]:
-        """See `edgeq.distributed.workers.Job`."""
+        """Open the models, and return the function that evaluates a shard. See `edgeq.distributed.workers.Job`."""
         task = make_task(*self.task) if isinstance(self.task, tuple) else self.task
         sessions = {}
         for name, (files, model) in self.models.items():

@@ -260,7 +260,7 @@ class NodeRun:
 
 
 def aliases(source: ir.Model, macs: Mapping[str, int]) -> dict[str, str]:
-    """Return a map from the names under which ONNX Runtime may run a source node to that node's name.
+    """Return the source node's name for each name under which ONNX Runtime may run the node.
 
     A fusion names the fused kernel after the node, its output tensor, or the activation that was fused into it.
     """

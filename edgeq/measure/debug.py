@@ -390,7 +390,7 @@ def optimiser_warning(outputs: Mapping[str, Agreement]) -> str | None:
     )
     without = outputs.get("without")
     if without is not None and without.sqnr_db > optimised + _OPTIMISER_LOSS_DB:
-        text += f"; with the session option {_DISABLED}={_REQUANTIZER} it is {without.sqnr_db:.1f} dB"
+        text += f"; with the session option {_DISABLED}={_REQUANTIZER} the outputs have {without.sqnr_db:.1f} dB"
     return text
 
 
@@ -519,7 +519,10 @@ class _Place:
 
 
 def _observed(model: ir.Model) -> tuple[ir.Model, dict[str, _Place]]:
-    """Return a copy of a model that outputs only its quantized activations, dequantized, and these activations."""
+    """Return a copy of a model whose only outputs are its quantized activations, dequantized.
+
+    Return these activations too, by name.
+    """
     observed = model.clone()
     editor, places, seen = Editor(observed), {}, []
     for node in list(observed.graph):

@@ -15,8 +15,8 @@ model's own inputs x, with W the float matrix, Q the values of its blocks, and q
 
     weights  |x Q - x W|^2        activations  |q(x) Q - x Q|^2
 
-A product computes in float if int8 activations add more noise than 4-bit weights do. If the weights
-have b bits, the noise of 4-bit weights follows from this ratio of rounding noise:
+A product computes in float if int8 activations add more noise than 4-bit weights do. If the weights have b bits, the
+noise of 4-bit weights follows from this ratio of rounding noise:
 
     noise(b bits) / noise(4 bits) = ((2^4 - 1) / (2^b - 1))^2
 

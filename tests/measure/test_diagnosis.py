@@ -248,4 +248,4 @@ def test_an_optimiser_that_changes_the_answer_is_reported() -> None:
     assert found is not None
     assert "3.0 dB" in found
     assert "30.0 dB" in found
-    assert "WeightBiasQuantization it is 31.0 dB" in found
+    assert "WeightBiasQuantization the outputs have 31.0 dB" in found
