@@ -78,7 +78,7 @@ def test_accuracy_needs_nothing_but_the_public_interface(model: str | bytes, sam
 
 
 def test_an_open_session_takes_samples_that_are_open() -> None:
-    with pytest.raises(UsageError, match="does not say what samples it takes"):
+    with pytest.raises(UsageError, match="samples cannot be opened for an open session"):
         edgeq.evaluate(open_session(demo.MODEL), EIGHT, "classification")
 
 

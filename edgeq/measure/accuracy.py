@@ -1,9 +1,9 @@
 """Measure accuracy against labels, and against another model, for one or several sessions in one pass over the samples.
 
-The pass can be shared among workers, and it can be timed: accuracy and latency both need each model to run about a
-hundred times, so the runs that are timed are the evaluation's: what the race asks for next is the next sample. Models
-take turns in bursts and go at their own pace, so samples wait until all have run them; a model that has run all that
-wait runs the very first one again. Decoding and judging happen between rounds.
+Workers can share the pass, and edgeq can time it. Accuracy and latency both need about a hundred runs of each model, so
+edgeq times the runs of the evaluation: each timed run takes the next sample. Models take turns in bursts, and each goes
+at its own pace. A sample waits until all models have run it. A model that has run all waiting samples runs the very
+first sample again. edgeq decodes and judges outputs between rounds.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ class Accuracy(Displayed):
     """Hold the accuracy of one model, as a task measured it.
 
     Attributes:
-        metrics: metric name → value, in the order the task gives.
-        count: samples, rows of gathered batches counted singly.
+        metrics: metric name → value, in the order of the task.
+        count: number of samples; each row of a gathered batch counts as one.
         task: the task's name.
         primary: the metric that decides.
-        higher_is_better: of the primary metric.
-        settings: how the session was opened; outputs of the same model can differ under others.
-        doubts: what labels and outputs give reason to doubt, a sentence each.
+        higher_is_better: True if a higher value of the primary metric is better.
+        settings: how the session was opened; the same model can give other outputs under other settings.
+        doubts: reasons in labels and outputs to doubt the figures, a sentence each.
     """
 
     metrics: Mapping[str, Finite]
@@ -69,7 +69,7 @@ class Accuracy(Displayed):
         return self.metrics[self.primary]
 
     def loss_against(self, reference: Accuracy) -> float:
-        """Return by how much this is worse than `reference` in the primary metric; negative where it is better."""
+        """Return how much worse this is than `reference` in the primary metric. A negative value means better."""
         if (self.task, self.primary) != (reference.task, reference.primary):
             raise UsageError(
                 f"{self.task} {self.primary} cannot be compared with {reference.task} {reference.primary}",
@@ -81,8 +81,9 @@ class Accuracy(Displayed):
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Hold accuracy per session name (where a task was given) and agreement with the reference (where one was
-    named).
+    """Hold the accuracy of each session if there was a task, and its agreement with the reference if there was one.
+
+    Both map session names to values.
     """
 
     accuracy: Mapping[str, Accuracy]
@@ -105,15 +106,15 @@ def evaluate_sessions(
 
     Args:
         sessions: name → session.
-        samples: labelled where `task` needs labels.
+        samples: the samples, with labels if `task` needs them.
         task: what to measure against labels; None measures agreement only.
         reference: the session that the others are compared with; None compares nothing.
         settings: how each session was opened, for the record.
-        count: take at most so many samples.
-        known: what some of the sessions make of each sample, by name: these are not run.
+        count: maximum number of samples.
+        known: outputs of some sessions for each sample, by session name; edgeq does not run these sessions.
 
     Raises:
-        DataError: no samples, a sample without the label that the task needs, or one that a session refuses.
+        DataError: no samples, a sample without the label that the task needs, or a sample that a session refuses.
         CheckFailedError: a metric is not finite.
     """
     running = RunningEvaluation(tuple(sessions), task, reference)
@@ -124,7 +125,9 @@ def evaluate_sessions(
 
 @dataclass(frozen=True)
 class Collected:
-    """Hold the sums of a `RunningEvaluation`, to be sent to another process: see `edgeq.measure.task.Meter`."""
+    """Hold the sums of a `RunningEvaluation` in a form that can be sent to another process: see
+    `edgeq.measure.task.Meter`.
+    """
 
     meters: Mapping[str, Any]
     comparisons: Mapping[str, Comparison]
@@ -132,16 +135,16 @@ class Collected:
 
 
 class RunningEvaluation:
-    """Meter each of several models, and compare it with the reference, over the samples so far.
+    """Measure several models, and compare each with the reference, over the samples so far.
 
     Args:
-        names: of the models.
-        task, reference: as `evaluate_sessions` has them.
+        names: names of the models.
+        task, reference: the arguments of `evaluate_sessions`.
     """
 
     def __init__(self, names: Sequence[str], task: Task | None, reference: str | None) -> None:
         if reference is not None and reference not in names:
-            raise UsageError(f"no session is called {reference!r}", f"There are {', '.join(names)}")
+            raise UsageError(f"no session is called {reference!r}", f"The sessions are {', '.join(names)}")
         self._task, self._reference = task, reference
         self._meters = {name: task.start() for name in names} if task is not None else {}
         compared = [name for name in names if name != reference] if reference is not None else []
@@ -149,7 +152,7 @@ class RunningEvaluation:
         self._seen = 0
 
     def update(self, sample: Sample, outputs: dict[str, Outputs]) -> None:
-        """Add a sample, with what each model made of it."""
+        """Add a sample and the outputs of each model for it."""
         for row, made in rows(sample, outputs):
             self._seen += 1
             for name, meter in self._meters.items():
@@ -177,7 +180,7 @@ class RunningEvaluation:
         return Collected(meters, without, self._seen)
 
     def take(self, part: Collected) -> None:
-        """Add what was collected of later samples."""
+        """Add the sums that were collected from later samples."""
         for name, meter in self._meters.items():
             meter.take(part.meters[name])  # type: ignore[attr-defined]  # `collected` has made sure
         for name, comparison in self._comparisons.items():
@@ -185,7 +188,10 @@ class RunningEvaluation:
         self._seen += part.count
 
     def result(self, settings: Mapping[str, SessionSettings]) -> Evaluation:
-        """Return the figures. `settings`: how each session was opened, for the record.
+        """Return the figures.
+
+        Args:
+            settings: how each session was opened, for the record.
 
         Raises:
             CheckFailedError: a metric is not finite.
@@ -213,7 +219,7 @@ class RunningEvaluation:
 
 @dataclass(frozen=True)
 class ModelAt:
-    """Describe a model file or bundle, and how it is opened; with one thread where no number is given."""
+    """Describe a model file or bundle and how to open it. Without a number of threads, it runs with one."""
 
     path: Path
     settings: SessionSettings
@@ -225,7 +231,7 @@ class EvaluationJob:
     """Define a worker's job: the figures of `models` over a shard.
 
     Attributes:
-        task: one, or name and options of one that only a user's own file can make.
+        task: a task, or the name and options of a task that only a user's own file can make.
     """
 
     models: Mapping[str, tuple[Files, ModelAt]]
@@ -234,7 +240,7 @@ class EvaluationJob:
     reference: str | None
 
     def open(self, stack: ExitStack) -> Callable[[Shard], Collected]:
-        """See `edgeq.distributed.workers.Job`."""
+        """Open the models, and return the function that evaluates a shard. See `edgeq.distributed.workers.Job`."""
         task = make_task(*self.task) if isinstance(self.task, tuple) else self.task
         sessions = {}
         for name, (files, model) in self.models.items():
@@ -266,11 +272,11 @@ def evaluate_on(
     """Run `evaluate_sessions` on workers, with the same result.
 
     Args:
-        made_of: name and options of `task`, where workers are to make it themselves.
+        made_of: name and options of `task`, if workers must make it themselves.
 
     Raises:
         UsageError: the task's meters cannot be shared.
-        EdgeqError: as `evaluate_sessions`, and what workers raise.
+        EdgeqError: the errors of `evaluate_sessions`, and errors of the workers.
     """
     running = RunningEvaluation(tuple(models), task, reference)
     sharded = Sharded(samples, workers, count)
@@ -290,7 +296,7 @@ def evaluate_on(
     return running.result(settings or {})
 
 
-# Samples that wait at most, and the bytes of them with their outputs.
+# The maximum number of samples that wait, and the maximum bytes of these samples and their outputs.
 _MOST_WAITING, _MOST_BYTES = 16, 2**26
 
 
@@ -304,20 +310,22 @@ def evaluate_timed(
     known: Mapping[str, Sequence[Outputs]] = MappingProxyType({}),
     progress: Progress = SILENT,
 ) -> tuple[Evaluation, Mapping[str, Distribution]]:
-    """Run `evaluate_sessions` in the same pass as `race`, which may end before or after the samples do.
+    """Run `evaluate_sessions` and `race` in one pass. The race may end before or after the samples do.
 
-    Samples of another shape than the first one's are judged, not timed: the models would be timed on different work.
-    So are all where a session is in another process, which is timed there, on the first sample.
+    A sample whose shapes differ from the first sample's is judged but not timed, because it is different work. A
+    session in another process is timed in that process, on the first sample. Its runs on the other samples are not
+    timed.
 
     Args:
-        sessions: name → sessions of that model, which are timed in turns and answer alike.
-        task, reference, settings, known: as `evaluate_sessions` has them; what is known is run to be timed alone.
+        sessions: name → sessions of that model, which are timed in turns and give the same outputs.
+        task, reference, settings: the arguments of `evaluate_sessions`.
+        known: outputs of some models for each sample, by name; edgeq runs these models only to time them.
 
     Returns:
-        The figures, and latencies by name.
+        The figures, and the latencies by name.
 
     Raises:
-        DataError, CheckFailedError: as `evaluate_sessions`.
+        DataError, CheckFailedError: the errors of `evaluate_sessions`.
     """
     running = RunningEvaluation(tuple(sessions), task, reference)
     with progress.stage("Evaluating and timing", len(samples)) as advance:
@@ -329,24 +337,24 @@ def evaluate_timed(
 
 @dataclass
 class _Waiting:
-    """A sample, and what the models that have run it made of it."""
+    """Hold a sample and the outputs of the models that have run it."""
 
     sample: Sample
     outputs: dict[str, Outputs]
 
     @property
     def nbytes(self) -> int:
-        """Count the bytes of the sample's inputs and of all outputs that wait with it."""
+        """Return the bytes of the sample's inputs and of all outputs that wait with it."""
         made = (array for outputs in self.outputs.values() for array in outputs.values())
         return sum(np.asarray(array).nbytes for array in (*self.sample.inputs.values(), *made))
 
 
 class _Line:
-    """The samples that wait, in order.
+    """Queue the samples that not all models have run yet, in order.
 
     Args:
-        running: is given each sample that all models have run.
-        advance: is called with the number of those.
+        running: receives each sample that all models have run.
+        advance: called with the number of those samples.
         known: outputs by model, for each sample.
     """
 
@@ -369,11 +377,11 @@ class _Line:
         self._again = dict(first.inputs)
         self._shapes = shapes_of(first.inputs)
         self._waiting: deque[_Waiting] = deque()
-        self._largest = 0  # bytes; known when the first sample is judged, until which no other joins
+        self._largest = 0  # bytes; 0 until the first sample is judged, and no other sample joins before that
         self._join(first)
 
     def runner(self, name: str, session: Any) -> Runner:
-        """Runs the next sample on a session of the model `name`."""
+        """Return a function that runs the next sample on a session of the model `name`."""
         if name in self._elsewhere:
             elsewhere: Runner = query_runner(session, [self._again])
             return elsewhere
@@ -387,7 +395,7 @@ class _Line:
         session.run(None, self._again)
 
     def move_on(self) -> None:
-        """Judge the samples that all models have run, and let others join."""
+        """Judge the samples that all models have run, and add new samples to the queue."""
         done = 0
         while self._waiting and len(self._waiting[0].outputs) == len(self._sessions):
             first = self._waiting.popleft()
@@ -413,7 +421,7 @@ class _Line:
                 waiting.outputs[name] = infer(self._sessions[name], waiting.sample, model=name)
 
     def finish(self) -> None:
-        """Run what the race has left."""
+        """Run the samples that the race did not reach."""
         while self._waiting:
             self._complete(self._waiting[0], self._sessions)
             self.move_on()
@@ -427,8 +435,10 @@ def compare_sessions(
     *,
     count: int | None = None,
 ) -> Agreement:
-    """Return the agreement of the candidate with the reference, over at most `count` samples. Errors as
-    `evaluate_sessions`."""
+    """Return the agreement of the candidate with the reference, over at most `count` samples.
+
+    It raises the errors of `evaluate_sessions`.
+    """
     sessions = {"reference": reference, "candidate": candidate}
     found = evaluate_sessions(sessions, samples, reference="reference", progress=progress, count=count)
     return found.agreement["candidate"]
@@ -443,8 +453,9 @@ def evaluate_many(
     progress: Progress = SILENT,
     count: int | None = None,
 ) -> dict[str, Accuracy]:
-    """Return the accuracy of several open sessions on the same samples, each decoded once. Errors as
-    `evaluate_sessions`.
+    """Return the accuracy of several open sessions on the same samples. Each sample is decoded once.
+
+    It raises the errors of `evaluate_sessions`.
     """
     return dict(
         evaluate_sessions(sessions, samples, task=task, settings=settings, progress=progress, count=count).accuracy,
@@ -463,19 +474,19 @@ def evaluate(
     """Return the accuracy of a model file, a bundle, a serialized model or an open session.
 
     Args:
-        model: a bundle runs with the options that it carries; for an open session `settings` only records how it was
-            opened.
-        samples: labelled; `edgeq.Data`, or whatever else `edgeq.open_samples` takes or gives. For an open session,
-            which does not carry its model's signature, only what it gives.
-        task: a task, or the name of one that needs no options; `edgeq.make_task` makes one with options.
-        count: take at most so many samples.
+        model: the model; a bundle runs with the options that it carries.
+        samples: labelled samples: `edgeq.Data`, or anything else that `edgeq.open_samples` takes or returns. An open
+            session does not carry its model's signature, so it needs samples that `edgeq.open_samples` returned.
+        task: a task, or the name of a task that needs no options; `edgeq.make_task` makes a task with options.
+        settings: how to open the model; for an open session, only a record of how it was opened.
+        count: maximum number of samples.
 
     Raises:
-        UsageError: an unknown task, something that is not a model, or samples that an open session cannot open.
+        UsageError: an unknown task, an argument that is not a model, or samples that an open session cannot open.
         ModelError, BundleError, RuntimeUnavailableError: the model cannot be opened.
-        DataError, CheckFailedError: as `evaluate_sessions`.
+        DataError, CheckFailedError: the errors of `evaluate_sessions`.
     """
-    if task is None:  # what types do not keep a caller from
+    if task is None:  # type hints do not stop a caller from this
         raise UsageError("nothing to measure", 'Give a task, such as "classification"')
     chosen = as_task(task)
     with ExitStack() as stack:
@@ -494,8 +505,8 @@ def evaluate(
         if not isinstance(samples, Samples):
             if signature is None:
                 raise UsageError(
-                    "an open session does not say what samples it takes",
-                    "Give the model's path instead, or samples that edgeq.open_samples gave",
+                    "samples cannot be opened for an open session: its signature is not known",
+                    "Give the model's path instead, or samples that edgeq.open_samples returned",
                 )
             samples = open_samples(samples, signature, preprocess=preprocess, model=beside, progress=progress)
         found = evaluate_many({name: session}, samples, chosen, settings={name: how}, progress=progress, count=count)

@@ -1,28 +1,29 @@
-"""Run samples through models, and give figures of how closely one's outputs follow another's, without labels.
+"""Run samples through models, and measure without labels how closely one model's outputs follow another's.
 
-Over all elements of all samples of an output, with r the reference and c the candidate:
+The figures cover all elements of all samples of an output. r is the reference and c the candidate:
 
     SQNR     10 log10(sum r^2 / sum (r - c)^2)    signal to quantization noise, dB
     cosine   sum r c / sqrt(sum r^2 sum c^2)
-    top-1    share of rows whose largest element is at the same place (the first one, on a tie)
-    same     share of equal elements, of outputs that are class numbers, indices or truth values: there a difference
-             has no size, and SQNR means nothing
+    top-1    share of rows whose largest element has the same index (the first index, on a tie)
+    same     share of equal elements, for outputs that are class numbers, indices or truth values: a difference
+             between these has no size, so SQNR means nothing
 
-An output of several units, as boxes in pixels and scores, is judged by its worst slice: see `edgeq.measure.comparison`.
+An output that mixes units, such as boxes in pixels and scores, is judged by its worst slice: see
+`edgeq.measure.comparison`.
 
-A sample whose outputs differ in shape has no pairs of elements: it is counted, and left out of SQNR and cosine; its
-rows and elements count as not the same. Where nothing was compared, SQNR is minus infinity.
+A sample whose outputs differ in shape has no pairs of elements. It is counted, but SQNR and cosine leave it out, and
+its rows and elements count as not the same. If nothing was compared, SQNR is minus infinity.
 
-Whether an output holds class scores, so that its arg-max means something: by its values where no task says so.
+Top-1 means something only for class scores. If no task names the output with class scores, edgeq decides by the values.
+An output counts as class scores if it is the model's only float output, has shape [N, C] (further axes of length 1 are
+allowed), and meets one of the conditions below. N is the number of rows of an input, C is at least two, and no input
+has the same shape.
 
-An output is taken for class scores if it is the model's only float output, of shape [N, C] (further axes of length 1
-allowed) with N the rows of an input and C at least two, not of an input's shape, and one of these holds:
-
-- every row is a probability distribution: not negative, summing to one;
-- its name says so ("logits", "scores", "probabilities", ...);
-- it has five columns or more, all of like scale, its arg-max differs between rows, and the softmax of a row is on
-  average at least a tenth of the way from a guess to certainty. Elements of an embedding or of a recurrent state are
-  further from certainty, and of landmarks in pixels the same one is always the largest.
+- Every row is a probability distribution: not negative, and summing to one.
+- The name suggests scores ("logits", "scores", "probabilities", ...).
+- There are five columns or more, all of similar scale. The arg-max differs between rows. The softmax of a row is on
+  average at least a tenth of the way from a guess to certainty. Embeddings and recurrent states fail this condition
+  because they are further from certainty. Landmarks in pixels fail because the same element is always the largest.
 """
 
 from __future__ import annotations
@@ -51,9 +52,9 @@ class SliceAgreement:
     """Hold the agreement of a part of an output whose values have a unit of their own.
 
     Attributes:
-        axis, first, last: the indices `first` to `last` along `axis`.
-        peak: largest absolute value of the reference there.
-        sqnr_db, cosine, max_abs_error: as `OutputAgreement` has them, over the slice.
+        axis, first, last: the slice: indices `first` to `last` along `axis`.
+        peak: largest absolute value of the reference in the slice.
+        sqnr_db, cosine, max_abs_error: the figures of `OutputAgreement`, over the slice.
     """
 
     axis: Count
@@ -66,7 +67,7 @@ class SliceAgreement:
 
     @property
     def where(self) -> str:
-        """Name its place in the output."""
+        """Return the name of the slice's place in the output."""
         return slice_name(self.axis, self.first, self.last)
 
 
@@ -75,19 +76,19 @@ class OutputAgreement:
     """Hold the agreement of one output.
 
     Attributes:
-        name: the output.
-        elements: how many pairs of elements the figures rest on.
-        sqnr_db: dB; infinity where both are equal everywhere, minus infinity where a reference of nothing but zeros
-            is not met, and where nothing was compared.
-        cosine: -1 to 1; 1 where both are zero everywhere, 0 where one of them is, and where nothing was compared.
+        name: name of the output.
+        elements: number of pairs of elements that were compared.
+        sqnr_db: SQNR in dB; infinity if all elements are equal, minus infinity if nothing was compared or if only the
+            reference is zero everywhere.
+        cosine: cosine, -1 to 1; 1 if both are zero everywhere, 0 if only one of them is or if nothing was compared.
         max_abs_error: largest absolute difference, in the output's own unit.
-        top1: share of equal arg-max, 0 to 1; None where the output does not hold class scores: see
+        top1: share of rows with equal arg-max, 0 to 1; None if the output does not contain class scores: see
             `Comparison`.
-        nonfinite: pairs left out because NaN or an infinity stands in one of them and not the same in the other.
-        mismatched: samples left out because the shapes differ (an output whose size depends on the values).
-        same: share of equal elements, 0 to 1, where the output holds whole numbers of 32 bits and more, or booleans;
+        nonfinite: number of pairs left out because one element is NaN or infinite and the other is not the same.
+        mismatched: number of samples left out because the shapes differ (an output whose size depends on the values).
+        same: share of equal elements, 0 to 1, if the output contains booleans or whole numbers of 32 bits and more;
             else None.
-        slices: its parts along each axis that has parts of unlike scale; none where it is of one unit.
+        slices: parts along each axis that has parts of different scale; empty if the output has one unit.
     """
 
     name: str
@@ -103,28 +104,28 @@ class OutputAgreement:
 
     @computed
     def equal(self) -> bool:
-        """Tell whether there are pairs of elements and each is equal."""
+        """Return whether there are pairs of elements and all of them are equal."""
         return self.compared and self.max_abs_error == 0 and not self.nonfinite and not self.mismatched
 
     @property
     def compared(self) -> bool:
-        """Tell whether any pair of elements was compared."""
+        """Return whether any pair of elements was compared."""
         return self.elements > 0
 
     @property
     def worst_slice(self) -> SliceAgreement | None:
-        """Return the slice with the lowest SQNR, if that is below the whole output's."""
+        """Return the slice with the lowest SQNR, or None if no slice is below the whole output."""
         worst = min(self.slices, key=lambda part: part.sqnr_db, default=None)
         return worst if worst is not None and worst.sqnr_db < self.sqnr_db else None
 
     @property
     def least_db(self) -> float:
-        """Return the SQNR by which it is judged: of the worst slice, or of the whole."""
+        """Return the SQNR that judges the output: that of its worst slice or of the whole, whichever is lower."""
         return self.worst_slice.sqnr_db if self.worst_slice is not None else self.sqnr_db
 
     @property
     def unlike(self) -> str:
-        """Say what is wrong with the worst slice; "" where no slice is worse than the whole."""
+        """Describe the error of the worst slice, or return "" if no slice is worse than the whole output."""
         part = self.worst_slice
         if part is None:
             return ""
@@ -158,51 +159,59 @@ class Agreement(Displayed):
 
     @computed
     def sqnr_db(self) -> float:
-        """Return the SQNR of the worst output, or slice of one, dB, of those that hold more than indices, if any does;
-        minus infinity where nothing was compared of one."""
+        """Return the lowest SQNR in dB of the outputs and their slices, or minus infinity if an output was not
+        compared.
+
+        Outputs of indices and truth values count only if there are no other outputs.
+        """
         return min((output.least_db for output in self._signals), default=-math.inf)
 
     @property
     def worst(self) -> OutputAgreement | None:
-        """Return the output that is judged worst of those that were compared; None where none was."""
+        """Return the compared output with the lowest SQNR, or None if no output was compared."""
         compared = [output for output in self._signals if output.compared]
         return min(compared, key=lambda output: output.least_db, default=None)
 
     def left_out(self, reference: str = "float32") -> tuple[str, ...]:
-        """Write a sentence for each output of which samples could not be compared with `reference`'s."""
+        """Return a sentence for each output with samples that could not be compared with the outputs of `reference`."""
         found = []
         for output in self.outputs:
             if output.mismatched:
                 some = f"{output.mismatched} of {self.count} samples are left out of its figures"
-                none = f"none of its {self.count} samples could be compared, so no figure says how it follows"
+                none = f"none of its {self.count} samples could be compared with"
                 what = some if output.compared else f"{none} {reference}"
-                found.append(f"output {output.name!r}: {what}, since its size is not that of {reference}'s")
+                found.append(f"output {output.name!r}: {what}, because its size differs from {reference}'s")
         return tuple(found)
 
     @property
     def compared(self) -> bool:
-        """Tell whether any pair of elements was compared."""
+        """Return whether any pair of elements was compared."""
         return any(output.compared for output in self.outputs)
 
     @computed
     def top1(self) -> float | None:
-        """Return the worst output's top-1 agreement; None where no output is a set of class scores."""
+        """Return the lowest top-1 agreement of the outputs, or None if no output contains class scores."""
         return min((output.top1 for output in self.outputs if output.top1 is not None), default=None)
 
     @computed
     def same(self) -> float | None:
-        """Return the worst output's share of equal elements; None where an output has more than indices."""
+        """Return the lowest share of equal elements of the outputs, or None unless all outputs are indices or truth
+        values.
+        """
         found = [output.same for output in self.outputs if output.same is not None]
         return min(found) if found and len(found) == len(self.outputs) else None
 
     @property
     def cosine(self) -> float:
-        """Return the cosine of the worst output, or slice of one, of the same outputs; 0 where nothing was compared."""
+        """Return the lowest cosine of the outputs that `sqnr_db` judges and of their slices, or 0 if nothing was
+        compared.
+        """
         return min((output.least_cosine for output in self._signals), default=0.0)
 
     @property
     def _signals(self) -> Sequence[OutputAgreement]:
-        # An output that is empty in every sample, as where a detector finds nothing, says nothing of the others.
+        # An output that is empty in every sample (a detector that finds nothing) carries no information about the
+        # others.
         found = [output for output in self.outputs if output.elements or output.nonfinite or output.mismatched]
         return [output for output in found if output.same is None] or found
 
@@ -214,14 +223,15 @@ _LEAST_CONFIDENCE = 0.1
 
 @dataclass
 class ClassScores:
-    """Collect facts about one output from its rows seen so far.
+    """Collect facts about one output from the rows seen so far.
 
     Attributes:
-        shaped: whether every array was shaped like class scores.
-        alone: whether every array was also float, with the rows of an input, and not of an input's shape.
-        summed: whether every row is a distribution.
+        shaped: True if every array was shaped like class scores.
+        alone: True if every array was also float, had as many rows as an input, and had the shape of no input.
+        summed: True if every row is a distribution.
         confidence: sum over the rows of their largest probability.
-        first: arg-max of the first row; `varied` whether another row has another.
+        first: arg-max of the first row.
+        varied: True if another row has another arg-max.
     """
 
     shaped: bool = True
@@ -234,7 +244,10 @@ class ClassScores:
     varied: bool = False
 
     def update(self, output: NDArray[Any], inputs: Mapping[str, NDArray[Any]]) -> NDArray[np.int64] | None:
-        """Add one sample: the arg-max of each row, [N]; None from the first output on that is not shaped so."""
+        """Add one sample and return the arg-max of each row, [N].
+
+        Return None for the first output that is not shaped like class scores, and for all outputs after it.
+        """
         self.shaped = self.shaped and is_class_scores(output)
         if not self.shaped:
             return None
@@ -254,7 +267,7 @@ class ClassScores:
         return best
 
     def merge(self, other: ClassScores) -> None:
-        """Add what later samples say."""
+        """Add the facts from later samples."""
         self.shaped, self.alone = self.shaped and other.shaped, self.alone and other.alone
         self.summed = self.summed and other.summed
         both = self.first is not None and other.first is not None
@@ -266,15 +279,15 @@ class ClassScores:
 
     @property
     def confident(self) -> bool:
-        """Tell whether the rows are on average surer of their first class than a tenth of the way from a guess on."""
+        """Return whether the rows are, on average, at least a tenth of the way from a guess to certainty."""
         guess = 1 / self.columns
         return bool(self.rows) and (self.confidence / self.rows - guess) / (1 - guess) >= _LEAST_CONFIDENCE
 
     def plausible(self, name: str, *, one_unit: bool = True) -> bool:
-        """Return whether the only output of a model, called `name`, is to be taken for class scores.
+        """Return whether a model's only output, called `name`, counts as class scores.
 
         Args:
-            one_unit: whether its columns are of one scale.
+            one_unit: whether all its columns have one scale.
         """
         if not (self.shaped and self.alone and self.rows):
             return False
@@ -283,12 +296,14 @@ class ClassScores:
 
 
 def is_class_scores(array: NDArray[Any]) -> bool:
-    """Tell whether `array` is shaped like class scores: a batch axis, one axis of two or more, others of length 1."""
+    """Return whether `array` is shaped like class scores: a batch axis, one axis of two or more, others of length 1."""
     return array.ndim >= 2 and array.size > 0 and max(array.shape[1:]) == math.prod(array.shape[1:]) >= 2
 
 
 def probabilities(scores: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return rows that are not negative and sum to one unchanged; the softmax of others. [N, C] → [N, C]."""
+    """Return `scores` unchanged if its rows are not negative and sum to one, else the softmax of each row. [N, C] → [N,
+    C].
+    """
     if scores.min() >= -1e-6 and np.abs(scores.sum(1) - 1).max() <= 1e-3:
         return scores
     finite = np.nan_to_num(scores, nan=np.finfo(np.float64).min, posinf=1e30)
@@ -300,27 +315,28 @@ def probabilities(scores: NDArray[np.float64]) -> NDArray[np.float64]:
 POOR_DB = 10.0
 """Below this, more than a tenth of the output's power is quantization noise."""
 HEALTHY_DB = 20.0
-"""From here on, at most a hundredth is."""
+"""From this value on, at most a hundredth of the output's power is quantization noise."""
 GOOD_DB = 30.0
-"""From here on, more decibels hardly change an answer."""
+"""From this value on, more decibels hardly change an answer."""
 
 Closeness = Literal["healthy", "noisy", "poor"]
 
 
 def closeness(agreement: Agreement) -> Closeness:
-    """Return how closely outputs follow float32's, by the worst output or slice of one.
+    """Return how closely outputs follow float32's, by the worst output or slice of an output.
 
-    NaN and infinities of their own make them "poor". Outputs of which samples could not be compared are not "healthy".
+    NaN or infinities where float32's outputs have none make them "poor". If some samples of an output could not be
+    compared, the outputs are at most "noisy".
     """
     found = worst_db(agreement)
-    if not found >= POOR_DB:  # nor is NaN close
+    if not found >= POOR_DB:  # true for NaN as well
         return "poor"
     whole = not any(output.mismatched for output in agreement.outputs)
     return "healthy" if found >= HEALTHY_DB and whole else "noisy"
 
 
 def worst_db(agreement: Agreement) -> float:
-    """Return the SQNR in dB; minus infinity where an output is not finite and float32's is."""
+    """Return the lowest SQNR in dB, or minus infinity if an output's NaN or infinities differ from float32's."""
     return -math.inf if any(output.nonfinite for output in agreement.outputs) else agreement.sqnr_db
 
 
@@ -331,14 +347,16 @@ class Session(Protocol):
     """Define the part of `onnxruntime.InferenceSession` that measuring needs."""
 
     def get_outputs(self) -> Sequence[Any]:
-        """Return objects with the `name` of each output."""
+        """Return an object with a `name` for each output."""
 
     def run(self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any]) -> Sequence[Any]:
         """Return the named outputs (None for all) of one inference."""
 
 
 def infer(session: Session, sample: Sample, *, model: str = "the model") -> Outputs:
-    """Run one sample. Outputs that are not tensors become one array each, as `edgeq_device.arrays.one_array` has it.
+    """Run one sample.
+
+    An output that is not a tensor becomes one array: see `edgeq_device.arrays.one_array`.
 
     Raises:
         DataError: the session refuses the sample's names, dtypes or shapes.
@@ -352,14 +370,15 @@ def infer(session: Session, sample: Sample, *, model: str = "the model") -> Outp
 def run_feed(
     session: Any, names: Sequence[str] | None, feed: Mapping[str, Any], where: str, *, model: str
 ) -> Sequence[Any]:
-    """Run one feed, with the errors of `infer`.
+    """Run one feed and raise the errors of `infer`.
 
     Args:
-        where: names the feed in messages.
+        names: the outputs to compute; None computes all.
+        where: name of the feed in messages.
     """
     try:
         return session.run(names, dict(feed))  # type: ignore[no-any-return]
-    except (BoardError, EngineError):  # each says what failed
+    except (BoardError, EngineError):  # their messages already name what failed
         raise
     except Exception as error:  # onnxruntime's exceptions share no base class below Exception
         text = " ".join(str(error).split())
@@ -380,13 +399,14 @@ def inferences(
     known: Mapping[str, Sequence[Outputs]] = MappingProxyType({}),
     progress: Progress = SILENT,
 ) -> Iterator[tuple[Sample, dict[str, Outputs]]]:
-    """Yield each sample with what every session makes of it, in the order of `samples`; at most `count` samples.
+    """Yield each sample with the outputs of every session for it, in the order of `samples`, for at most `count`
+    samples.
 
     Args:
-        known: what some of the sessions make of each sample, so that these are not run.
+        known: outputs of some sessions for each sample, by session name; edgeq does not run these sessions.
 
     Raises:
-        DataError: there is no sample at all, or a session refuses one.
+        DataError: there are no samples, or a session refuses one.
     """
     total = len(samples) if count is None else min(count, len(samples))
     seen = 0

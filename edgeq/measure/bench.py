@@ -1,4 +1,4 @@
-"""Open models for measuring, and measure what `edgeq bench` is given: model files, or a bundle."""
+"""Open models for measuring, and run `edgeq bench` on model files or a bundle."""
 
 from __future__ import annotations
 
@@ -47,16 +47,16 @@ from edgeq.util.registry import device_errors
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """Hold an open session and what is known about it.
+    """Hold an open session and the facts about its model.
 
     Attributes:
-        path: as given.
-        model: the ONNX file that runs: `path` itself, or one inside a bundle, there as long as the session is open.
-        graph: the same in memory; external weights are read when they are used.
-        variant: the bundle's variant; None for a model file.
+        path: path that the caller gave.
+        model: the ONNX file that runs: `path` itself, or a file in the bundle that exists until the session closes.
+        graph: the same model in memory; external weights are read when they are used.
+        variant: name of the bundle's variant; None for a model file.
         signature: inputs and outputs.
-        settings: what the session was opened with.
-        preprocess: the bundle's preprocessing; None where there is none.
+        settings: settings that the session was opened with.
+        preprocess: the bundle's preprocessing; None if it has none.
     """
 
     path: Path
@@ -70,7 +70,7 @@ class LoadedModel:
 
     @property
     def folder(self) -> Path:
-        """Return the folder of the external weights of `model`."""
+        """Return the folder with the external weights of `model`."""
         return Path(self.settings.config.get(EXTERNAL_FOLDER, self.model.parent))
 
     @property
@@ -80,26 +80,27 @@ class LoadedModel:
 
 
 class Opener(Protocol):
-    """Open models where they are to run: here, or on a board."""
+    """Open models where they will run: here, or on a board."""
 
     def open(self, model: Path, settings: SessionSettings) -> Any:
         """Return a session of a model file."""
 
     def open_bundle(self, bundle: Path, variant: str | None, threads: int) -> tuple[str, Any]:
-        """Return the name of the variant that runs there (or that is named), and its session."""
+        """Return the name and the session of the variant to run: the named one, or the one that fits the place."""
 
 
 def is_bundle(path: Path) -> bool:
-    """Tell whether `path` is meant as a bundle: a directory, a zip, or named .edgeq."""
+    """Return whether `path` means a bundle: it is a directory or a zip, or its name ends in .edgeq."""
     return path.is_dir() or is_named_bundle(path) or (path.is_file() and zipfile.is_zipfile(path))
 
 
 def refuse_ignored(settings: SessionSettings, *paths: Path) -> None:
-    """Refuse session options and an optimisation level where nothing takes them: where all `paths` are bundles, which
-    bring their own.
+    """Refuse session options and an optimisation level if all `paths` are bundles.
+
+    Bundles have their own session options and would ignore these.
 
     Raises:
-        UsageError: naming the option.
+        UsageError: the message names the option.
     """
     other_level = settings.optimization != SessionSettings.optimization
     given = {"--session-option": bool(settings.config), "--optimization": other_level}
@@ -117,14 +118,14 @@ def open_model(
 ) -> Iterator[LoadedModel]:
     """Open a model file or a bundle for measuring.
 
-    A bundle's variant brings its own provider, options and optimisation level, because they are part of the artifact;
-    of `settings` only the thread count is taken then. A plug-in engine runs a model file in a process of its own.
+    A bundle's variant has its own provider, options and optimisation level, because they are part of the artifact. Only
+    the thread count of `settings` applies to it. A plug-in engine runs a model file in a process of its own.
 
     Args:
-        opener: what opens it; None opens it on this machine.
+        opener: opens the session; None opens it on this machine.
 
     Raises:
-        ModelError, BundleError, RuntimeUnavailableError: it cannot be opened.
+        ModelError, BundleError, RuntimeUnavailableError: the model cannot be opened.
         UsageError: `variant` with a model file, or an engine with a bundle.
     """
     settings = settings or SessionSettings()
@@ -166,8 +167,8 @@ def _open_variant(
         else:
             taken, session = opener.open_bundle(path, name, settings.intra_op_threads)
             chosen = next(variant for variant in bundle.components[MAIN] if variant.name == taken)
-        assert chosen.model is not None, "select() takes no variant that ONNX Runtime does not run"
-        # The bundle's files were checked when it was opened. External weights may lie elsewhere in it.
+        assert chosen.model is not None, "select() returns only variants that ONNX Runtime runs"
+        # The bundle's files were checked when it was opened. External weights may be elsewhere in it.
         model = own_runnable(chosen.model)
         settings = variant_settings(chosen, settings)
         yield LoadedModel(
@@ -183,10 +184,11 @@ def _open_variant(
 
 
 def check_models(bundle: Bundle) -> None:
-    """Refuse a bundle in which a model makes much of little, before a session is opened.
+    """Refuse a bundle if one of its models declares far larger tensors than its bytes justify, before a session opens
+    it.
 
     Raises:
-        ModelError: as `edgeq.model.load.check_declared_sizes`.
+        ModelError: the error of `edgeq.model.load.check_declared_sizes`.
     """
     variants = [variant for variants in bundle.components.values() for variant in variants]
     places = {v.model: Path(v.session_options.get(EXTERNAL_FOLDER, v.model.parent)) for v in variants if v.model}
@@ -195,7 +197,7 @@ def check_models(bundle: Bundle) -> None:
 
 
 def variant_settings(variant: Variant, settings: SessionSettings | None = None) -> SessionSettings:
-    """Return the settings of a variant; of `settings` only the thread count is taken."""
+    """Return the settings of a variant. Only the thread count of `settings` applies."""
     engine = plugin_of(variant.ep)
     return replace(
         settings or SessionSettings(),
@@ -208,8 +210,9 @@ def variant_settings(variant: Variant, settings: SessionSettings | None = None) 
 
 
 def variant_preprocessing(variant: Variant) -> Mapping[str, Any] | None:
-    """Return a variant's preprocessing. A bundle is untrusted input: it must not name a file of labels on this
-    machine.
+    """Return a variant's preprocessing without any file of labels, or None if it has no preprocessing.
+
+    A bundle is untrusted input: it must not name a file of labels on this machine.
     """
     plain = variant.info.get("preprocessing")
     if not isinstance(plain, Mapping):
@@ -221,18 +224,19 @@ def variant_preprocessing(variant: Variant) -> Mapping[str, Any] | None:
 
 
 SAMPLES = 32
-"""Samples taken from the data where no number is given: the same few over and over, as MLPerf does."""
+"""Default number of samples from the data. The same few run over and over, as in MLPerf."""
 
 
 @dataclass(frozen=True)
 class BenchData(Displayed):
-    """Say where the samples come from.
+    """Describe where the samples come from.
 
     Attributes:
-        source: what `edgeq.data.samples.open_samples` takes; None makes inputs up, or takes a bundle's self-test's.
-        preprocess: see there; None takes the bundle's.
-        count: samples at most.
-        shapes: of inputs with open sizes, where they are made up.
+        source: what `edgeq.data.samples.open_samples` takes; None uses the inputs of a bundle's self-test, or made-up
+            ones.
+        preprocess: preprocessing, as `open_samples` takes it; None uses the bundle's.
+        count: maximum number of samples.
+        shapes: sizes of inputs with open sizes, for made-up inputs.
     """
 
     source: Any = None
@@ -246,8 +250,8 @@ class Workload:
     """Hold settings and samples to time models with.
 
     Attributes:
-        samples: None takes those of a bundle's self-test, or made-up ones.
-        shapes: of inputs with open sizes, where they are made up.
+        samples: feeds of the models; None uses those of a bundle's self-test, or made-up ones.
+        shapes: sizes of inputs with open sizes, for made-up inputs.
     """
 
     settings: BenchSettings
@@ -280,19 +284,20 @@ def bench(
     """Measure an .onnx file or a bundle on this machine, or at another `place`.
 
     Args:
-        path: a model, or a bundle (a directory or an .edgeq file), whose float32 model, if it has one, is measured too.
+        path: a model, or a bundle (a directory or an .edgeq file). The float32 model of a bundle, if any, is measured
+            too.
         against: another model, to compare with.
-        variant: of a bundle; None takes the best for this machine.
-        session_options: to run model files with, over those that they carry; a bundle brings its own.
-        data: samples, as `edgeq.open_samples` takes them, of which a few are taken over and over; `BenchData` also has
-            the sizes of inputs that are made up. None makes them up, or takes a bundle's self-test's.
-        settings: how it is timed; None takes the defaults.
-        engines: what executes the model, by name, one after another where there are several; `against` runs in
-            onnxruntime's own kernels, as all does where none is given. Plug-ins run in processes of their own.
-        place: where it runs; None is this machine.
+        variant: variant of a bundle; None uses the best one for this machine.
+        session_options: session options for model files, on top of those that the files carry; a bundle has its own.
+        data: samples, as `edgeq.open_samples` takes them. A few of them run over and over. `BenchData` can also set the
+            sizes of made-up inputs. None uses the inputs of a bundle's self-test, or made-up ones.
+        settings: how to time; None uses the defaults.
+        engines: names of one or several engines, which execute the model one after another. Plug-ins run in processes
+            of their own. `against`, and `path` if no engine is named, run on onnxruntime's own kernels.
+        place: where to run; None is this machine.
 
     Raises:
-        UsageError, DataError, ModelError, BundleError, RuntimeUnavailableError: as the message says.
+        UsageError, DataError, ModelError, BundleError, RuntimeUnavailableError: the message names the cause.
     """
     path, engines = path_of(path), as_engines(engines)
     against = path_of(against) if against is not None else None
@@ -302,9 +307,7 @@ def bench(
     _refuse_unused(data)
     if is_bundle(path):
         if against is not None:
-            raise UsageError(
-                "--against compares model files, and a bundle brings its own float32 model", "Leave it out"
-            )
+            raise UsageError("--against compares model files, but a bundle has its own float32 model", "Leave it out")
         if engines:
             raise UsageError(f"{path} is a bundle, whose variants bring their engine", "Leave --engine out")
         refuse_ignored(SessionSettings(config=session_options or {}), path)
@@ -314,7 +317,7 @@ def bench(
     simulated = next((choice.name for choice in engines if choice.engine.simulated), "")
     if simulated:
         raise UsageError(
-            f"{simulated} is a simulator here, whose times say nothing", "Run edgeq_run.py bench on a device"
+            f"{simulated} is a simulator here: its times mean nothing", "Run edgeq_run.py bench on a device"
         )
     signature = model_signature(path)
     plain = SessionSettings(config=session_options or {})
@@ -363,7 +366,7 @@ def _bench_bundle(
             chosen = next((v for v in reversed(variants) if v.model is not None), None)
             if chosen is None or chosen.model is None:
                 raise BundleError(f"{path} has no variant that onnxruntime runs", "Leave --data out")
-            # Its external weights may lie elsewhere in the bundle, and only names and shapes are wanted.
+            # Its external weights may be elsewhere in the bundle, but only names and shapes are needed.
             signature = own_signature(chosen.model, path)
             if data.preprocess is None:
                 data = replace(data, preprocess=variant_preprocessing(chosen))
@@ -378,12 +381,12 @@ def _bench_bundle(
 
 
 def _refuse_unused(data: BenchData) -> None:
-    """Refuse what would change nothing: how samples are read where there are none, and shapes where there are."""
+    """Refuse options without effect: how to read samples if there are none, and shapes if there are samples."""
     if data.source is None and (data.preprocess is not None or data.count is not None):
         option = "--count" if data.preprocess is None else "--preprocess"
         raise UsageError(f"{option} is about samples", "Give them with --data, or leave it out")
     if data.source is not None and data.shapes:
-        raise UsageError("--shape is about inputs that are made up, and --data gives them", "Leave one of them out")
+        raise UsageError("--shape is only for made-up inputs, but --data gives samples", "Leave one of them out")
 
 
 def _samples(data: BenchData, signature: Signature, model: Path, progress: Progress) -> Sequence[Feed]:
@@ -400,21 +403,23 @@ def _samples(data: BenchData, signature: Signature, model: Path, progress: Progr
 
 
 _TIMED_SECONDS = 0.5
-# In several sessions, which differ more than the runs of one: a claim rests on a pair of sessions each.
+# For models in several sessions. Their claims compare pairs of sessions, which differ more than the runs of one
+# session.
 _TIMED_SECONDS_IN_SEVERAL = 0.25
-# On a busy machine for longer, until enough runs were not disturbed.
+# On a busy machine, timing goes on for up to this long until enough runs were undisturbed.
 _PATIENCE_SECONDS = 8.0
-# A model of seconds is timed this often, not for minutes: the fewest pairs that a 95 % interval of their median needs.
+# The minimum number of runs: the smallest number of pairs that gives a 95 % interval of their median. With more, a
+# model that takes seconds would be timed for minutes.
 _TIMED_RUNS = 6
-# On a busy machine no latency is steady, and a longer warm-up changes nothing.
+# On a busy machine no latency is steady, so a longer warm-up would change nothing.
 _WARM_UP = WarmUp(window=3, min_s=0.1, max_s=0.5)
 
 
 def runners(sessions: Mapping[str, Sequence[Any]], feeds: Sequence[Mapping[str, Any]]) -> dict[str, list[Runner]]:
-    """Make the runners that `race` takes, of models in some sessions each.
+    """Return the runners that `race` takes, for models that have one or several sessions each.
 
     Args:
-        feeds: what one query runs, all of them.
+        feeds: the inputs of one query, which runs all of them.
     """
     return {name: [query_runner(s, feeds, samples_per_query=len(feeds)) for s in own] for name, own in sessions.items()}
 
@@ -423,8 +428,8 @@ def race(models: Mapping[str, Sequence[Runner]], on_round: Callable[[], None]) -
     """Return the latencies of models, measured in turns.
 
     Args:
-        models: name → a runner for each of its sessions.
-        on_round: called between rounds.
+        models: name → a runner for each session of that model.
+        on_round: function to call between rounds.
     """
     several = all(len(own) > 1 for own in models.values())
     return measure_interleaved(

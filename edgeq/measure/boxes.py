@@ -1,15 +1,18 @@
-"""Compute the overlap of boxes, and non-maximum suppression.
+"""Compute the overlap of boxes, non-maximum suppression and COCO's metrics.
 
-A box is x1, y1, x2, y2 (left, top, right, bottom) in pixels.
+A box is x1, y1, x2, y2 (left, top, right, bottom) in pixels. The boxes of COCO's files are x, y, width, height.
 
-COCO annotations and COCO's mean average precision, by faster-coco-eval or pycocotools, whichever is installed.
+`mean_average_precision` computes COCO's metrics with faster-coco-eval or pycocotools, whichever is installed.
 
-COCO's mAP50-95 over many choices of the same images: detections are matched with objects once, an image at a time.
+`mean_average_precisions` computes COCO's mAP50-95 for many choices of the same images, from detections that were
+matched with objects once for each image. The result is that of the COCO packages (area "all", 100 detections an image),
+which take half a second for each choice of 128 images. Their rules:
 
-It is what the COCO packages compute (area "all", 100 detections an image), which take half a second for each choice of
-128 images. Their rules: detections from the best score down, each takes the free object of its category that it
-overlaps most, at least by the threshold; an object marked as crowd may be taken by many, and who takes it counts
-neither as right nor as wrong. Precision at 101 recalls is the best at that recall or a higher one.
+- Detections are processed from the best score down. Each takes the free object of its category that it overlaps most,
+  if the overlap reaches the threshold.
+- Many detections may take the same object if it is marked as crowd. These detections count neither as right nor as
+  wrong.
+- The precision at each of 101 recalls is the best precision at that recall or a higher one.
 """
 
 from __future__ import annotations
@@ -48,12 +51,12 @@ class Detections:
         return len(self.scores)
 
     def take(self, which: NDArray[Any]) -> Detections:
-        """Return those at indices, or where a mask [N] is true."""
+        """Return the detections at indices, or where a mask [N] is true."""
         return Detections(self.boxes[which], self.scores[which], self.classes[which])
 
 
 def best_class(boxes: NDArray[Any], scores: NDArray[Any]) -> Detections:
-    """Return each box with its highest-scored class: boxes [N, 4], scores [N, classes]."""
+    """Return each box with its highest-scored class. `boxes` is [N, 4] and `scores` [N, classes]."""
     classes = scores.argmax(axis=1)
     return Detections(
         np.asarray(boxes, np.float64),
@@ -63,14 +66,16 @@ def best_class(boxes: NDArray[Any], scores: NDArray[Any]) -> Detections:
 
 
 def centre_to_corners(boxes: NDArray[Any]) -> Floats:
-    """Centre x, centre y, width, height → corners, [N, 4]."""
+    """Convert boxes [N, 4] from centre x, centre y, width, height to corners."""
     centre, half = np.asarray(boxes[:, :2], np.float64), np.asarray(boxes[:, 2:4], np.float64) / 2
     return np.concatenate([centre - half, centre + half], axis=1)
 
 
 def overlap(box: Floats, boxes: Floats) -> Floats:
-    """Return the intersection over union of one box [4] with each of [N, 4]; 0 where the union has no area. A box that
-    is turned inside out has none."""
+    """Return the intersection over union of one box [4] with each of [N, 4], or 0 if the union has no area.
+
+    A box with its corners swapped has no area.
+    """
     edges = np.maximum(box[:2], boxes[:, :2]), np.minimum(box[2:], boxes[:, 2:])
     sizes = (high - low for low, high in (edges, (box[:2], box[2:]), (boxes[:, :2], boxes[:, 2:])))
     common, own, others = (np.clip(size, 0, None).prod(axis=-1) for size in sizes)
@@ -82,8 +87,8 @@ def overlap(box: Floats, boxes: Floats) -> Floats:
 def nms(found: Detections, iou: float, limit: int) -> NDArray[np.int64]:
     """Return the indices of the detections to keep, best score first, at most `limit`.
 
-    From the best down, one is kept unless it overlaps a kept one of the same class by more than `iou`. Of equal
-    scores the earlier goes first.
+    From the best score down, each detection is kept unless it overlaps a kept one of the same class by more than `iou`.
+    Of equal scores, the earlier comes first.
     """
     order = np.argsort(-found.scores, kind="stable")
     boxes, classes = found.boxes[order], found.classes[order]
@@ -98,7 +103,10 @@ def nms(found: Detections, iou: float, limit: int) -> NDArray[np.int64]:
 
 
 def suppress(candidates: Detections, *, confidence: float, iou: float, limit: int) -> Detections:
-    """Keep the best `limit` of a head's candidates that are finite, scored above `confidence` and not suppressed."""
+    """Return a head's best candidates, at most `limit`.
+
+    The candidates are finite, have a score above `confidence`, and are not suppressed by others (`nms`).
+    """
     usable = np.isfinite(candidates.boxes).all(axis=1) & (candidates.scores > confidence)
     strong = candidates.take(usable)
     return strong.take(nms(strong, iou, limit))
@@ -117,10 +125,10 @@ class Matches:
     """Match detections of one category in one image with its objects.
 
     Attributes:
-        scores: of the detections, [D], descending.
-        right: whether a detection took an object, [thresholds, D].
-        ignored: whether it does not count, [thresholds, D].
-        objects: how many objects count.
+        scores: scores of the detections, [D], descending.
+        right: whether each detection took an object, [thresholds, D].
+        ignored: whether each detection does not count, [thresholds, D].
+        objects: number of objects that count.
     """
 
     scores: Floats
@@ -133,8 +141,10 @@ def match(boxes: Floats, scores: Floats, objects: Floats, crowd: Flags) -> Match
     """Match detections with objects of the same category in one image.
 
     Args:
-        boxes: [D, 4] x, y, width, height in pixels; `scores` [D].
-        objects: [G, 4], as `boxes`; `crowd` [G].
+        boxes: boxes of the detections, [D, 4] as x, y, width, height in pixels.
+        scores: scores of the detections, [D].
+        objects: boxes of the objects, [G, 4] in the same form.
+        crowd: whether each object is marked as crowd, [G].
     """
     order = np.argsort(-scores, kind="stable")
     boxes, scores = boxes[order], scores[order]
@@ -153,18 +163,18 @@ def match(boxes: Floats, scores: Floats, objects: Floats, crowd: Flags) -> Match
             if not usable.any():
                 continue
             best = np.where(usable, overlaps[d], -1.0)
-            taken = len(best) - 1 - int(best[::-1].argmax())  # of equal overlaps the last
+            taken = len(best) - 1 - int(best[::-1].argmax())  # the last of equal overlaps
             free[taken] = False
             right[row, d], ignored[row, d] = not crowd[taken], crowd[taken]
     return Matches(scores, right, ignored, int((~crowd).sum()))
 
 
 def mean_average_precisions(images: Sequence[Mapping[int, Matches]], chosen: Flags) -> Floats:
-    """Return the mAP50-95 of each choice of images, [choices]; NaN where the images chosen have no object.
+    """Return the mAP50-95 of each choice of images, [choices]. It is NaN if the chosen images have no object.
 
     Args:
-        images: matches by category; of equal scores those of the earlier image come first.
-        chosen: [choices, images].
+        images: matches by category, for each image; of equal scores, those of the earlier image come first.
+        chosen: whether each choice contains each image, [choices, images].
     """
     total, counted = np.zeros(len(chosen)), np.zeros(len(chosen))
     for category in sorted({c for image in images for c in image}):
@@ -179,7 +189,7 @@ def mean_average_precisions(images: Sequence[Mapping[int, Matches]], chosen: Fla
 
 
 def _average_precision(found: Sequence[Matches], chosen: Flags, objects: NDArray[np.int64]) -> Floats:
-    """Average precision of one category, mean over the thresholds, [choices]."""
+    """Return the average precision of one category, as the mean over the thresholds, [choices]."""
     order = np.argsort(-np.concatenate([m.scores for m in found]), kind="stable")
     place = np.repeat(np.arange(len(found)), [len(m.scores) for m in found])[order]
     right = np.concatenate([m.right for m in found], axis=1)[:, order]
@@ -197,7 +207,7 @@ def _average_precision(found: Sequence[Matches], chosen: Flags, objects: NDArray
         count = np.cumsum(here, axis=1)
         precision = np.where(here, count / (seen[:, at] + np.spacing(1)), 0.0)
         best = np.maximum.accumulate(precision[:, ::-1], axis=1)[:, ::-1]
-        # By the number of objects found so far; 0 where so many are never found.
+        # The best precision by number of objects found so far; 0 for numbers that are never reached.
         by_count = np.zeros((len(chosen), max(int(objects.max()), at.size) + 1))
         rows, columns = np.nonzero(here)
         by_count[rows, count[rows, columns]] = best[rows, columns]
@@ -207,14 +217,14 @@ def _average_precision(found: Sequence[Matches], chosen: Flags, objects: NDArray
 
 @cache
 def _needed(objects: int) -> NDArray[np.int64]:
-    """Count how many of `objects` must be found for each of the 101 recalls, at least one."""
+    """Return how many of `objects` must be found for each of the 101 recalls, at least one."""
     if not objects:
         return np.ones(len(_RECALLS), np.int64)
     return np.maximum(np.searchsorted(np.arange(objects + 1) / objects, _RECALLS), 1)
 
 
 def _overlaps(boxes: Floats, objects: Floats, crowd: Flags) -> Floats:
-    """Intersection over union [D, G]; over the detection's own area where the object is a crowd."""
+    """Return the intersection over union, [D, G]. For a crowd, the detection's own area replaces the union."""
     low = np.maximum(boxes[:, None, :2], objects[None, :, :2])
     high = np.minimum(boxes[:, None, :2] + boxes[:, None, 2:], objects[None, :, :2] + objects[None, :, 2:])
     size = high - low
@@ -227,19 +237,19 @@ def _overlaps(boxes: Floats, objects: Floats, crowd: Flags) -> Floats:
 
 MAX_FILE_BYTES = 512 << 20
 
-# Class of the annotations, class of the evaluation, in order of preference.
+# (class of the annotations, class of the evaluation), in order of preference.
 PACKAGES = (
     ("faster_coco_eval:COCO", "faster_coco_eval:COCOeval_faster"),
     ("pycocotools.coco:COCO", "pycocotools.cocoeval:COCOeval"),
 )
 
-# Metric → its place in COCO's twelve summary figures.
+# Metric → its index in COCO's twelve summary figures.
 SUMMARY = MappingProxyType({"mAP50-95": 0, "mAP50": 1, "mAP75": 2, "AR100": 8})
 
 
 @dataclass(frozen=True)
 class Image:
-    """Hold one annotated image: COCO id, size in pixels where the file gives it, annotations as in the file."""
+    """Hold one annotated image: COCO id, size in pixels (None if the file omits it), annotations as in the file."""
 
     id: int
     size: tuple[int, int] | None
@@ -256,10 +266,10 @@ class CocoAnnotations:
     names: Mapping[int, str] = field(default_factory=dict)
 
     def image(self, path: str) -> Image:
-        """Return the image of a file: the one listed with its path below the data folder, or else with its name.
+        """Return the image of a file: the one listed with the file's path below the data folder, or else with its name.
 
         Raises:
-            DataError: none is, or several are.
+            DataError: no image fits, or several do.
         """
         name = PurePath(path).name
         listed = [path] if path in self.images else self._files_by_name.get(name, [])
@@ -267,7 +277,7 @@ class CocoAnnotations:
             many = f" but {', '.join(map(repr, listed[:2]))}" if listed else ""
             raise DataError(
                 f"{self.source} lists no image {name!r}{many}",
-                "Give the folder above, so that paths tell them apart" if listed else _ONE_SET,
+                "Give the parent folder, so that their paths differ" if listed else _ONE_SET,
             )
         return self.images[listed[0]]
 
@@ -279,14 +289,14 @@ class CocoAnnotations:
         return found
 
 
-_ONE_SET = "Take images and annotations of one set"
+_ONE_SET = "Use images and annotations of the same data set"
 
 
 def load_annotations(path: Path) -> CocoAnnotations:
     """Read a COCO instances file: {"images": [...], "annotations": [...], "categories": [...]}.
 
     Raises:
-        DataError: missing, larger than MAX_FILE_BYTES, not JSON, or without one of these lists or their ids.
+        DataError: the file is missing, larger than MAX_FILE_BYTES or not JSON, or lacks one of these lists or an id.
     """
     fix = "Give a COCO instances JSON file as --annotations"
     try:
@@ -335,10 +345,10 @@ def _annotations(path: Path, plain: Any) -> CocoAnnotations:
 
 
 def _identity(value: Any) -> int:
-    """An id, which may be written as text.
+    """Return an id, which may be written as text, as a number.
 
     Raises:
-        ValueError, TypeError: it is not a whole number.
+        ValueError, TypeError: the id is not a whole number.
     """
     number = int(value)
     if isinstance(value, float) and value != number:
@@ -350,7 +360,7 @@ def load_package(packages: Iterable[tuple[str, str]] = PACKAGES) -> tuple[Any, A
     """Return the classes (annotations, evaluation) of the first COCO package that is installed.
 
     Raises:
-        RuntimeUnavailableError: none is.
+        RuntimeUnavailableError: no COCO package is installed.
     """
     for truth, evaluation in packages:
         try:
@@ -365,10 +375,13 @@ def load_package(packages: Iterable[tuple[str, str]] = PACKAGES) -> tuple[Any, A
 def mean_average_precision(
     annotations: CocoAnnotations, found: Sequence[tuple[Image, Detections]], package: tuple[Any, Any]
 ) -> dict[str, float]:
-    """Return COCO's box metrics over the images in `found` alone; boxes in pixels of the annotated image.
+    """Return COCO's box metrics over only the images in `found`. Boxes are in pixels of the annotated image.
 
-    mAP50-95: mean over categories and IoU thresholds .50:.05:.95; mAP50, mAP75 at one threshold; AR100: mean recall at
-    100 detections an image. `package` is what `load_package` gives.
+    mAP50-95 is the mean over categories and the IoU thresholds .50:.05:.95. mAP50 and mAP75 use one threshold. AR100 is
+    the mean recall at 100 detections an image.
+
+    Args:
+        package: the result of `load_package`.
 
     Raises:
         DataError: none of the images has an annotated object.
@@ -382,7 +395,7 @@ def score_guesses(
     """Return the metrics of `mean_average_precision` for COCO's list of results {image_id, category_id, bbox, score}.
 
     Raises:
-        DataError: none of the images has an annotated object, or a result is not of that form.
+        DataError: none of the images has an annotated object, or a result has another form.
     """
     truth = [annotation for image in images for annotation in image.annotations]
     if all(annotation["iscrowd"] for annotation in truth):
@@ -409,7 +422,7 @@ def score_guesses(
         reference = coco_class()
         reference.dataset = dataset
         reference.createIndex()
-        # They write into what they are given.
+        # The packages modify the results that they receive.
         evaluation = evaluation_class(reference, reference.loadRes([dict(result) for result in given]), "bbox")
         evaluation.evaluate()
         evaluation.accumulate()
@@ -432,8 +445,9 @@ def guesses(annotations: CocoAnnotations, found: Sequence[tuple[Image, Detection
 
 
 def match_image(annotations: CocoAnnotations, image: Image, detections: Detections) -> dict[int, Matches]:
-    """Return detections of one image matched with its objects, by category id; boxes in pixels of the annotated
-    image.
+    """Return the detections of one image matched with its objects, by category id.
+
+    Boxes are in pixels of the annotated image.
     """
     boxes = np.concatenate([detections.boxes[:, :2], detections.boxes[:, 2:] - detections.boxes[:, :2]], axis=1)
     categories = np.array(annotations.categories, np.int64)[detections.classes]

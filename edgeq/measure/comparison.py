@@ -1,29 +1,30 @@
-"""Compare one model's outputs with another's: running sums, of which `edgeq.measure.agreement` has the figures.
+"""Compare one model's outputs with another's: collect the running sums for the figures of `edgeq.measure.agreement`.
 
-Sums are kept, never the outputs, so memory does not grow with the samples.
+Only sums are kept, never outputs, so memory does not grow with the samples.
 
-Slices of an output whose values are in another unit than the rest, such as scores in a tensor of boxes in pixels.
+Find slices of an output whose values have another unit than the rest, such as scores in a tensor of boxes in pixels.
 
-One SQNR over such an output describes the largest values; all others may be zero. So sums are kept for every index
-along every axis, and indices are put together by the scale of the reference there:
+One SQNR over such an output describes only the largest values. All others could be zero without a visible change. So
+sums are kept for every index along every axis, and indices are grouped by the scale of the reference there:
 
-    scale[i]   the larger of two ratios: of max |r| over all elements with index i, and of max r - min r over these, to
-               the largest that any index has. A column that happens to lie near zero varies as its neighbours do.
-               Indices whose values all lie in 0..1 (scores, probabilities) share the largest of theirs: a class that
-               never occurs is not a unit of its own
-    known[i]   scale[i] > 2^-24, the resolution of a float32: what is smaller is taken for zero (padding)
-    levels     from the largest scale down, a new one begins where the next is more than 16 times smaller than the
-               level's largest. Along axes of more than 12 indices, the channels of a feature map say, it must be that
-               much smaller than the one before, since channels and positions of one unit fill a wide range evenly;
-               and a lower level must hold more than an eighth of the indices, or those at one end, since some channels
-               hardly ever fire
+    scale[i]   the larger of two ratios. Each divides a size of index i by the largest such size of any index. The sizes
+               are max |r| over all elements with index i, and max r - min r over these elements. (A column whose
+               values happen to be near zero varies as its neighbours do.) Indices whose values are all in 0..1
+               (scores, probabilities) share the largest of their scales: a class that never occurs is not a unit of
+               its own
+    known[i]   scale[i] > 2^-24, the resolution of a float32; a smaller scale counts as zero (padding)
+    levels     groups of indices, from the largest scale down. A new level begins at a scale that is more than 16 times
+               smaller than the level's largest. Along axes of more than 12 indices (the channels of a feature map),
+               it must be that much smaller than the next larger scale, because channels and positions of one unit
+               fill a wide range evenly. There, a lower level must also contain more than an eighth of the indices, or
+               those at one end, because some channels are hardly ever active
 
-Neighbours of one level are one slice; an index without a level of its own joins the slice before it. A slice's SQNR is
-that over its own elements. A ratio of 16 costs 24 dB where both share one scale: half of the 48 dB that 8 bits give at
-best are left.
+Neighbours of one level are one slice. An index without a level joins the slice before it. A slice's SQNR is computed
+over its own elements. A ratio of 16 costs 24 dB if both levels share one scale. That is half of the 48 dB that 8 bits
+give at best.
 
-Only the reference decides what the slices are, so all that is compared with it is judged alike. Left out are the axis
-of the rows, axes that differ in length from sample to sample, and those of more than 4096 indices.
+Only the reference decides the slices, so all candidates are judged alike. There are no slices along the axis of the
+rows, along axes whose length differs between samples, and along axes of more than 4096 indices.
 """
 
 from __future__ import annotations
@@ -49,19 +50,19 @@ if TYPE_CHECKING:
 
 Floats = NDArray[np.float64]
 Run = tuple[int, int]
-"""First and last index."""
+"""First and last index of a slice."""
 
 _UNLIKE = 16.0
 _FEW_INDICES = 12
 _SCARCE = 8
 _NEGLIGIBLE = 2.0**-24
 _MOST_INDICES = 4096
-# Summands keep 24 bits; an int64 takes 2^32 of them in blocks of exponents that are 8 wide.
+# Summands keep 24 bits. Blocks of exponents are 8 wide, so an int64 can sum 2^32 of them.
 _BITS, _BLOCK = 24, 8
 
 
 def like_slices(low: Floats, high: Floats) -> list[Run]:
-    """Return the slices of an axis whose index i has values from low[i] to high[i]; none where all are of one unit."""
+    """Return the slices of an axis whose index i has values from low[i] to high[i], or [] if all have one unit."""
     scale = np.zeros(len(low))
     with np.errstate(over="ignore"):
         sizes = np.maximum(-low, high), np.minimum(high - low, sys.float_info.max)
@@ -98,11 +99,12 @@ def like_slices(low: Floats, high: Floats) -> list[Run]:
 
 @dataclass
 class ExactSums:
-    """Sum numbers that are not negative, one sum for each index. Each summand is rounded to 24 bits and added exactly,
-    so that any order gives the same.
+    """Sum numbers that are not negative, one sum for each index.
+
+    Each summand is rounded to 24 bits and added exactly, so any order gives the same sum.
 
     Attributes:
-        parts: by block of exponents b, sums in units of 2^(8 b - 24).
+        parts: sums in units of 2^(8 b - 24), by block of exponents b.
     """
 
     parts: dict[int, NDArray[np.int64]] = field(default_factory=dict)
@@ -124,7 +126,7 @@ class ExactSums:
         self.parts[place] = self.parts[place] + part if place in self.parts else part
 
     def total(self) -> Floats:
-        """Return the sum of each index; one that overflows counts as the largest float64."""
+        """Return the sum of each index. A sum that overflows counts as the largest float64."""
         with np.errstate(over="ignore"):
             found = sum(
                 np.ldexp(self.parts[place].astype(np.float64), _BLOCK * place - _BITS) for place in sorted(self.parts)
@@ -137,8 +139,8 @@ class AxisSums:
     """Hold the running figures of every index along one axis.
 
     Attributes:
-        low, high: of the reference.
-        powers: of the reference for all indices, then of the difference, then of the candidate.
+        low, high: smallest and largest values of the reference.
+        powers: sums of squares: of the reference for all indices, then of the difference, then of the candidate.
     """
 
     low: Floats
@@ -148,11 +150,11 @@ class AxisSums:
 
     @classmethod
     def of(cls, length: int) -> AxisSums:
-        """Start without samples."""
+        """Return sums without samples for an axis of `length` indices."""
         return cls(np.full(length, np.inf), np.full(length, -np.inf), np.zeros(length))
 
     def merge(self, other: AxisSums) -> None:
-        """Add what was seen of other samples."""
+        """Add the sums of other samples."""
         self.low, self.high = np.minimum(self.low, other.low), np.maximum(self.high, other.high)
         self.max_abs_error = np.maximum(self.max_abs_error, other.max_abs_error)
         self.powers.merge(other.powers)
@@ -166,7 +168,7 @@ class SliceSums:
     seen: bool = False
 
     def update(self, reference: Floats, candidate: Floats, inputs: Iterable[NDArray[Any]], *, rows: int = 1) -> None:
-        """Add the finite values of one sample, or of several single rows: as one by one."""
+        """Add the finite values of one sample, or of several single rows as if they came one by one."""
         allowed = judged_axes(reference.shape, inputs, rows)
         self._keep(allowed)
         if not self.axes:
@@ -182,7 +184,7 @@ class SliceSums:
             sums.powers.add(np.concatenate([_by_row(power, axis, rows) for power in powers], axis=1))
 
     def merge(self, other: SliceSums) -> None:
-        """Add what was seen of other samples."""
+        """Add the sums of other samples."""
         if not other.seen:
             return
         if self.seen:
@@ -208,7 +210,7 @@ class SliceSums:
                 part = slice(first, last + 1)
                 peak = float(max(-sums.low[part].min(), sums.high[part].max()))
                 signal, noise, other = (float(min(total[part].sum(), sys.float_info.max)) for total in totals)
-                # Of each pair e = r - c, so that 2 r c = r^2 + c^2 - e^2.
+                # With e = r - c for each pair, 2 r c = r^2 + c^2 - e^2.
                 cosine = _cosine((signal + other - noise) / 2, signal, other)
                 error = float(sums.max_abs_error[part].max())
                 found.append(SliceAgreement(axis, first, last, peak, decibels(signal, noise), cosine, error))
@@ -216,15 +218,20 @@ class SliceSums:
 
 
 def judged_axes(shape: tuple[int, ...], inputs: Iterable[NDArray[Any]], rows: int = 1) -> dict[int, int]:
-    """Return the lengths of the axes along which an output may have slices. Its first axis is one of them where inputs
-    are known and none is as long."""
+    """Return the lengths of the axes along which an output may have slices.
+
+    The first axis is one of them only for a single sample whose inputs all have a first axis of another length.
+    """
     firsts = [array.shape[:1] for array in inputs]
     start = 0 if firsts and rows == 1 and shape[:1] not in firsts else 1
     return {k: n for k, n in enumerate(shape) if k >= start and 2 <= n <= _MOST_INDICES and 0 not in shape}
 
 
 def _by_row(power: Floats, axis: int, rows: int) -> Floats:
-    """Sum by index along `axis` for each row, [rows, length], in the order in which a single row is added."""
+    """Return the sums by index along `axis` for each row, [rows, length].
+
+    Elements are added in the same order as for a single row, so the sums are the same.
+    """
     if power.ndim == 2 and axis == 1 and rows == len(power):
         return power
     others = tuple(k for k in range(power.ndim) if k != axis)
@@ -233,14 +240,14 @@ def _by_row(power: Floats, axis: int, rows: int) -> Floats:
 
 
 def rows(sample: Sample, outputs: dict[str, Outputs]) -> Iterator[tuple[Sample, dict[str, Outputs]]]:
-    """Yield the real rows of a gathered batch, each as a sample with a batch of 1; any other sample as it is.
+    """Yield each real row of a gathered batch as a sample with a batch of 1. Yield any other sample unchanged.
 
     Args:
-        sample: gathered if its context has "rows": the contexts of the real rows, which come first.
-        outputs: of each session.
+        sample: a sample; gathered if its context has "rows": the contexts of the real rows, which come first.
+        outputs: outputs of each session.
 
     Raises:
-        DataError: an output's first axis does not count the rows.
+        DataError: the first axis of an output is not as long as the batch.
     """
     contexts = sample.context.get("rows")
     if contexts is None:
@@ -269,15 +276,16 @@ def rows(sample: Sample, outputs: dict[str, Outputs]) -> Iterator[tuple[Sample, 
 
 
 _UNIT = 2**1074
-"""1 over the smallest float64: every other is a multiple of it."""
+"""1 / the smallest positive float64, of which every float64 is a multiple."""
 _NO_INPUTS: Outputs = MappingProxyType({})
 _MOST_SLICES = 64
 
 
 @dataclass
 class OutputComparison:
-    """Hold the running sums of one output, in units of the smallest float64: exact, so that parts merge in any
-    order.
+    """Hold the running sums of one output.
+
+    The sums are exact multiples of the smallest float64, so parts can be merged in any order.
     """
 
     name: str
@@ -305,8 +313,15 @@ class OutputComparison:
         *,
         rows: int = 1,
     ) -> None:
-        """Add one sample's arrays: numbers or booleans, of any shape; and the inputs that they were computed from. Or
-        those of several single rows: the sums are what they would be one by one."""
+        """Add the arrays of one sample or of several single rows.
+
+        The sums of several rows are the same as if the rows came one by one.
+
+        Args:
+            reference, candidate: numbers or booleans, of any shape.
+            inputs: the inputs that they were computed from.
+            rows: number of single rows; 1 for a sample.
+        """
         self.indices |= reference.dtype.kind == "b" or (reference.dtype.kind in "iu" and reference.dtype.itemsize >= 4)
         if reference.shape != candidate.shape:
             self.mismatched += 1
@@ -341,7 +356,7 @@ class OutputComparison:
             self.slices.update(whole, other, inputs.values(), rows=rows)
 
     def merge(self, other: OutputComparison) -> None:
-        """Add what was seen of later samples."""
+        """Add the sums of later samples."""
         for total in dataclasses.fields(self):
             if total.type == "int":
                 setattr(self, total.name, getattr(self, total.name) + getattr(other, total.name))
@@ -355,7 +370,7 @@ class OutputComparison:
         """Return the figures of all samples so far.
 
         Args:
-            classes: whether it has class scores, if it is shaped so.
+            classes: whether the output contains class scores, if it is shaped like them.
         """
         rows = self.classes.rows + self.unmatched_rows
         powers = (self.signal, self.noise, self.product, self.candidate_power)
@@ -374,7 +389,9 @@ class OutputComparison:
         )
 
     def parts(self) -> tuple[SliceAgreement, ...]:
-        """Return its slices of unlike scale, if these were asked for: the worst where there are many."""
+        """Return the output's slices of different scale, at most 64: the worst ones. Return () if slices were not
+        recorded.
+        """
         found = sorted(self.slices.result() if self.slices is not None else (), key=lambda part: part.sqnr_db)
         return tuple(sorted(found[:_MOST_SLICES], key=lambda s: (s.axis, s.first)))
 
@@ -384,7 +401,8 @@ class Comparison:
     """Hold the running sums of all outputs of one pair of models.
 
     Attributes:
-        task: which output holds class scores: a classification's. None finds out by the values, see `class_scores`.
+        task: the task, which decides the output that contains class scores; None decides by the values: see
+            `ClassScores`.
     """
 
     task: Task | None = None
@@ -393,8 +411,10 @@ class Comparison:
     _floats: set[str] = field(default_factory=set)
 
     def update(self, reference: Outputs, candidate: Outputs, inputs: Outputs = _NO_INPUTS, *, rows: int = 1) -> None:
-        """Add one sample, or several single rows: outputs by name, and its inputs. What is not an array of numbers in
-        both is left out."""
+        """Add the outputs by name, and the inputs, of one sample or of several single rows.
+
+        An output that is not an array of numbers in both models is left out.
+        """
         self.count += rows
         self._floats.update(name for name, array in reference.items() if array.dtype.kind == "f")
         for name, array in reference.items():
@@ -405,7 +425,7 @@ class Comparison:
                 )
 
     def merge(self, other: Comparison) -> None:
-        """Add what was seen of later samples."""
+        """Add the sums of later samples."""
         self.count += other.count
         self._floats |= other._floats
         for name, output in other.outputs.items():
@@ -426,7 +446,7 @@ class Comparison:
 
 
 def decibels(signal: float, noise: float) -> float:
-    """Return 10 log10(signal / noise) of two powers; infinity without noise, minus infinity without signal."""
+    """Return 10 log10(signal / noise) of two powers: infinity without noise, minus infinity without signal."""
     if noise == 0:
         return math.inf
     return 10 * math.log10(signal / noise) if signal > 0 else -math.inf
@@ -437,13 +457,13 @@ def _share(part: int, whole: int) -> float | None:
 
 
 def _units(value: float) -> int:
-    """A finite float64 as a whole number of the smallest ones; one that overflowed counts as the largest."""
+    """Return a finite float64 as a multiple of the smallest one. A value that overflowed counts as the largest."""
     numerator, denominator = min(value, sys.float_info.max).as_integer_ratio()
     return numerator * (_UNIT // denominator)
 
 
 def _dot(a: NDArray[np.float64], b: NDArray[np.float64]) -> float:
-    # Not `a @ b`: BLAS starts its threads for it, and next to a runtime that keeps the cores busy that takes a thousand
+    # Not `a @ b`: BLAS starts its threads for it. Next to a runtime that keeps the cores busy, this takes a thousand
     # times as long as the sum itself.
     return float(np.einsum("i,i->", a, b))
 
@@ -451,5 +471,5 @@ def _dot(a: NDArray[np.float64], b: NDArray[np.float64]) -> float:
 def _cosine(product: float, a: float, b: float) -> float:
     if a == 0 or b == 0:
         return 1.0 if a == b else 0.0
-    # Rounding can leave the quotient a few ulp outside.
+    # Rounding can leave the quotient a few ulp outside -1..1.
     return max(-1.0, min(1.0, product / (math.sqrt(a) * math.sqrt(b))))

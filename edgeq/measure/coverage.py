@@ -1,10 +1,9 @@
 """Read which kernels and layers ran: the source node of each, its MACs, and whether it computed on integers.
 
-Which arithmetic really runs on integers, read off ONNX Runtime's own profile of the optimised graph.
-
-Counting Q/DQ nodes in a file shows what was requested. What runs is decided at load, when the optimiser fuses some of
-them into integer kernels and leaves the rest in float, so one inference is run under the profiler and every kernel that
-ran is classified by its name and the dtype of its inputs. Plug-in engines enter their own layers into that profile.
+The source is ONNX Runtime's own profile of the optimised graph. The Q/DQ nodes of a file show only what was requested.
+The optimiser decides at load what runs: it fuses some of these nodes into integer kernels and leaves the rest in float.
+So edgeq runs one inference under the profiler, and classifies every kernel that ran by its name and the dtype of its
+inputs. Plug-in engines enter their own layers into that profile.
 """
 
 from __future__ import annotations
@@ -41,10 +40,10 @@ from edgeq.util.display import SILENT, Displayed, Progress
 from edgeq.util.records import NOT_WRITTEN, Amount, Count, Share, written
 
 RUNS = 20
-"""Runs that count where kernels are timed."""
+"""Number of runs that count when kernels are timed."""
 _WARM_UP = 5
 _SUFFIX = "_kernel_time"
-# The accuracy level at which a product of weights in blocks multiplies integers.
+# A product of weights in blocks multiplies integers at this accuracy level.
 _INTEGER_LEVEL = 4
 TypedShape = tuple[str, list[int]]
 
@@ -54,9 +53,9 @@ class KernelRun:
     """Describe one run of one kernel.
 
     Attributes:
-        name: of the node in the optimised graph.
+        name: name of the node in the optimised graph.
         us: microseconds; the profiler itself costs about one.
-        inputs, outputs: (element type, shape) of the tensors that went in and came out.
+        inputs, outputs: (element type, shape) of each input tensor and output tensor.
     """
 
     name: str
@@ -71,7 +70,7 @@ class Profile:
     """List the kernels that ran, in execution order.
 
     Attributes:
-        kernels: of all runs, one after the other.
+        kernels: kernels of all runs, one run after the other.
         weights: shape of each node's largest constant input in the optimised graph, by the node's name.
         expanded: names of products whose integer weights are expanded to float before they multiply.
     """
@@ -93,7 +92,7 @@ def profile(
 
     Args:
         feed: one sample.
-        opener: opens the session; another machine's, for another machine's kernels.
+        opener: opens the session; for another machine's kernels, that machine's opener.
 
     Raises:
         RuntimeUnavailableError: onnxruntime is missing, or refuses the model.
@@ -134,9 +133,9 @@ def timed_profile(
 def typical(kernels: Sequence[KernelRun], runs: int) -> tuple[KernelRun, ...]:
     """Return each kernel of `runs` runs once, in execution order, with the median of its times after the warm-up.
 
-    The median, because it is the time of an ordinary run: a mean takes in interrupts of the system, and the shortest of
-    some runs favours kernels whose time varies, such as conversions that are bound by memory. A kernel in a loop, which
-    runs several times a run, has their sum, as a mean over all runs.
+    The median is the time of an ordinary run. A mean would include interrupts of the system. The minimum would favour
+    kernels whose time varies, such as conversions that are bound by memory. A kernel in a loop runs several times in
+    each run: its time is their sum, as a mean over all runs.
     """
     first: dict[str, KernelRun] = {}
     times: dict[str, list[float]] = {}
@@ -149,7 +148,7 @@ def typical(kernels: Sequence[KernelRun], runs: int) -> tuple[KernelRun, ...]:
 
 
 def kernel_runs(events: Iterable[Mapping[str, Any]]) -> tuple[KernelRun, ...]:
-    """Return the kernel runs among the events of a profile, as its JSON lists them."""
+    """Return the kernel runs among the events of a profile's JSON."""
     return tuple(
         KernelRun(
             event["name"].removesuffix(_SUFFIX),
@@ -165,14 +164,14 @@ def kernel_runs(events: Iterable[Mapping[str, Any]]) -> tuple[KernelRun, ...]:
 
 @dataclass(frozen=True)
 class EngineLayer:
-    """Describe one layer that was executed.
+    """Describe one layer that an engine executed.
 
     Attributes:
-        name: of the node that it was made of, as far as the engine keeps names.
-        op_type: as the engine calls it.
-        kernel: the name of what ran it.
-        precision: "int8", one of the engine's precisions, or "" where it computes in neither.
-        merged: names of all nodes that it was made of, where the engine says so.
+        name: name of the node that the layer was made from, as far as the engine keeps names.
+        op_type: the engine's name for the operator.
+        kernel: name of the kernel that ran.
+        precision: "int8", another of the engine's precisions, or "" if the kernel's name shows none.
+        merged: names of all nodes that the layer was made from, if the engine reports them.
     """
 
     name: str
@@ -190,10 +189,10 @@ def engine_profile(
     *,
     opener: Callable[[Path, SessionSettings], Any] | None = None,
 ) -> tuple[tuple[EngineLayer, ...], tuple[KernelRun, ...]]:
-    """Return the layers of one inference in the engine, and the kernels of what it left to onnxruntime.
+    """Return the layers of one inference in the engine, and the kernels of the nodes that it left to onnxruntime.
 
     Args:
-        engine: that of `settings`, whose graph can be seen.
+        engine: the engine of `settings`; its execution graph must be visible.
         feed: one sample.
         opener: opens a session in a process of the engine; None starts one.
 
@@ -227,14 +226,14 @@ def layers_of(events: Iterable[Mapping[str, Any]], graph: ExecutionGraph) -> tup
 
 Kind = Literal["int8", "float", "conversion", "other"]
 
-# Kernels that take float and convert to integers inside.
+# Kernels that take float and convert it to integers themselves.
 _DYNAMIC_INTEGER = re.compile(r"^(DynamicQuantize(MatMul|LSTM)|MatMulNBits)$")
-# Control flow multiplies nothing itself: the kernels of its body count one by one.
+# Control flow does not multiply: the kernels of its body count one by one.
 _CONTROL = frozenset({"If", "Loop", "Scan"})
 _CONVERSIONS = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"})
 _MOVES_DATA = frozenset({"Shape", "ReorderInput", "ReorderOutput", "MemcpyToHost", "MemcpyFromHost"})
 _ELEMENT_WISE = frozenset({"Add", "Cast", "Mul"})
-# What ONNX Runtime appends to a node's name when a fusion, the layout optimiser or the quantizer replaces it.
+# Suffixes that ONNX Runtime appends to a node's name when a fusion, the layout optimiser or the quantizer replaces it.
 _RENAMED = re.compile(
     r"(_token_\d+|_nchwc|_Q[48]|_quant|_quant_scales_mul|/duplicated|_matmul|_MatMul|/MatMulAddFusion|/MatMulScaleFusion/)$"
 )
@@ -242,8 +241,14 @@ _RENAMED = re.compile(
 
 @dataclass(frozen=True)
 class NodeRun:
-    """Describe one kernel that ran: its name in the optimised graph, the source node it stands for, its MACs and
-    input dtype; of a plug-in engine also the precision.
+    """Describe one kernel that ran.
+
+    Attributes:
+        name: name in the optimised graph.
+        source: name of the source node that the kernel computes.
+        kind: the kind of computation, by the dtype of the kernel's inputs.
+        macs: multiply-accumulates.
+        precision: precision of a plug-in engine's kernel; "" for onnxruntime's.
     """
 
     name: str
@@ -255,9 +260,9 @@ class NodeRun:
 
 
 def aliases(source: ir.Model, macs: Mapping[str, int]) -> dict[str, str]:
-    """Return the names under which ONNX Runtime may run a source node → that node's name.
+    """Return the source node's name for each name under which ONNX Runtime may run the node.
 
-    Fusions name the fused kernel after the node, its output tensor, or the activation that it swallowed.
+    A fusion names the fused kernel after the node, its output tensor, or the activation that was fused into it.
     """
     known: dict[str, str] = {}
     for node in source.graph:
@@ -271,7 +276,10 @@ def aliases(source: ir.Model, macs: Mapping[str, int]) -> dict[str, str]:
 
 
 def source_names(source: ir.Model) -> Callable[[str], str]:
-    """Name of a kernel or layer that multiplies → that of the source node; itself where none is recognised."""
+    """Return a function from the name of a kernel or layer that multiplies to the name of its source node.
+
+    The function returns an unknown name unchanged.
+    """
     known = aliases(source, {name: macs for name, macs in node_macs(source).items() if macs})
     return lambda name: known.get(source_name(name, known), name)
 
@@ -283,16 +291,16 @@ def classify(
     known: Mapping[str, str],
     expanded: Collection[str] = (),
 ) -> tuple[NodeRun, ...]:
-    """Turn runs of kernels into `NodeRun`s.
+    """Convert runs of kernels to `NodeRun`s.
 
-    MACs come from the source node where its name is still recognisable, else from the shapes that ran. A kernel of a
-    loop's body, which runs many times, becomes one `NodeRun` with the MACs of all its runs.
+    MACs come from the source node if its name is still recognisable, else from the shapes that ran. A kernel in a
+    loop's body runs many times. It becomes one `NodeRun` with the MACs of all its runs.
 
     Args:
-        kernels: of ONNX Runtime's profile.
+        kernels: kernels of ONNX Runtime's profile.
         weights: `Profile.weights`.
-        macs: MACs by source node name, of those that have any.
-        known: names that stand for a source node (`aliases`).
+        macs: MACs by source node name, for nodes that have any.
+        known: names that mean a source node (`aliases`).
         expanded: `Profile.expanded`.
     """
     runs: dict[tuple[str, str, Kind], NodeRun] = {}
@@ -300,8 +308,8 @@ def classify(
         name, op_type = kernel.name, kernel.op_type
         stem = source_name(name, known)
         computed = _macs_from_shapes(op_type, kernel.inputs, kernel.outputs, weights.get(name, ()))
-        # A name stands for the node it was made from only if what ran under it multiplies: not an activation that was
-        # not fused, not the scaling behind a dynamically quantized node.
+        # A name means its source node only if the kernel multiplies. Activations that were not fused, and the scaling
+        # after a dynamically quantized node, do not.
         multiplies = computed or (stem in macs and op_type not in _ELEMENT_WISE)
         standing = name if stem in macs else stem
         source = known[stem] if stem in known and multiplies else standing
@@ -319,12 +327,15 @@ def layer_runs(
     macs: Mapping[str, int],
     known: Mapping[str, str],
 ) -> tuple[NodeRun, ...]:
-    """Return an engine's layers as `NodeRun`s: the first that stands for a source node with its MACs, and one for each
-    node with MACs that was merged into it. A layer that stands for none only converts; a node with MACs that no layer
-    stands for counts as float: nothing is known of it."""
+    """Return an engine's layers as `NodeRun`s.
+
+    A source node with MACs belongs to the first layer that is named after it or into which it was merged. Each such
+    node becomes one `NodeRun`. A layer without a source node only converts. A node with MACs but without a layer counts
+    as float, because nothing is known about it.
+    """
     types = {str(node.name): node.op_type for node in source.graph}
     made = {name_of(output): str(node.name) for node in source.graph for output in node.outputs}
-    # Each node and those that give its inputs: a product that is merged with its bias loses its name.
+    # Each node and the makers of its inputs: a product loses its name when it is merged with its bias.
     before = {
         str(node.name): (str(node.name), *(made[name_of(value)] for value in node.inputs if name_of(value) in made))
         for node in source.graph
@@ -347,7 +358,7 @@ def layer_runs(
 
 
 def source_name(name: str, known: Collection[str]) -> str:
-    """Return `name` without what was appended to it, as far as that leads to a known one."""
+    """Return `name` without appended suffixes, removed one by one until a known name is left."""
     while name not in known and (shorter := _RENAMED.sub("", name)) != name:
         name = shorter
     return name
@@ -358,7 +369,7 @@ def _kind(op_type: str, inputs: list[TypedShape], outputs: list[TypedShape]) -> 
         return "conversion"
     if op_type in _MOVES_DATA | _CONTROL or not inputs:
         return "other"
-    # QLinearConcat takes its scales first; there the output decides.
+    # QLinearConcat takes its scales first, so its output decides.
     if _DYNAMIC_INTEGER.match(op_type) or {d for d, _ in (inputs[0], *outputs[:1])} & {"int8", "uint8"}:
         return "int8"
     computed_in_float = inputs[0][0] in ("float", "float16", "double") or any(d == "float" for d, _ in outputs)
@@ -385,7 +396,7 @@ def _macs_from_shapes(
 
 
 def sized_macs(source: ir.Model, feed: Mapping[str, np.ndarray]) -> dict[str, int]:
-    """Return `node_macs` of an inference on `feed`."""
+    """Return the `node_macs` of an inference on `feed`."""
     return node_macs(sized(source, {name: array.shape for name, array in feed.items()}))
 
 
@@ -394,7 +405,7 @@ Basis = Literal["", "native", "emulated", "modelled", "forecast", "unknown"]
 
 @dataclass(frozen=True)
 class FloatNode:
-    """Describe a node that ran in float, in which precision where that is known, and why."""
+    """Describe a node that ran in float: the precision if it is known, and the reason."""
 
     name: str
     op_type: str
@@ -416,26 +427,26 @@ class OperatorCoverage:
 
 _DERIVED = -1.0
 HERE = "this machine"
-"""Where this machine's own kernels ran, onnxruntime's unless an engine is named before it."""
+"""`Coverage.how` for this machine's own kernels: onnxruntime's, unless an engine is named before it."""
 
 
 @dataclass(frozen=True)
 class Coverage(Displayed):
-    """Hold the share of multiply-accumulates that ran on integers, and what did not.
+    """Hold the share of multiply-accumulates that ran on integers, and the nodes that did not.
 
     Attributes:
-        basis: what it rests on: the target's kernels themselves ("native"), emulated, or an exact model of them; a
-            forecast by rules; "unknown"; "" where a record does not say.
-        how: on what it was measured, or by what rules it was forecast; of "unknown", why.
-        reason: why a forecast was not measured, and what to do about it.
-        int8_macs, float_macs: MACs of one inference, by what ran them.
+        basis: source of the share: the target's own kernels ("native"), the same kernels emulated ("emulated"), an
+            exact model of them ("modelled"), a forecast by rules ("forecast"), or "unknown"; "" if a record omits it.
+        how: machine that measured, or rules that forecast; for "unknown", the reason.
+        reason: why a forecast was not measured, and how to measure.
+        int8_macs, float_macs: MACs of one inference on integers and in float.
         nodes: every kernel that ran, in execution order.
-        float_nodes: those in float, each with its reason.
-        int8_mac_share: integer MACs over all MACs, 0 when the graph has none, None where it is unknown. This and
-            what follows are derived from `nodes` unless they are given, as a record gives them.
-        kernels: how many of each kind ran.
-        operators: kernel types that compute, the one with the most MACs first.
-        precisions: MACs by "int8", "bf16", "f32" ..., where an engine computes in one that it was given.
+        float_nodes: nodes that ran in float, each with its reason.
+        int8_mac_share: integer MACs over all MACs; 0 if the graph has none, None if the share is unknown. This and the
+            attributes below are derived from `nodes` unless a record gives them.
+        kernels: number of kernels of each kind that ran.
+        operators: kernel types that compute, most MACs first.
+        precisions: MACs by precision ("int8", "bf16", "f32" ...), if an engine has several.
     """
 
     int8_macs: Count = 0
@@ -464,18 +475,18 @@ class Coverage(Displayed):
 
     @property
     def measured(self) -> bool:
-        """Tell whether it is a fact about the target's kernels."""
+        """Return whether the share was measured on the target's kernels, emulated kernels or an exact model of them."""
         return self.basis in ("native", "emulated", "modelled")
 
     @property
     def origin(self) -> str:
-        """Return a clause on what the share rests on; "" for onnxruntime's kernels on this machine."""
+        """Return a clause that names the source of the share, or "" for onnxruntime's kernels on this machine."""
         if self.basis == "forecast":
             return f"a forecast by {self.how}, not measured"
         return f"measured on {self.how}" if self.measured and self.how not in ("", HERE) else ""
 
     def summary(self) -> str:
-        """Return one line: the share and what it rests on."""
+        """Return one line: the share and its source."""
         if self.int8_mac_share is None:
             return f"not known: {self.how}"
         about = "about " if self.basis == "forecast" else ""
@@ -500,11 +511,11 @@ def _by_operator(nodes: Iterable[NodeRun]) -> tuple[OperatorCoverage, ...]:
 def coverage_of(
     nodes: Iterable[NodeRun], why: Callable[[NodeRun], str], *, basis: Basis, how: str, reason: str = ""
 ) -> Coverage:
-    """Sum up runs of nodes.
+    """Return the coverage of runs of nodes.
 
     Args:
-        why: the reason of each that is in float.
-        basis, how, reason: as `Coverage` has them.
+        why: returns the reason for a node in float.
+        basis, how, reason: the attributes of `Coverage`.
     """
     nodes = tuple(nodes)
     floats = [n for n in nodes if n.kind == "float"]
@@ -535,18 +546,19 @@ def measure_coverage(
     macs: Mapping[str, int] | None = None,
     opener: Callable[[Path, SessionSettings], Any] | None = None,
 ) -> Coverage:
-    """Run `model` once under the profiler and classify every kernel; in a plug-in, every layer of the graph that it
-    executes.
+    """Run `model` once under the profiler and classify every kernel.
+
+    In a plug-in engine, classify every layer of the graph that the engine executes.
 
     Args:
         model: the artifact.
         settings: the session settings that ship with it.
         feed: one sample.
-        source: the float model that the artifact was made from, by whose nodes kernels are named and counted.
-        explain: gives the reason for a node that ran in float.
-        basis, how: of the kernels that `opener` runs it on, as `Coverage` has them.
-        macs: `sized_macs` of `source` and `feed`, where they are known.
-        opener: None opens it here, for a plug-in in a process of its own.
+        source: the float model that the artifact was made from. Its nodes name and count the kernels.
+        explain: returns the reason for a node that ran in float.
+        basis, how: the attributes of `Coverage`, for the kernels that `opener` runs the model on.
+        macs: `sized_macs` of `source` and `feed`, if they are known.
+        opener: opens the session; None opens it here, and a plug-in in a process of its own.
     """
     own = engine_of_file(model.name)
     if own is not None:
@@ -569,11 +581,11 @@ def measure_coverage(
 
 
 def forecast_coverage(predicted: Sequence[NodePrediction], macs: Mapping[str, int], how: str, reason: str) -> Coverage:
-    """Put what rules say of each node into the terms of a measurement.
+    """Return the predictions for each node in the form of a measurement.
 
     Args:
-        macs: by node name, where they are other than predicted.
-        how, reason: as `Coverage` has them.
+        macs: MACs by node name, for nodes whose MACs differ from the prediction.
+        how, reason: the attributes of `Coverage`.
     """
     nodes = [NodeRun(n.name, n.name, n.op_type, n.verdict, macs.get(n.name, n.macs)) for n in predicted]
     reasons = {n.name: n.reason for n in predicted}
@@ -582,9 +594,9 @@ def forecast_coverage(predicted: Sequence[NodePrediction], macs: Mapping[str, in
 
 @dataclass(frozen=True)
 class KernelTime:
-    """Describe one kernel: the source node that it stands for, its operator in the optimised graph, microseconds a run.
+    """Describe one kernel: its source node, its operator in the optimised graph, and the microseconds of one run.
 
-    The profiler costs about a microsecond a kernel, so these are for comparing layers; `bench` measures latency.
+    The profiler costs about a microsecond a kernel, so use these times to compare layers. `bench` measures latency.
     """
 
     name: str
@@ -602,11 +614,11 @@ def kernel_times(
     runs: int = RUNS,
     opener: Callable[[Path, SessionSettings], Any] = open_session,
 ) -> tuple[KernelTime, ...]:
-    """Run `model` under the profiler; what each kernel takes, in execution order.
+    """Run `model` under the profiler and return the time of each kernel, in execution order.
 
     Args:
         feed: one sample.
-        source: the float model that it was made from, by whose nodes kernels are named.
+        source: the float model that `model` was made from. Its nodes name the kernels.
         opener: see `edgeq.measure.coverage.profile`.
 
     Raises:
@@ -614,7 +626,7 @@ def kernel_times(
     """
     profiled = timed_profile(model, settings, feed, runs=runs, opener=opener)
     macs = {name: count for name, count in node_macs(source).items() if count}
-    # The runtime may call a node by what it gives.
+    # The runtime may name a node after its output.
     nodes = {name_of(node.outputs[0]): node.name for node in source.graph if node.name and node.outputs}
     found = classify(profiled.kernels, profiled.weights, macs, aliases(source, macs))
     return tuple(
@@ -633,11 +645,11 @@ class Check:
 
     Attributes:
         name: "load", "coverage", "accuracy", "self-test", "saturation", "kernels".
-        kind: whose arithmetic it rests on: the target's kernels here, in an emulator, in a model of them; "none": of
-            other kernels, or not made.
-        where: on what machine or simulator.
-        detail: what was found, one line.
-        passed: None where there is nothing to pass.
+        kind: whose arithmetic was checked: the target's own kernels ("native"), the same in an emulator ("emulated") or
+            in a model of them ("modelled"); "none" for other kernels, or if there was no check.
+        where: machine or simulator that ran the check.
+        detail: the finding, one line.
+        passed: whether the check passed; None if it cannot pass or fail.
     """
 
     name: str
@@ -648,8 +660,9 @@ class Check:
 
 
 def strongest(checks: Iterable[Check]) -> tuple[Check, ...]:
-    """Return one check of each name, the one nearest to the hardware; of two of a kind the later. In the order of
-    names.
+    """Return one check of each name: the check nearest to the hardware, or the later of two of the same kind.
+
+    The checks are in the order in which their names first appear.
     """
     best: dict[str, Check] = {}
     for check in checks:
@@ -677,12 +690,12 @@ def inspect(
     """Return a model's operators, shapes and multiply-accumulates, and a forecast of what runs in int8 on each target.
 
     Args:
-        targets: names of targets or profiles, or paths to TOML files, one or several; "auto" is this machine.
-        shapes: sizes of inputs, where they are open, to count multiply-accumulates with.
+        targets: one or several names of targets or profiles, or paths to TOML files; "auto" is this machine.
+        shapes: sizes of inputs with open sizes, to count multiply-accumulates with.
 
     Raises:
         UsageError: `model` is not a path.
-        ModelError: not a model, or one that cannot be prepared for a forecast.
+        ModelError: the file is not a model, or cannot be prepared for a forecast.
         HardwareError: an unknown target.
     """
     wanted = [(target.name, target.backend, target.profile.scheme) for target in map(resolve, as_targets(targets))]

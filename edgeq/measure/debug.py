@@ -1,9 +1,9 @@
 """Implement `edgeq.debug`: compare a float model and its quantized form, layer by layer.
 
-An engine is held against onnxruntime's CPU kernels, tensor by tensor, to see where their answers part. Both run the
-same file, so what differs is arithmetic alone. Every tensor that is quantized is given out by a DequantizeLinear of its
-own, which leaves the pairs of the model whole for the engine. Layers behind which most is lost run once more by
-themselves, in both fed with what the CPU's kernels made.
+An engine is compared with onnxruntime's CPU kernels, tensor by tensor, to find where their results diverge. Both run
+the same file, so only arithmetic can differ. Every quantized tensor becomes an output through a DequantizeLinear of its
+own, so the engine still finds the model's Q/DQ pairs intact. The layers that lose most are then run once more alone, in
+both, on the tensors that the CPU's kernels computed.
 """
 
 from __future__ import annotations
@@ -48,18 +48,18 @@ from edgeq.util.display import SILENT, Page, Progress
 from edgeq.util.records import plain
 
 SAMPLES = 32
-"""Samples by default: sums over all elements of a tensor settle after a few."""
+"""Default number of samples: sums over all elements of a tensor settle after a few."""
 ORDER = "Give the float model first, then its int8 form"
 _ORIGIN = "Give the float model that it was made from"
-# Fusing changes roundings; what costs more than this changes the outputs.
+# Fusions change roundings. A loss above this limit means that they also changed the outputs.
 _OPTIMISER_LOSS_DB = 3.0
 _DISABLED = "optimization.disable_specified_optimizers"
 _REQUANTIZER = "WeightBiasQuantization"
 _LISTED = 3
 _SEEN = "/seen"
-# Samples in a simulator, which takes seconds for one: a tensor has thousands of elements.
+# Number of samples in a simulator, which takes seconds for one. Two are enough: a tensor has thousands of elements.
 _SIMULATED = 2
-# Tensors of 8 bits that are this close are equal but for roundings here and there.
+# 8-bit tensors that are this close differ only by a few roundings.
 _CLEAN_DB = 60.0
 
 
@@ -69,9 +69,9 @@ class Reference:
 
     Attributes:
         graph: the model.
-        path: its file: the given one, or the prepared one in a work directory.
-        prepared: whether it was prepared.
-        notes: what the user should know about the choice.
+        path: its file: the one that the caller gave, or the prepared one in a work directory.
+        prepared: whether the model was prepared.
+        notes: facts about the choice that the user should know.
     """
 
     graph: GraphIndex
@@ -83,19 +83,19 @@ class Reference:
 def find_reference(
     path: Path, quantized: GraphIndex, name: str, workdir: Path, progress: Progress = SILENT
 ) -> Reference:
-    """Return the float model that a quantized one was made from: as it is at `path` or, where that explains more of the
-    quantized one, as edgeq prepares models before it quantizes them.
+    """Return the float model that a quantized model was made from.
 
-    Preparation folds BatchNormalization into weights and fuses MatMul with Add, so that a model as it was exported may
-    hold neither the weights nor the nodes that were quantized.
+    It is the model at `path`, or its prepared form (`edgeq.model.prepare`) if that matches more of the quantized model.
+    Preparation folds BatchNormalization into weights and fuses MatMul with Add. So an exported model may contain
+    neither the weights nor the nodes that were quantized.
 
     Args:
-        name: of the quantized model, for messages.
-        workdir: for the prepared model.
+        name: name of the quantized model, for messages.
+        workdir: folder for the prepared model.
 
     Raises:
-        UsageError: the model at `path` is quantized, or no float model of this quantized one.
-        ModelError: it is not a model.
+        UsageError: the model at `path` is quantized, or is not the float model of this quantized one.
+        ModelError: the file is not a model.
     """
     given = GraphIndex(read_model(path))
     if is_quantized(given.model):
@@ -105,15 +105,15 @@ def find_reference(
         raise UsageError(f"{path} has no input {missing[0]!r}, which {name} takes", _ORIGIN)
     weights, activations = _fit(given, quantized)
     named = all(node.name for node in given.graph) and len(given.nodes) == len(given.graph)
-    # Where a layer's name is not among those of the quantized model, another node was quantized, such as the Gemm that
-    # a MatMul and an Add became, and `--exclude` would refuse the layer's name.
+    # If a layer's name is missing in the quantized model, another node was quantized, such as the Gemm that a MatMul
+    # and an Add became. `--exclude` would refuse the layer's name.
     same = {*weights, *activations} <= {NODE_SUFFIX.sub("", node) for node in quantized.nodes}
     if named and same and len(weights) == count_quantized_weights(quantized):
         return Reference(given, path)
     try:
         made = prepare_model(path, workdir, loaded=given.model, progress=progress)
     except ModelError as error:
-        return Reference(given, path, notes=(f"the float model is taken as it is: {error.problem}",))
+        return Reference(given, path, notes=(f"the float model is used unprepared: {error.problem}",))
     prepared = GraphIndex(made.model)
     its_weights, its_activations = _fit(prepared, quantized)
     if (len(its_weights), len(its_activations)) < (len(weights), len(activations)):
@@ -122,20 +122,21 @@ def find_reference(
         raise UsageError(f"{name} has no activation of {path}, prepared or not", _ORIGIN)
     note = f"{path} was compared as `edgeq quantize` prepares it"
     if len(its_weights) > len(weights):
-        note += f": {len(its_weights)} quantized weights match then, {len(weights)} as it is"
+        note += f": {len(its_weights)} quantized weights match then, {len(weights)} without preparation"
     return Reference(prepared, made.path, prepared=True, notes=(note,))
 
 
 def _fit(graph: GraphIndex, quantized: GraphIndex) -> tuple[list[str], list[str]]:
-    """Return the float model's nodes that read a weight whose rounded form the quantized model has, and those that make
-    an activation that both have."""
+    """Return the float model's nodes whose weight the quantized model contains in rounded form, and those whose
+    activation both models have.
+    """
     weights = compare_weights(graph, quantized, match_weights(graph, quantized))
     activations = match_activations(graph, quantized)
     return [w.node for w in weights if not w.changed], [a.node for a in activations if not a.is_input]
 
 
 _VERDICTS: Mapping[Closeness, str] = {
-    "healthy": "the outputs follow float32 closely, and nothing needs to be mended",
+    "healthy": "the outputs follow float32 closely; there is nothing to fix",
     "noisy": "the outputs follow float32, with noise; measure the task's metric with `edgeq eval`",
     "poor": "the outputs do not follow float32; keep the nodes that help in float, or see `edgeq tune`",
 }
@@ -146,17 +147,18 @@ class Diagnosis(Page):
     """Hold the outcome of `edgeq.debug`.
 
     Attributes:
-        float_model, quantized, data: as `edgeq.debug` was given them.
-        variant: of a bundle; None for a model file.
-        settings: what the quantized model was opened with.
-        worst: error sources that are named at most.
+        float_model, quantized, data: the arguments of `edgeq.debug`.
+        variant: variant of a bundle; None for a model file.
+        settings: settings that the quantized model was opened with.
+        worst: maximum number of error sources to name.
         prepared: whether the float model had to be prepared (`edgeq.model.prepare`) to match.
         comparison: weights and activations, on the graph as written.
-        optimised: the model's outputs in the session that ships; `written`: without graph optimisation.
+        optimised: agreement of the outputs in the session that ships.
+        written: agreement of the outputs without graph optimisation.
         notes, warnings: one sentence each.
-        exclusions: nodes that help when they stay in float, as it was computed, the best first; looked for where the
+        exclusions: nodes that help when they stay in float, as measured, the best first; only searched for if the
             outputs are not healthy.
-        engine: the quantized activations in the engine `engine_name`, if one was to be compared.
+        engine: the quantized activations in the engine `engine_name`, if an engine was compared.
     """
 
     float_model: Path
@@ -178,7 +180,7 @@ class Diagnosis(Page):
 
     @property
     def verdict(self) -> Closeness:
-        """Return "healthy", "noisy" or "poor", by the worst output, or slice of one, of the session that ships."""
+        """Return "healthy", "noisy" or "poor", by the worst output or slice of an output of the session that ships."""
         return closeness(self.optimised)
 
     @property
@@ -195,19 +197,21 @@ class Diagnosis(Page):
 
     @property
     def noise(self) -> tuple[LayerNoise, ...]:
-        """Return the noise that each activation's layer adds itself, in the order of the comparison."""
+        """Return the noise of each activation's layer, in the order of the comparison."""
         return tuple(activation.noise for activation in self.comparison.activations)
 
     @property
     def effects(self) -> dict[str, Agreement]:
-        """Return the float model's outputs with the error of one layer alone, for the layers that may cause the
-        error.
+        """Return the agreement of the float model's outputs under the error of each single layer, by the layer's
+        tensor.
+
+        Only layers that may cause the error are included.
         """
         return {a.name: a.effect for a in self.comparison.activations if a.effect is not None}
 
     @property
     def exclude(self) -> tuple[str, ...]:
-        """Return the nodes to leave in float to remove all error sources."""
+        """Return the nodes that must stay in float to remove all error sources."""
         return nodes_to_exclude(self.error_sources)
 
     def __brief__(self) -> dict[str, Any]:
@@ -226,7 +230,7 @@ class Diagnosis(Page):
         return {"name": self.quantized.name, "variants": {"int8": variant}, "notes": list(self.notes)}
 
     def __record__(self) -> dict[str, Any]:
-        """Plain JSON values; every key is always there."""
+        """Return plain JSON values, always with every key."""
         return {
             "float_model": str(self.float_model),
             "quantized_model": str(self.quantized),
@@ -267,25 +271,25 @@ def debug(
 ) -> Diagnosis:
     """Compare a quantized model with its float model and name the layers that lose the accuracy.
 
-    Nothing is kept but sums. The steps one by one (matching and comparing weights and activations, models that give
-    tensors in the middle) are functions of `edgeq.measure.layers`.
+    Only sums are kept. The single steps (matching and comparing weights and activations, models with inner tensors as
+    outputs) are functions of `edgeq.measure.layers`.
 
     Args:
         float_model: the float32 model.
         quantized: its quantized form, a file or a bundle.
         data: samples, as `edgeq.open_samples` takes them.
-        preprocess: of the samples; a bundle knows its own.
-        count: samples at most; None takes all.
-        start, stride: skip the first ones, then take every so many-th.
-        worst: error sources to name at most.
-        variant: of a bundle; None takes the one that fits this machine.
-        session_options: that the quantized file needs; a bundle brings its own.
-        memory: bytes that tensors may take at once; more passes if less. None for 512 MiB.
-        engine: a plug-in such as "qnn", whose tensors are held against those of onnxruntime's CPU kernels, too.
+        preprocess: preprocessing of the samples; a bundle contains its own.
+        count: maximum number of samples; None takes all.
+        start, stride: number of samples to skip at the start, and step between the samples after that.
+        worst: maximum number of error sources to name.
+        variant: variant of a bundle; None uses the one that fits this machine.
+        session_options: session options that the quantized file needs; a bundle has its own.
+        memory: bytes that tensors may take at once; less memory means more passes. None means 512 MiB.
+        engine: a plug-in such as "qnn", whose tensors are also compared with those of onnxruntime's CPU kernels.
 
     Raises:
         UsageError: the models are not a float model and a quantized form of it.
-        EdgeqError: whatever is wrong with a model, the bundle or the data.
+        EdgeqError: an error in a model, the bundle or the data.
     """
     float_model, quantized = path_of(float_model, "float model"), path_of(quantized, "quantized model")
     choice = as_engine(engine) if engine else None
@@ -297,10 +301,10 @@ def debug(
     ):
         own = engine_of_file(loaded.model.name)
         if own is not None:
-            fix = "Name a variant that onnxruntime runs with --variant, or the Q/DQ model that it was made of"
-            raise UsageError(f"{loaded.name} is a {own.suffix} file, whose layers are not compared", fix)
+            fix = "Name a variant that onnxruntime runs with --variant, or the Q/DQ model that it was made from"
+            raise UsageError(f"{loaded.name} is a {own.suffix} file: its layers cannot be compared", fix)
         if not is_quantized(loaded.graph):
-            raise UsageError(f"{loaded.name} holds no quantized operator", ORDER)
+            raise UsageError(f"{loaded.name} contains no quantized operator", ORDER)
         graph = GraphIndex(loaded.graph)
         reference = find_reference(float_model, graph, loaded.name, Path(workdir), progress)
         samples = open_or_search(
@@ -346,8 +350,10 @@ def debug(
 
 
 def _outputs(float_model: Path, loaded: LoadedModel, samples: Samples, progress: Progress) -> dict[str, Agreement]:
-    """Compare the outputs with the float model's: as shipped, without graph optimisation and, where that makes a
-    difference, without the optimiser that is known to."""
+    """Compare the outputs with the float model's: as shipped, and without graph optimisation.
+
+    If the optimisation loses accuracy, also compare them without the one optimiser that is known to cause this.
+    """
     settings = loaded.settings
     reference = open_session(float_model, SessionSettings(intra_op_threads=settings.intra_op_threads))
 
@@ -369,22 +375,22 @@ def _outputs(float_model: Path, loaded: LoadedModel, samples: Samples, progress:
 
 
 def _loss(outputs: Mapping[str, Agreement]) -> float:
-    """Decibels that the optimiser costs; NaN where both are exact."""
+    """Return the decibels that the optimiser costs, or NaN if both are exact."""
     return outputs["written"].sqnr_db - outputs["optimised"].sqnr_db
 
 
 def optimiser_warning(outputs: Mapping[str, Agreement]) -> str | None:
-    """Return a warning where the outputs of the optimised session are not those of the graph as written; else None."""
+    """Return a warning if the outputs of the optimised session differ from those of the graph as written, else None."""
     if not abs(_loss(outputs)) > _OPTIMISER_LOSS_DB:
         return None
     optimised, written = outputs["optimised"].sqnr_db, outputs["written"].sqnr_db
     text = (
-        f"the outputs of the optimised session have {optimised:.1f} dB SQNR, of the graph as written {written:.1f} dB: "
-        "the figures by layer are those of the graph as written"
+        f"the outputs have {optimised:.1f} dB SQNR in the optimised session, but {written:.1f} dB in the graph as "
+        "written: the figures of the layers are from the graph as written"
     )
     without = outputs.get("without")
     if without is not None and without.sqnr_db > optimised + _OPTIMISER_LOSS_DB:
-        text += f"; with the session option {_DISABLED}={_REQUANTIZER} it is {without.sqnr_db:.1f} dB"
+        text += f"; with the session option {_DISABLED}={_REQUANTIZER} the outputs have {without.sqnr_db:.1f} dB"
     return text
 
 
@@ -397,26 +403,27 @@ def _warnings(outputs: Mapping[str, Agreement], comparison: LayerComparison) -> 
     if changed:
         found.append(
             f"{len(changed)} weights differ by more than rounding ({', '.join(changed[:_LISTED])}): they were changed "
-            "before they were quantized, by folding or equalization; compare with the float model that has them so"
+            "before they were quantized, by folding or equalization; compare with the float model that has the changed "
+            "weights"
         )
     found.extend(outputs["optimised"].left_out())
     broken = [a.name for a in comparison.activations if a.accumulated.nonfinite]
     if broken:
-        found.append(f"{len(broken)} tensors hold NaN or infinities in one model only, first {broken[0]}")
+        found.append(f"{len(broken)} tensors contain NaN or infinities in only one model, first {broken[0]}")
     return tuple(found)
 
 
 @dataclass(frozen=True)
 class EngineLayer:
-    """Compare a tensor of the quantized model in the engine with the same in the CPU's kernels.
+    """Compare a tensor of the quantized model in the engine with the same tensor in the CPU's kernels.
 
     Attributes:
-        name: of the tensor, as it is before it is quantized.
-        node, op_type: what makes it; "" and "Input" for an input of the model.
-        sqnr_db: when the model runs as a whole; infinite where both are equal.
-        inputs_db: the least of the tensors that the node reads.
-        alone_db: of the layer by itself, fed with the CPU's tensors; None where it was not run so.
-        steps: the largest difference of its own, alone where it was run so, in steps of its scale.
+        name: name of the tensor before it is quantized.
+        node, op_type: the node that makes the tensor; "" and "Input" for an input of the model.
+        sqnr_db: SQNR when the whole model runs; infinity if both tensors are equal.
+        inputs_db: lowest SQNR of the tensors that the node reads.
+        alone_db: SQNR of the layer alone, on the CPU's tensors; None if it was not run alone.
+        steps: largest difference in steps of the tensor's scale; of the layer alone if it was run alone.
     """
 
     name: str
@@ -429,18 +436,18 @@ class EngineLayer:
 
     @property
     def lost_db(self) -> float:
-        """Return the decibels lost from the tensors that the node reads to the one that it makes."""
+        """Return the decibels lost between the tensors that the node reads and the tensor that it makes."""
         return min(self.inputs_db, _CLEAN_DB) - min(self.sqnr_db, _CLEAN_DB)
 
 
 def compare_engine(
     model: ir.Model, samples: Samples, choice: EngineChoice, folder: Path, *, most: int, progress: Progress = SILENT
 ) -> tuple[EngineLayer, ...]:
-    """Compare every quantized activation of `model` in both, in the order of the graph.
+    """Compare every quantized activation of `model` in the engine and in the CPU's kernels, in the order of the graph.
 
     Args:
-        folder: an existing one for models.
-        most: layers to run alone, at most.
+        folder: an existing folder for models.
+        most: maximum number of layers to run alone.
 
     Raises:
         EngineError, RuntimeUnavailableError: the engine refuses a model.
@@ -454,7 +461,7 @@ def compare_engine(
     with Engines() as engines, progress.stage(title, len(chosen)) as advance:
 
         def opened(model: ir.Model, file: Path) -> tuple[Any, Any]:
-            """Open a model in the CPU's kernels, as it is written, and in the engine."""
+            """Open a model in the CPU's kernels, without graph optimisation, and in the engine."""
             save_model(model, file)
             there = SessionSettings(engine=choice.engine, precision=choice.precision)
             return engines.open(file, SessionSettings(optimization="none")), engines.open(file, there)
@@ -486,12 +493,13 @@ def compare_engine(
 
 @dataclass(frozen=True)
 class _Place:
-    """A tensor that is quantized.
+    """Describe a tensor that is quantized.
 
     Attributes:
-        node: what makes it; None for an input.
-        reads: the tensors that it reads quantized; `open`: whether it reads a float tensor besides.
-        step: its scale; 0 where that is not constant.
+        node: the node that makes the tensor; None for an input.
+        reads: the quantized tensors that the node reads.
+        open: whether the node also reads a float tensor.
+        step: scale of the tensor; 0 if the scale is not constant.
     """
 
     node: ir.Node | None
@@ -500,18 +508,21 @@ class _Place:
     step: float
 
     def layer(self, name: str, sums: Mapping[str, OutputComparison]) -> EngineLayer:
-        """Return the figures of this tensor, next to the worst of those that its node reads."""
+        """Return the figures of this tensor, with the lowest SQNR of the tensors that its node reads."""
         least = min((sums[read].result().sqnr_db for read in self.reads if read in sums), default=math.inf)
         node, op_type = ("", INPUT) if self.node is None else (str(self.node.name), self.node.op_type)
         return EngineLayer(name, node, op_type, sums[name].result().sqnr_db, least, None, self.steps(sums[name]))
 
     def steps(self, sums: OutputComparison) -> float:
-        """Return the largest difference in steps of the tensor's scale; 0 where it has none."""
+        """Return the largest difference in steps of the tensor's scale, or 0 if the scale is not constant."""
         return sums.max_abs_error / self.step if self.step else 0.0
 
 
 def _observed(model: ir.Model) -> tuple[ir.Model, dict[str, _Place]]:
-    """Return a copy of a model that gives every quantized activation, dequantized, and nothing else; and these."""
+    """Return a copy of a model whose only outputs are its quantized activations, dequantized.
+
+    Return these activations too, by name.
+    """
     observed = model.clone()
     editor, places, seen = Editor(observed), {}, []
     for node in list(observed.graph):
@@ -531,7 +542,10 @@ def _observed(model: ir.Model) -> tuple[ir.Model, dict[str, _Place]]:
 
 
 def _layer_alone(observed: ir.Model, name: str, fed: Outputs) -> ir.Model:
-    """Return the layer that makes a tensor, from quantizing what it reads to dequantizing what it makes."""
+    """Return a model of only the layer that makes a tensor.
+
+    It starts where the layer's inputs are quantized and ends where the tensor is dequantized.
+    """
     part = ir.convenience.extract(observed.graph, list(fed), [name + _SEEN])
     for value in part.inputs:
         value.shape, value.type = ir.Shape(fed[name_of(value)].shape), ir.TensorType(ir.DataType.FLOAT)
@@ -539,7 +553,7 @@ def _layer_alone(observed: ir.Model, name: str, fed: Outputs) -> ir.Model:
 
 
 def _reads(node: ir.Node) -> tuple[tuple[str, ...], bool]:
-    """Return the tensors that a node reads quantized, and whether it reads a float that is not constant."""
+    """Return the quantized tensors that a node reads, and whether it reads a float tensor that is not constant."""
     reads: list[str] = []
     floats = False
     restores = is_op(node, "DequantizeLinear")

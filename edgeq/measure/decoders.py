@@ -1,6 +1,6 @@
-"""Decode detector heads: from a model's raw outputs to candidate boxes. Each head is a function and its `Decoder`.
+"""Decode detector heads: convert a model's raw outputs to candidate boxes. Each head is a function and its `Decoder`.
 
-Plug-ins add theirs by an entry point of the group `edgeq.decoders`; "path.py:function" names a function in a file.
+Plug-ins add heads by an entry point of the group `edgeq.decoders`. "path.py:function" names a function in a file.
 """
 
 from __future__ import annotations
@@ -20,12 +20,15 @@ from edgeq.util.registry import DECODERS, Registry, load_function, names_functio
 
 
 class Decode(Protocol):
+    """Define the function of a decoder."""
+
     def __call__(self, outputs: Outputs, size: tuple[int, int]) -> Detections:
-        """Return the candidates of one image, boxes in pixels of the model's input of `size` (width, height), before
-        suppression.
+        """Return the candidates of one image, before suppression.
+
+        Boxes are in pixels of the model's input, whose `size` is (width, height).
 
         Raises:
-            UsageError: the outputs are not of this head.
+            UsageError: the outputs do not belong to this head.
         """
 
 
@@ -34,12 +37,12 @@ class Decoder:
     """Describe one detector head.
 
     Attributes:
-        name: as `--decoder` has it.
+        name: name for `--decoder`.
         title: the outputs that it reads, with their shapes.
         decode: the function.
-        fits: returns whether the outputs for an image of the model's input size (width, height) are of this head, by
-            their shapes and the bounds of their values; None where it is never recognised.
-        preprocess: the preprocessing that its models are trained with, by name; "" where there are several.
+        fits: returns whether the outputs for an image of the model's input size (width, height) belong to this head, by
+            their shapes and the bounds of their values; None if the head cannot be recognised.
+        preprocess: name of the preprocessing that its models are trained with; "" if there are several.
     """
 
     name: str
@@ -55,7 +58,7 @@ REGISTRY: Registry[Decoder] = Registry(
 
 
 def recognise(outputs: Outputs, size: tuple[int, int]) -> list[Decoder]:
-    """Return the decoders whose head gives outputs like these for one image of the model's input size."""
+    """Return the decoders that fit the outputs for one image of the model's input size."""
     return [decoder for _, decoder in REGISTRY.items() if decoder.fits is not None and decoder.fits(outputs, size)]
 
 
@@ -69,12 +72,12 @@ def load_decoder(name: str) -> Decode:
 
 
 def _single_image(outputs: Outputs) -> dict[str, NDArray[Any]]:
-    """Return outputs of shape [1, a, b] as [a, b]; others are not boxes or scores and are left out."""
+    """Return outputs of shape [1, a, b] as [a, b]. Leave out others, which are not boxes or scores."""
     return {name: array[0] for name, array in outputs.items() if array.ndim == 3 and array.shape[0] == 1}
 
 
 def _only_head(outputs: Outputs, decoder: str, layout: str, *, columns: int = 0) -> NDArray[Any]:
-    """Return the one output of shape [1, a, b], as [a, b], with at least so many columns."""
+    """Return the one output of shape [1, a, b] as [a, b]. It must have at least `columns` columns."""
     found = list(_single_image(outputs).values())
     if len(found) != 1 or found[0].shape[1] < columns:
         raise _wrong_head(outputs, decoder, layout)
@@ -82,20 +85,21 @@ def _only_head(outputs: Outputs, decoder: str, layout: str, *, columns: int = 0)
 
 
 def _wrong_head(outputs: Outputs, decoder: str, layout: str) -> UsageError:
-    """Make the error for outputs that `decoder` cannot take; `layout` says what it takes."""
+    """Return the error for outputs that `decoder` cannot take; `layout` describes what it takes."""
     shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in outputs.items())
     return UsageError(
-        f"decoder {decoder} takes {layout}, the model gives {shapes}",
+        f"decoder {decoder} takes {layout}, but the model gives {shapes}",
         "Choose another --decoder, or give your own as path.py:function",
     )
 
 
 def decode_ssd(outputs: Outputs, size: tuple[int, int]) -> Detections:
-    """Scale boxes to pixels of the input, with the best class but the background.
+    """Scale boxes to pixels of the input, each with its best class apart from the background.
 
-    The graph decodes the boxes: [1, N, 4] as corners x1, y1, x2, y2 normalised to 0..1, and class scores
-    [1, N, 1 + classes] after softmax, where class 0 is the background and dropped. The last axis shows which output is
-    which; with three classes and background, the names do ("box" or "loc" against the other).
+    The graph has already decoded the boxes: [1, N, 4] as corners x1, y1, x2, y2 normalised to 0..1. The class scores
+    are [1, N, 1 + classes] after softmax. Class 0 is the background and is dropped. The last axis tells the two outputs
+    apart. With three classes and background, both have four columns, and the names decide ("box" or "loc" marks the
+    boxes).
     """
     found = _single_image(outputs)
     four = [name for name, array in found.items() if array.shape[1] == 4]
@@ -119,10 +123,10 @@ ANCHORS = {
 
 
 def decode_yolov3(outputs: Outputs, size: tuple[int, int]) -> Detections:
-    """Decode YOLOv3 as Darknet has it: raw levels [1, 3 * (5 + classes), H, W], one a stride of 8, 16 and 32, in any
-    order.
+    """Decode YOLOv3 as Darknet defines it.
 
-    Channels are anchor by anchor x, y, w, h, objectness, classes, all before their sigmoid (Redmon and Farhadi,
+    The outputs are raw levels [1, 3 * (5 + classes), H, W], one for each stride of 8, 16 and 32, in any order. The
+    channels are x, y, w, h, objectness and classes, anchor by anchor, all before their sigmoid (Redmon and Farhadi,
     "YOLOv3: An Incremental Improvement", 2018):
 
         centre = (cell + sigmoid(xy)) * stride   size = anchor * exp(wh)   score = sigmoid(objectness) * sigmoid(class)
@@ -143,7 +147,7 @@ def decode_yolov3(outputs: Outputs, size: tuple[int, int]) -> Detections:
 
 
 def _level(level: Floats, stride: int) -> Floats:
-    """Return one level [3 * (5 + classes), H, W] as rows of centre, size in pixels, objectness and classes."""
+    """Return one level [3 * (5 + classes), H, W] as rows of centre and size in pixels, objectness and classes."""
     anchors = np.array(ANCHORS[stride], np.float64)
     height, width = level.shape[1:]
     values: NDArray[Any] = level.reshape(3, -1, height, width).transpose(0, 2, 3, 1).copy()
@@ -157,14 +161,14 @@ def _level(level: Floats, stride: int) -> Floats:
 
 
 def decode_yolov3_nms(outputs: Outputs, size: tuple[int, int]) -> Detections:
-    """Return the boxes that YOLOv3 of the ONNX model zoo kept, which suppresses boxes itself:
+    """Return the boxes that YOLOv3 of the ONNX model zoo kept. The model suppresses boxes itself:
 
         boxes [1, N, 4]: top, left, bottom, right
         scores [1, classes, N]
         indices [K, 3] or [1, K, 3]: batch, class, box
 
-    The model takes the image's size as a second input and gives boxes of that size. Here it is to be that of the
-    model's own input, so that boxes are in its pixels (`edgeq.compat.readers.YoloV3DataReader` sees to that).
+    The model takes the image's size as a second input and returns boxes for that size. Here this input must be the size
+    of the model's own input, so that boxes are in its pixels. `edgeq.compat.readers.YoloV3DataReader` sets it.
     """
     del size
     integers = [array for array in outputs.values() if array.dtype.kind == "i" and array.shape[-1:] == (3,)]
@@ -182,10 +186,10 @@ def decode_yolov3_nms(outputs: Outputs, size: tuple[int, int]) -> Detections:
 
 
 def decode_yolov5(outputs: Outputs, size: tuple[int, int]) -> Detections:
-    """Decode YOLOv5 and v7; the score is objectness times class.
+    """Decode YOLOv5 and v7. The score is objectness times class.
 
-    One output [1, N, 5 + classes] is decoded: centre x, centre y, width, height in pixels of the model's input, then
-    objectness and class scores after their sigmoid. Further outputs (the raw levels) are not of this shape.
+    The one output [1, N, 5 + classes] is already decoded: centre x, centre y, width, height in pixels of the model's
+    input, then objectness and class scores after their sigmoid. Further outputs (the raw levels) have other shapes.
     """
     del size
     head = _only_head(outputs, "yolov5", YOLOV5.title, columns=6)
@@ -193,10 +197,11 @@ def decode_yolov5(outputs: Outputs, size: tuple[int, int]) -> Detections:
 
 
 def decode_yolov8(outputs: Outputs, size: tuple[int, int]) -> Detections:
-    """Decode YOLOv8 and its kin; the score is that of the class.
+    """Decode YOLOv8 and related models. The score is that of the class.
 
-    One output [1, 4 + classes, N] is decoded: centre x, centre y, width, height in pixels of the model's input, then
-    class scores after their sigmoid. There is no objectness. [1, N, 4 + classes] is taken too; the longer axis is N.
+    The one output [1, 4 + classes, N] is already decoded: centre x, centre y, width, height in pixels of the model's
+    input, then class scores after their sigmoid. There is no objectness. [1, N, 4 + classes] is also accepted: the
+    longer axis is N.
     """
     del size
     head = _only_head(outputs, "yolov8", YOLOV8.title)
@@ -207,11 +212,11 @@ def decode_yolov8(outputs: Outputs, size: tuple[int, int]) -> Detections:
 
 
 def decode_nanodet(outputs: Outputs, size: tuple[int, int]) -> Detections:
-    """Decode NanoDet-Plus: distances from a cell to the sides of its box, each a distribution.
+    """Decode NanoDet-Plus. It gives each distance from a cell to a side of its box as a distribution.
 
-    One output [1, N, classes + 4 * 8]: class scores after their sigmoid, then for left, top, right and bottom the
-    logits of 0 to 7 strides (X. Li et al., "Generalized Focal Loss", 2020). Cells run row by row, the levels from the
-    finest stride on: 8, 16, 32 and perhaps 64, their sizes rounded up.
+    The one output [1, N, classes + 4 * 8] contains class scores after their sigmoid, then for left, top, right and
+    bottom the logits of 0 to 7 strides (X. Li et al., "Generalized Focal Loss", 2020). Cells run row by row. The levels
+    start with the finest stride: 8, 16, 32 and perhaps 64, with sizes rounded up.
 
         distance = sum_i i * softmax(logits)_i * stride    corner = cell * stride -+ distance
     """
@@ -229,9 +234,9 @@ def decode_nanodet(outputs: Outputs, size: tuple[int, int]) -> Detections:
 
 
 def decode_detections(outputs: Outputs, size: tuple[int, int]) -> Detections:
-    """Return the boxes that a model chose itself, as YOLOv10 does.
+    """Return the boxes that a model selected itself, as YOLOv10 does.
 
-    One output [1, N, 6]: left, top, right, bottom in pixels of the model's input, score, class.
+    The one output is [1, N, 6]: left, top, right, bottom in pixels of the model's input, score, class.
     """
     del size
     head = _only_head(outputs, "detections", DETECTIONS.title, columns=6)
@@ -248,12 +253,12 @@ _STRIDES = ((8, 16, 32), (8, 16, 32, 64))
 def decode_yolox(outputs: Outputs, size: tuple[int, int]) -> Detections:
     """Decode YOLOX by grid cell and stride.
 
-    One output [1, N, 5 + classes] is not decoded: x, y as offsets in grid cells, w, h as logarithms, then objectness
-    and class scores, both after their sigmoid.
+    The one output [1, N, 5 + classes] is not decoded: x, y are offsets in grid cells and w, h are logarithms.
+    Objectness and class scores follow, both after their sigmoid.
 
         centre = (xy + cell) * stride    size = exp(wh) * stride    score = objectness * class
 
-    Cells run row by row, the levels from the finest stride on: 8, 16, 32, and 64 in the larger variants.
+    Cells run row by row. The levels start with the finest stride: 8, 16, 32, and 64 in the larger variants.
     """
     cells = {sum((size[0] // s) * (size[1] // s) for s in strides): strides for strides in _STRIDES}
     layout = f"[1, N, 5 + classes] with N = {' or '.join(map(str, cells))}"
@@ -269,7 +274,12 @@ def decode_yolox(outputs: Outputs, size: tuple[int, int]) -> Detections:
 
 
 def anchors(size: tuple[int, int], strides: tuple[int, ...], *, up: bool = False) -> tuple[Floats, Floats]:
-    """Return column and row of each cell, [N, 2], and its stride in pixels, [N, 1]; `up` rounds levels up."""
+    """Return the column and row of each cell, [N, 2], and its stride in pixels, [N, 1].
+
+    Args:
+        size: width and height of the model's input in pixels.
+        up: whether to round the sizes of levels up.
+    """
     places, steps = [], []
     for stride in strides:
         width, height = (math.ceil(side / stride) if up else side // stride for side in size)
@@ -280,10 +290,10 @@ def anchors(size: tuple[int, int], strides: tuple[int, ...], *, up: bool = False
 
 
 def _decodes(decode: Decode) -> Callable[[Outputs, tuple[int, int]], bool]:
-    """Return a `fits` that asks whether the decoder takes the outputs."""
+    """Return a `fits` function that tests whether the decoder accepts the outputs."""
 
     def fits(outputs: Outputs, size: tuple[int, int]) -> bool:
-        """Try it."""
+        """Return whether the decoder accepts the outputs."""
         try:
             decode(outputs, size)
         except UsageError:
@@ -294,7 +304,7 @@ def _decodes(decode: Decode) -> Callable[[Outputs, tuple[int, int]], bool]:
 
 
 def _head(outputs: Outputs, columns: int) -> NDArray[Any] | None:
-    """Return the one output of shape [1, a, b] as [a, b] where it has more than `columns` columns."""
+    """Return the one float output of shape [1, a, b] as [a, b] if it has more than `columns` columns, else None."""
     found = list(_single_image(outputs).values())
     return found[0] if len(found) == 1 and found[0].shape[1] > columns and found[0].dtype.kind == "f" else None
 
@@ -305,7 +315,7 @@ def _shares(values: NDArray[Any]) -> bool:
 
 
 _ROUNDING = 1e-3
-# Width and height of boxes as logarithms of strides: e to this power is beyond any image.
+# The largest logarithm of a box's width or height in strides: e to this power exceeds any image.
 _MOST_LOGARITHM = 12.0
 
 

@@ -1,8 +1,11 @@
-"""Find the layers that cause the error of the outputs, by their weights or their range, and the nodes to keep in float.
+"""Find the layers whose weights or range cause the error of the outputs, and the nodes to keep in float.
 
-In three steps, each on less and with more effort. The figures of all layers give the noise that each adds itself. Two
-rankings of it, by its size and by the share of the outputs' noise that can be traced back to it, give candidates. What
-the error of each candidate alone does to the outputs (`LayerPair.output_effects`) decides.
+There are three steps. Each looks at fewer layers with more effort:
+
+- The figures of all layers give the noise that each layer adds itself.
+- Two rankings of this noise give candidates: by its size, and by the share of the outputs' noise that traces back to
+  it.
+- The effect of each candidate's error alone on the outputs decides (`LayerPair.output_effects`).
 """
 
 from __future__ import annotations
@@ -23,23 +26,23 @@ from edgeq.util.records import NOT_WRITTEN, NullIsInfinite, plain, written
 from edgeq.util.records import computed as written_too  # `computed` is a field here
 
 Cause = Literal["weights", "range"]
-# A layer that alone gives this share of the noise in the outputs is worth looking at.
+# A layer counts as an error source if it alone causes this share of the noise in the outputs.
 _STANDS_OUT = 0.05
-# A tensor of zeros that is not met has no ratio; anything this large is as bad.
+# Noise against a reference of zeros has no ratio. Ratios from this value on count as equally bad.
 _MOST = 1e4
-# From here on, channels are so unequal that sharing one scale is worth mentioning.
+# From this ratio on, channels are so unequal that a message mentions their shared scale.
 _UNEQUAL = 4.0
 
 
 @dataclass(frozen=True)
 class LayerArrays:
-    """Hold the tensors that one sample gives in each layer, by name of the float tensor.
+    """Hold the tensors of each layer for one sample, by name of the float tensor.
 
     Attributes:
         exact: the float model's tensor.
-        raw: what the quantized layer makes of the float model's tensors: floats before they are quantized, or integers.
-        alone: the same as its readers get it.
-        from_rounded: what the float layer makes of the same tensors rounded as the quantized model rounds them.
+        raw: result of the quantized layer on the float model's tensors: floats before they are quantized, or integers.
+        alone: the same result in the form that its readers get.
+        from_rounded: result of the float layer on the same tensors, rounded as the quantized model rounds them.
     """
 
     exact: Mapping[str, NDArray[Any]]
@@ -53,9 +56,9 @@ class LayerNoise:
     """Hold the noise that one layer adds itself, relative to its signal's power: 10^(-SQNR/10).
 
     Attributes:
-        weights: of its quantized weights.
-        range: of rounding and clipping its result.
-        inherited: of everything before it, as the quantized model runs as a whole.
+        weights: noise of its quantized weights.
+        range: noise of rounding and clipping its result.
+        inherited: noise of all layers before it, when the whole quantized model runs.
     """
 
     weights: float
@@ -64,12 +67,12 @@ class LayerNoise:
 
     @property
     def own(self) -> float:
-        """Return the noise of the layer itself, whatever it inherits."""
+        """Return the noise of the layer itself, without inherited noise."""
         return self.weights + self.range
 
     @property
     def cause(self) -> Cause:
-        """Return the larger part."""
+        """Return which part of the layer's own noise is larger."""
         return "weights" if self.weights > self.range else "range"
 
 
@@ -86,16 +89,17 @@ class ActivationComparison:
     """Hold the figures of one activation.
 
     Attributes:
-        name: tensor of the float model; `computed` its tensor in the quantized one.
-        node, op_type, folded, kind, range: as `ActivationMatch` has them.
-        minimum, maximum: of the float values seen.
-        reads: names of the activations that its layer reads; exact_reads: those of them that it reads before they are
-            quantized.
-        accumulated, layer, inputs: see `edgeq.measure.layers`. For a graph input the first two are `rounding`, and the
+        name: name of the tensor in the float model.
+        computed: name of its tensor in the quantized model.
+        node, op_type, folded, kind, range: the attributes of `ActivationMatch`.
+        minimum, maximum: smallest and largest float values seen.
+        reads: names of the activations that its layer reads.
+        exact_reads: names of those activations that the layer reads before they are quantized.
+        accumulated, layer, inputs: see `edgeq.measure.layers`. For a graph input, the first two are `rounding`, and the
             last is exact.
-        rounding: None where it is not quantized.
-        saturated_low, saturated_high: share of the float values that lie outside the range by more than half a step.
-        effect: the float model's outputs with the error of this layer alone; None where that was not followed.
+        rounding: agreement of the float values with their rounded form; None if the tensor is not quantized.
+        saturated_low, saturated_high: share of the float values that are outside the range by more than half a step.
+        effect: agreement of the float model's outputs with the error of only this layer; None if it was not measured.
     """
 
     name: str
@@ -119,21 +123,21 @@ class ActivationComparison:
 
     @written_too
     def saturated(self) -> dict[str, float]:
-        """Return the shares at the two ends."""
+        """Return the shares of saturated values at the two ends."""
         return {"low": self.saturated_low, "high": self.saturated_high}
 
     @written_too
     def noise(self) -> LayerNoise:
-        """Return the noise of its layer."""
+        """Return the noise of the activation's layer."""
         layer, inputs, rounding = (_ratio(a) for a in (self.layer, self.inputs, self.rounding))
-        # Independent errors add up in power; what neither inputs nor rounding explain is the weights'.
+        # Independent errors add up in power. The weights cause what inputs and rounding do not explain.
         own = max(0.0, layer - inputs)
         of_range = min(own, rounding)
         return LayerNoise(own - of_range, of_range, max(0.0, _ratio(self.accumulated) - own))
 
     @written_too
     def output_sqnr_db(self) -> float | None:
-        """Return the SQNR of the outputs with the error of this layer alone, where that was followed."""
+        """Return the SQNR of the outputs with the error of only this layer, or None if it was not measured."""
         return None if self.effect is None else self.effect.sqnr_db
 
 
@@ -159,8 +163,8 @@ class ActivationSums:
         """Add one sample.
 
         Args:
-            whole: what the quantized model makes when it runs as a whole.
-            real: takes padding off an array.
+            whole: the activation when the whole quantized model runs.
+            real: removes the padding from an array.
         """
         match = self.match
         exact = real(made.exact[match.name])
@@ -207,14 +211,14 @@ class ErrorSource:
     """Describe a layer that causes a large part of the error of the outputs.
 
     Attributes:
-        name: its tensor.
-        node, op_type: what computes it; "" and "Input" for a graph input.
-        output_sqnr_db: of the float model's outputs with this layer's error and no other.
-        share: of the noise in the quantized model's outputs, 0 to 1; errors do not simply add up, nor do shares.
-        cause: "weights" or "range" (of its result).
+        name: name of its tensor.
+        node, op_type: the node that computes the tensor; "" and "Input" for a graph input.
+        output_sqnr_db: SQNR of the float model's outputs with the error of only this layer.
+        share: share of the noise in the quantized model's outputs, 0 to 1. Errors, and so shares, do not simply add up.
+        cause: "weights", or "range" of the layer's result.
         reason: the cause in figures.
-        exclude: nodes to keep in float. A tensor stays float only if neither its maker nor any reader is quantized, so
-            for a range these are several.
+        exclude: nodes to keep in float. For a range there are several, because a tensor stays float only if its maker
+            and all its readers do.
     """
 
     name: str
@@ -249,10 +253,10 @@ def find_error_sources(
     outputs: Agreement,
     most: int = 10,
 ) -> tuple[ErrorSource, ...]:
-    """Return at most `most` layers each of which gives a good part of the noise in the outputs, worst first.
+    """Return at most `most` layers that each cause a considerable part of the noise in the outputs, worst first.
 
     Args:
-        outputs: of the quantized model as a whole.
+        outputs: agreement of the whole quantized model's outputs.
     """
     by_name = {a.name: a for a in activations}
     by_node = {w.node: w for w in sorted(weights, key=lambda w: -w.sqnr_db) if len(w.shape) > 1}
@@ -260,7 +264,7 @@ def find_error_sources(
     for a in activations:
         share = _share(a.effect, outputs) if a.effect is not None else 0.0
         if a.effect is not None and share >= _STANDS_OUT:
-            # What Gather gives is rows of its weight, in the weight's own scale.
+            # Gather returns rows of its weight, in the weight's own scale.
             rows = a.op_type == "Gather" and a.node in by_node
             cause: Cause = "weights" if rows else a.noise.cause
             reason = _weight_reason(by_node.get(a.node)) if cause == "weights" else _range_reason(a)
@@ -273,8 +277,11 @@ def find_error_sources(
 def sets_to_exclude(
     error_sources: Sequence[ErrorSource], activations: Sequence[ActivationComparison], most: int
 ) -> tuple[tuple[str, ...], ...]:
-    """Return sets of nodes to try in float: those of the error sources first, then what touches the tensors whose error
-    changes the outputs most, until there are `most`."""
+    """Return at most `most` sets of nodes to try in float.
+
+    The sets of the error sources come first. Then come the nodes around the tensors whose error changes the outputs
+    most.
+    """
     by_name = {a.name: a for a in activations}
     followed = [(worst_db(a.effect), a) for a in activations if a.effect is not None]
     worst = (a for _, a in sorted(followed, key=lambda pair: pair[0]))
@@ -284,15 +291,18 @@ def sets_to_exclude(
 
 
 def nodes_to_exclude(error_sources: Iterable[ErrorSource]) -> tuple[str, ...]:
-    """Return all nodes that the error sources name, worst error source first, each once."""
+    """Return the nodes of all error sources, each once, worst error source first."""
     return tuple(dict.fromkeys(node for error_source in error_sources for node in error_source.exclude))
 
 
 def _traced(
     activations: Sequence[ActivationComparison], own: Mapping[str, float], outputs: frozenset[str]
 ) -> dict[str, float]:
-    """The outputs' noise traced back: a layer keeps the share of its accumulated noise that is its own; the
-    rest is attributed to the tensors it reads, in proportion to theirs."""
+    """Return the outputs' noise traced back to each layer.
+
+    A layer keeps the share of its accumulated noise that is its own. The rest goes to the tensors that it reads, in
+    proportion to their noise.
+    """
     accumulated = {a.name: _ratio(a.accumulated) for a in activations}
     read = {name for a in activations for name in a.reads}
     attributed = {a.name: accumulated[a.name] if a.name in outputs or a.name not in read else 0.0 for a in activations}
@@ -308,7 +318,7 @@ def _traced(
 
 
 def _share(effect: Agreement, outputs: Agreement) -> float:
-    """Return the share of the noise in the output where that is largest."""
+    """Return the layer's share of an output's noise, for the output where the share is largest."""
     whole = {output.name: _ratio(output) for output in outputs.outputs}
     parts = [(_ratio(output), whole.get(output.name, 0.0)) for output in effect.outputs]
     return max((min(1.0, part / total) for part, total in parts if total > 0), default=0.0)
@@ -323,7 +333,7 @@ def _ratio(agreement: OutputAgreement | None) -> float:
 
 
 def _touching(tensor: ActivationComparison, activations: Mapping[str, ActivationComparison]) -> list[str]:
-    """Nodes because of which a tensor is quantized. A dynamic scale belongs to the readers alone."""
+    """Return the nodes that cause a tensor to be quantized. A dynamic scale belongs only to the readers."""
     readers = [a.node for a in activations.values() if tensor.name in a.reads and tensor.name not in a.exact_reads]
     return readers if tensor.kind == "dynamic" else [tensor.node, *readers]
 
@@ -336,7 +346,7 @@ def _weight_reason(weight: WeightComparison | None) -> str:
         channel, db = weight.worst_channels[0]
         text += f", channel {channel} {db:.1f} dB"
     if not weight.per_channel and weight.range_ratio is not None and weight.range_ratio >= _UNEQUAL:
-        text += f"; one scale for channels whose largest range is {weight.range_ratio:.0f} times the middle one's"
+        text += f"; one scale for all channels, whose largest range is {weight.range_ratio:.0f} times the median"
     return text
 
 

@@ -1,7 +1,7 @@
-"""Implement `edgeq eval` as a function: a model or bundle, data, a task, perhaps a reference, to figures.
+"""Implement `edgeq eval` as a function: measure a model or bundle on data, for a task, against a reference, or both.
 
-Which preprocessing a model was trained with shows in its accuracy on labelled data under each candidate. That is
-measured on the float model: a wrong preprocessing costs more than any quantization, and calibration on wrongly prepared
+Find the preprocessing that a model was trained with: measure its accuracy on labelled data under each candidate. The
+float model is measured, because a wrong preprocessing costs more than any quantization. Calibration on wrongly prepared
 samples gives wrong ranges without a message.
 """
 
@@ -37,18 +37,18 @@ from edgeq.util.registry import names_function
 
 @dataclass(frozen=True)
 class EvalRequest:
-    """Describe a model to evaluate, and on what.
+    """Describe a model to evaluate, and the data.
 
     Attributes:
         model: model file or bundle.
-        data: as `edgeq.data.samples.open_samples` takes it.
-        task: name of a task, or "path.py:factory"; None with a reference measures agreement only.
-        options: of the task.
-        reference: a second model or bundle, run on the same samples.
-        variant: of a bundle; None takes the one that fits this machine.
-        preprocess: None takes the bundle's, or none.
-        labels, count, start, stride: as `open_samples` takes them.
-        settings: for model files; a bundle brings its own. A reference runs in onnxruntime's own kernels.
+        data: samples, as `edgeq.data.samples.open_samples` takes them.
+        task: name of a task, or "path.py:factory"; None with a reference measures only agreement.
+        options: options of the task.
+        reference: a second model or bundle, run on the same samples. It runs in onnxruntime's own kernels.
+        variant: variant of a bundle; None uses the one that fits this machine.
+        preprocess: preprocessing of the samples; None uses the bundle's, if any.
+        labels, count, start, stride: the arguments of `open_samples`.
+        settings: session settings for model files; a bundle has its own.
     """
 
     model: Path
@@ -66,8 +66,10 @@ class EvalRequest:
 
 
 def request_from_options(given: Mapping[str, Any]) -> EvalRequest:
-    """Return a request from flat options: the fields of `EvalRequest`, those of tasks (`split_task_options`),
-    `threads`, `optimization`, `session_options` (each "key=value"), and `engine` as `choose_engine` takes it.
+    """Return a request from flat options.
+
+    The options are the fields of `EvalRequest`, those of tasks (`split_task_options`), `threads`, `optimization`,
+    `session_options` (each "key=value"), and `engine` as `choose_engine` takes it.
     """
     options, remaining = split_task_options(given)
     settings = SessionSettings(
@@ -85,8 +87,8 @@ def request_from_options(given: Mapping[str, Any]) -> EvalRequest:
 class EvalResult:
     """Hold the outcome of an evaluation.
 
-    `accuracy` and the reference's are None without a task, `agreement` without a reference; `coverage` is of a plug-in
-    engine's own execution graph, else None.
+    `accuracy` and `reference_accuracy` are None without a task. `agreement` is None without a reference. `coverage`
+    describes the execution graph of a plug-in engine, and is None for any other model.
     """
 
     request: EvalRequest
@@ -101,13 +103,15 @@ class EvalResult:
 
     @property
     def loss(self) -> float | None:
-        """Return how much worse it is than the reference, in the primary metric's unit."""
+        """Return how much worse the model is than the reference, in the primary metric's unit, or None without both
+        figures.
+        """
         if self.accuracy is None or self.reference_accuracy is None:
             return None
         return self.accuracy.loss_against(self.reference_accuracy)
 
     def __record__(self) -> dict[str, Any]:
-        """Plain JSON values; every key is always there."""
+        """Return plain JSON values, always with every key."""
         accuracy, reference = self.accuracy, self.reference_accuracy
         return {
             "model": str(self.request.model),
@@ -144,13 +148,14 @@ def run_evaluation(
     """Open everything, run every sample once, and measure.
 
     Args:
-        opener: where the model runs; None is this machine, where a reference always does.
-        workers: a number of processes to share the samples among, the address of a Dask scheduler, or what
-            `edgeq.distributed.workers.open_workers` gave. Without `opener`.
+        opener: opens the model where it will run; None opens it on this machine. A reference always runs on this
+            machine.
+        workers: a number of processes to share the samples among, the address of a Dask scheduler, or the result of
+            `edgeq.distributed.workers.open_workers`. It cannot be combined with `opener`.
 
     Raises:
-        UsageError: neither a task nor a reference, or an option that makes no sense.
-        EdgeqError: whatever is wrong with the model, the bundle or the data.
+        UsageError: neither a task nor a reference, or an invalid option.
+        EdgeqError: an error in the model, the bundle or the data.
     """
     name, options = named_task(request.task, request.options), request.options
     if name == "detection" and options.annotations is None:
@@ -160,7 +165,7 @@ def run_evaluation(
         raise UsageError("task options without a task", "Give a --task")
     refuse_ignored(request.settings, *(path for path in (request.model, request.reference) if path is not None))
     with ExitStack() as stack:
-        pool = stack.enter_context(open_workers(workers))  # they start while the model is opened
+        pool = stack.enter_context(open_workers(workers))  # workers start while the model opens
         loaded = stack.enter_context(
             open_model(request.model, request.settings, variant=request.variant, opener=opener)
         )
@@ -239,7 +244,7 @@ def _check_same_inputs(loaded: LoadedModel, reference: LoadedModel) -> None:
 
 
 PLAIN = {"divide=255,layout=model": "0..1", "none": "as they are"}
-"""What models are also fed that take no images. As `--preprocess` takes them, with titles."""
+"""Further candidates, for models that do not take images: value of `--preprocess` → title."""
 
 
 @dataclass(frozen=True)
@@ -258,10 +263,10 @@ class Try:
 
 @dataclass(frozen=True)
 class Trial:
-    """Rank the candidates, the best first, those that do not fit last.
+    """Rank the candidates: the best first, those that do not fit last.
 
     Attributes:
-        tied: the candidates (the best among them) whose difference so many samples cannot show.
+        tied: the best candidate and those that this number of samples cannot tell from it.
     """
 
     request: EvalRequest
@@ -272,7 +277,7 @@ class Trial:
     tied: tuple[str, ...]
 
     def __record__(self) -> dict[str, Any]:
-        """Plain JSON values."""
+        """Return plain JSON values."""
         return {
             "model": str(self.request.model),
             "data": str(self.request.data),
@@ -288,16 +293,16 @@ class Trial:
 def try_preprocess(
     request: EvalRequest, candidates: Sequence[str] | None = None, *, progress: Progress = SILENT
 ) -> Trial:
-    """Evaluate `request` once for each candidate.
+    """Evaluate `request` once for each candidate preprocessing.
 
     Args:
-        request: with a task. Its own preprocessing, where it has one, is a candidate too, and its source options
-            (key, label, layout …) hold for all of them.
-        candidates: as `--preprocess` takes them; None takes the common ones and `PLAIN`.
+        request: a request with a task. Its own preprocessing, if any, is also a candidate, and its source options (key,
+            label, layout …) apply to all candidates.
+        candidates: preprocessings, as `--preprocess` takes them; None takes the common ones and `PLAIN`.
 
     Raises:
         UsageError: no task, or a reference.
-        EdgeqError: no candidate fits; the first one's reason.
+        EdgeqError: no candidate fits; it is the first candidate's error.
     """
     if request.task is None:
         raise UsageError("preprocessings are compared by accuracy", "Give a --task, and labelled data")
@@ -317,9 +322,10 @@ def try_preprocess(
     if not measured:
         raise failed[0][1]
     sign = -1 if measured[0][1].higher_is_better else 1
-    ranked = sorted(measured, key=lambda pair: sign * pair[1].value)  # stable: named ones first among equals
+    # a stable sort keeps named candidates first among equals
+    ranked = sorted(measured, key=lambda pair: sign * pair[1].value)
     best = ranked[0][1]
-    # Twice the standard error of a share among so many samples; none for a metric that is not a share.
+    # Twice the standard error of a share over this number of samples; 0 for a metric that is not a share.
     noise = 2 * math.sqrt(best.value * (1 - best.value) / best.count) if 0 <= best.value <= 1 else 0.0
     tied = [one.preprocess for one, accuracy in ranked if abs(accuracy.value - best.value) <= noise]
     tries = tuple(one for one, _ in (*ranked, *failed))
@@ -327,7 +333,7 @@ def try_preprocess(
 
 
 def _candidates(request: EvalRequest, given: Sequence[str] | None) -> Mapping[str, Preprocess]:
-    """Return the candidates by name, each reading the data as the request's own preprocessing does."""
+    """Return the candidates by name. Each reads the data as the request's own preprocessing does."""
     listed = list(given) if given is not None else list(dict.fromkeys([*candidates(), *PLAIN]))
     if request.preprocess is None:
         return {name: load_preprocess(name) for name in listed}

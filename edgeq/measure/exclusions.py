@@ -1,9 +1,9 @@
 """Find the nodes of a quantized model that help when they stay in float.
 
-A quantized model with some nodes in float is made of the two models: no backend is needed, whatever wrote the file. The
-nodes come from the float model, with its weights. A tensor between two of them stays float unless a node outside
-reads it, too; one that comes from outside is read as the quantized model has it. So the result is what a build with
-these nodes excluded computes, up to roundings.
+The float and the quantized model are combined into a quantized model with some nodes in float. This needs no backend,
+so it works for files of any quantizer. The nodes come from the float model, with its weights. A tensor between two of
+these nodes stays float unless another node also reads it. A tensor from any other node is read in its quantized form.
+So the result computes the same as a build that excludes these nodes, up to roundings.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def with_nodes_in_float(
 ) -> Loadable | None:
     """Return the quantized model in a form that computes `nodes` of the float model in float.
 
-    Nodes that the quantized model holds fused with one of them go along. None where that cannot be done: nodes with
-    bodies, tensors without a counterpart, or a model that computes in another type than float32.
+    Nodes that are fused with one of them in the quantized model also become float. Return None for nodes with bodies,
+    for tensors without a counterpart, and for a model that computes in a type other than float32.
     """
     by_name = {match.name: match for match in matches}
     region = _closed(float_graph, quantized_graph, by_name, nodes)
@@ -52,7 +52,9 @@ def with_nodes_in_float(
 def _closed(
     float_graph: GraphIndex, quantized_graph: GraphIndex, matches: Mapping[str, ActivationMatch], nodes: Collection[str]
 ) -> frozenset[str] | None:
-    """Return `nodes` with those that the quantized model cannot be parted from them; None where it cannot be at all."""
+    """Return `nodes` and all nodes that the quantized model cannot separate from them, or None if they cannot be
+    separated.
+    """
     region, waiting = set(nodes), list(nodes)
     while waiting:
         node = float_graph.nodes.get(waiting.pop())
@@ -60,7 +62,7 @@ def _closed(
             return None
         near: list[ir.Node | None] = []
         for value in filter(None, node.inputs):
-            # The quantized model has what is not of floats, too: a shape, an index, a mask.
+            # The quantized model has the same tensors of other types: a shape, an index, a mask.
             as_it_is = name_of(value) in quantized_graph.values and value.dtype not in _FLOAT_TYPES
             if name_of(value) not in matches and not value.is_initializer() and not as_it_is:
                 near.append(value.producer())
@@ -93,7 +95,7 @@ class _Splicer:
         self._made: dict[str, ir.Value | None] = {}
 
     def add(self, node: ir.Node) -> None:
-        """Add a node of the float model behind those of the region that it reads, and let the others read it."""
+        """Add a node of the float model after the region's nodes that it reads, and connect its readers."""
         inputs = [None if value is None else self._read(value) for value in node.inputs]
         names = [name_of(output) for output in node.outputs]
         made = self._editor.nodes(
@@ -123,7 +125,9 @@ class _Splicer:
         return given if alone else self._rounded(match, given)
 
     def _handed_over(self, name: str, new: ir.Value) -> ir.Value:
-        """Let readers outside the region read `new` as they read the tensor before; return what those inside read."""
+        """Connect readers outside the region to `new`, in the form of the old tensor. Return the value for readers
+        inside it.
+        """
         match = self._matches.get(name)
         if match is None:
             return new
@@ -140,7 +144,7 @@ class _Splicer:
         return self._rounded(match, new)
 
     def _rounded(self, match: ActivationMatch, value: ir.Value) -> ir.Value:
-        """Return the floats that readers of a quantized tensor get."""
+        """Return the float values that readers of a quantized tensor get."""
         if match.params is None:
             return value
         if not match.integer:
@@ -153,23 +157,23 @@ class _Splicer:
 
 
 SAMPLES = 4
-# Nodes that are tried by themselves, those of the worst sets.
+# Number of nodes of the worst sets that are tried alone.
 _SINGLES = 8
-# Nodes that are put back into integers, at most, as long as that costs nothing.
+# Maximum number of nodes to try in integers again. A node stays there if this costs at most `_WORTH_DB`.
 _PUT_BACK = 4
 _FLOAT = "float32"
-# What gains less does not help.
+# The smallest gain that counts, in dB.
 _WORTH_DB = 1.0
 
 
 @dataclass(frozen=True)
 class Exclusion:
-    """Describe the nodes left in float, and the effect.
+    """Describe nodes left in float, and the effect.
 
     Attributes:
-        nodes: names, in the order in which the sets were given.
-        sqnr_db: of the outputs with them in float, in dB, on the graph as written.
-        plain_db: of the outputs as they are, on the same samples.
+        nodes: names, in the order of the sets.
+        sqnr_db: SQNR of the outputs in dB with these nodes in float, on the graph as written.
+        plain_db: SQNR of the outputs in dB without the change, on the same samples.
     """
 
     nodes: tuple[str, ...]
@@ -178,14 +182,15 @@ class Exclusion:
 
 
 def find_exclusions(pair: LayerPair, sets: Sequence[tuple[str, ...]], samples: Samples) -> tuple[Exclusion, ...]:
-    """Return what helps of `sets`, of nodes in them, and of the first 1, 2, 4 ... sets together, the best first.
+    """Return the sets of nodes that help when they stay in float, the best first.
 
-    Sets go together in the order given, and those that help most first; these once more with the nodes around them that
-    have no multiply-accumulates: next to a node in integers, a tensor is quantized. Of two that are good, the
-    one with fewer nodes is the better.
+    edgeq tries each of `sets`, and single nodes in them. It then tries the first 1, 2, 4 ... sets together, once in the
+    order of `sets` and once in the order of their gain. It also tries the sets with the largest gain together with
+    neighbouring nodes that have no multiply-accumulates, because a tensor next to a node in integers is quantized. Of
+    two good results, the one with fewer nodes is better.
 
     Args:
-        samples: few; all of them are run for each set.
+        samples: a few samples; all of them are run for each set.
     """
     float_graph, quantized_graph = pair.float_graph, pair.quantized_graph
     matches = match_activations(float_graph, quantized_graph)
@@ -202,7 +207,9 @@ def find_exclusions(pair: LayerPair, sets: Sequence[tuple[str, ...]], samples: S
     found: dict[frozenset[str], Exclusion] = {}
 
     def measure(nodes: tuple[str, ...]) -> float:
-        """Return the SQNR with `nodes` in float; that of the model as it is where they cannot be parted from it."""
+        """Return the SQNR with `nodes` in float, or that of the unchanged model if these nodes cannot be separated from
+        it.
+        """
         key = frozenset(nodes)
         if key not in found:
             model, sqnr_db = with_nodes_in_float(float_graph, quantized_graph, matches, nodes), plain
@@ -215,7 +222,7 @@ def find_exclusions(pair: LayerPair, sets: Sequence[tuple[str, ...]], samples: S
 
     singles = list(dict.fromkeys((node,) for nodes in sets for node in nodes))[:_SINGLES]
     order = [nodes for nodes in dict.fromkeys(sets) if nodes]
-    with pair.progress.stage("What helps in float", len(singles) + len(order)) as advance:
+    with pair.progress.stage("Trying nodes in float", len(singles) + len(order)) as advance:
         for nodes in (*singles, *order):
             measure(nodes)
             advance(1)
@@ -237,7 +244,7 @@ def find_exclusions(pair: LayerPair, sets: Sequence[tuple[str, ...]], samples: S
 
 
 def _rank(one: Exclusion) -> tuple[float, int, tuple[str, ...]]:
-    """Sort by decibels, to the precision that counts, then by how many nodes it takes."""
+    """Return a sort key: the decibels, to the precision that matters, then the number of nodes."""
     return -round(min(one.sqnr_db, GOOD_DB) / _WORTH_DB), len(one.nodes), one.nodes
 
 
@@ -247,7 +254,9 @@ def _together(sets: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
 
 
 def _with_neighbours(float_graph: GraphIndex, nodes: tuple[str, ...], macs: Mapping[str, int]) -> tuple[str, ...]:
-    """Return `nodes` and those without multiply-accumulates that make what they read, or read what they make."""
+    """Return `nodes` and their neighbours without multiply-accumulates: the makers of their inputs and the readers of
+    their outputs.
+    """
     found = dict.fromkeys(nodes)
     for name in nodes:
         node = float_graph.nodes.get(name)

@@ -1,5 +1,6 @@
-"""Find what to measure where no task is named: detection by a COCO file next to the images, classification by
-labels.
+"""Find what to measure if no task is named: detection by a COCO file next to the images, else classification.
+
+Classification needs class numbers that the model's scores predict better than a guess.
 """
 
 from __future__ import annotations
@@ -29,18 +30,20 @@ _LARGEST = 64 << 20
 
 
 def named_task(name: str | None, options: TaskOptions) -> str | None:
-    """Return the name of the task: annotations without one mean detection."""
+    """Return the name of the task. Annotations without a name mean detection."""
     return "detection" if name is None and options.annotations is not None else name
 
 
 def annotations_beside(source: Any) -> Path | None:
-    """Return the COCO file in the folder of the images, in the folder above, or in one called annotations next to them,
-    that lists the first image; None where there is none."""
+    """Return the COCO file that lists the first image of `source`, or None if no such file was found.
+
+    edgeq looks in the folder of the images, in the folder above, and in a folder called annotations in either of them.
+    """
     if not isinstance(source, str | Path):
         return None
     try:
         found = find_files(source)
-    except EdgeqError:  # opening the data reports it
+    except EdgeqError:  # the code that opens the data reports it
         return None
     if found.kind != "images":
         return None
@@ -49,29 +52,30 @@ def annotations_beside(source: Any) -> Path | None:
     for path in [path for path in listed if path.stat().st_size <= _LARGEST][:_MOST_FILES]:
         try:
             load_annotations(path).image(found.files[0].relative_to(found.root).as_posix())
-        except DataError:  # another kind of JSON, or of other images
+        except DataError:  # another kind of JSON, or a COCO file of other images
             continue
         return path
     return None
 
 
 def find_detection(data: Data, signature: Signature, session: Session, progress: Progress = SILENT) -> Task | None:
-    """Return the task of a detector whose images have a COCO file next to them; None for any other model or data."""
+    """Return the task of a detector whose images have a COCO file next to them, or None for any other model or data."""
     path = annotations_beside(data.source) if score_count(signature) is None else None
     if path is None or not detector_heads(signature, session):
         return None
     try:
         load_package()
     except RuntimeUnavailableError as error:
-        progress.note(f"{path} lists the images, and mAP is not measured: {error}")
+        progress.note(f"{path} lists the images, but mAP cannot be measured: {error}")
         return None
     progress.note(f"found: task detection, by {path}; --task sets another")
     return make_task("detection", TaskOptions(annotations=path))
 
 
 def detector_heads(signature: Signature, session: Session) -> list[Decoder]:
-    """Return the decoders that read what the model makes of a black image; nothing for any other model than a
-    detector."""
+    """Return the decoders that can read the model's outputs for a black image, or [] for a model that is not a
+    detector.
+    """
     if score_count(signature) is not None or len(signature.inputs) != 1:
         return []
     spec = signature.inputs[0]
@@ -80,13 +84,13 @@ def detector_heads(signature: Signature, session: Session) -> list[Decoder]:
     shape = tuple(side if isinstance(side, int) else 1 for side in spec.shape or ())
     try:
         outputs = infer(session, Sample("a black image", {spec.name: np.zeros(shape, spec.dtype)}))
-    except EdgeqError:  # it takes something else than one image
+    except EdgeqError:  # the model does not take one image
         return []
     return recognise(outputs, size)
 
 
 def find_classification(samples: Samples, session: Session, progress: Progress = SILENT) -> Task | None:
-    """Return classification where samples have class numbers that the model's scores predict better than a guess."""
+    """Return classification if the model's scores predict the samples' class numbers better than a guess, else None."""
     task = infer_task(first := next(iter(samples)), infer(session, first))
     if task is None:
         return None
@@ -100,7 +104,7 @@ def find_classification(samples: Samples, session: Session, progress: Progress =
         meter = settled.start()
         for row, outputs in pairs:
             meter.update(outputs, row)
-    except DataError:  # labels of something else
+    except DataError:  # the labels belong to another task
         return None
     if meter.notes():
         return None

@@ -1,7 +1,7 @@
-"""Measure latency and throughput of models on this machine: edgeq_device's benchmark, fed with edgeq's sessions.
+"""Measure latency and throughput of models on this machine: run edgeq_device's benchmark on edgeq's sessions.
 
-The measuring itself lives in `edgeq_device`, which travels in bundles, so that a workstation and a device run the same
-code. Its interface here is `measure_models`, and `Measurement`, the report as a value.
+The benchmark itself is in `edgeq_device`, which travels in bundles, so a workstation and a device run the same code.
+Its interface here is `measure_models`, and `Measurement`, the report as a value.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ _SMALL_BYTES = 2**25
 
 @dataclass(frozen=True)
 class Measurement(Page):
-    """Hold a latency measurement and its conditions; keys as docs/bench.md lists them.
+    """Hold a latency measurement and its conditions. docs/bench.md lists the keys.
 
     Attributes:
         machine: CPU, architecture, system, cores, governors.
-        versions: of Python, onnxruntime and numpy.
+        versions: versions of Python, onnxruntime and numpy.
         settings: durations, counts, scenarios, threads, cores, seed.
-        models: by name: execution providers and memory.
-        scenarios: by name: for each model its figures, and the ratios against the baseline.
-        notes: what may have disturbed the figures, and what they leave out.
-        report: all of it, plain values.
+        models: execution providers and memory, by model name.
+        scenarios: figures of each model and ratios against the baseline, by scenario name.
+        notes: possible disturbances of the figures, and what the figures leave out.
+        report: the whole measurement as plain values.
     """
 
     machine: Mapping[str, Any]
@@ -49,15 +49,18 @@ class Measurement(Page):
     report: Mapping[str, Any]
 
     def latency(self, name: str, scenario: str = "single-stream") -> Mapping[str, float]:
-        """Return the figures of one model: count, min_ms, p50_ms, p90_ms, p99_ms, p999_ms, max_ms, mean_ms, cv,
-        samples_per_s.
+        """Return the figures of one model.
+
+        The keys are count, min_ms, p50_ms, p90_ms, p99_ms, p999_ms, max_ms, mean_ms, cv and samples_per_s.
         """
         figures: Mapping[str, float] = self.scenarios[scenario]["models"][name]["latency"]
         return figures
 
     def ratio(self, name: str, scenario: str = "single-stream") -> Mapping[str, Any]:
-        """Return how many times faster `name` is than the baseline: estimate, low, high, confidence, pairs,
-        baseline_ms, ms, reason, verdict (`edgeq_device.claim`)."""
+        """Return how many times faster `name` is than the baseline (`edgeq_device.claim`).
+
+        The keys are estimate, low, high, confidence, pairs, baseline_ms, ms, reason and verdict.
+        """
         ratio: Mapping[str, Any] = self.scenarios[scenario]["ratios"][name]
         return ratio
 
@@ -81,7 +84,7 @@ class Measurement(Page):
 
 
 def speed_of(found: Measurement, name: str) -> Claim:
-    """Return what can be claimed of the speed of `name` against the baseline, run singly."""
+    """Return the claim about the speed of `name` against the baseline in the single-stream scenario."""
     return Claim.read(found.ratio(name))
 
 
@@ -91,10 +94,10 @@ def bench_model(
     settings: SessionSettings | None = None,
     open_it: Callable[[Path, SessionSettings], Any] = open_session,
 ) -> BenchModel:
-    """Return a model file to measure, opened with `settings` (whose thread count the benchmark's replaces).
+    """Return a model file to measure. It opens with `settings`, except that the benchmark sets the thread count.
 
     Args:
-        open_it: how; `edgeq.run.session.Engines.open` puts plug-in engines into processes of their own.
+        open_it: opens the session; `edgeq.run.session.Engines.open` puts plug-in engines into processes of their own.
     """
     base = with_carried(model, settings or SessionSettings())
 
@@ -108,7 +111,10 @@ def bench_model(
 
 
 def session_memory(model: Path, settings: SessionSettings, shapes: Mapping[str, Sequence[int]]) -> MemoryUse:
-    """Measure what a session takes, in a process of its own; `shapes` are those of inputs with open sizes.
+    """Measure the memory of a session in a process of its own.
+
+    Args:
+        shapes: sizes of inputs with open sizes.
 
     Raises:
         RuntimeUnavailableError: the process failed, or the system does not report a process's memory.
@@ -129,12 +135,12 @@ def measure_models(
     """Measure models side by side: warm-up, interleaved scenarios, ratios against the baseline, notes.
 
     Args:
-        feeds: gives the samples, called with the first session opened; None makes them up from its signature.
-        shapes: of inputs with open sizes, for made-up samples.
-        notes: what is worth reporting of how the models were chosen.
+        feeds: returns the samples, given the first session that was opened; None makes them up from its signature.
+        shapes: sizes of inputs with open sizes, for made-up samples.
+        notes: facts about how the models were chosen, for the report.
 
     Raises:
-        UsageError: settings, cores or shapes that make no sense.
+        UsageError: invalid settings, cores or shapes.
         DataError: samples that a model refuses, or models that take different inputs.
         RuntimeUnavailableError: onnxruntime is missing or refuses a model.
     """
@@ -152,23 +158,28 @@ def measurement(report: Mapping[str, Any]) -> Measurement:
 
 
 def sessions_to_time(model: Path, folder: Path | None = None) -> int:
-    """Return in how many sessions to time a model, whose external data lie in `folder` (None: next to it): two of one
-    small model differ by up to a fifth, by where their memory happens to lie."""
+    """Return the number of sessions in which to time a model.
+
+    Two sessions of a small model differ by up to a fifth, depending on the addresses of their memory.
+
+    Args:
+        folder: folder of the model's external data; None means next to the model.
+    """
     return FEWEST_SESSIONS if model_bytes(model, folder) <= _SMALL_BYTES else 1
 
 
 @contextmanager
 def _drawn(progress: Progress, settings: BenchSettings) -> Iterator[OnProgress]:
-    """The scenarios as one stage of a hundred steps each, drawn on `progress`."""
+    """Show the scenarios on `progress` as one stage with a hundred steps for each scenario."""
     steps = 100
     done = 0
     with progress.stage("measuring", steps * len(settings.scenarios)) as advance:
 
         def on_progress(scenario: str, share: float) -> None:
             nonlocal done
-            # A search for the server rate starts over and over; the bar only ever moves forward.
+            # A search for the server rate starts again and again, but the bar only moves forward.
             now = int(steps * (settings.scenarios.index(scenario) + min(1.0, share)))
-            advance(max(0, now - done))  # none, too: it is a sign of life
+            advance(max(0, now - done))  # even a step of 0 shows that the work goes on
             done = max(now, done)
 
         yield on_progress

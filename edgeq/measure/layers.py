@@ -1,28 +1,29 @@
 """Run a float model and its quantized form layer by layer, compare every tensor, and follow errors to the outputs.
 
-The four operations of ONNX Runtime's `qdq_loss_debug`, for every quantized format and without keeping activations:
+These are the four operations of ONNX Runtime's `qdq_loss_debug`, for every quantized format and without stored
+activations:
 
-    match_weights         which integer weight stands for which float weight (`compare_weights`: how well)
-    with_outputs          a model that gives tensors in the middle too
-    collect_activations   those tensors, one sample at a time
-    match_activations     which tensor stands for which activation (`compare_activations`: how well)
+    match_weights         pairs of integer weights and float weights (`compare_weights` measures the difference)
+    with_outputs          a model whose inner tensors are also outputs
+    collect_activations   the values of these tensors, one sample at a time
+    match_activations     pairs of tensors and activations (`compare_activations` measures the difference)
 
-`compare_layers` is all of it; `output_effects` measures what the error of one layer alone does to the outputs. All of
-them run on a `LayerPair`: the two models, whole and cut into layers, each fed with the float model's tensors or with
-those tensors rounded. Three figures a tensor distinguish layers that cause errors from layers that inherit them:
+`compare_layers` runs all four. `output_effects` measures the effect of one layer's error alone on the outputs. All of
+them run on a `LayerPair`: the two models, whole and cut into layers. Each layer gets the float model's tensors, or
+those tensors rounded. Three figures for each tensor distinguish layers that cause errors from layers that inherit them:
 
-    accumulated   the quantized model's tensor when it runs as a whole: all errors so far
-    layer         what its layer alone makes of the float model's inputs, in integers: the error where it arises
+    accumulated   the tensor when the whole quantized model runs: all errors so far
+    layer         the integer layer's result on the float model's inputs: the error where it arises
     rounding      the float tensor quantized with the model's scale and zero point: the error of its range alone
 
-and, to find the cause in a layer, `inputs`: what the float layer makes of quantized inputs. The noise of the
-layer that neither these nor the rounding of its result account for is that of its weights.
+A fourth figure helps to find the cause in a layer. `inputs` is the result of the float layer on quantized inputs. The
+weights cause the noise of the layer that neither `inputs` nor the rounding of its result explains.
 
-To follow errors, the float model gets one more input for each layer in question, a disturbance that is added to its
-tensor; zero for all layers but one. So one session serves all layers, and a run shows what becomes of one layer's error
-on its way to the outputs, where it may be amplified, damped or cancelled, which no figure at the layer itself shows.
-The error of a layer is what its weights and the rounding of its result cause, on inputs that are rounded for the float
-layer too: each error counts once, where it arises.
+To follow errors, the float model gets one more input for each layer in question: a disturbance that is added to the
+layer's tensor. It is zero for all layers but one, so one session serves all layers. A run shows what happens to one
+layer's error on its way to the outputs: it may be amplified, damped or cancelled. No figure at the layer itself shows
+this. A layer's error is caused by its weights and the rounding of its result. The float layer also gets rounded inputs
+for this comparison, so each error counts once, where it arises.
 """
 
 from __future__ import annotations
@@ -86,23 +87,23 @@ __all__ = [
 ]
 
 MEMORY = 2**29
-"""Bytes that fetched tensors may take at once; a model with more is run in several passes."""
-# Of each tensor: the float model's, the quantized model's, the layer's in integers and in float, its input rounded, and
-# one copy in float64.
+"""Bytes that fetched tensors may take at once. A model that needs more runs in several passes."""
+# Copies of each tensor: the float model's, the quantized model's, the layer's in integers and in float, the input
+# rounded, and one copy in float64, which counts twice.
 _COPIES = 7
 _FLOAT_TYPES: Mapping[str, type[np.floating[Any]]] = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
-# For each error source that may be named, so many tensors are tried,
+# Number of tensors to try for each error source that may be named.
 _CANDIDATES = 4
-# each on so many samples: an effect on the outputs shows at once, or is none.
+# Number of samples for each of these tensors. An effect on the outputs shows at once or not at all.
 _FOLLOWED = 4
 
 
 def instrumented_session(
     model: ir.Model | GraphIndex | Loadable, *, optimization: OptimizationLevel, settings: SessionSettings
 ) -> Any:
-    """Open a session of a model in memory; external data is found where it is.
+    """Open a session of a model in memory. External data is read from its own folder.
 
-    Only threads, providers and configuration are taken from `settings`.
+    Only the threads, providers and configuration of `settings` apply.
     """
     return Loadable.of(model).open(
         SessionSettings(
@@ -122,7 +123,7 @@ def collect_activations(
     optimization: OptimizationLevel = "none",
     settings: SessionSettings | None = None,
 ) -> Iterator[tuple[Sample, Outputs]]:
-    """Give each sample with the tensors `names` that the model makes of it, one sample at a time and nothing kept.
+    """Yield each sample with the model's tensors `names`, one sample at a time. Nothing is stored.
 
     Raises:
         DataError: the model refuses a sample.
@@ -138,12 +139,12 @@ def cut_layers(
 ) -> ir.Model:
     """Return a copy of a model in which every layer gets its inputs from outside.
 
-    Wherever a node reads the tensor of a match (`computed`), it reads the new float input `given_name(match)`,
-    quantized on the way where it takes integers. So `computed` of each match becomes what its layer alone makes of
-    exact inputs. Tensors that the bodies of If, Loop and Scan read stay connected.
+    A node that reads the tensor of a match (`computed`) reads the new float input `given_name(match)` instead. If the
+    node takes integers, the input is quantized first. So `computed` of each match becomes the result of only its layer
+    on exact inputs. Tensors that the bodies of If, Loop and Scan read stay connected.
 
     Args:
-        exact: (tensor, node) as `exact_readers` gives them: these nodes read `exact_name(match)` instead.
+        exact: (tensor, node) pairs from `exact_readers`: these nodes read `exact_name(match)` instead.
     """
     given = {m.computed: m for m in matches if m.computed not in graph.captured}
     types = element_types(graph)
@@ -164,24 +165,25 @@ def cut_layers(
 
 
 def given_name(match: ActivationMatch) -> str:
-    """Name the input of a cut model that takes the float tensor of a match."""
+    """Return the name of a cut model's input that takes the float tensor of a match."""
     return f"{match.computed}/given"
 
 
 def exact_name(match: ActivationMatch) -> str:
-    """Name the input for readers that read the tensor before it is quantized."""
+    """Return the name of the input for readers that read the tensor before it is quantized."""
     return f"{match.computed}/exact"
 
 
 def with_disturbances(
     float_graph: GraphIndex, names: Collection[str], exact: Collection[tuple[str, str]] = ()
 ) -> ir.Model:
-    """Return a copy of a float model in which readers of each tensor of `names` get it plus the new input
-    `disturbance_name(name)`, of the tensor's type and of its shape or one that broadcasts to it. An output that is
-    among them is given under another name, in its place.
+    """Return a copy of a float model that adds a new input to each tensor of `names` before it is read.
+
+    The input is `disturbance_name(name)`. It has the tensor's type, and the tensor's shape or one that broadcasts to
+    it. If the tensor is an output, the sum replaces it at the same position under another name.
 
     Args:
-        exact: (tensor, node) as `exact_readers` gives them: these get `exact_disturbance_name(name)` instead.
+        exact: (tensor, node) pairs from `exact_readers`: these nodes get `exact_disturbance_name(name)` instead.
     """
     types = element_types(float_graph)
     disturbed = float_graph.model.clone()
@@ -190,7 +192,7 @@ def with_disturbances(
     following = dict(zip(nodes, [*nodes[1:], None], strict=True))
 
     def entry_of(name: str, reader: str) -> str:
-        """Name the disturbance that a reader of the tensor gets; "" reads for the graph's outputs."""
+        """Return the name of the disturbance for a reader of the tensor. The reader "" means the graph's outputs."""
         return exact_disturbance_name(name) if (name, reader) in exact else disturbance_name(name)
 
     for name in dict.fromkeys(names):
@@ -211,17 +213,17 @@ def with_disturbances(
 
 
 def disturbance_name(name: str) -> str:
-    """Name the input that is added to a tensor for most of its readers."""
+    """Return the name of the input that is added to a tensor for most of its readers."""
     return f"{name}/disturbance"
 
 
 def exact_disturbance_name(name: str) -> str:
-    """Name the input that is added for those that read the tensor before it is quantized."""
+    """Return the name of the input that is added for readers that read the tensor before it is quantized."""
     return f"{name}/exact disturbance"
 
 
 def _float_input(graph: ir.Graph, name: str, like: ir.DataType | None) -> ir.Value:
-    """Add an input of unknown shape to a graph, float16 for a tensor of that type and else float32."""
+    """Add an input of unknown shape to a graph: float16 if `like` is, else float32."""
     dtype = ir.DataType.FLOAT16 if like == ir.DataType.FLOAT16 else ir.DataType.FLOAT
     value = ir.Value(name=name, type=ir.TensorType(dtype))
     graph.inputs.append(value)
@@ -238,10 +240,10 @@ class LayerComparison:
 
 
 class Accumulator(Protocol):
-    """Accumulate sums over samples of how outputs differ."""
+    """Accumulate the differences of outputs over samples."""
 
     def update(self, reference: Outputs, candidate: Outputs) -> None:
-        """Add one sample: outputs by name, without and with the disturbance."""
+        """Add one sample: its outputs by name, without and with the disturbance."""
         ...
 
 
@@ -251,19 +253,19 @@ T = TypeVar("T", bound=Accumulator)
 class LayerPair:
     """Pair a float model with its quantized form, whole and cut into layers.
 
-    The quantized graph runs as it is written, without the runtime's fusions, because looking at a tensor would break
-    them: `edgeq.measure.agreement` measures the optimised one. Nothing is kept but sums; tensors that do not
-    fit into `memory` together are taken in passes, each over all samples.
+    The quantized graph runs as it is written, without the runtime's fusions, because observing a tensor would break
+    them. `edgeq.measure.agreement` measures the optimised graph. Only sums are kept. If the tensors do not fit into
+    `memory` together, they are compared in several passes, each over all samples.
 
     Attributes:
-        matches: the activations of the two that are floats.
-        exact: as `exact_readers` gives them.
-        layers, float_layers: the models as `cut_layers` gives them.
-        given, given_to_float: their inputs, each with the match that it takes and whether that is rounded first.
+        matches: the float activations that both models have.
+        exact: the result of `exact_readers`.
+        layers, float_layers: the two models cut by `cut_layers`.
+        given, given_to_float: inputs of the cut models, each with its match and whether the tensor is rounded first.
 
     Args:
-        float_graph: as it was when it was quantized (`edgeq.model.prepare`), so that names and weights are the same.
-        matches: the activations of the two; None matches them here.
+        float_graph: the float model as it was quantized (after `edgeq.model.prepare`), so that names and weights match.
+        matches: the activations that both models have; None finds them here.
         settings: threads, providers and configuration.
         memory: bytes that fetched tensors may take at once.
 
@@ -287,7 +289,7 @@ class LayerPair:
             match_activations(float_graph, quantized_graph) if matches is None else matches
         )
         self.exact = exact_readers(float_graph, quantized_graph, self.matches)
-        # In the float model, a tensor is what its name stands for.
+        # In the float model, the computed tensor has the match's own name.
         counterparts = [replace(match, computed=match.name, integer=False) for match in self.matches]
         self.float_layers = Loadable.of(cut_layers(float_graph, counterparts, self.exact))
         self.layers = GraphIndex(cut_layers(quantized_graph, self.matches))
@@ -298,7 +300,7 @@ class LayerPair:
         self.given_to_float |= {exact_name(counterpart): (match, False) for counterpart, match in pairs}
 
     def _floats_only(self, matches: Sequence[ActivationMatch]) -> list[ActivationMatch]:
-        """Leave out the tensors that are not floats after all, which only the runtime may know."""
+        """Return the matches without tensors that are not floats. For tensors of unknown type, the runtime decides."""
         types = element_types(self.float_graph)
         unknown = [match.name for match in matches if match.name not in types]
         session = self.session(self.float_graph, unknown)
@@ -307,15 +309,20 @@ class LayerPair:
         return [match for match in matches if match.name not in others]
 
     def session(self, model: GraphIndex | Loadable, names: Sequence[str]) -> Any:
-        """Open a session that gives `names`, None for none; of tensors given from outside it takes those it needs."""
+        """Open a session with the outputs `names`, or return None if there are none.
+
+        Of the inputs from outside, it takes only those that it needs.
+        """
         if not names:
             return None
         part = Loadable.of(model).only(names, inputs={*self.float_graph.inputs, *self.quantized_graph.inputs})
         return instrumented_session(part, optimization="none", settings=self.settings)
 
     def parts(self, matches: Sequence[ActivationMatch], first: Sample) -> list[list[ActivationMatch]]:
-        """Return matches in parts that run together, neighbours in one as long as they fit into the memory; an unknown
-        size counts as the largest."""
+        """Return matches in parts that run together.
+
+        Neighbours share a part until the memory is full. A tensor of unknown size counts as the largest.
+        """
         sizes = tensor_sizes(Loadable.of(self.float_graph).proto, first.inputs)
         largest = max((sizes[m.name] for m in matches if m.name in sizes), default=0)
         return list(partitions(((m, _COPIES * sizes.get(m.name, largest)) for m in matches), self.memory))
@@ -331,7 +338,10 @@ class LayerPair:
         return LayerComparison(compared, self.compare_activations(samples), len(samples))
 
     def compare_activations(self, samples: Samples) -> tuple[ActivationComparison, ...]:
-        """Run both models, and the quantized one's layers alone, over the samples. Errors as `compare`."""
+        """Run both models, and the quantized model's layers alone, over the samples.
+
+        It raises the errors of `compare`.
+        """
         first = next(iter(samples), None)
         if first is None:
             raise DataError(f"{samples.source}: no samples to compare the models on", "Point --data at samples")
@@ -340,7 +350,7 @@ class LayerPair:
         with self.progress.stage("Comparing layers", len(samples) * len(parts)) as advance:
             for part in parts:
                 runs = LayerRuns(self, part)
-                # What fits into the memory as a whole is opened once.
+                # If all tensors fit into the memory, the sessions are opened once.
                 self._whole = runs if len(parts) == 1 else None
                 names = [match.computed for match in part if not match.is_input]
                 whole = self.session(self.quantized_graph, names)
@@ -355,8 +365,10 @@ class LayerPair:
         return tuple(done)
 
     def _sums(self, match: ActivationMatch) -> ActivationSums:
-        """Start the figures of an activation, with the names of the activations that its layer reads: back from its
-        result to the inputs of the cut model."""
+        """Return empty sums for an activation, with the names of the activations that its layer reads.
+
+        These are found on the way back from the layer's result to the inputs of the cut model.
+        """
         found: dict[str, None] = {}
         pending, seen = [] if match.is_input else [self.layers.values[match.computed]], set()
         while pending:
@@ -371,13 +383,15 @@ class LayerPair:
         return ActivationSums(match, tuple(found), exact)
 
     def output_effects(self, names: Collection[str], samples: Samples, *, count: int) -> dict[str, Agreement]:
-        """Return the float model's outputs with the error of one layer in them, against those without; by name of its
-        tensor. That takes a run of the float model a layer and sample; layers without error on the samples are left
+        """Return the agreement of the float model's outputs with and without the error of one layer, by the layer's
+        tensor.
+
+        This takes one run of the float model for each layer and sample. Layers without error on the samples are left
         out.
 
         Args:
             names: the tensors to disturb.
-            count: samples to take, evenly spread.
+            count: number of samples, evenly spread.
 
         Raises:
             DataError: a model refuses a sample.
@@ -389,16 +403,16 @@ class LayerPair:
     def group_effects(
         self, groups: Mapping[str, Collection[str]], samples: Samples, accumulator: Callable[[], T], *, count: int
     ) -> dict[str, tuple[T, ...]]:
-        """Return the float model's outputs with the errors of a group's tensors in them, against those without.
+        """Compare the float model's outputs with and without the errors of the tensors of each group.
 
         Args:
             groups: group → tensors that are disturbed together; a tensor is in one group at most.
-            accumulator: makes what takes up the differences of one group.
-            count: as `output_effects`.
+            accumulator: returns a new accumulator for the differences of one group.
+            count: number of samples, evenly spread.
 
         Returns:
-            An accumulator by group. A group whose tensors do not fit into the memory together has several, of parts of
-            it. Groups without error are left out.
+            Accumulators by group. A group whose tensors do not fit into the memory together has several, each for a
+                part of it. Groups without error are left out.
         """
         group_of = {name: group for group, names in groups.items() for name in names}
         places = {group: place for place, group in enumerate(groups)}
@@ -431,11 +445,12 @@ class LayerPair:
     def attribute_error(
         self, comparison: LayerComparison, outputs: Agreement, samples: Samples, *, most: int = 10
     ) -> tuple[LayerComparison, tuple[ErrorSource, ...]]:
-        """Follow the error of each likely layer alone to the outputs; give the comparison with these effects in it, and
-        at most `most` error sources, worst first.
+        """Follow the error of each likely layer alone to the outputs.
+
+        Return the comparison with these effects added, and at most `most` error sources, worst first.
 
         Args:
-            outputs: agreement of the quantized model's outputs as a whole, on the graph as written.
+            outputs: agreement of the whole quantized model's outputs, on the graph as written.
         """
         likely = candidates(comparison.activations, self.float_graph.outputs, _CANDIDATES * most)
         effects = self.output_effects(likely, samples, count=_FOLLOWED)
@@ -447,8 +462,10 @@ class LayerPair:
 def compare_layers(
     float_graph: GraphIndex, quantized_graph: GraphIndex, samples: Samples, **options: Any
 ) -> LayerComparison:
-    """Match and compare all weights and activations of two models: `LayerPair.compare`, with the options of a
-    `LayerPair`."""
+    """Match and compare all weights and activations of two models: `LayerPair.compare`.
+
+    `options` are those of `LayerPair`.
+    """
     return LayerPair(float_graph, quantized_graph, **options).compare(samples)
 
 
@@ -473,13 +490,15 @@ def output_effects(
     count: int,
     **options: Any,
 ) -> dict[str, Agreement]:
-    """Follow the error of each tensor of `names` alone: `LayerPair.output_effects`, with the options of a
-    `LayerPair`."""
+    """Follow the error of each tensor of `names` alone to the outputs: `LayerPair.output_effects`.
+
+    `options` are those of `LayerPair`.
+    """
     return LayerPair(float_graph, quantized_graph, matches, **options).output_effects(names, samples, count=count)
 
 
 class LayerRuns:
-    """Open sessions for the layers that make the tensors of `part`."""
+    """Hold open sessions for the layers that make the tensors of `part`."""
 
     def __init__(self, pair: LayerPair, part: Sequence[ActivationMatch]) -> None:
         made = [match for match in part if not match.is_input]
@@ -507,11 +526,11 @@ class LayerRuns:
 
 
 _Given = Mapping[str, tuple[ActivationMatch, bool, type[np.floating[Any]]]]
-"""Input of a cut model → the match that it takes, whether that is rounded first, and its type."""
+"""Input of a cut model → its match, whether the tensor is rounded first, and the input's type."""
 
 
 def _given_to(session: Any, given: Mapping[str, tuple[ActivationMatch, bool]]) -> _Given:
-    """Return those of the given tensors that a session takes."""
+    """Return the given tensors that a session takes."""
     values = session.get_inputs() if session is not None else []
     return {v.name: (*given[v.name], _FLOAT_TYPES.get(v.type, np.float32)) for v in values if v.name in given}
 
@@ -519,7 +538,7 @@ def _given_to(session: Any, given: Mapping[str, tuple[ActivationMatch, bool]]) -
 def _run(
     session: Any, sample: Sample, model: str, given: _Given | None = None, exact: Outputs | None = None
 ) -> Mapping[str, NDArray[Any]]:
-    """Return the sample's inputs and the outputs of a session, which also gets `given` of the tensors `exact`."""
+    """Return the sample's inputs and the outputs of a session, which also gets the `given` tensors from `exact`."""
     if session is None:
         return sample.inputs
     fed = {}
@@ -532,7 +551,7 @@ def _run(
 
 
 class _Disturbed:
-    """The float model, with errors added to some of its tensors."""
+    """Run the float model with errors added to some of its tensors."""
 
     def __init__(self, pair: LayerPair, names: Sequence[str]) -> None:
         model = with_disturbances(pair.float_graph, names, pair.exact)
@@ -544,14 +563,16 @@ class _Disturbed:
         self._zeros = {entry: np.zeros((), types[entry]) for entry in entries if entry in types}
 
     def run(self, sample: Sample, errors: Mapping[str, NDArray[Any]]) -> Outputs:
-        """Return the float model's outputs for one sample, by name, with `errors` added to its layers."""
+        """Return the float model's outputs for one sample, by name, with `errors` added to its tensors."""
         fed = replace(sample, inputs={**sample.inputs, **self._zeros, **errors})
         made = infer(self._session, fed, model="the float model")
         return {self._outputs[name]: values for name, values in made.items()}
 
     def errors(self, layers: LayerArrays, tensor: str) -> dict[str, NDArray[Any]]:
-        """Return what is added at `tensor`: its error from rounding alone, by the disturbance inputs' names; 0 where an
-        infinity (of a mask, say) or NaN stands in either."""
+        """Return the error to add at `tensor`, by the names of the disturbance inputs.
+
+        It is the error of only this layer. Elements where the difference is infinite (from a mask, say) or NaN are 0.
+        """
         found = {}
         seen = {disturbance_name(tensor): layers.alone[tensor], exact_disturbance_name(tensor): layers.raw[tensor]}
         for entry, values in seen.items():
@@ -569,7 +590,7 @@ def _spread(samples: Samples, count: int) -> Iterator[Sample]:
 
 
 def _real_rows(sample: Sample) -> Callable[[NDArray[Any]], NDArray[Any]]:
-    """Return what takes the padding off the arrays of a batch that was gathered and filled up."""
+    """Return a function that removes the padding from arrays of a gathered batch."""
     contexts = sample.context.get("rows")
     size = len(next(iter(sample.inputs.values())))
 

@@ -1,12 +1,12 @@
 """Match the tensors and weights of a quantized model with those of its float model.
 
-Which tensor of a quantized model stands for which activation of the float model, whatever the format.
+Find the quantized model's tensor for each activation X of the float model, in any format:
 
-QDQ         X → QuantizeLinear → DequantizeLinear → readers         X itself, and how it is quantized behind that
-            X_QuantizeLinear_Input → Q → DQ → X                     a graph output
-QOperator   X_quantized                                             an integer tensor with a constant scale
-dynamic     X → DynamicQuantizeLinear → readers                     X itself; the scale is made at run time
-folded      Conv → Relu becomes Conv with a range that starts at 0  the convolution's tensor stands for the Relu's
+    QDQ         X → QuantizeLinear → DequantizeLinear → readers         X itself, and the way it is quantized after that
+                X_QuantizeLinear_Input → Q → DQ → X                     a graph output
+    QOperator   X_quantized                                             an integer tensor with a constant scale
+    dynamic     X → DynamicQuantizeLinear → readers                     X itself; the scale is computed at run time
+    folded      Conv → Relu becomes Conv with a range that starts at 0  the convolution's tensor matches the Relu's
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from edgeq.model.quant_params import LIMITS, QuantParams, dynamic_params, params
 from edgeq.model.shapes import element_types
 from edgeq.util.records import written
 
-# What quantizers append to the name of a weight and of a node.
+# Suffixes that quantizers append to the names of weights and nodes.
 _WEIGHT_SUFFIX = re.compile(r"(_DequantizeLinear_Output|_quantized|_QuantizeLinear_Output)$")
 NODE_SUFFIX = re.compile(r"(_MatMul)?_quant$")
 
@@ -48,9 +48,10 @@ NODE_SUFFIX = re.compile(r"(_MatMul)?_quant$")
 _LOOKUPS = frozenset({"Gather", "EmbedLayerNormalization"})
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE)
 _WORST_CHANNELS = 3
-# Rounding moves a weight by half a step at most, re-rounding (AdaRound and the like) by less than one and a half.
+# In steps: rounding moves a weight by at most half a step. Other rounding methods (AdaRound) move it by less than one
+# and a half.
 _LARGEST_ROUNDING = 1.5
-# A bias in int32 has steps so small that correcting it moves it by many.
+# An int32 bias has such small steps that a correction moves it by many.
 _WEIGHT_BITS = 16
 
 
@@ -60,8 +61,9 @@ class IntegerUse:
 
     Attributes:
         value: the tensor, an activation or a constant.
-        node, place: the reader, and which of its inputs the tensor is.
-        params: the scale and zero point that the reader has for it.
+        node: the reader.
+        place: index of the tensor among the reader's inputs.
+        params: scale and zero point of the tensor for this reader.
     """
 
     value: ir.Value
@@ -71,7 +73,7 @@ class IntegerUse:
 
 
 def integer_uses(graph: GraphIndex) -> Iterator[IntegerUse]:
-    """Yield every integer input with a constant scale of every quantized operator, in order; int32 biases too."""
+    """Yield every integer input with a constant scale of every quantized operator, in order, int32 biases included."""
     for node in graph.graph:
         for places in integer_inputs(node):
             value = node_input(node, places.value)
@@ -90,7 +92,7 @@ def integer_uses(graph: GraphIndex) -> Iterator[IntegerUse]:
 
 
 def activation_params(graph: GraphIndex) -> dict[str, QuantParams]:
-    """Return integer activation → its scale and zero point, where they are constant."""
+    """Return the scale and zero point of each integer activation by its name, if they are constant."""
     found: dict[str, QuantParams] = {}
     for use in integer_uses(graph):
         if not is_constant(use.value):
@@ -110,8 +112,10 @@ def activation_params(graph: GraphIndex) -> dict[str, QuantParams]:
 
 
 def _scaled_sums(node: ir.Node, weight: ir.Value, zero_point: int) -> QuantParams | None:
-    """Return the parameters of the weight of ConvInteger and MatMulInteger, whose sums are cast and multiplied by
-    activation scale x weight scale behind the node."""
+    """Return the parameters of the weight of a ConvInteger or MatMulInteger, or None if its scale is not found.
+
+    After the node, its sums are cast and multiplied by activation scale x weight scale.
+    """
     tensor = constant_tensor(weight)
     if tensor is None or tensor.dtype not in LIMITS:
         return None
@@ -124,7 +128,7 @@ def _scaled_sums(node: ir.Node, weight: ir.Value, zero_point: int) -> QuantParam
 
 
 def _constant_factor(value: ir.Value, *, depth: int) -> NDArray[Any] | None:
-    """The constant that a tensor is multiplied by, directly or as a part of the other factor."""
+    """Return the constant that a tensor is multiplied by, directly or as a part of the other factor."""
     for node, place in value.uses() if depth else []:
         if node.op_type == "Cast":
             return _constant_factor(node.outputs[0], depth=depth - 1)
@@ -137,7 +141,7 @@ def _constant_factor(value: ir.Value, *, depth: int) -> NDArray[Any] | None:
 
 
 def _bias(node: ir.Node) -> IntegerUse | None:
-    """The int32 bias of QLinearConv and QGemm: zero point 0, scale = the input's times the weight's."""
+    """Return the int32 bias of a QLinearConv or QGemm: zero point 0, scale = the input's times the weight's."""
     row = operator_of(node)
     bias = node_input(node, row.bias)
     if bias is None or row.bias is None or row.integer_output is None or not is_constant(bias):
@@ -154,12 +158,13 @@ class WeightMatch:
     """Pair a weight in both models.
 
     Attributes:
-        name: in the float model.
-        node, op_type: of the first float node that reads it; `place` among its inputs.
-        channel_axis: its output channels in the float model; None where it has none.
-        quantized: the integer (or still unrounded) constant of the quantized model.
-        params: scale and zero point of its integers.
-        transposed: whether the quantized one has its last two axes swapped.
+        name: name in the float model.
+        node, op_type: the first float node that reads the weight.
+        place: index of the weight among that node's inputs.
+        channel_axis: axis of the output channels in the float model; None if there is none.
+        quantized: name of the integer (or still unrounded) constant in the quantized model.
+        params: scale and zero point of the integers.
+        transposed: whether the last two axes are swapped in the quantized model.
     """
 
     name: str
@@ -181,14 +186,14 @@ class WeightComparison:
     """Hold figures of how well a quantized weight represents the float one.
 
     Attributes:
-        shape: of the float weight.
-        bits: of the integers; 32 for a bias.
-        sqnr_db, cosine, max_abs_error: as `OutputAgreement` has them, over all elements.
-        channel_axis: the axis of the output channels; None where there is none.
+        shape: shape of the float weight.
+        bits: bits of the integers; 32 for a bias.
+        sqnr_db, cosine, max_abs_error: the figures of `OutputAgreement`, over all elements.
+        channel_axis: axis of the output channels; None if there is none.
         worst_channels: (channel, SQNR in dB), worst first; channels of zeros are left out.
-        range_ratio: largest over median absolute maximum of the channels: what one scale for all of them costs.
-        changed: whether it differs by more than rounding and clipping can explain, so that the quantized model was not
-            made from this weight as it is (BatchNormalization folded, layers equalized).
+        range_ratio: largest over median absolute maximum of the channels: the cost of one scale for all of them.
+        changed: True if the weight differs by more than rounding and clipping can explain. The quantized model was then
+            not made from this weight unchanged (BatchNormalization folded, layers equalized).
     """
 
     name: str
@@ -210,8 +215,9 @@ def match_weights(float_graph: GraphIndex, quantized_graph: GraphIndex) -> tuple
     """Return the weights of the float model that are integers in the quantized one, in the float model's order of
     execution.
 
-    Names are compared first, without what quantizers append; then the node of the same name that reads them. Per
-    tensor, per channel and per block; QDQ (constants before or behind QuantizeLinear), QOperator and dynamic operators.
+    Weights match by name, without the suffixes of quantizers, or else by the name of the node that reads them. The
+    scales may be per tensor, per channel or per block. The formats are QDQ (constants before or after QuantizeLinear),
+    QOperator and dynamic operators.
     """
     found: dict[str, WeightMatch] = {}
     for use in _quantized_weights(quantized_graph):
@@ -239,21 +245,23 @@ def match_weights(float_graph: GraphIndex, quantized_graph: GraphIndex) -> tuple
 def compare_weights(
     float_graph: GraphIndex, quantized_graph: GraphIndex, matches: Sequence[WeightMatch]
 ) -> tuple[WeightComparison, ...]:
-    """Return the SQNR of each weight and of its worst channels. One weight is in memory at a time."""
+    """Return the SQNR of each weight and of its worst channels. Only one weight is in memory at a time."""
     return tuple(_compare(float_graph, quantized_graph, match) for match in matches)
 
 
 def weight_values(
     float_graph: GraphIndex, quantized_graph: GraphIndex, match: WeightMatch
 ) -> tuple[NDArray[Any], NDArray[np.float32]]:
-    """Return the float weight and what the quantized model computes with, both float32 and of the float weight's
-    shape."""
+    """Return the float weight and the values that the quantized model computes with.
+
+    Both have the shape of the float weight. The second is float32.
+    """
     values = _dequantized(quantized_graph.constant(match.quantized), match.params)
     return float_graph.constant(match.name), np.swapaxes(values, -1, -2) if match.transposed else values
 
 
 def count_quantized_weights(graph: GraphIndex) -> int:
-    """Count the constants of a quantized model that stand for weights, matched or not."""
+    """Return the number of constants of a quantized model that are weights, matched or not."""
     return len({use.value for use in _quantized_weights(graph)})
 
 
@@ -262,9 +270,9 @@ def _dequantized(stored: NDArray[Any], params: QuantParams) -> NDArray[np.float3
 
 
 def _quantized_weights(graph: GraphIndex) -> Iterator[IntegerUse]:
-    """Give each constant that stands for a weight, with the node that computes with it."""
+    """Yield each constant that is a weight, with the node that computes with it."""
     for use in integer_uses(graph):
-        # A float constant may go through QuantizeLinear at run time, as TensorRT wants it.
+        # A float constant may pass through QuantizeLinear at run time, as TensorRT requires.
         maker = use.value.producer()
         weight = maker.inputs[0] if maker is not None and maker.op_type == "QuantizeLinear" else use.value
         readers = [(use.node, use.place)]
@@ -275,7 +283,7 @@ def _quantized_weights(graph: GraphIndex) -> Iterator[IntegerUse]:
 
 
 def _float_name(float_graph: GraphIndex, use: IntegerUse) -> str | None:
-    """Name the float constant that a quantized one was made from."""
+    """Return the name of the float constant that a quantized one was made from, or None if it is not found."""
     read_as, stored_as = name_of(use.node.inputs[use.place]), name_of(use.value)
     for candidate in (read_as, _WEIGHT_SUFFIX.sub("", read_as), _WEIGHT_SUFFIX.sub("", stored_as), stored_as):
         tensor = constant_tensor(float_graph.values.get(candidate))
@@ -285,7 +293,7 @@ def _float_name(float_graph: GraphIndex, use: IntegerUse) -> str | None:
     counterpart = float_graph.nodes.get(name) or float_graph.nodes.get(NODE_SUFFIX.sub("", name))
     if counterpart is None:
         return None
-    # The float form of a node may have the weight at another place.
+    # The float form of a node may have its weight at another input.
     row = operator_of(use.node)
     own, its = ((*r.activations, *r.weights, r.bias) for r in (row, OPERATORS.get(row.float_form, row)))
     place = dict(zip(own, its, strict=False)).get(use.place)
@@ -294,7 +302,7 @@ def _float_name(float_graph: GraphIndex, use: IntegerUse) -> str | None:
 
 
 def _layer_reader(weight: ir.Value) -> tuple[ir.Node | None, int]:
-    """The first layer that reads a weight, else the first node that does."""
+    """Return the first layer that reads a weight and the input's index, or else the first node that reads it."""
     readers = consumers(weight)
     layers = [(node, place) for node, place in readers if operator_of(node).weights or node.op_type in _LOOKUPS]
     return next(iter([*layers, *readers]), (None, 0))
@@ -307,7 +315,7 @@ def _shape(value: ir.Value) -> tuple[int, ...]:
 
 
 def _is_transposed(weight: ir.Value, use: IntegerUse) -> bool | None:
-    """Tell whether the last two axes are swapped; None where the shapes do not fit either way."""
+    """Return whether the last two axes are swapped, or None if the shapes do not fit either way."""
     shape, other = _shape(weight), _shape(use.value)
     swapped = (*other[:-2], *reversed(other[-2:]))
     if shape not in (other, swapped):
@@ -363,16 +371,16 @@ def _is_changed(values: NDArray[Any], numbers: NDArray[np.float32], match: Weigh
 
 
 def _channel_axis(reader: ir.Node | None, rank: int) -> int | None:
-    """The axis of the output channels of a weight with `rank` axes."""
+    """Return the axis of the output channels of a weight with `rank` axes, or None if it has fewer than two axes."""
     if rank < 2 or reader is None:
         return None if rank < 2 else rank - 1
-    # Gates and units share the second axis, behind the directions.
+    # Gates and units share the second axis, after the directions.
     return 1 if operator_of(reader).mac_rule == "recurrent" else channel_axis(reader) % rank
 
 
-# Activations that an integer range can take over: everything outside it is clipped anyway.
+# Activations that an integer range can replace, because it clips everything outside it anyway.
 _CLIPPING = frozenset({"Relu", "Clip"})
-# Operators that quantize their first input themselves.
+# Prefix of operators that quantize their first input themselves.
 _DYNAMIC = "DynamicQuantize"
 _ACTIVATION_TYPES = (None, ir.DataType.FLOAT, ir.DataType.FLOAT16)
 INPUT = "Input"
@@ -384,14 +392,16 @@ class ActivationMatch:
     """Pair an activation in both models.
 
     Attributes:
-        name: the tensor in the float model.
-        node, op_type: the float node that computes it, which is the one to exclude from quantization; "" and "Input"
-            for a graph input.
-        folded: type of the activation that followed that node in the float model and is part of the range now; "".
-        computed: the tensor of the quantized model as its layer gives it: float before QuantizeLinear, or integers.
-        integer: whether `computed` holds integers, of `params`.
-        params: constant scale and zero point; None where it stays float or is quantized dynamically.
-        dynamic: its scale is made at run time.
+        name: name of the tensor in the float model.
+        node, op_type: the float node that computes the tensor, which is the node to exclude from quantization; "" and
+            "Input" for a graph input.
+        folded: type of an activation after that node in the float model that is now part of the range; "" if there is
+            none.
+        computed: name of the quantized model's tensor as its layer computes it: float before QuantizeLinear, or
+            integers.
+        integer: whether `computed` contains integers with `params`.
+        params: constant scale and zero point; None if the tensor stays float or is quantized dynamically.
+        dynamic: whether the scale is computed at run time.
     """
 
     name: str
@@ -405,16 +415,16 @@ class ActivationMatch:
 
     @property
     def kind(self) -> Kind:
-        """Return how it is quantized; "float" where it is not."""
+        """Return the kind of quantization: "static", "dynamic", or "float" for none."""
         return "static" if self.params is not None else "dynamic" if self.dynamic else "float"
 
     @property
     def range(self) -> tuple[float, float] | None:
-        """Return the smallest and the largest number that it can represent; None unless its scale is static."""
+        """Return the smallest and the largest number that the tensor can represent, or None without a static scale."""
         return None if self.params is None else self.params.range
 
     def as_read(self, values: NDArray[Any]) -> NDArray[Any]:
-        """Return what the tensor's readers get in the quantized model, where `values` are what its layer gives."""
+        """Return the values that the tensor's readers get in the quantized model if its layer computes `values`."""
         if self.params is not None and values.dtype.kind in "iu":
             return self.params.dequantize(values)
         params = dynamic_params(values) if self.dynamic else self.params
@@ -422,7 +432,7 @@ class ActivationMatch:
 
     @property
     def is_input(self) -> bool:
-        """Tell whether it is an input of the model, which no layer computes."""
+        """Return whether the activation is an input of the model, which no layer computes."""
         return self.op_type == INPUT
 
 
@@ -430,7 +440,7 @@ def match_activations(float_graph: GraphIndex, quantized_graph: GraphIndex) -> t
     """Return the activations that both models have, in the float model's order of execution, graph inputs first.
 
     Tensors computed from constants alone are left out. A tensor whose type cannot be inferred is kept: only the runtime
-    knows whether it holds floats (`edgeq.measure.layers.LayerPair`).
+    knows whether it contains floats (`edgeq.measure.layers.LayerPair`).
     """
     matcher = _Matcher(float_graph, quantized_graph)
     types = element_types(float_graph)
@@ -455,9 +465,9 @@ def match_activations(float_graph: GraphIndex, quantized_graph: GraphIndex) -> t
 def exact_readers(
     float_graph: GraphIndex, quantized_graph: GraphIndex, matches: Iterable[ActivationMatch]
 ) -> frozenset[tuple[str, str]]:
-    """Return (tensor, float node) where the quantized model's node of that name reads the tensor before it is
-    quantized, as a residual Add does next to a MatMul that quantizes its input; (tensor, "") where it is such a
-    graph output.
+    """Return (tensor, float node) for each node that reads a tensor before it is quantized in the quantized model.
+
+    An example is a residual Add next to a MatMul that quantizes its input. A graph output of this kind is (tensor, "").
     """
     found = set()
     for match in matches:
@@ -479,7 +489,7 @@ class _Matcher:
         self._integers = activation_params(quantized_graph)
 
     def counterpart(self, name: str, node: ir.Node, place: int) -> str | None:
-        """The quantized model's tensor of the same name, or the one that its node of the same name makes."""
+        """Return the quantized model's tensor of the same name, or the output of its node of the same name, or None."""
         if self._maker(name) is not None:
             return name
         if f"{name}_quantized" in self._integers:
@@ -490,14 +500,14 @@ class _Matcher:
                 continue
             made = name_of(other.outputs[place])
             same = made in self._integers or other.op_type == node.op_type
-            # Where an activation was folded away, the layer gives the tensor of that activation: found by its name.
+            # If an activation was folded away, the layer computes that activation's tensor, which is found by its name.
             original = self._float.values.get(made.removesuffix("_quantized").removesuffix("_QuantizeLinear_Input"))
             if same and (original is None or original.producer() is None):
                 return made
         return None
 
     def describe(self, name: str, counterpart: str, node: ir.Node | None) -> ActivationMatch:
-        """Follow `counterpart` to where its layer computes it, and to how it is quantized."""
+        """Return the match for `counterpart`: where its layer computes it, and how it is quantized."""
         computed, integer, params, dynamic = self._computed(counterpart)
         if node is None:
             return ActivationMatch(name, "", INPUT, computed, "", integer, params, dynamic)
@@ -511,7 +521,7 @@ class _Matcher:
         return ActivationMatch(name, layer.name or "", layer.op_type, computed, folded, integer, params, dynamic)
 
     def is_folded(self, before: ActivationMatch, activation: ir.Node) -> bool:
-        """Tell whether the range of the tensor in front of an activation, which is gone, has taken its place."""
+        """Return whether a removed activation is now part of the range of the tensor before it."""
         params = before.params
         if params is None:
             return False
@@ -524,7 +534,7 @@ class _Matcher:
         return value.producer() if value is not None else None
 
     def _computed(self, counterpart: str) -> tuple[str, bool, QuantParams | None, bool]:
-        """(tensor as computed, whether integer, its parameters, whether dynamic)."""
+        """Return (tensor as computed, whether it is integer, its parameters, whether it is dynamic)."""
         maker = self._maker(counterpart)
         if maker is not None and maker.op_type == "DequantizeLinear":
             integers = name_of(maker.inputs[0])
@@ -543,7 +553,7 @@ class _Matcher:
         return counterpart, False, None, dynamic
 
     def _readers(self, computed: str) -> list[ir.Node]:
-        """Nodes that read a tensor, or what quantizing and dequantizing makes of it."""
+        """Return the nodes that read a tensor, directly or after it is quantized and dequantized."""
         values, readers = [self._quantized.values[computed]], []
         for value in values:
             for reader, _ in consumers(value):

@@ -1,12 +1,12 @@
-"""Find the preprocessing that a float model was trained with, where nothing names it.
+"""Find the preprocessing that a float model was trained with, if nothing names it.
 
-A wrong preprocessing costs more accuracy than any quantization. The common ones are tried on samples spread over the
-data, and judged by labels where there are any. Without labels a preprocessing is the likelier the more the model's
-scores say about the images: the mutual information of image and class, H(mean of p) - mean of H(p) with p the softmax,
-which is the mean over the images of the divergence of p from the mean of p.
+A wrong preprocessing costs more accuracy than any quantization. edgeq tries the common ones on samples spread over the
+data. Labels judge them, if there are any. Without labels, a preprocessing is likelier if the model's scores contain
+more information about the images. The measure is the mutual information of image and class, H(mean of p) - mean of H(p)
+with p the softmax. It equals the mean over the images of the divergence of p from the mean of p.
 
-Each round drops the candidates that are worse than the best by more than chance explains, as the difference on the same
-samples shows, and takes more samples for those that are left. What is left in the end is tied.
+Each round drops the candidates that are worse than the best by more than chance explains, judged by the difference on
+the same samples. The remaining candidates get more samples in the next round. Those left after the last round are tied.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from edgeq.util.display import SILENT, Progress
 from edgeq.util.numbers import metric
 
 _ROUNDS = (16, 64, 256, 1024)
-"""Samples of each round."""
+"""Number of samples in each round."""
 _SURE = 2.5
-"""Standard errors of the difference that set a candidate apart from the best."""
+"""A candidate is dropped if it is worse than the best by more than this many standard errors of the difference."""
 _SETTLED_ON = 64
 _SHOWN = 4
 BITS = "bits"
@@ -53,17 +53,17 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Search:
-    """Describe what a search found.
+    """Describe the result of a search.
 
     Attributes:
-        metric: what candidates were judged by: a task's primary metric, or `BITS`.
-        count: samples of the last round.
-        ranked: the candidates that were left for it, the best first.
-        tied: how many of `ranked` are as good as the best, as far as these samples show.
-        usual: the preprocessing that goes with the model's head; "" where none is known.
-        fitting: the names that fit the data and the model.
-        doubt: why the labels decide nothing; "" where they do.
-        heads: the decoders that read the model's outputs, where those are a detector's and nothing labels the images.
+        metric: metric that judged the candidates: a task's primary metric, or `BITS`.
+        count: number of samples of the last round.
+        ranked: candidates of the last round, the best first.
+        tied: number of candidates in `ranked` that these samples cannot tell from the best.
+        usual: preprocessing that goes with the model's head; "" if none is known.
+        fitting: names of the preprocessings that fit the data and the model.
+        doubt: reason why the labels decide nothing; "" if they decide.
+        heads: decoders that read the model's outputs, if they are a detector's and no labels exist for the images.
     """
 
     metric: str
@@ -77,7 +77,10 @@ class Search:
 
     @property
     def decided(self) -> str | None:
-        """Return the preprocessing that labels decide on: the best, or the usual one of those that are as good."""
+        """Return the preprocessing that labels decide on, or None if they do not decide.
+
+        It is the usual one if that is as good as the best, else the only best one.
+        """
         if self.metric == BITS or not self.ranked or self.ranked[0].value <= 0 or self.doubt:
             return None
         tied = [one.preprocess for one in self.ranked[: self.tied]]
@@ -87,7 +90,7 @@ class Search:
 
     @property
     def found(self) -> str:
-        """Say what was decided, and by what."""
+        """Return a sentence with the decision and its basis."""
         best = next(one for one in self.ranked if one.preprocess == self.decided)
         others = [one for one in self.ranked if one is not best][:1]
         next_best = "".join(f", the next {_typed(one.preprocess)} {metric(self.metric, one.value)}" for one in others)
@@ -98,14 +101,14 @@ class Search:
 
     @property
     def question(self) -> str:
-        """Ask for the preprocessing, with the likeliest ones."""
+        """Return a sentence that asks the user for the preprocessing and lists the likeliest ones."""
         if not self.fitting:
             return choices()
         if self.doubt:
             return f"None of {len(self.fitting)} preprocessings fits the labels: with the best of them, {self.doubt}"
         if self.heads:
             several = f"NAME, as one of {', '.join(map(_typed, self.fitting[:_SHOWN]))}"
-            first = f"{_typed(self.usual)} if the model was trained so" if self.usual else several
+            first = f"{_typed(self.usual)} if the model was trained with it" if self.usual else several
             return (
                 f"Type --preprocess {first} (its outputs are those of {' or '.join(self.heads)}), or put the COCO "
                 "annotations of the images next to them, as a .json file: mAP then decides"
@@ -118,10 +121,10 @@ class Search:
         listed = ", ".join(f"{_typed(one.preprocess)} {metric(self.metric, one.value)}" for one in tied[:_SHOWN])
         first = f"--preprocess {_typed(tied[0].preprocess)}"
         if self.metric == BITS:
-            doubt = "no labels decide it; " if len(tied) < 2 else ""
+            doubt = "no labels decide; " if len(tied) < 2 else ""
             return (
-                f"Type {first} if the model was trained so ({doubt}the likely ones, by the bits that its scores tell "
-                f"{self.count} images apart: {listed}), or give labels"
+                f"Type {first} if the model was trained with it ({doubt}the likeliest, by the bits of information in "
+                f"its scores for {self.count} images: {listed}), or give labels"
             )
         return (
             f"Which one was the model trained with? By {self.metric}, {self.count} samples cannot tell these apart: "
@@ -145,9 +148,9 @@ def search(
     """Try the common preprocessings on `data`.
 
     Args:
-        session: the float model, of `signature`.
-        task: what to judge by; None takes what labels and outputs suggest, if they do.
-        names: what to try; None takes the common ones.
+        session: the float model, with `signature`.
+        task: the task to judge by; None uses the task that labels and outputs suggest, if any.
+        names: preprocessings to try; None tries the common ones.
     """
     left = {name: load_preprocess(name) for name in names or candidates(task.name if task else None)}
     fitting: tuple[str, ...] = ()
@@ -167,7 +170,7 @@ def search(
                     task = infer_task(sample := next(iter(samples)), infer(session, sample))
                 try:
                     found[name], settled[name], doubts[name] = _measure(session, samples, task)
-                except (DataError, CheckFailedError, UsageError) as error:  # no head is known for such outputs
+                except (DataError, CheckFailedError, UsageError) as error:  # no known head fits such outputs
                     failure = failure or error
                     continue
                 usual, count = getattr(settled[name], "usual", "") or usual, len(samples)
@@ -175,12 +178,12 @@ def search(
             metric = task.primary if task is not None else BITS
             sign = 1 if task is None or task.higher_is_better else -1
             known = [one for one in settled if one in found and settled[one] != task]
-            if known:  # a class offset that shows under the right preprocessing counts for the others, too
+            if known:  # a class offset that shows under the right preprocessing also applies to the others
                 task = settled[max(known, key=lambda one: sign * found[one].metrics[metric])]
                 for name in [one for one in found if settled[one] != task]:
                     try:
                         found[name], _, doubts[name] = _measure(session, taken[name], task)
-                    except (DataError, CheckFailedError, UsageError):  # what fits its outputs is another head
+                    except (DataError, CheckFailedError, UsageError):  # another head fits its outputs
                         del found[name]
         if failure is not None and not found:
             raise failure
@@ -191,18 +194,18 @@ def search(
         sure = size > _ROUNDS[0] and (best == usual or all(doubts[name] for name in left))
         if len(left) < 2 or count < size or sure:
             break
-    # Without labels more bits do not mean that it is right: of those that are tied, the common ones come first.
+    # Without labels, more bits do not prove that a preprocessing is right. Of tied ones, the common ones come first.
     order = {name: place if metric == BITS and name in left else 0 for place, name in enumerate(found)}
     ranked = sorted(found, key=lambda name: (name not in left, order[name], -sign * found[name].metrics[metric]))
     chosen = tuple(Candidate(name, found[name].metrics[metric]) for name in ranked)
-    # One of many that are alike may be right more often than a guess, and by luck.
+    # One of many similar candidates may beat a guess by luck.
     doubtful = [doubts[name] for name in ranked[: len(left)] if doubts[name]]
     doubt = doubtful[0] if 2 * len(doubtful) > len(left) else ""
     return Search(metric, count, chosen, len(left), usual if usual in fitting else "", fitting, doubt)
 
 
 def _opened(data: Data, signature: Signature, preprocess: Preprocess, size: int) -> Samples | None:
-    """Return `size` samples under a preprocessing; None where it does not fit."""
+    """Return `size` samples under a preprocessing, or None if it does not fit."""
     try:
         samples = open_samples(replace(data, preprocess=preprocess, count=size), signature)
         next(iter(samples))
@@ -212,7 +215,7 @@ def _opened(data: Data, signature: Signature, preprocess: Preprocess, size: int)
 
 
 def _same(samples: Samples, seen: list[list[Mapping[str, NDArray[Any]]]]) -> bool:
-    """Return whether an earlier candidate makes the same inputs; else remember these."""
+    """Return whether an earlier candidate makes the same inputs. If not, remember these inputs."""
     first = [sample.inputs for sample in islice(samples, 2)]
     for other in seen:
         pairs = [(a[name], b.get(name)) for a, b in zip(first, other, strict=False) for name in a]
@@ -223,8 +226,10 @@ def _same(samples: Samples, seen: list[list[Mapping[str, NDArray[Any]]]]) -> boo
 
 
 def _measure(session: Session, samples: Samples, task: Task | None) -> tuple[Measured, Task | None, str]:
-    """Return how the model does on samples, the task with what it left open as far as these show it, and what makes the
-    labels doubtful."""
+    """Return the model's figures on samples, the settled task, and reasons to doubt the labels ("" for none).
+
+    The task is `task` with its open choices made, if the samples show them.
+    """
     made = ((row, out[""]) for sample in samples for row, out in rows(sample, {"": infer(session, sample)}))
     if task is None:
         return _information([scores for _, outputs in made if (scores := _scores(outputs)) is not None]), None, ""
@@ -238,7 +243,7 @@ def _measure(session: Session, samples: Samples, task: Task | None) -> tuple[Mea
 
 
 def _tied(found: Mapping[str, Measured], task: Task | None, metric: str, count: int) -> list[str]:
-    """Return the candidates that are not surely worse than the best."""
+    """Return the candidates that are not clearly worse than the best."""
     if not found:
         return []
     sign = 1 if task is None or task.higher_is_better else -1
@@ -253,7 +258,7 @@ def _tied(found: Mapping[str, Measured], task: Task | None, metric: str, count: 
 
 
 def _scores(outputs: Outputs) -> NDArray[np.float64] | None:
-    """Return the first output's class scores of one image, [classes]; None where it has none."""
+    """Return the first output's class scores of one image, [classes], or None if that output has none."""
     array = next(iter(outputs.values()), None)
     if array is None or array.dtype.kind != "f" or array.ndim != 2 or len(array) != 1 or array.shape[1] < 2:
         return None
@@ -261,8 +266,10 @@ def _scores(outputs: Outputs) -> NDArray[np.float64] | None:
 
 
 def _information(scores: Sequence[NDArray[np.float64]]) -> Measured:
-    """Return the bits that each image's scores tell about it; their mean is the mutual information of image and
-    class."""
+    """Return the bits of information in each image's scores.
+
+    Their mean is the mutual information of image and class.
+    """
     if not scores:
         return Measured({BITS: 0.0}, np.zeros(2))
     p = np.stack(scores)
@@ -283,26 +290,30 @@ def open_or_search(
     progress: Progress = SILENT,
     **how: Any,
 ) -> Samples:
-    """Open samples; where no preprocessing is named for images, by the one that labels decide on: a COCO file next to
-    the images of a detector, if `task` names nothing else.
+    """Open samples. If no preprocessing is named for images, search for it and use the one that labels decide on.
+
+    If `task` is None, a COCO file next to a detector's images is also used as labels.
 
     Args:
         session: opens the float model.
-        judged: labelled data that decide; None takes `data`.
-        task: as `search` has it.
-        known: the preprocessing for images for which none is named; None searches.
-        how: as `open_samples` takes it.
+        judged: labelled data that decide; None uses `data`.
+        task: the task to judge by, as in `search`.
+        known: the preprocessing to use if none is named for the images; None searches.
+        how: further arguments of `open_samples`.
 
     Raises:
-        DataError: as `open_samples`; or nothing decides, with the question that is left.
+        DataError: an error of `open_samples`, or nothing decides; the message then asks the user.
     """
     try:
         return open_samples(data, signature, progress=progress, **how)
     except NoPreprocessingError as error:
         if len(signature.inputs) > 1:
-            fix = "Give .npz files with an array for each, or --preprocess file.py:function, which makes them of one"
+            fix = (
+                "Give .npz files with an array for each input, or --preprocess file.py:function that makes all inputs "
+                "from an image"
+            )
             inputs = "; ".join(map(str, signature.inputs))
-            raise DataError(f"{data.source} holds images, and the model takes {inputs}", fix) from error
+            raise DataError(f"{data.source} contains images, but the model takes {inputs}", fix) from error
         if known is not None:
             return open_samples(data, signature, progress=progress, **{**how, "preprocess": known})
         opened, labelled = session(), judged or data

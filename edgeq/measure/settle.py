@@ -1,4 +1,4 @@
-"""Settle what a task leaves open by what the float model makes of a few samples: a class offset, a detector's head."""
+"""Settle the open choices of a task (class offset, detector head) by the float model's outputs for a few samples."""
 
 from __future__ import annotations
 
@@ -15,19 +15,21 @@ _FEW = 64
 
 
 def settle(task: Task, session: Session, samples: Samples, *, progress: Progress = SILENT) -> Task:
-    """Return the task with everything that it left open chosen, by some samples; a note says what was found.
+    """Return the task with all its open choices made by some samples. A note names the choices.
 
     Args:
-        task: with `settled(pairs)`, which returns the task and what it found, or "", of samples with the outputs for
-            each; any other is returned as it is.
+        task: a task. Its method `settled(pairs)`, if any, is called on samples with their outputs. It returns the
+            settled task and a text about the choice ("" for none). A task without the method is returned unchanged.
         session: the float model.
-        samples: labelled; those that are looked at are spread over all.
+        samples: labelled samples; the ones used are spread over all.
     """
     if not hasattr(task, "settled"):
         return task
 
     def pairs() -> Iterator[tuple[Sample, Outputs]]:
-        """Yield rows with the model's outputs, after the first the last ones: data are often sorted by class."""
+        """Yield rows with the model's outputs: the first sample, then the last ones, because data are often sorted by
+        class.
+        """
         few = list(spread_over(samples, _FEW))
         for sample in (few[0], *reversed(few[1:])):
             for row, made in rows(sample, {"": infer(session, sample)}):
@@ -44,12 +46,13 @@ def settle(task: Task, session: Session, samples: Samples, *, progress: Progress
 
 
 def unfit_folders(samples: SourceSamples) -> tuple[str, ...]:
-    """Return a warning where class folders are numbered by nothing but their order, and are not as many as the model's
-    classes."""
+    """Return a warning if class folders are numbered only by their order and do not match the model's number of
+    classes.
+    """
     scores, folders = score_count(samples.signature), samples.opened.sorted_classes
     if scores is None or not folders or samples.labels is not None or scores in (folders, folders + 1):
         return ()
     return (
-        f"{samples.source}: {folders} class folders are numbered in sorted order, and the model has {scores} scores: "
-        "`--classes FILE` says which is which (a name a line in the order of the scores, or JSON)",
+        f"{samples.source}: {folders} class folders are numbered in sorted order, but the model has {scores} scores: "
+        "`--classes FILE` names the scores (one name per line in the order of the scores, or JSON)",
     )

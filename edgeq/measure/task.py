@@ -1,13 +1,14 @@
-"""Measure models against labels: the protocol, the shipped tasks by name, and the hook for a user's own.
+"""Measure models against labels: the protocol, the shipped tasks by name, and the hook for a user's own tasks.
 
-How much a loss depends on which samples it was measured on: the standard error of the difference of two models.
+Estimate how much a loss depends on the choice of samples: the standard error of the difference of two models.
 
-Where the metric is a mean of scores, that is the standard error of the mean of their differences. Any other (mAP, AUC,
-F1, a correlation) is computed anew over many random halves of the samples, the same ones for both models, so that what
-is hard for both cancels. In such a half a sample counts with probability one half, that is with weight 0 or 2: weights
-of mean and variance 1, under which the deviations from the whole follow its sampling distribution as they do under the
-bootstrap's (A. Owen, D. Eckles: Bootstrapping data arrays of arbitrary order, 2012, "double-or-nothing"). No
-sample counts twice, so a meter that refuses to see one again, and one that counts ties, is served as it is.
+If the metric is a mean of scores, that is the standard error of the mean of their differences. Any other metric (mAP,
+AUC, F1, a correlation) is computed again over many random halves of the samples. Both models get the same halves, so
+the difficulty that they share cancels. Each sample is in a half with probability one half, so its weight is 0 or 2.
+These weights have mean and variance 1. Under them, the deviations from the whole follow the metric's sampling
+distribution, as they do in the bootstrap (A. Owen, D. Eckles: Bootstrapping data arrays of arbitrary order, 2012,
+"double-or-nothing"). No sample counts twice, so this also works with meters that refuse to see a sample again and with
+meters that count ties.
 """
 
 from __future__ import annotations
@@ -34,33 +35,40 @@ from edgeq.util.registry import TASKS, Registry, load_function, names_function
 class Meter(Protocol):
     """Collect one model's outputs over the samples.
 
-    How sure a loss is, is found by computing the primary metric over random halves of the samples, with a meter for
-    each half (`ResampledMeter`). A meter may have one of two more methods, which make that exact or cheap:
+    The uncertainty of a loss is found by computing the primary metric over random halves of the samples, with a meter
+    for each half (`ResampledMeter`). A meter may have one of two further methods, which make the result exact or cheap:
 
-        scores() -> NDArray        a score for each row so far, where the primary metric is their mean
+        scores() -> NDArray        a score for each row so far, if the primary metric is the mean of the scores
         resampled(halves) -> NDArray   the primary metric over each of the halves [H, N] (bool) of the N updates so far;
-                                       NaN where it has none
+                                       NaN for a half that has none
 
-    To be shared among workers (`--workers`) it has two methods:
+    To be shared among workers (`--workers`), a meter has two methods:
 
-        collected() -> Any      what it holds of the samples so far, without the task: values that pickle
-        take(collected) -> None   add what another meter, of later samples, collected
+        collected() -> Any      the meter's state for the samples so far, without the task: values that pickle
+        take(collected) -> None   add the state that another meter collected from later samples
 
-    It may have `notes() -> Sequence[str]`: what the labels and outputs so far give reason to doubt, a sentence each.
+    A meter may have `notes() -> Sequence[str]`: reasons in the labels and outputs so far to doubt the figures, a
+    sentence each.
     """
 
     def update(self, outputs: Outputs, sample: Sample) -> None:
-        """Take the outputs for one sample. DataError where the sample has not the label that the task needs."""
+        """Add the outputs for one sample.
+
+        Raises:
+            DataError: the sample lacks the label that the task needs.
+        """
 
     def result(self) -> Mapping[str, float]:
         """Return metric name → value, after the last sample."""
 
 
 class Task(Protocol):
-    """Define a kind of accuracy. A value: `start` gives a fresh meter, so that several models can share one pass.
+    """Define a kind of accuracy.
 
-    A task may also have `classes`, true where the output that it looks at (its attribute `output`, or the only one)
-    holds class scores: only then is the share of samples with the same top-1 of interest.
+    A task is a value. `start` returns a new meter, so several models can share one pass.
+
+    A task may also have an attribute `classes`. It is true if the output that the task reads (its attribute `output`,
+    or the only one) contains class scores. Only then does the share of samples with the same top-1 matter.
     """
 
     @property
@@ -75,16 +83,16 @@ class Task(Protocol):
 
     @property
     def higher_is_better(self) -> bool:
-        """Return the direction of the primary metric."""
+        """Return whether a higher value of the primary metric is better."""
         ...
 
     def start(self) -> Meter:
-        """Return a fresh meter, for one model over all samples."""
+        """Return a new meter, for one model over all samples."""
 
 
 _NUMBER = (numbers.Real, "a number from 0 to 1")
 _NAME = (str, "a name")
-# Field of TaskOptions → its type, and what that is called.
+# Field of TaskOptions → its type and a name for that type.
 _KINDS: Mapping[str, tuple[Any, str]] = {
     "class_offset": (numbers.Integral, "a whole number"),
     "annotations": ((str, os.PathLike), "a path"),
@@ -97,15 +105,15 @@ _KINDS: Mapping[str, tuple[Any, str]] = {
 
 @dataclass(frozen=True)
 class TaskOptions(Displayed):
-    """Hold options of tasks; None leaves a task's own default.
+    """Hold options of tasks; None keeps a task's own default.
 
     Attributes:
-        class_offset: scores in front of class 0 that are not a class (1 for MobileNet's background).
+        class_offset: number of scores before class 0 that are not a class (1 for MobileNet's background).
         annotations: COCO annotation file (instances); text becomes a Path.
         decoder: name of a detector-head decoder, or "path.py:function".
-        confidence: detections that score at most this are dropped.
+        confidence: score that a detection must exceed to be kept.
         iou: overlap above which the lower-scored of two boxes of a class is dropped.
-        output: the model output to look at, where there are several.
+        output: the model output to read, if there are several.
     """
 
     class_offset: int | None = None
@@ -129,14 +137,16 @@ class TaskOptions(Displayed):
 
 
 def split_task_options(options: Mapping[str, Any]) -> tuple[TaskOptions, dict[str, Any]]:
-    """Split a command's flat options into those of a task, whose `output` is `task_output` there, and all others."""
+    """Split a command's flat options into those of a task and all others. There, `output` is called `task_output`."""
     others = dict(options)
     names = {f.name: option_of(f.name)[2:].replace("-", "_") for f in dataclasses.fields(TaskOptions)}
     return TaskOptions(**{name: others.pop(given) for name, given in names.items()}), others
 
 
 def option_of(name: str) -> str:
-    """Return the name of a field of `TaskOptions` on the command line, where --output is the file that is written."""
+    """Return the command-line option for a field of `TaskOptions`. `output` is --task-output, because --output names a
+    file.
+    """
     return "--task-output" if name == "output" else f"--{name.replace('_', '-')}"
 
 
@@ -145,9 +155,9 @@ class TaskKind:
     """Describe a registered task.
 
     Attributes:
-        name: as on the command line.
+        name: name on the command line.
         title: what it measures.
-        make: from options to the task.
+        make: function from options to the task.
         takes: names of the options that it takes.
     """
 
@@ -161,7 +171,7 @@ REGISTRY: Registry[TaskKind] = Registry(TASKS, lambda found: isinstance(found, T
 
 
 def make_task(name: str, options: TaskOptions | None = None) -> Task:
-    """Return the registered task of that name, or what a user's factory "path.py:factory" makes of the options.
+    """Return the registered task `name`, or the task that a user's factory "path.py:factory" makes from the options.
 
     Raises:
         UsageError: unknown name, an option that the task does not take, or a factory that cannot be loaded.
@@ -169,7 +179,7 @@ def make_task(name: str, options: TaskOptions | None = None) -> Task:
     options = options or TaskOptions()
     if names_function(name):
         task: Task = load_function(name, "task", UsageError)(options)
-        return _checked(task, f"what {name} returns", "Return an object as edgeq.measure.task.Task")
+        return _checked(task, f"what {name} returns", "Return an object like edgeq.measure.task.Task")
     kind = REGISTRY.load(name)
     foreign = sorted(set(options.given()) - kind.takes)
     if foreign:
@@ -179,14 +189,14 @@ def make_task(name: str, options: TaskOptions | None = None) -> Task:
 
 
 def as_task(given: Task | str, options: TaskOptions | None = None) -> Task:
-    """Return `given` as a task: it may be the name of one too, which `options` are for.
+    """Return `given` as a task. It may also be the name of a task, to which `options` then apply.
 
     Raises:
-        UsageError: as `make_task`; or something that is not a task.
+        UsageError: an error of `make_task`, or an argument that is not a task.
     """
     if isinstance(given, str):
         return make_task(given, options)
-    fix = 'Give a name, such as "classification", or an object as edgeq.measure.task.Task'
+    fix = 'Give a name, such as "classification", or an object like edgeq.measure.task.Task'
     return _checked(given, f"the task, of type {type(given).__name__},", fix)
 
 
@@ -198,10 +208,10 @@ def _checked(task: Task, what: str, fix: str) -> Task:
 
 
 def integer_labels(sample: Sample) -> NDArray[np.int64]:
-    """Return the sample's labels, [rows]; one for a single label.
+    """Return the sample's labels, [rows]. A single label gives one row.
 
     Raises:
-        DataError: no label, or one that is not an integer.
+        DataError: no label, or a label that is not an integer.
     """
     if sample.label is None:
         raise DataError(f"{sample.name} has no label", "Give --labels, or compare with a --reference model instead")
@@ -212,10 +222,10 @@ def integer_labels(sample: Sample) -> NDArray[np.int64]:
 
 
 def pick_output(outputs: Outputs, name: str | None, sample: Sample) -> NDArray[Any]:
-    """Return the output of that name, or the only one, or the only one of floating point.
+    """Return the output of that name. Without a name, return the only output, or else the only floating-point output.
 
     Raises:
-        UsageError: no such output, or several of floating point (or none) and no name.
+        UsageError: no output has the name, or there is no name and not exactly one floating-point output.
     """
     if name is not None:
         if name not in outputs:
@@ -237,11 +247,11 @@ def only_input(sample: Sample) -> NDArray[Any]:
     """Return the sample's only input.
 
     Raises:
-        UsageError: the model takes several.
+        UsageError: the model takes several inputs.
     """
     if len(sample.inputs) != 1:
         raise UsageError(
-            f"{sample.name} has {len(sample.inputs)} inputs, this task takes one", "Write a task of your own"
+            f"{sample.name} has {len(sample.inputs)} inputs, but this task takes one", "Write a task of your own"
         )
     return next(iter(sample.inputs.values()))
 
@@ -250,7 +260,7 @@ _Pairs = tuple[list[NDArray[Any]], ...]
 
 
 class PairedMeter:
-    """Pair rows of samples with their labels: what a model makes of each. See `Meter`."""
+    """Pair the model's result for each row with the row's label. See `Meter`."""
 
     def __init__(self) -> None:
         self._found: list[NDArray[Any]] = []
@@ -262,7 +272,7 @@ class PairedMeter:
         self._wanted.append(wanted)
 
     def collected(self) -> _Pairs:
-        """Return what was found and what is right, an array a sample each."""
+        """Return the results and the labels, one array for each sample."""
         return self._found, self._wanted
 
     def take(self, collected: _Pairs) -> None:
@@ -271,11 +281,11 @@ class PairedMeter:
         self._wanted += collected[1]
 
     def rows(self) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Return what was found and what is right, [N] each, over all samples."""
+        """Return the results and the labels over all samples, [N] each."""
         return np.concatenate(self._found), np.concatenate(self._wanted)
 
     def halves(self, halves: NDArray[np.bool_]) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
-        """Yield `rows` of each of the halves [H, samples]."""
+        """Yield the `rows` of each of the halves [H, samples]."""
         found, wanted = self.rows()
         for chosen in np.repeat(halves, [len(one) for one in self._wanted], axis=1):
             yield found[chosen], wanted[chosen]
@@ -283,7 +293,7 @@ class PairedMeter:
 
 HALVES = 100
 METERED = 32
-"""Halves where a meter cannot compute them itself, and a meter is kept for each."""
+"""Number of halves if the task's meter cannot compute them itself, so that each half has its own meter."""
 _FEWEST_HALVES = 8
 
 
@@ -292,8 +302,9 @@ class Measured:
     """Hold one model's metrics over some rows, and the spread of its primary metric.
 
     Attributes:
-        scores: of each row, their mean being the primary metric; None where the task has none.
-        halves: the primary metric over each half; NaN where it has none (AUC of one class). Empty with `scores`.
+        scores: score of each row, whose mean is the primary metric; None if the task has no such scores.
+        halves: primary metric over each half; NaN for a half without one (AUC of one class). Empty if there are
+            `scores`.
     """
 
     metrics: Mapping[str, float]
@@ -302,10 +313,10 @@ class Measured:
 
 
 class ResampledMeter:
-    """Meter one model's rows so far, with what is needed to estimate their uncertainty. Argument: the task.
+    """Measure one model's rows so far, and estimate the uncertainty of the figures. The argument is the task.
 
-    Of a task's meter it uses, where it has them, `scores()` and `resampled(halves)` (see `Meter`);
-    else it keeps a meter for each half, which costs `METERED` / 2 updates a row.
+    It uses `scores()` or `resampled(halves)` of the task's meter (see `Meter`). If the meter has neither, it keeps a
+    meter for each half, which costs `METERED` / 2 updates for each row.
     """
 
     def __init__(self, task: Task) -> None:
@@ -327,7 +338,7 @@ class ResampledMeter:
                 self._members[half] += 1
 
     def notes(self) -> tuple[str, ...]:
-        """Return what the task's meter notes of the rows so far."""
+        """Return the notes of the task's meter about the rows so far."""
         return tuple(self._whole.notes()) if hasattr(self._whole, "notes") else ()
 
     def measured(self) -> Measured:
@@ -349,16 +360,19 @@ class ResampledMeter:
 
 
 def random_halves(rows: int) -> NDArray[np.bool_]:
-    """Draw the rows of each half, [HALVES, rows]: the same for every model, and for the rows that come first."""
+    """Draw the rows of each half, [HALVES, rows].
+
+    They are the same for every model. With more rows, the halves of the first rows do not change.
+    """
     return (np.random.default_rng(0).random((rows, HALVES)) < 0.5).T
 
 
 def loss_error(reference: Measured, candidate: Measured, *, further: float) -> float | None:
-    """Return the standard error of the difference of two models' primary metrics on the same rows; None where it is not
-    known.
+    """Return the standard error of the difference of two models' primary metrics on the same rows, or None if unknown.
 
     Args:
-        further: standard error of what these rows do not show and others may: the spread of rows that all agree is 0.
+        further: standard error of differences that other rows may show but these do not: if all rows agree, their
+            spread is 0.
     """
     if reference.scores is not None and candidate.scores is not None:
         differences = reference.scores - candidate.scores

@@ -1,9 +1,10 @@
 """Define the tasks that edgeq ships.
 
-Classification measures top-1, and top-5 where there are more than five classes. Anomaly detection by an autoencoder
-measures the ROC AUC of the reconstruction error against labels 0 (normal) and 1. Similarity of sentence (or image)
-pairs is the rank correlation of the cosine of their embeddings with a score given by people. Object detection measures
-COCO's mean average precision of a detector head's boxes.
+- Classification measures top-1. With more than five classes, it also measures top-5.
+- Anomaly detection by an autoencoder measures the ROC AUC of the reconstruction error against labels 0 (normal) and 1.
+- Similarity of sentence (or image) pairs is the rank correlation of the cosine of their embeddings with a score given
+  by people.
+- Object detection measures COCO's mean average precision of a detector head's boxes.
 """
 
 from __future__ import annotations
@@ -43,14 +44,15 @@ from edgeq.util.registry import DECODERS, names_function
 
 @dataclass(frozen=True)
 class Classification(Displayed):
-    """Score class scores [N, classes] (further axes of length 1 allowed), the label an integer per row.
+    """Judge class scores [N, classes] (further axes of length 1 are allowed) by an integer label for each row.
 
-    One score a row is a binary classifier with a sigmoid: class 1 above one half. A row with NaN is never right.
+    A model with one score for each row is a binary classifier with a sigmoid: above one half means class 1. A row with
+    NaN is never right.
 
     Attributes:
-        class_offset: scores in front of class 0 that are not a class (MobileNet's background: 1). None takes what
-            labelled samples decide (`settled`), and 0 where they were not asked.
-        output: the output with the scores; None where the model has only one.
+        class_offset: number of scores before class 0 that are not a class (MobileNet's background: 1). None lets
+            labelled samples decide (`settled`), and means 0 until then.
+        output: the output with the scores; None if the model has only one.
     """
 
     classes: ClassVar[bool] = True
@@ -66,12 +68,14 @@ class Classification(Displayed):
 
     @property
     def offset(self) -> int:
-        """Return how many scores are skipped."""
+        """Return the number of scores to skip."""
         return self.class_offset or 0
 
     def settled(self, pairs: Iterable[tuple[Sample, Outputs]]) -> tuple[Classification, str]:
-        """Return the task with the class offset that labelled rows show, and what was found: 1 where the model has a
-        score more than the labels need and is right far more often so, else 0."""
+        """Return the task with the class offset that labelled rows show, and a text about the choice ("" for none).
+
+        The offset is 1 if the model has more scores than the labels need and is right far more often with it, else 0.
+        """
         if self.class_offset is not None:
             return self, ""
         rows, right = 0, [0, 0]
@@ -94,8 +98,11 @@ class Classification(Displayed):
 
 
 def infer_task(sample: Sample, outputs: Outputs) -> Classification | None:
-    """Return the task that a sample's label and a model's outputs for it suggest: classification, where the label is a
-    class number and the only float output has a row of class scores for it; None where they suggest none."""
+    """Return the task that a sample's label and a model's outputs for it suggest, or None if they suggest none.
+
+    They suggest classification if the label is a class number and the only float output has a row of class scores for
+    it.
+    """
     found = [array for array in outputs.values() if array.dtype.kind == "f"]
     label = np.asarray(sample.label).reshape(-1) if sample.label is not None else np.zeros(0)
     if len(found) != 1 or label.dtype.kind not in "iu" or not len(label):
@@ -107,14 +114,16 @@ def infer_task(sample: Sample, outputs: Outputs) -> Classification | None:
 
 
 _LEAST_BESIDE = 8
-"""Rows with the best class next to the label from which on that is not chance."""
+"""From this number of rows on, best classes next to the labels are not chance."""
 _LEAST_JUDGED = 10
-"""Rows from which on a share of right answers is compared with what guessing gives."""
+"""From this number of rows on, the share of right answers is compared with that of guesses."""
 _SURE = 2.0
-"""Standard errors that a share must be above what guessing gives."""
+"""A share must be this many standard errors above that of guesses."""
 
 
 class ClassificationMeter:
+    """Measure top-1 and top-5 of class scores. See `edgeq.measure.task.Meter`."""
+
     def __init__(self, task: Classification) -> None:
         self._task = task
         self._ranks: list[int] = []
@@ -123,7 +132,7 @@ class ClassificationMeter:
         self._best: list[int] = []
 
     def update(self, outputs: Outputs, sample: Sample) -> None:
-        """Count the rows whose label is the best, or among the five best, of the scores [rows, classes].
+        """Record for each row of the scores [rows, classes] the rank of its label.
 
         Raises:
             DataError: scores of another shape, or a label without a score.
@@ -136,7 +145,10 @@ class ClassificationMeter:
             raise UsageError(f"class offset {self._task.offset} leaves no class", "Give a smaller --class-offset")
         if scores.shape[1] == 1:
             if scores.dtype.kind != "f":
-                raise DataError(f"{sample.name}: one integer score a row", "Where its middle lies is not known")
+                raise DataError(
+                    f"{sample.name}: one integer score for each row",
+                    "Export a float score: integers do not show where one half is",
+                )
             scores = np.concatenate([1 - scores, scores], axis=1)
         self._classes = scores.shape[1]
         outside = labels[(labels < 0) | (labels >= self._classes)]
@@ -150,7 +162,7 @@ class ClassificationMeter:
         self._best += scores.argmax(axis=1).tolist()
 
     def collected(self) -> tuple[list[int], int, list[int], list[int]]:
-        """Return ranks of the rows, how many classes there are, the rows' labels and their best classes."""
+        """Return the ranks of the rows, the number of classes, the labels of the rows and their best classes."""
         return self._ranks, self._classes, self._labels, self._best
 
     def take(self, collected: tuple[list[int], int, list[int], list[int]]) -> None:
@@ -161,12 +173,14 @@ class ClassificationMeter:
         self._best += best
 
     def notes(self) -> tuple[str, ...]:
-        """Say where the labels seem to be counted from another number than the model's classes, or else where its
-        answers are those of a guess."""
+        """Return a warning if the labels seem to start at another number than the model's classes.
+
+        Otherwise, return a warning if the model's answers are no better than a guess.
+        """
         labels, best = np.array(self._labels, np.int64), np.array(self._best, np.int64)
         rows, right = len(labels), int((np.array(self._ranks) < 1).sum())
         fixes = (
-            ("plus", 1, f"--class-offset {self._task.offset + 1} where the model has a class in front of theirs"),
+            ("plus", 1, f"--class-offset {self._task.offset + 1} if the model has a class before theirs"),
             ("minus", -1, "count the labels from 0, or give a smaller --class-offset"),
         )
         beside = tuple(
@@ -182,12 +196,12 @@ class ClassificationMeter:
         seen = len(set(self._labels))
         return (
             f"top-1 is {share(right / rows)} on {rows} rows, no better than a guess ({share(guessed)}): a loss against "
-            f"it proves nothing. The labels are of {seen} classes, the scores of {self._classes}; `--classes FILE` "
-            "names them (a name a line in the order of the scores), `--class-offset` skips some",
+            f"it proves nothing. The labels have {seen} classes, the scores {self._classes}; `--classes FILE` "
+            "names them (one name per line in the order of the scores), `--class-offset` skips some",
         )
 
     def scores(self) -> NDArray[np.float64]:
-        """Return for each row 1 where it is right, else 0."""
+        """Return 1 for each row that is right, else 0."""
         return (np.array(self._ranks) < 1).astype(np.float64)
 
     def result(self) -> Mapping[str, float]:
@@ -200,8 +214,11 @@ class ClassificationMeter:
 
 
 def by_chance(labels: NDArray[np.int64], best: NDArray[np.int64], classes: int) -> float:
-    """Return the share of right answers expected of a model that answers as often what this one does, but without a
-    look at the sample: the agreement by chance of Cohen's kappa. Of labels of one class it is one in `classes`."""
+    """Return the share of right answers that a model would reach by chance.
+
+    Such a model gives each answer as often as this one but ignores the sample: the agreement by chance of Cohen's
+    kappa. If all labels have one class, the share is 1 / `classes`.
+    """
     values, counts = np.unique(labels, return_counts=True)
     if len(values) < 2:
         return 1 / max(2, classes)
@@ -210,9 +227,9 @@ def by_chance(labels: NDArray[np.int64], best: NDArray[np.int64], classes: int) 
 
 
 def ranks(scores: NDArray[Any], labels: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Count the classes that stand before the right one, [N], of scores [N, C] and labels [N].
+    """Count the classes that rank before the right one, [N], from scores [N, C] and labels [N].
 
-    Of equal scores the lower index stands first, as with arg-max. A row with NaN ranks last: C.
+    Of equal scores, the lower index ranks first, as with arg-max. A row with NaN ranks last: C.
     """
     own = scores[np.arange(len(labels)), labels][:, None]
     before = np.arange(scores.shape[1])[None] < labels[:, None]
@@ -238,8 +255,8 @@ def _class_scores(output: NDArray[Any], rows: int, sample: Sample) -> NDArray[An
 class Anomaly(Displayed):
     """Score the mean squared difference of output and input.
 
-    A sample with one label gives one score over its whole batch (the windows of one recording); a sample with a label
-    per row gives one score a row.
+    A sample with one label gets one score over its whole batch (the windows of one recording). A sample with a label
+    for each row gets one score for each row.
     """
 
     output: str | None = None
@@ -253,6 +270,8 @@ class Anomaly(Displayed):
 
 
 class AnomalyMeter(PairedMeter):
+    """Measure the ROC AUC of the reconstruction error. See `edgeq.measure.task.Meter`."""
+
     def __init__(self, task: Anomaly) -> None:
         super().__init__()
         self._task = task
@@ -261,7 +280,7 @@ class AnomalyMeter(PairedMeter):
         """Add the mean squared reconstruction error of a sample, or of each of its rows.
 
         Raises:
-            DataError: a label other than 0 and 1, an output of another shape than the input, or labels that fit neither
+            DataError: a label other than 0 and 1, an output whose shape is not the input's, or labels that fit neither
                 the sample nor its rows.
         """
         labels = integer_labels(sample)
@@ -272,11 +291,12 @@ class AnomalyMeter(PairedMeter):
         if given.shape != made.shape:
             raise DataError(
                 f"{sample.name}: input {list(given.shape)}, but output {list(made.shape)}",
-                "An autoencoder gives back its input's shape",
+                "Give an autoencoder: its output has its input's shape",
             )
         if len(labels) not in (1, len(given)):
             raise DataError(
-                f"{sample.name}: {len(labels)} labels for a batch of {len(given)}", "Give one label, or one a row"
+                f"{sample.name}: {len(labels)} labels for a batch of {len(given)}",
+                "Give one label, or one for each row",
             )
         self.add(((given - made) ** 2).reshape(len(labels), -1).mean(axis=1), labels)
 
@@ -294,15 +314,17 @@ class AnomalyMeter(PairedMeter):
         return {"auc": roc_auc(scores, labels)}
 
     def resampled(self, halves: NDArray[np.bool_]) -> NDArray[np.float64]:
-        """Return the AUC over each of the halves [H, samples]; NaN where all of one have the same label."""
+        """Return the AUC over each of the halves [H, samples]. It is NaN for a half whose samples all have the same
+        label.
+        """
         return np.array([roc_auc(scores, labels) for scores, labels in self.halves(halves)])
 
 
 def roc_auc(scores: NDArray[Any], labels: NDArray[Any]) -> float:
     """Return the area under the ROC curve: the chance that a positive scores above a negative, a tie counting one half.
 
-    Mann and Whitney's U over the number of pairs, from mean ranks. NaN where a score is NaN or all labels
-    are the same.
+    It is Mann and Whitney's U over the number of pairs, computed from mean ranks. It is NaN if a score is NaN or all
+    labels are the same.
     """
     positives = labels == 1
     p = int(positives.sum())
@@ -314,10 +336,12 @@ def roc_auc(scores: NDArray[Any], labels: NDArray[Any]) -> float:
 
 @dataclass(frozen=True)
 class Similarity(Displayed):
-    """Score a batch of pairs a sample: rows 0 and 1 belong together, rows 2 and 3, and so on; one score a pair.
+    """Score pairs of rows in a sample's batch: rows 0 and 1 are a pair, rows 2 and 3, and so on. Each pair has one
+    score.
 
-    An output [rows, width] is taken as embeddings. An output [rows, positions, width] is averaged over the positions
-    that the input whose name has "mask" in it marks with a value other than 0; over all where no input does.
+    An output [rows, width] contains embeddings. An output [rows, positions, width] is averaged over the positions that
+    a mask marks with a value other than 0. The mask is the input with "mask" in its name. Without a mask, all positions
+    count.
     """
 
     output: str | None = None
@@ -331,21 +355,24 @@ class Similarity(Displayed):
 
 
 class SimilarityMeter(PairedMeter):
+    """Measure the correlation of the cosine of embeddings with a score. See `edgeq.measure.task.Meter`."""
+
     def __init__(self, task: Similarity) -> None:
         super().__init__()
         self._task = task
 
     def update(self, outputs: Outputs, sample: Sample) -> None:
-        """Add the cosine of each pair of embeddings and its score.
+        """Add the cosine and the score of each pair of embeddings.
 
         Raises:
-            DataError: an output that is not an embedding, a label that is not a number, or not two rows a score.
+            DataError: an output that is not an embedding, a label that is not a number, or not two rows for each score.
         """
         embedded = embeddings(pick_output(outputs, self._task.output, sample), sample)
         scores = _pair_scores(sample)
         if len(embedded) != 2 * len(scores):
             raise DataError(
-                f"{sample.name}: {len(embedded)} rows for {len(scores)} scores", "Give two rows and one score a pair"
+                f"{sample.name}: {len(embedded)} rows for {len(scores)} scores",
+                "Give two rows and one score for each pair",
             )
         length = np.linalg.norm(embedded, axis=1, keepdims=True)
         unit = embedded / np.where(length > 0, length, 1)
@@ -359,11 +386,13 @@ class SimilarityMeter(PairedMeter):
         """
         found, wanted = self.rows()
         if len(set(wanted.tolist())) < 2:
-            raise DataError(f"all {len(wanted)} pairs have the same score", "Correlation needs different ones")
+            raise DataError(f"all {len(wanted)} pairs have the same score", "Correlation needs different scores")
         return {"spearman": correlation(mean_ranks(found), mean_ranks(wanted)), "pearson": correlation(found, wanted)}
 
     def resampled(self, halves: NDArray[np.bool_]) -> NDArray[np.float64]:
-        """Rank correlation over each of the halves [H, samples]; NaN where all pairs of one have the same score."""
+        """Return the rank correlation over each of the halves [H, samples], or NaN if all pairs of a half have the same
+        score.
+        """
         values = []
         for found, wanted in self.halves(halves):
             varied = len(np.unique(wanted)) > 1
@@ -372,7 +401,7 @@ class SimilarityMeter(PairedMeter):
 
 
 def embeddings(output: NDArray[Any], sample: Sample) -> NDArray[np.float64]:
-    """Return [rows, width] float64: the output itself, or its mean over the positions that count."""
+    """Return [rows, width] float64: the output itself, or its mean over the positions that the mask marks."""
     values = np.asarray(output, np.float64)
     if values.ndim == 2:
         return values
@@ -389,14 +418,14 @@ def embeddings(output: NDArray[Any], sample: Sample) -> NDArray[np.float64]:
 
 
 def correlation(a: NDArray[Any], b: NDArray[Any]) -> float:
-    """Return Pearson's coefficient; NaN where a value is NaN, 0 where one side is constant."""
+    """Return Pearson's coefficient: NaN if a value is NaN, 0 if one side is constant."""
     x, y = a - a.mean(), b - b.mean()
     size = float(np.sqrt((x @ x) * (y @ y)))
     return float(x @ y) / size if size else 0.0
 
 
 def mean_ranks(values: NDArray[Any]) -> NDArray[np.float64]:
-    """Return ranks from 1 on, ties sharing the mean of theirs. All NaN where a value is NaN."""
+    """Return ranks from 1 on. Ties share their mean rank. All ranks are NaN if a value is NaN."""
     if np.isnan(values).any():
         return np.full(values.shape, np.nan)
     _, place, times = np.unique(values, return_inverse=True, return_counts=True)
@@ -415,19 +444,19 @@ def _pair_scores(sample: Sample) -> NDArray[np.float64]:
 
 @dataclass(frozen=True)
 class Detection(Displayed):
-    """Score one image a sample, known to the annotations by its file's name.
+    """Score one image for each sample. The annotations know the image by its file's name.
 
-    Boxes go back to the original image by the geometry that resize or letterbox left in the sample's context, and are
-    not clipped to it.
+    Boxes are mapped back to the original image by the geometry that resize or letterbox left in the sample's context.
+    They are not clipped to the image.
 
     Attributes:
-        annotations: the truth.
-        decoder: the model's head; None takes the one that its outputs show (`settled`).
-        usual: the name of the preprocessing that goes with the head; "" where none is known.
-        confidence: candidates that score at most this are dropped. Low, as average precision counts
-            low-scored boxes too.
+        annotations: the annotated objects.
+        decoder: decoder of the model's head; None uses the one that the outputs show (`settled`).
+        usual: name of the preprocessing that goes with the head; "" if none is known.
+        confidence: score that a candidate must exceed to be kept. The default is low, because average precision also
+            counts low-scored boxes.
         iou: overlap above which the lower-scored of two boxes of a class is dropped.
-        limit: detections kept an image; COCO counts 100.
+        limit: maximum number of detections for each image; COCO counts 100.
     """
 
     annotations: CocoAnnotations
@@ -443,14 +472,16 @@ class Detection(Displayed):
     def __post_init__(self) -> None:
         for option, value in (("confidence", self.confidence), ("iou", self.iou)):
             if not 0 <= value <= 1:
-                raise UsageError(f"--{option} is {value}", "It lies between 0 and 1")
+                raise UsageError(f"--{option} is {value}", "Give a number from 0 to 1")
 
     def settled(self, pairs: Iterable[tuple[Sample, Outputs]]) -> tuple[Detection, str]:
-        """Return the task with the decoder whose head gives outputs as the first sample's, and what was found: where
-        several do, the one with which the boxes are right.
+        """Return the task with the decoder that fits the first sample's outputs, and a text about the choice ("" for
+        none).
+
+        If several decoders fit, it is the one whose boxes are right on the samples.
 
         Raises:
-            UsageError: no decoder is known for such outputs, or several are alike.
+            UsageError: no decoder fits such outputs, or several are equally good.
         """
         if self.decoder is not None:
             return self, ""
@@ -472,7 +503,7 @@ class Detection(Displayed):
         return chosen, f"decoder {known[0].name}, by {decided}; --decoder sets another"
 
     def _precision(self, decoder: Decoder, rows: Sequence[tuple[Sample, Outputs]]) -> float:
-        """Return the mean average precision under one decoder; 0 where some outputs are not of its head."""
+        """Return the mean average precision with one decoder, or 0 if some outputs do not belong to its head."""
         meter = replace(self, decoder=decoder.decode).start()
         try:
             for sample, outputs in rows:
@@ -492,9 +523,9 @@ _DECODERS = f"--decoder {', '.join(DECODERS.names())}, or path.py:function"
 
 
 def detection(options: TaskOptions) -> Detection:
-    """Return the task of the command line's options. Annotations are needed."""
+    """Return the task for the command line's options. They must name annotations."""
     if options.annotations is None:
-        fix = "Give a COCO instances file with --annotations, or put it next to the images; the rest is found by it"
+        fix = "Give a COCO instances file with --annotations, or put it next to the images; edgeq then finds the rest"
         raise UsageError("detection needs annotations", fix)
     thresholds: Mapping[str, Any] = {k: v for k, v in options.given().items() if k in ("confidence", "iou")}
     annotations = load_annotations(options.annotations)
@@ -505,18 +536,20 @@ def detection(options: TaskOptions) -> Detection:
 
 
 class DetectionMeter:
+    """Measure the mean average precision of boxes. See `edgeq.measure.task.Meter`."""
+
     def __init__(self, task: Detection) -> None:
         self._task = task
-        self._package = load_package()  # early: before minutes of inference
+        self._package = load_package()  # fails here, before minutes of inference
         self._found: list[tuple[Image, Detections]] = []
         self._matches: list[Mapping[int, Matches]] = []
         self._seen: set[int] = set()
 
     def update(self, outputs: Outputs, sample: Sample) -> None:
-        """Decode and suppress the boxes of one image, in pixels of the original.
+        """Decode and suppress the boxes of one image, and map them to pixels of the original.
 
         Raises:
-            DataError: an image that the annotations lack or that comes twice, or a class that they lack.
+            DataError: the annotations lack the image or a class, or the image comes twice.
         """
         image = self._image(sample)
         size = input_size(sample)
@@ -525,7 +558,7 @@ class DetectionMeter:
         categories = len(self._task.annotations.categories)
         if len(candidates) and candidates.classes.max() >= categories:
             raise DataError(
-                f"{self._task.annotations.source} has {categories} categories, the model's classes go to "
+                f"{self._task.annotations.source} has {categories} categories, but the model's classes go up to "
                 f"{candidates.classes.max()}",
                 "Use the annotations that the model was trained for, or a decoder that maps the classes",
             )
@@ -534,14 +567,14 @@ class DetectionMeter:
         self._found.append((image, Detections(boxes, kept.scores, kept.classes)))
 
     def collected(self) -> list[tuple[Image, Detections]]:
-        """Return the images and what was found in them."""
+        """Return the images and their detections."""
         return self._found
 
     def take(self, collected: list[tuple[Image, Detections]]) -> None:
         """Add the images of another meter.
 
         Raises:
-            DataError: one that was there already.
+            DataError: an image that this meter already has.
         """
         for image, _ in collected:
             if image.id in self._seen:
@@ -554,13 +587,13 @@ class DetectionMeter:
         return mean_average_precision(self._task.annotations, self._found, self._package)
 
     def boxes(self) -> list[dict[str, Any]]:
-        """Return COCO's list of results: what was found in the images seen."""
+        """Return COCO's list of results: the detections in the images seen."""
         return guesses(self._task.annotations, self._found)
 
     def resampled(self, halves: NDArray[np.bool_]) -> NDArray[np.float64]:
-        """Return mAP50-95 over each of the halves [H, images]; NaN where the images of one have no object."""
+        """Return mAP50-95 over each of the halves [H, images]. It is NaN for a half whose images have no object."""
         self._matches += [match_image(self._task.annotations, *one) for one in self._found[len(self._matches) :]]
-        # COCO's packages take images by their ids, which decides between equal scores.
+        # COCO's packages order images by id, which decides between equal scores.
         order = sorted(range(len(self._found)), key=lambda i: self._found[i][0].id)
         return mean_average_precisions([self._matches[i] for i in order], halves[:, order])
 
@@ -578,11 +611,12 @@ class DetectionMeter:
 
 
 def input_size(sample: Sample) -> tuple[int, int]:
-    """Return width and height of the model's image input: the only one, [1, C, H, W] or [1, H, W, C] with C of 1, 3 or
-    4.
+    """Return the width and height of the model's image input.
+
+    It must be the only input, of shape [1, C, H, W] or [1, H, W, C] with C of 1, 3 or 4.
 
     Raises:
-        DataError: no such input.
+        DataError: the input is not one image.
     """
     shape = only_input(sample).shape
     if len(shape) == 4 and shape[0] == 1:
@@ -594,18 +628,18 @@ def input_size(sample: Sample) -> tuple[int, int]:
 
 
 def _placed(boxes: Floats, sample: Sample, image: Image, size: tuple[int, int]) -> Floats:
-    """Boxes [N, 4] from pixels of the model's input to pixels of the original image."""
+    """Return boxes [N, 4] in pixels of the original image, from boxes in pixels of the model's input."""
     original = sample.context.get("original_size")
     if image.size is not None and original is not None and tuple(original) != image.size:
         raise DataError(
-            f"{sample.name} is {original[0]}x{original[1]}, annotated as {image.size[0]}x{image.size[1]}",
-            "Take images and annotations of one set",
+            f"{sample.name} is {original[0]}x{original[1]}, but annotated as {image.size[0]}x{image.size[1]}",
+            "Use images and annotations of the same data set",
         )
     if "scale" in sample.context:
         return to_original(boxes, sample.context)
     if image.size is not None and image.size != size:
         raise DataError(
-            f"{sample.name}: no way back from the model's {size[0]}x{size[1]} to the image's "
+            f"{sample.name}: boxes cannot be mapped from the model's {size[0]}x{size[1]} to the image's "
             f"{image.size[0]}x{image.size[1]}",
             "Read image files with a --preprocess that resizes or letterboxes",
         )

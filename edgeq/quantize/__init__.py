@@ -1,4 +1,4 @@
-"""Quantize prepared models; `edgeq.quantize(...)` is `edgeq.jobs.quantize.quantize`."""
+"""Quantize prepared models. The public function `edgeq.quantize` is `edgeq.jobs.quantize.quantize`."""
 
 from __future__ import annotations
 

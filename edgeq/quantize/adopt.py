@@ -1,11 +1,11 @@
-"""Take models that are quantized already back to float, with the parameters of their quantization.
+"""Convert models that are already quantized back to float, and keep the parameters of their quantization.
 
-They are Q/DQ pairs from PyTorch, TFLite converters or quantization-aware training.
+The models contain Q/DQ pairs from PyTorch, TFLite converters or quantization-aware training.
 
-Weights come back as they were rounded; `tiles` finds their grid again, so that a scale that the array can express
-is kept with its integers. Activation scales are kept where the zero point is 0; others become the symmetric scale that
-covers the same values, and a note states by how much the step grows. Where the integers began at zero, quantization was
-the ReLU (quantizers remove one that it makes superfluous), so that one comes back.
+The float weights are the rounded ones. `tiles` finds their grid again, so a scale that the array can express is kept
+with its integers. Activation scales are kept if the zero point is 0. Other activations get the symmetric scale that
+covers the same values, and a note states how much the steps grow. If the integers began at zero, the quantization
+replaced a ReLU (quantizers remove a ReLU that it makes superfluous), so this ReLU is restored.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ _PAIR = ("QuantizeLinear", "DequantizeLinear")
 
 @dataclass(frozen=True)
 class Adoption:
-    """Describe a quantized model that was taken back to float.
+    """Describe a quantized model that was converted back to float.
 
     Attributes:
         model: file of the float model.
-        ranges: by tensor, the symmetric range that covers what its quantization kept.
-        notes: what changed, quantified.
+        ranges: for each tensor, the symmetric range that covers the values that its quantization kept.
+        notes: what changed, in figures.
     """
 
     model: Path
@@ -47,10 +47,10 @@ class Adoption:
 
 
 def adopt(source: Path, destination: Path) -> Adoption:
-    """Write `source`, a Q/DQ model, without its conversions to `destination`.
+    """Write `source`, a Q/DQ model, to `destination` without its conversions.
 
     Raises:
-        ModelError: it is quantized in another form (QLinearConv and the like), or with parameters that are computed.
+        ModelError: the model is quantized in another form (such as QLinearConv), or with parameters that are computed.
     """
     model = read_model(source)
     editor = Editor(model)
@@ -81,17 +81,17 @@ def adopt(source: Path, destination: Path) -> Adoption:
 
 
 def _origin(node: ir.Node, params: QuantParams, source: Path) -> ir.Value:
-    """Return the float tensor that the pair of a DequantizeLinear quantizes."""
+    """Return the float tensor that the Q/DQ pair of a DequantizeLinear quantizes."""
     pair = node.inputs[0].producer() if node.inputs[0] is not None else None
     if pair is None or not is_op(pair, "QuantizeLinear") or pair.inputs[0] is None:
         raise ModelError(f"{source}: DequantizeLinear {node.name!r} has no QuantizeLinear before it", _FLOAT_FIX)
     if params.per_channel:
-        raise ModelError(f"{source}: {node.name!r} has one scale a channel for an activation", _FLOAT_FIX)
+        raise ModelError(f"{source}: {node.name!r} has a scale for each channel of an activation", _FLOAT_FIX)
     return pair.inputs[0]
 
 
 def _bypass(editor: Editor, node: ir.Node, value: ir.Value) -> None:
-    """Let `value` be read in place of a node's output, which keeps its name where the model gives it."""
+    """Replace a node's output by `value` for all readers. An output of the model keeps its name."""
     output = node.outputs[0]
     for reader, place in tuple(output.uses()):
         reader.replace_input_with(place, value)
@@ -100,7 +100,7 @@ def _bypass(editor: Editor, node: ir.Node, value: ir.Value) -> None:
 
 
 def _nonnegative(tensor: ir.Value | None) -> bool:
-    """Return whether a tensor has no negative values in the graph as it is now."""
+    """Return whether a tensor has no negative values in the current graph."""
     node = tensor.producer() if tensor is not None else None
     if node is None:
         return False
@@ -112,7 +112,7 @@ def _nonnegative(tensor: ir.Value | None) -> bool:
 
 
 def _covered(params: QuantParams) -> Range:
-    # -128 of a symmetric int8 scale is not worth a larger step.
+    # The value -128 of a symmetric int8 scale does not justify a larger step.
     symmetric = params.dtype == ir.DataType.INT8 and not params.zero_point.any()
     low, high = replace(params, narrow=symmetric).range
     bound = max(-low, high)
@@ -129,13 +129,13 @@ def _notes(steps: Mapping[str, QuantParams]) -> tuple[str, ...]:
     if grown:
         worst = max(grown, key=lambda name: grown[name])
         notes.append(
-            f"WARNING: {len(grown)} activations are asymmetric or uint8, which the array is not: their steps grow by "
-            f"{np.mean(list(grown.values())):.2f} times, at most {grown[worst]:.2f} times ({worst})"
+            f"WARNING: {len(grown)} activations are asymmetric or uint8, which the array does not support: their steps "
+            f"grow by {np.mean(list(grown.values())):.2f} times, at most {grown[worst]:.2f} times ({worst})"
         )
     return tuple(notes)
 
 
 def _dequantized(node: ir.Node, params: QuantParams) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
-    """Return the float32 weights; products are rounded once, int32 biases included."""
+    """Return the float32 weights. Each product is rounded once. int32 biases are included."""
     exact = replace(params, scale=params.scale.astype(np.float64))
     return exact.dequantize(constant_values(node.inputs[0])).astype(np.float32)

@@ -1,28 +1,30 @@
 """Store a constant matrix as blocks of few-bit integers, each with the scale and zero point of the least squared error.
 
-An integer q of a block stands for scale * (q - zero point). Rounding to nearest between a block's extremes spends steps
-on its few largest weights. So ranges that are narrower at either end are tried for each block, and for the integers d =
-q - zero point that a range gives, the scale is the one of the least squares, sum(w x d) / sum(w d^2): what is left of
-sum(w x^2) is then sum(w x d)^2 / sum(w d^2) less. The weights w are the mean squares of the inputs that meet x, where
-they are known (the "k-quants" of llama.cpp search scale and minimum of a block likewise).
+An integer q of a block means scale * (q - zero point). Rounding to nearest between a block's extremes spends steps on
+its few largest weights. So edgeq also tries ranges that are narrower at either end, for each block. A range gives the
+integers d = q - zero point. Their least-squares scale is sum(w x d) / sum(w d^2), which reduces the weighted error from
+sum(w x^2) by sum(w x d)^2 / sum(w d^2). The weights w are the mean squares of the inputs that meet x, if they are
+known. (The "k-quants" of llama.cpp search scale and minimum of a block in a similar way.)
 
-What products with weights in blocks compute in, int8 or float, by the noise that each brings on samples.
+Choose whether products with weights in blocks compute in int8 or float, by the noise of each on samples.
 
-At accuracy level 4 the kernel quantizes each row of its input in blocks along k, as long as those of the weights, with
-the scale max |x| / 127 of each block, and multiplies integers. An input with few large values in a block rounds the
-others away, and the answer with them (microsoft/onnxruntime 29849). Both noises are measured on rows of the float
-model's own inputs x, with W the float matrix, Q what its blocks stand for, and q(x) the rounded input:
+At accuracy level 4 the kernel quantizes each row of its input in blocks along k that are as long as the weights'
+blocks. Each block has the scale max |x| / 127, and the kernel multiplies integers. A few large values in a block round
+the others away, and with them the result (microsoft/onnxruntime 29849). Both noises are measured on rows of the float
+model's own inputs x, with W the float matrix, Q the values of its blocks, and q(x) the rounded input:
 
     weights  |x Q - x W|^2        activations  |q(x) Q - x Q|^2
 
-A product computes in float where int8 activations bring more noise than weights of 4 bits do: rounding to b bits leaves
-((2^4 - 1) / (2^b - 1))^2 of their noise, which is how weights of 8 bits are judged.
+A product computes in float if int8 activations add more noise than 4-bit weights do. If the weights have b bits, the
+noise of 4-bit weights follows from this ratio of rounding noise:
 
-Products of weights in blocks (MatMulNBits) in a model: found, read, written, and what they compute in.
+    noise(b bits) / noise(4 bits) = ((2^4 - 1) / (2^b - 1))^2
 
-The operator's `accuracy_level` says it: at 4 the kernel quantizes its input to 8 bits, block by block, at run time; at
-1 it expands the weights to float32. Measured on AVX-512-VNNI with AMX, float takes up to twice the time of int8 at few
-rows and 0.6 of it at many; of 8-bit weights it takes 2 to 30 times as long (onnxruntime 1.32).
+Find, read and write the products with weights in blocks (MatMulNBits) of a model, and set what they compute in.
+
+The operator's `accuracy_level` decides. At 4 the kernel quantizes its input to 8 bits, block by block, at run time. At
+1 it expands the weights to float32. Measured on AVX-512-VNNI with AMX, float takes up to twice the time of int8 for few
+rows, and 0.6 of it for many. With 8-bit weights it takes 2 to 30 times as long (onnxruntime 1.32).
 """
 
 from __future__ import annotations
@@ -48,29 +50,31 @@ from edgeq.util.records import NOT_WRITTEN
 Floats = NDArray[np.float32]
 T = TypeVar("T", bound=np.generic)
 
-# Of both ends of a block's range: every pair first, then steps from the best. Every pair of a fine grid leaves half a
-# percent less error at thirty times the work (tests/backends/test_block_weights.py, benchmarks/blocks.py).
+# Factors for both ends of a block's range: first every pair, then steps from the best pair. Every pair of a fine grid
+# would leave half a percent less error at thirty times the work (tests/backends/test_block_weights.py,
+# benchmarks/blocks.py).
 _SHRUNK = (1.0, 0.9, 0.8, 0.7)
 _STEPS = (0.05, 0.025)
 _REFITS = 2
-# Weights that are searched at once: what a search touches stays in the cache.
+# Number of weights that are searched at once, so that their data stay in the cache.
 _AT_ONCE = 1 << 16
-# From here on the steps are so fine that narrower ranges gain nothing.
+# From this number of bits on, the steps are so fine that narrower ranges gain nothing.
 _FINE_BITS = 8
 
 
 @dataclass(frozen=True, eq=False)
 class BlockWeights:
-    """Hold a matrix [k, n] in blocks along k, as MatMulNBits stores it; the last block of a column is padded with
-    zeros.
+    """Hold a matrix [k, n] in blocks along k, as MatMulNBits stores it.
+
+    The last block of a column is padded with zeros.
 
     Attributes:
-        k: rows of the matrix.
-        bits: of an integer.
+        k: number of rows of the matrix.
+        bits: bits of an integer.
         integers: uint8 [n, blocks, block size].
         scales: float32 [n, blocks].
         zero_points: uint8 [n, blocks].
-        symmetric: every zero point is the middle, 2^(bits - 1), and is not stored.
+        symmetric: True if every zero point is the middle, 2^(bits - 1), and is not stored.
     """
 
     k: int
@@ -82,7 +86,7 @@ class BlockWeights:
 
     @property
     def differences(self) -> NDArray[np.int64]:
-        """Return integers less their zero points, int64 [n, k]."""
+        """Return the integers minus their zero points, int64 [n, k]."""
         return self._rows(self.integers.astype(np.int64) - self.zero_points[:, :, None])
 
     @property
@@ -106,7 +110,7 @@ class BlockWeights:
         return replace(self, **parts)
 
     def with_differences(self, differences: NDArray[np.int64]) -> BlockWeights:
-        """Return the same blocks with other integers, given as `differences` gives them."""
+        """Return the same blocks with other integers, given in the form of `differences`."""
         padded = np.zeros((len(differences), self.integers[0].size), np.int64)
         padded[:, : self.k] = differences
         integers = padded.reshape(self.integers.shape) + self.zero_points[:, :, None]
@@ -125,20 +129,20 @@ def fit_blocks(
 
     Args:
         matrix: float32 [k, n].
-        bits: of an integer, 2 to 8.
-        size: weights in a block.
-        symmetric: with the zero point in the middle; it is not stored.
-        importance: float32 [k], the mean square of each input; None counts all alike.
+        bits: bits of an integer, 2 to 8.
+        size: number of weights in a block.
+        symmetric: whether the zero point is in the middle and is not stored.
+        importance: mean square of each input, float32 [k]; None weights all inputs alike.
 
     Returns:
-        The blocks. No candidate that was tried for a block has a smaller weighted squared error.
+        The blocks. Each has the smallest weighted squared error of the candidates that were tried for it.
     """
     k, n = matrix.shape
     blocks = -(-k // size)
     padded = np.zeros((n, blocks * size), np.float32)
     padded[:, :k] = matrix.T
     weights = np.zeros(blocks * size, np.float32)
-    # Scaled, because squares of small inputs would vanish in float32; only ratios within a block count.
+    # Importance is scaled, because squares of small inputs would vanish in float32. Only ratios within a block matter.
     weights[:k] = 1 if importance is None else importance / np.maximum(importance.max(initial=0), np.float32(1e-30))
     rows = padded.reshape(n * blocks, size)
     per_block = np.maximum(weights.reshape(blocks, size), np.float32(1e-6)) * (np.arange(blocks * size) < k).reshape(
@@ -159,8 +163,9 @@ def fit_blocks(
 
 
 def packed(integers: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
-    """Return integers [..., count] of 4 or 8 bits in bytes [..., ceil(count * bits / 8)], the first in the lower
-    half.
+    """Pack integers [..., count] of 4 or 8 bits into bytes [..., ceil(count * bits / 8)].
+
+    Of two 4-bit integers, the first is in the lower half of the byte.
     """
     if bits == 8:
         return integers
@@ -178,8 +183,10 @@ def unpacked(stored: NDArray[np.uint8], bits: int, count: int) -> NDArray[np.uin
 
 
 class _Search:
-    """The best scale and zero point found so far for each of r blocks. Weights x and what they count are [size, r], so
-    that what is done to all blocks at once lies together in memory."""
+    """Hold the best scale and zero point found so far for each of r blocks.
+
+    The weights x and their importance are [size, r], so that operations on all blocks at once read contiguous memory.
+    """
 
     def __init__(self, x: Floats, weights: Floats, bits: int) -> None:
         self._x, self._weights = x, weights
@@ -191,7 +198,7 @@ class _Search:
         self._zero = np.zeros(x.shape[1], np.float32)
 
     def asymmetric(self) -> tuple[NDArray[np.uint8], Floats, NDArray[np.uint8]]:
-        """Integers, scales and zero points."""
+        """Return integers, scales and zero points."""
         low, high = np.minimum(self._x.min(0), 0), np.maximum(self._x.max(0), 0)
         ends = np.ones((2, len(low)), np.float32)
 
@@ -213,7 +220,10 @@ class _Search:
         return self._found()
 
     def symmetric(self) -> tuple[NDArray[np.uint8], Floats, NDArray[np.uint8]]:
-        """The same with every zero point in the middle. Scales may be negative: there is one more step below zero."""
+        """Return integers, scales and zero points, with every zero point in the middle.
+
+        Scales may be negative, because there is one more step below zero.
+        """
         middle = np.full(self._x.shape[1], 1 << self._bits - 1, np.float32)
         widest = np.abs(self._x).max(0) / middle
         widest[widest == 0] = 1
@@ -225,13 +235,16 @@ class _Search:
     def _differences(self, scale: Floats, zero: Floats) -> Floats:
         nearest: Floats = self._x / scale
         np.rint(nearest, out=nearest)
-        # np.clip takes thrice the time of these two.
+        # np.clip takes three times as long as these two lines.
         np.maximum(nearest, -zero, out=nearest)
         np.minimum(nearest, self._top - zero, out=nearest)
         return nearest
 
     def _try(self, scale: Floats, zero: Floats) -> NDArray[np.bool_]:
-        """Keep a candidate, its scale fitted, where it is better than what is kept; where it is."""
+        """Fit the scale of a candidate for each block, and keep the candidate if it is better than the best so far.
+
+        Return where it is better, [r].
+        """
         differences = self._differences(scale, zero)
         along = np.einsum("sr,sr->r", self._weighted, differences)
         power = np.einsum("sr,sr->r", self._weights * differences, differences)
@@ -254,17 +267,17 @@ FLOAT_LEVEL, INT8_LEVEL = 1, 4
 
 
 def block_products(model: ir.Model) -> dict[str, ir.Node]:
-    """Return the products in blocks of the main graph, by their names in float."""
+    """Return the products in blocks of the main graph, by their names in the float model."""
     return {float_name(node): node for node in model.graph if (node.domain, node.op_type) == (DOMAIN, OPERATOR)}
 
 
 def float_name(product: ir.Node) -> str:
-    """Return the name that a product in blocks had in float."""
+    """Return the name that a product in blocks had in the float model."""
     return (product.name or "").rpartition("_Q")[0]
 
 
 def find_blocks(model: ir.Model) -> dict[str, ir.Node]:
-    """Return the products with weights of their own, which can be changed."""
+    """Return the products whose weights nothing else reads, by their names in the float model. These can be changed."""
     return {
         name: node
         for name, node in block_products(model).items()
@@ -286,7 +299,7 @@ def read_blocks(product: ir.Node) -> BlockWeights:
 
 
 def store_blocks(product: ir.Node, blocks: BlockWeights) -> None:
-    """Give a product that `read_blocks` reads other weights, in place."""
+    """Replace the weights of a product that `read_blocks` can read, in place."""
     for position, values in enumerate(operands(blocks).values(), 1):
         value = product.inputs[position]
         assert value is not None
@@ -294,7 +307,7 @@ def store_blocks(product: ir.Node, blocks: BlockWeights) -> None:
 
 
 def operands(blocks: BlockWeights) -> dict[str, NDArray[Any]]:
-    """Return what a product in blocks reads apart from its input, in the operator's order."""
+    """Return the operands of a product in blocks after its input, in the operator's order."""
     stored: dict[str, NDArray[Any]] = {
         f"Q{blocks.bits}": packed(blocks.integers, blocks.bits),
         "scales": blocks.scales,
@@ -303,14 +316,16 @@ def operands(blocks: BlockWeights) -> dict[str, NDArray[Any]]:
 
 
 def attributes(blocks: BlockWeights) -> Mapping[str, int]:
-    """Return the attributes of a product with these weights, which computes in int8."""
+    """Return the attributes of a product with these weights that computes in int8."""
     size = blocks.integers.shape[-1]
     return {"K": blocks.k, "N": len(blocks.integers), "bits": blocks.bits, "block_size": size, LEVEL: INT8_LEVEL}
 
 
 def set_compute(model: ir.Model, float_compute: Collection[str]) -> None:
-    """Let the products that are named compute in float and all others in int8, in place. `ALL_NODES` leaves out
-    those of 8 bits, which are slower so and gain little."""
+    """Set the products named in `float_compute` to float and all others to int8, in place.
+
+    `ALL_NODES` does not include 8-bit products, which would be slower in float and gain little.
+    """
     for node in every_node(model):
         if (node.domain, node.op_type) == (DOMAIN, OPERATOR):
             every = ALL_NODES in float_compute and node.attributes.get_int("bits", 4) < 8
@@ -319,15 +334,16 @@ def set_compute(model: ir.Model, float_compute: Collection[str]) -> None:
 
 
 DETAIL = "block_compute"
-"""Of an artifact's `details`: its `BlockCompute`."""
-# Of one sample, and outputs of a product: some thousand products of rows and columns tell the noise to a few percent.
+"""Key of the `BlockCompute` in an artifact's `details`."""
+# Rows of one sample, and outputs of a product: some thousand pairs of rows and columns estimate the noise within a few
+# percent.
 _POSITIONS, _OUTPUTS = 16, 512
 _LEAST_BITS = 4
 
 
 @dataclass(frozen=True)
 class ProductNoise:
-    """Hold the noise power over signal power at the output of one product; zeros where it was not measured."""
+    """Hold the noise power over signal power at the output of one product, or zeros if it was not measured."""
 
     name: str
     bits: int
@@ -336,7 +352,7 @@ class ProductNoise:
 
     @property
     def rounded_away(self) -> bool:
-        """Return whether int8 activations bring more noise than weights of 4 bits."""
+        """Return whether int8 activations add more noise than 4-bit weights."""
         coarser = ((1 << self.bits) - 1) / ((1 << _LEAST_BITS) - 1)
         return self.activations > self.weights * coarser**2
 
@@ -346,9 +362,9 @@ class ProductKind:
     """Group products that have the same bits and compute in the same type.
 
     Attributes:
-        count: how many.
-        weights_db, activations_db: noise of the weights, and what int8 activations bring, against the signal: the
-            median of the products. None where it was not measured.
+        count: number of products.
+        weights_db, activations_db: noise of the weights, and noise that int8 activations add, against the signal, as
+            the median of the products; None if it was not measured.
     """
 
     bits: int
@@ -373,11 +389,11 @@ class BlockCompute:
     """Describe what the products of a model compute in.
 
     Attributes:
-        float_compute: those in float, as a scheme has them.
-        why: one sentence without a full stop.
+        float_compute: names of the products that compute in float, like `Scheme.float_compute`.
+        why: the reason, one sentence without a full stop.
         kinds: the products by bits and type.
-        noise: of each product; empty where it was not measured.
-        race: float compute against int8 on this machine; None where they were not raced.
+        noise: the noise of each product; empty if it was not measured.
+        race: speed of float compute against int8 on this machine; None if they were not timed.
     """
 
     float_compute: tuple[str, ...]
@@ -388,12 +404,12 @@ class BlockCompute:
 
     @property
     def note(self) -> str:
-        """Return the reason, where nothing says what it belongs to."""
+        """Return the reason as a sentence that also names its subject."""
         return f"what products with weights in blocks compute in: {self.why}"
 
 
 def choose_compute(model: ir.Model, prepared: PreparedModel, samples: Samples) -> BlockCompute:
-    """Let the products of `model` compute in what their noise on samples calls for, in place.
+    """Set each product of `model` to int8 or float, by its noise on samples, in place.
 
     Args:
         model: `prepared` with products in blocks.
@@ -413,8 +429,11 @@ def choose_compute(model: ir.Model, prepared: PreparedModel, samples: Samples) -
 
 
 def given_compute(model: ir.Model, float_compute: Collection[str] | None) -> BlockCompute:
-    """Let the products of `model` compute in float where they are named, in place; None: there are no samples by which
-    to choose."""
+    """Set the named products of `model` to float and the others to int8, in place.
+
+    Args:
+        float_compute: names of the products; None if there were no samples to choose by.
+    """
     set_compute(model, float_compute or ())
     compute = "float" if float_compute else "int8"
     why = f"{compute}, as given" if float_compute is not None else "int8: there were no samples to measure its noise on"
@@ -422,7 +441,7 @@ def given_compute(model: ir.Model, float_compute: Collection[str] | None) -> Blo
 
 
 def kinds_of(model: ir.Model, noise: Iterable[ProductNoise] = ()) -> tuple[ProductKind, ...]:
-    """Return the products of a model by what they compute in."""
+    """Return the products of a model, grouped by bits and by what they compute in."""
     known = {found.name: found for found in noise if found.weights or found.activations}
     kinds: dict[tuple[int, Literal["int8", "float32"]], list[str]] = {}
     for name, node in block_products(model).items():
@@ -446,11 +465,11 @@ def in_float(product: ir.Node) -> bool:
 
 
 def measure_noise(model: ir.Model, prepared: PreparedModel, samples: Samples) -> tuple[ProductNoise, ...]:
-    """Return what weights in blocks and int8 activations do at each product of the main graph, by itself.
+    """Return the noise of weights in blocks and of int8 activations at each product of the main graph alone.
 
     Args:
         model: `prepared` with products in blocks.
-        samples: a few of them are run through the float model.
+        samples: samples; a few of them run through the float model.
     """
     products = block_products(model)
     layers = {str(node.name): node for node in prepared.model.graph if node.name in products}
@@ -488,8 +507,9 @@ def _noise(name: str, product: ir.Node, layer: ir.Node, rows: NDArray[np.float32
 
 
 def int8_rows(rows: NDArray[np.float32], size: int) -> NDArray[np.float32]:
-    """Return what the kernel makes of its input at accuracy level 4: float32 [r, k], each `size` values of a row
-    rounded to 127 steps either side of zero.
+    """Return the input rows as the kernel rounds them at accuracy level 4, float32 [r, k].
+
+    Each `size` values of a row are rounded to 127 steps on either side of zero.
     """
     count, k = rows.shape
     padded = np.zeros((count, -(-k // size) * size), np.float32)

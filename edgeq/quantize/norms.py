@@ -1,4 +1,7 @@
-"""Write BatchNormalization that no layer took up as depthwise convolutions, for backends without an integer form."""
+"""Write each BatchNormalization that was not folded into a layer as a depthwise convolution.
+
+This serves backends that have no integer form of BatchNormalization.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +21,10 @@ from edgeq.model.prepare import PreparedModel, rewritten
 def norms_as_convolutions(
     prepared: PreparedModel, ranges: Mapping[str, Range], path: Path
 ) -> tuple[PreparedModel, Mapping[str, Range]]:
-    """Return `prepared` with each unfolded BatchNormalization as a 1 x 1 depthwise convolution, and the ranges
-    extended to the new tensors. Writes to `path` only where something changes.
+    """Return `prepared` with each unfolded BatchNormalization as a 1 x 1 depthwise convolution, and the extended
+    ranges.
+
+    The ranges also cover the new tensors. A file is written to `path` only if something changes.
     """
     if not any(is_op(node, "BatchNormalization") for node in prepared.model.graph):
         return prepared, ranges
@@ -33,7 +38,7 @@ def norms_as_convolutions(
 
 
 def _as_convolution(norm: ir.Node, editor: Editor, ranges: dict[str, Range]) -> bool:
-    """Write y = x * factor + shift for each channel, in place; return whether that could be done."""
+    """Write y = x * factor + shift for each channel, in place, and return whether this was possible."""
     source, result = norm.inputs[0], norm.outputs[0]
     shape, factors = sizes(source), norm_factors(norm)
     rank = len(source.shape) if source is not None and source.shape is not None else 0

@@ -1,32 +1,32 @@
 """Write a float graph in Q/DQ form, for runtimes that fuse an operator with the pairs around it.
 
 Each tensor that a quantized node reads or makes gets one pair, QuantizeLinear and DequantizeLinear, which all readers
-share. Weights are stored as integers behind a DequantizeLinear, biases as int32 with the scale of the products they are
-added to. Operators that only move values keep the parameters of their input; a Relu or Clip that the quantization of
-its result implies disappears (`edgeq.quantize.qdq`).
+share. Weights are stored as integers before a DequantizeLinear. Biases are int32 with the scale of the products that
+they are added to. Operators that only move values keep the parameters of their input. A Relu or Clip disappears if the
+quantization of its result implies it.
 
-A tensor that a float node makes is dequantized for quantized readers alone: float ones read it as it was made.
+A tensor that a float node makes is dequantized only for quantized readers. Float readers get the original.
 
     bias: scale = scale of the input x scale of the weight, zero point 0
 
-Scales of activations and weights are those of `edgeq.quantize.quantizer`.
-What ONNX Runtime's quantizer writes with the same settings is the reference of the tests.
+Scales of activations and weights come from `edgeq.quantize.quantizer`. The tests compare the result with what ONNX
+Runtime's quantizer writes with the same settings.
 
 Decide when a Relu or Clip may disappear into the quantization of its result.
 
-QuantizeLinear saturates at both ends of its integers. A clamp to low..high changes nothing in front of it where those
-ends are the integers of `low` and `high`:
+QuantizeLinear saturates at both ends of its integers. A clamp to low..high before it changes nothing if those ends are
+the integers of `low` and `high`:
 
     quantize(low) = smallest integer    and    quantize(high) = largest integer
 
-Then, and only then, does every number become the same integer with and without the clamp.
+Only then does every number become the same integer with and without the clamp.
 
-Weight ranges that keep every sum of two products within 16 bits, as narrow as that allows.
+Choose weight ranges that keep every sum of two products within 16 bits, and are only as wide as that requires.
 
-`reduce_range` gives up one of eight bits of every weight, because any two neighbours could both be large and of one
-sign. Few are. Here only the output channels that hold such a pair get a larger scale, and only by as much as their
-worst pair needs: a channel whose worst pair adds up to 140 has its scale multiplied by about 140 / 128, which is a
-tenth of a bit. The kernels are the same, so it costs no time.
+`reduce_range` gives up one of the eight bits of every weight, because any two neighbours could both be large and have
+the same sign. Few do. So here only the output channels that contain such a pair get a larger scale, and only as much
+larger as their worst pair requires. If the worst pair of a channel adds up to 140, the scale is multiplied by about 1.1
+(140 / 128), which is a tenth of a bit. The kernels are the same, so this costs no time.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ def implies_clamp(params: QuantParams, low: float, high: float) -> bool:
     """Return whether quantization with `params` saturates wherever a clamp to `low`..`high` would.
 
     Args:
-        params: of the clamp's result, with one scale.
-        low, high: bounds of the clamp, infinite where it has none.
+        params: parameters of the clamp's result, with one scale.
+        low, high: bounds of the clamp; infinite if there is no bound.
     """
     scale, zero = float(params.scale.reshape(())), int(params.zero_point.reshape(()))
     below = math.isinf(low) or float(np.rint(low / scale)) + zero <= params.low
@@ -82,22 +82,22 @@ def implies_clamp(params: QuantParams, low: float, high: float) -> bool:
 
 
 def may_disappear(clamp: ir.Node, params: QuantParams | None) -> bool:
-    """Return whether a clamp that alone reads its input may go where its result is quantized with `params`.
+    """Return whether a clamp that is its input's only reader may be removed if its result is quantized with `params`.
 
-    Every reader of the result must read it behind that quantization: the caller sees to it.
+    The caller must make sure that every reader of the result reads it after that quantization.
     """
     bounds = clamp_bounds(clamp)
     return params is not None and bounds is not None and implies_clamp(params, *bounds)
 
 
 def lasting_clamps(graph: ir.Graph, params_of: Callable[[ir.Value], QuantParams | None]) -> frozenset[str]:
-    """Return the names of the Relu and Clip nodes that no quantizer may drop.
+    """Return the names of the Relu and Clip nodes that no quantizer may remove.
 
-    They are those that do not alone read their input, whose result a body of control flow reads as it is, or that the
-    quantization of their result does not imply.
+    A node is one of them if its input has other readers, if a body of control flow reads its result directly, or if the
+    quantization of its result does not imply it.
 
     Args:
-        params_of: the parameters that a tensor is quantized with; None where it stays in float.
+        params_of: returns the parameters that a tensor is quantized with; None for a tensor that stays in float.
     """
     alone = set(clamps(graph))
     kept = set()
@@ -113,8 +113,8 @@ def lasting_clamps(graph: ir.Graph, params_of: Callable[[ir.Value], QuantParams 
 QUANTIZE, DEQUANTIZE = "_QuantizeLinear", "_DequantizeLinear"
 _SELECTING = DATA_MOVEMENT | {"ReduceMax", "ReduceMin", "GatherElements", "TopK"}
 RESULTS: Mapping[str, Range] = {"Softmax": Range(0.0, 1.0)}
-"""Operator type → range of what it makes, whatever the samples gave."""
-# The largest integer of a bias, less what the rounding of float32 scales may add.
+"""Operator type → range of its result, whatever the samples gave."""
+# The largest integer of a bias, minus a margin for the rounding of float32 scales.
 _BIAS_LEVELS = (2**31 - 1) / 1.0001
 
 
@@ -133,16 +133,16 @@ def write_qdq(
 
     Args:
         model: a prepared float model: named nodes, known types, weights as initializers.
-        ranges: of every activation that the nodes read or make.
-        scheme: types, symmetry, per_channel and reduce_range of it count.
-        nodes: names of nodes to quantize. Operators that move or clamp values are passed over where their input stays
-            in float.
+        ranges: range of every activation that the nodes read or make.
+        scheme: the scheme; its types, symmetry, per_channel and reduce_range apply.
+        nodes: names of nodes to quantize. Operators that move or clamp values are skipped if their input stays in
+            float.
         source: the model's file, for messages.
         weight_bounds: weight → `bound` of `weight_params`, for weights with a wider range than their own.
-        float_results: operator types whose integer kernels give floats as well: what they make stays in float where
-            only float nodes read it.
-        results: operator type → range of what it makes, in place of that of the samples; but for a Softmax over so much
-            that this would leave it few levels.
+        float_results: operator types whose integer kernels can also return floats. Their result stays in float if only
+            float nodes read it.
+        results: operator type → range of its result, instead of the range from the samples. It does not apply to a
+            Softmax over so many elements that it would leave few levels.
 
     Raises:
         CalibrationError: an activation has no range.
@@ -155,8 +155,10 @@ def write_qdq(
 
 @dataclass(frozen=True)
 class _Chosen:
-    """Nodes to quantize, in the order of the graph, and activations with their parameters. Dropped nodes and replaced
-    tensors are removed from both."""
+    """Hold the nodes to quantize, in the order of the graph, and the activations with their parameters.
+
+    Dropped nodes and replaced tensors are removed from both.
+    """
 
     nodes: dict[ir.Node, None]
     tensors: dict[ir.Value, QuantParams]
@@ -172,7 +174,7 @@ def _choose(
 ) -> _Chosen:
     chosen = _Chosen({}, {})
     among = frozenset(names)
-    # A clamp that alone reads a tensor decides which of its values matter.
+    # If a clamp is a tensor's only reader, it decides which of the tensor's values matter.
     clamped = {
         node.inputs[0]: node.outputs[0]
         for node in clamps(graph)
@@ -180,7 +182,7 @@ def _choose(
     }
 
     def choose(value: ir.Value) -> None:
-        """Quantize a tensor by its own range, unless that is settled."""
+        """Set a tensor's parameters by its own range, unless they are already set."""
         if value in chosen.tensors or value.dtype != ir.DataType.FLOAT:
             return
         last = value
@@ -189,7 +191,7 @@ def _choose(
         found = ranges.get(name_of(last), ranges.get(name_of(value)))
         if found is None:
             problem = f"{source}: tensor {name_of(value)!r} has no range"
-            raise CalibrationError(problem, "The calibration is of another model: calibrate this one again")
+            raise CalibrationError(problem, "The calibration belongs to another model: calibrate this one again")
         maker = value.producer()
         fixed = results.get(maker.op_type) if maker is not None and is_op(maker, maker.op_type) else None
         if fixed is not None and not (is_op(maker, "Softmax") and spreads_thin(found)):
@@ -225,8 +227,10 @@ def _choose(
 
 
 def _drop_clamps(graph: ir.Graph, chosen: _Chosen) -> None:
-    """Remove each chosen clamp that the quantization of its result implies. Its result then is what a chosen node
-    makes, so that every reader reads it behind the pair."""
+    """Remove each chosen clamp that the quantization of its result implies.
+
+    A chosen node then makes the result, so every reader reads it after the pair.
+    """
     for node in [node for node in clamps(graph) if node in chosen.nodes]:
         before, after = node.inputs[0], node.outputs[0]
         assert before is not None
@@ -238,7 +242,7 @@ def _drop_clamps(graph: ir.Graph, chosen: _Chosen) -> None:
 
 
 def insert_pair(editor: Editor, value: ir.Value, params: QuantParams, **place: Any) -> tuple[ir.Value, ir.Value]:
-    """Insert a QuantizeLinear of a tensor and its DequantizeLinear, which nothing reads yet; return their outputs.
+    """Insert a QuantizeLinear of a tensor and its DequantizeLinear, and return their outputs. Nothing reads them yet.
 
     Args:
         place: `before` or `after`, as `Editor.node` takes them.
@@ -263,7 +267,7 @@ def insert_pair(editor: Editor, value: ir.Value, params: QuantParams, **place: A
 def restore_constant(
     editor: Editor, name: str, values: NDArray[np.float32], params: QuantParams, before: ir.Node
 ) -> ir.Value:
-    """Return a constant restored from its integers, which are written in front of a node."""
+    """Write a constant's integers with a DequantizeLinear before the node `before`, and return the float tensor."""
     integers = editor.constant(f"{name}_quantized", params.quantize(values))
     return editor.node(
         "DequantizeLinear",
@@ -278,7 +282,7 @@ def restore_constant(
 
 
 def scale_and_zero(editor: Editor, name: str, params: QuantParams) -> tuple[ir.Value, ir.Value]:
-    """Return the constants of scale and zero point of a tensor, made at the first call."""
+    """Return the constants of a tensor's scale and zero point. The first call creates them."""
     name = f"{name}_quantized" if params.dtype == ir.DataType.INT32 else name
     scale = params.scale.astype(np.float32)
     zero = np.asarray(np.broadcast_to(params.zero_point, scale.shape).astype(params.dtype.numpy()))
@@ -310,7 +314,7 @@ class _Writer:
             self._write_pair(value, params)
 
     def _measure_weights(self, node: ir.Node) -> None:
-        """Choose the parameters of a node's weights, with scales that let its bias fit 32 bits."""
+        """Choose the parameters of a node's weights. The scales are large enough for its bias to fit into 32 bits."""
         for place in operator_of(node).weights:
             value, weight = node.inputs[place], _floats(node.inputs[place])
             if value is None or weight is None:
@@ -349,7 +353,7 @@ class _Writer:
         data, bias = self._chosen.tensors.get(_first(node)), _bias(node, weight.scale)
         if data is None or bias is None:
             return
-        scale = (data.scale * weight.scale).astype(np.float64)  # float32 would not tell all of int32 apart
+        scale = (data.scale * weight.scale).astype(np.float64)  # float32 cannot represent every int32
         params = QuantParams(scale, np.zeros(scale.shape, np.int64), ir.DataType.INT32)
         value = node.inputs[place]
         assert value is not None
@@ -358,13 +362,13 @@ class _Writer:
     def _restore(
         self, key: tuple[ir.Value, object], values: NDArray[np.float32], params: QuantParams, node: ir.Node
     ) -> ir.Value:
-        """Return a constant restored from its integers, which are written in front of `node` at the first call."""
+        """Return a constant restored from its integers. The first call writes them before `node`."""
         if key not in self._restored:
             self._restored[key] = restore_constant(self._editor, name_of(key[0]), values, params, node)
         return self._restored[key]
 
     def _write_pair(self, value: ir.Value, params: QuantParams) -> None:
-        """Put a pair behind a tensor: for every reader where a chosen node makes it, else for chosen readers."""
+        """Write a pair after a tensor: for all readers if a chosen node makes it, else only for chosen readers."""
         name, maker = name_of(value), value.producer()
         made = maker in self._chosen.nodes
         readers = [(use.node, use.idx) for use in value.uses() if use.node in self._chosen.nodes]
@@ -394,13 +398,13 @@ def _first(node: ir.Node) -> ir.Value:
 
 
 def _floats(value: ir.Value | None) -> NDArray[np.float32] | None:
-    """Return the values of a constant of float32; None for everything else."""
+    """Return the values of a float32 constant, or None for everything else."""
     tensor = constant_tensor(value)
     return np.asarray(tensor.numpy()) if tensor is not None and tensor.dtype == ir.DataType.FLOAT else None
 
 
 def _bias(node: ir.Node, scale: NDArray[np.float32]) -> NDArray[np.float32] | None:
-    """Return a node's constant bias in the shape of its weight's scales; None where there is none of such a shape."""
+    """Return a node's constant bias in the shape of its weight's scales, or None if it has none of such a shape."""
     bias = _floats(node_input(node, operator_of(node).bias))
     if bias is None or not scale.ndim:
         return bias
@@ -410,25 +414,25 @@ def _bias(node: ir.Node, scale: NDArray[np.float32]) -> NDArray[np.float32] | No
 
 
 _LEVEL = 127
-# Float operator → the one with integer weights and outputs that it becomes.
+# Float operator → the operator with integer weights and outputs that replaces it.
 _INTEGER_FORM = {row.float_form: name for name, row in OPERATORS.items() if row.weights and row.integer_output}
 _MOST_STEPS = 64
-# What is fitted to samples bears sums that are so much larger than theirs.
+# Weights that are fitted to samples tolerate sums that are larger than the samples' by this factor.
 _MARGIN = 1.1
 
 
 def check_fit(scheme: Scheme) -> None:
-    """Refuse what cannot be combined with `fit_pairs`.
+    """Refuse options that cannot be combined with `fit_pairs`.
 
     Raises:
-        UsageError: names the field.
+        UsageError: the message names the field.
     """
     if scheme.mode != "static" or scheme.format != "QDQ":
         raise UsageError("fit_pairs is for static QDQ quantization", "Use --reduce-range, or --format QDQ")
     if scheme.weight_type != "int8" or not scheme.weight_symmetric:
         raise UsageError("fit_pairs is for symmetric int8 weights", "Leave it out: other weights do not need it")
     if scheme.fit_seen and not scheme.fit_pairs:
-        raise UsageError("fit_seen is a way of fit_pairs", "Set both")
+        raise UsageError("fit_seen needs fit_pairs", "Set both")
     if scheme.reduce_range:
         raise UsageError("fit_pairs and reduce_range exclude each other", "Give one of them")
 
@@ -436,12 +440,14 @@ def check_fit(scheme: Scheme) -> None:
 def fitted_bounds(
     prepared: PreparedModel, scheme: Scheme, reach: Mapping[str, NDArray[np.float64]] | None = None
 ) -> dict[str, NDArray[np.float32]]:
-    """Return weight → the magnitudes that its largest integers stand for, per output channel or one, for the weights
-    that need more than their own.
+    """Return, for each weight that needs a wider range than its own, the magnitudes that its largest integers
+    represent.
+
+    There is one magnitude for each output channel, or one for all.
 
     Args:
-        reach: per output channel of a node, how large its sums become on samples (`Backend.fitting`); nodes that
-            are not in it bear any input.
+        reach: node → largest sum of two products on samples, for each output channel, as a share of what 16 bits can
+            represent (`Backend.fitting`). Nodes that are not in it are fitted to any input.
     """
     found: dict[str, tuple[NDArray[np.float32], int, NDArray[np.float32]]] = {}
     for node in prepared.model.graph:
@@ -476,13 +482,13 @@ def fit_factors(
     per_channel: bool = True,
     sums: Callable[[NDArray[Any]], NDArray[Any]] = pair_sums,
 ) -> NDArray[np.float32]:
-    """Return the factors by which each row's scale (largest magnitude / 127) must grow so that no pair along it exceeds
-    `PAIR_LIMIT`.
+    """Return the factors by which each row's scale (largest magnitude / 127) must grow so that no pair in the row
+    exceeds `PAIR_LIMIT`.
 
     Args:
-        rows: [N, K] float weights in the kernel's order.
+        rows: float weights in the kernel's order, [N, K].
         per_channel: False gives every row the same scale and so the same factor.
-        sums: the pairs of rows, as `edgeq.model.saturation.pair_sums` has them.
+        sums: returns the sums of pairs of rows, like `edgeq.model.saturation.pair_sums`.
     """
     largest = np.abs(rows).max(axis=1)
     if not per_channel:
@@ -496,7 +502,7 @@ def fit_factors(
         left, worst = left[worst > PAIR_LIMIT], worst[worst > PAIR_LIMIT]
         if not left.size:
             break
-        # Rounding may leave a pair one above the limit: a little further then.
+        # Rounding may leave a pair one above the limit, so the factor grows at least a little.
         factors[left] *= np.maximum(worst / np.float32(PAIR_LIMIT), np.float32(1.002))
     return factors
 
@@ -504,14 +510,14 @@ def fit_factors(
 def _worst_pairs(
     rows: NDArray[np.float32], limits: NDArray[np.float32], sums: Callable[[NDArray[Any]], NDArray[Any]]
 ) -> NDArray[np.float32]:
-    """The largest pair of each row in integers, where `limits` are the weights that become 127."""
+    """Return the largest pair of each row in integers, if the weights `limits` become 127."""
     scale = (limits / _LEVEL).astype(np.float32)
     worst: NDArray[np.float32] = sums(np.rint(rows / scale[:, None])).max(axis=1, initial=0)
     return worst
 
 
 def _is_suspect(node: ir.Node) -> bool:
-    # Signed activations become unsigned where only such a kernel exists.
+    # Signed activations become unsigned if there is only an unsigned kernel.
     table = saturation_table()
     return node.op_type in _INTEGER_FORM and table.path(_INTEGER_FORM[node.op_type], "uint8", "int8") is not None
 

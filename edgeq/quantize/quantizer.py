@@ -1,16 +1,16 @@
-"""Quantize with onnxruntime's own quantizer where its formats are wanted, and settle what any quantizer wrote.
+"""Quantize with onnxruntime's own quantizer if its formats are needed, and finish the output of any quantizer.
 
 The scale and zero point of a tensor that is written as integers are chosen as ONNX Runtime's quantizer chooses them:
 
-activations    scale = (high - low) / steps, zero point = round(smallest - low / scale)
-weights        scale = largest magnitude / largest integer, zero point 0, where they are symmetric
+    activations    scale = (high - low) / steps, zero point = round(smallest - low / scale)
+    weights        scale = largest magnitude / largest integer, zero point 0, if they are symmetric
 
 `settle` keeps float layers in float in every session, with or without session options. At load, ONNX Runtime's
-WeightBiasQuantization quantizes the weights of a float Conv or Gemm between integer tensors, per tensor: what was kept
-in float for accuracy loses more of it than any other layer. A session option prevents that, and is lost where the file
-is used alone. The optimizer looks for one scale on the tensor that the layer reads. So the layer gets a
-DequantizeLinear of its own, with the same scale written once per channel: the same numbers, in a form that the
-optimizer does not match.
+WeightBiasQuantization quantizes the weights of a float Conv or Gemm between integer tensors, per tensor. A layer that
+was kept in float for accuracy then loses more accuracy than any other. A session option prevents this, but it is lost
+if the file is used alone. The optimizer looks for one scale on the tensor that the layer reads. So the layer gets a
+DequantizeLinear of its own, with the same scale repeated for each channel. The numbers are the same, but the optimizer
+does not match this form.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from edgeq.model.tensors import is_external, iter_tensors, parse_model
 from edgeq.run.session import onnxruntime
 from edgeq.scheme import IntegerType, Scheme
 
-# Scales below are float32's subnormal numbers, which processors may take for zero.
+# Smaller scales are subnormal numbers of float32, which processors may treat as zero.
 _LEAST_SCALE = float(np.finfo(np.float32).tiny)
 
 
@@ -60,8 +60,8 @@ def integer_type(name: IntegerType) -> ir.DataType:
 def activation_params(found: Range, dtype: ir.DataType, *, symmetric: bool) -> QuantParams:
     """Return the parameters (float32 scale) of an activation with values in `found`.
 
-    An empty range gets scale 1, and unless `symmetric` the smallest integer as its zero point: what the samples never
-    showed is likelier to be positive, as behind a Relu that let nothing through.
+    An empty range gets scale 1. Unless `symmetric`, its zero point is the smallest integer: values that the samples
+    never showed are more likely positive, as after a Relu that let nothing through.
     """
     low, high = np.float32(found.low), np.float32(found.high)
     narrow = symmetric and LIMITS[dtype][0] < 0
@@ -73,8 +73,10 @@ def activation_params(found: Range, dtype: ir.DataType, *, symmetric: bool) -> Q
 
 
 def spreads_thin(softmax: Range) -> bool:
-    """Return whether a Softmax, by the range of its result, is over so much that a scale of 1/255 would leave it few
-    levels. One over few elements may give any value up to 1, whatever the samples gave."""
+    """Return whether a Softmax with this range has so many elements that a scale of 1/255 would leave it few levels.
+
+    A Softmax over few elements may give any value up to 1, whatever the samples gave.
+    """
     return softmax.high < 1 / 2
 
 
@@ -89,8 +91,9 @@ def weight_params(
     """Return the parameters (float32 scale) of a weight.
 
     Args:
-        axis: of the channels that have a scale each; None for one scale. Scales per channel are symmetric.
-        bound: magnitudes that the largest integer stands for, one per channel or one; None takes the weight's largest.
+        axis: axis of the channels that have a scale each; None for one scale. Scales per channel are symmetric.
+        bound: magnitude that the largest integer represents, for each channel or one for all; None uses the weight's
+            largest.
     """
     dtype = integer_type(scheme.weight_type)
     symmetric = axis is not None or scheme.weight_symmetric
@@ -116,14 +119,14 @@ def weight_params(
 
 @contextmanager
 def quantizer_output(destination: Path, *, external: bool) -> Iterator[Path]:
-    """Give a path for the quantizer to write; afterwards the model is at `destination`, its weights in `<name>.data`
-    next to it.
+    """Yield a path for the quantizer to write to. Afterwards, the model is at `destination`.
 
-    onnx refuses to name a data file as one in the *current* folder is called, wherever the model is written, and a
-    model to be quantized often lies there with its own. So it is written under a random name.
+    External weights are in `<name>.data` next to it. onnx refuses a data file with the name of a file in the *current*
+    folder, wherever the model is written. That folder often contains the model to be quantized with its own data file.
+    So the quantizer writes under a random name.
 
     Args:
-        external: whether weights are to be in a file of their own; without it the path is `destination`.
+        external: whether weights go into a file of their own; if not, the path is `destination`.
     """
     if not external:
         yield destination
@@ -143,10 +146,10 @@ def quantizer_output(destination: Path, *, external: bool) -> Iterator[Path]:
 
 
 OLDEST = "1.27"
-"""The onnxruntime whose quantizer takes ranges from a file. pyproject.toml has the same."""
-# Of a range; the scale of a narrower one is below what float32 holds to its full accuracy.
+"""The oldest onnxruntime whose quantizer reads ranges from a file. pyproject.toml has the same version."""
+# The smallest width of a range. Narrower ranges have scales that float32 cannot represent with full accuracy.
 _LEAST_WIDTH = 2.0**-100
-# Protobuf refuses messages from 2 GiB on; the quantized file is smaller, but the intermediate ones may not be.
+# Protobuf refuses messages from 2 GiB on. The quantized file is smaller, but the intermediate files may not be.
 _EXTERNAL_DATA_FROM = 2**31 - 2**20
 # The quantizer raises all of these for models and options that it cannot handle.
 _REFUSALS = (ValueError, RuntimeError, TypeError, NotImplementedError, KeyError, IndexError, AttributeError)
@@ -160,7 +163,9 @@ def quant_type(name: IntegerType) -> Any:
 
 
 class _Silence:
-    """Python's logging switched off while any thread wants it: the switch is the process's, and threads overlap."""
+    """Switch Python's logging off while any thread needs this. The switch is global to the process, and threads
+    overlap.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -184,18 +189,18 @@ _SILENCE = _Silence()
 
 
 def quiet() -> _Silence:
-    """Silence onnxruntime's tools, which log every node, inside a `with`."""
+    """Return a context manager that silences onnxruntime's tools, which log every node."""
     return _SILENCE
 
 
 @contextmanager
 def refusals(source: str | Path, fix: str, *, fix_ranges: str = "") -> Iterator[None]:
-    """Run the quantizer inside: its log is silenced, and what it raises becomes an error of edgeq.
+    """Silence the quantizer's log inside the `with`, and convert its exceptions to errors of edgeq.
 
     Args:
         source: the model, for the message.
-        fix: what can be done where the quantizer refuses the model.
-        fix_ranges: what can be done where a tensor has no range.
+        fix: the solution if the quantizer refuses the model.
+        fix_ranges: the solution if a tensor has no range.
 
     Raises:
         ModelError: the quantizer refuses the model.
@@ -214,11 +219,12 @@ def refusals(source: str | Path, fix: str, *, fix_ranges: str = "") -> Iterator[
 def quantizer_files(
     source: Path, destination: Path, model: Path, fix: str, *, fix_ranges: str = "", external: bool = False
 ) -> Iterator[dict[str, Any]]:
-    """Run the quantizer inside, as `refusals` does, from one file to another; gives its arguments that name them.
+    """Prepare a run of the quantizer from one file to another, inside `refusals`. Yield its arguments that name the
+    files.
 
     Args:
         model, fix, fix_ranges: see `refusals`.
-        external: whether weights go into a file of their own, even where one file can hold all.
+        external: whether weights go into a file of their own, even if one file can contain all.
     """
     external = external or model_bytes(source) >= _EXTERNAL_DATA_FROM
     with refusals(model, fix, fix_ranges=fix_ranges), quantizer_output(destination, external=external) as written:
@@ -226,14 +232,16 @@ def quantizer_files(
 
 
 def check_clashes(prepared: PreparedModel, source: Path, written: Path) -> None:
-    """Refuse what the quantizer wrote where it gave a name of the model's inputs and outputs to something else too.
+    """Refuse the quantizer's file if it gave the name of an input or output of the model to another tensor too.
+
     Inner tensors have no such names (`edgeq.model.clean`).
 
     Args:
-        source, written: the file that it read, and the one that it wrote.
+        source: the file that the quantizer read.
+        written: the file that it wrote.
 
     Raises:
-        ModelError: both names, and what to do.
+        ModelError: the message contains both names and a solution.
     """
     clashes = clashing_names(name_of(value) for value in (*prepared.model.graph.inputs, *prepared.model.graph.outputs))
     if not clashes:
@@ -242,14 +250,14 @@ def check_clashes(prepared: PreparedModel, source: Path, written: Path) -> None:
     for name, other in clashes.items():
         if after[name] > before[name]:
             raise ModelError(
-                f"{prepared.source}: quantization gives the name {name!r} to what it makes for {other!r}, and both are "
-                "inputs or outputs",
+                f"{prepared.source}: quantization gives the name {name!r} to a tensor that it makes for {other!r}, but "
+                "both are inputs or outputs",
                 "Rename one of them in the model",
             )
 
 
 def _definitions(file: Path) -> Counter[str]:
-    """Count the inputs, weights and outputs of nodes that have each name."""
+    """Count for each name the inputs, weights and node outputs that have it."""
     graph = parse_model(file).graph
     made = (name for node in graph.node for name in node.output)
     return Counter([*(value.name for value in graph.input), *(tensor.name for tensor in graph.initializer), *made])
@@ -270,12 +278,13 @@ def quantize_with_ranges(
 
     Args:
         float_nodes: names of nodes that are not quantized.
-        fix, fix_ranges: what can be done where the quantizer refuses the model, and where a range is missing.
-        arguments: further ones of `quantize_static`.
+        fix: the solution if the quantizer refuses the model.
+        fix_ranges: the solution if a range is missing.
+        arguments: further arguments of `quantize_static`.
 
     Raises:
         CalibrationError: a tensor has no range.
-        ModelError: the quantizer refuses the model, or two of its inputs and outputs have names that clash.
+        ModelError: the quantizer refuses the model, or the names of two of its inputs and outputs clash.
         RuntimeUnavailableError: onnxruntime is too old.
     """
     _check_version()
@@ -284,16 +293,16 @@ def quantize_with_ranges(
     pairs = arguments.get("quant_format", QuantFormat.QDQ) is QuantFormat.QDQ
     through = next((value.name for value in prepared.model.graph.outputs if value.is_graph_input()), None)
     if pairs and through is not None:
-        # It would rename the output to that of a DequantizeLinear, and the input with it.
+        # The quantizer would rename the output to that of a DequantizeLinear, and the input with it.
         raise ModelError(
-            f"{prepared.source}: its output {through!r} is an input as it came",
+            f"{prepared.source}: its output {through!r} is an unchanged input",
             "Export it without that output, or choose --format QOperator",
         )
 
     # The folder is private: the quantizer leaves shape-inferred copies of big models next to the file it reads.
     with tempfile.TemporaryDirectory(prefix="edgeq-ranges-") as folder:
         cache = Path(folder) / "ranges.json"
-        # quantize_static reads ranges only as "MinMax"; whatever method derived them, it uses the two numbers alone.
+        # quantize_static reads ranges only as "MinMax". It uses only the two numbers, whatever method derived them.
         save_tensors_data(tensors_data(ranges, "MinMax"), cache)
         files = quantizer_files(
             prepared.path, destination, prepared.source, fix, fix_ranges=fix_ranges, external=use_external_data_format
@@ -310,15 +319,15 @@ def quantize_with_ranges(
 
 
 def _check_version() -> None:
-    """Refuse an onnxruntime that pip would not have let stand next to edgeq.
+    """Refuse an onnxruntime that is older than edgeq's requirement.
 
     Raises:
-        RuntimeUnavailableError: its quantizer takes no ranges from a file.
+        RuntimeUnavailableError: its quantizer cannot read ranges from a file.
     """
     here = str(onnxruntime().__version__)
     if parse_version(here) < parse_version(OLDEST):
-        fix = f"Renew it: python -m pip install --upgrade 'onnxruntime>={OLDEST}'"
-        raise RuntimeUnavailableError(f"to quantize takes onnxruntime {OLDEST} or newer, here is {here}", fix)
+        fix = f"Upgrade it: python -m pip install --upgrade 'onnxruntime>={OLDEST}'"
+        raise RuntimeUnavailableError(f"quantization needs onnxruntime {OLDEST} or newer, but {here} is installed", fix)
 
 
 def chosen_params(
@@ -326,12 +335,12 @@ def chosen_params(
 ) -> Callable[[ir.Value], QuantParams | None]:
     """Return a function from a tensor to the parameters that onnxruntime's quantizer derives from `ranges`.
 
-    It gives None for a tensor without a range or with an empty one, to which the quantizer gives scale 1 and zero point
-    0, and for integers that have no limits in `edgeq.model.quant_params`.
+    The function returns None for a tensor without a range or with an empty one, to which the quantizer gives scale 1
+    and zero point 0. It also returns None for integers without limits in `edgeq.model.quant_params`.
     """
 
     def params_of(value: ir.Value) -> QuantParams | None:
-        """Return the parameters of one tensor."""
+        """Return the parameters of one tensor, or None."""
         found = ranges.get(name_of(value))
         if found is None or dtype not in LIMITS or found.high - found.low < _LEAST_WIDTH:
             return None
@@ -348,7 +357,7 @@ def tensors_data(ranges: Mapping[str, Range], method: str) -> Any:
     return TensorsData(CalibrationMethod[method], data)
 
 
-# For what `guard_float_layers` has no form of.
+# For layers that `guard_float_layers` cannot change.
 _DISABLED = "optimization.disable_specified_optimizers"
 _REQUANTIZER = "WeightBiasQuantization"
 _REQUANTIZED_AT_LOAD = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
@@ -356,13 +365,13 @@ _SUFFIX = "/kept_in_float"
 
 
 def guard_float_layers(model: ir.Model, names: Collection[str]) -> int:
-    """Give each of the named nodes that reads a dequantized tensor its own DequantizeLinear per channel, in place.
+    """Give each of the named nodes that reads a dequantized tensor its own per-channel DequantizeLinear, in place.
 
     Args:
-        names: of Conv, ConvTranspose, Gemm and MatMul nodes with constant weights.
+        names: names of Conv, ConvTranspose, Gemm and MatMul nodes with constant weights.
 
     Returns:
-        How many nodes were changed.
+        The number of nodes that were changed.
     """
     editor = Editor(model)
     changed = 0
@@ -399,14 +408,16 @@ def guard_float_layers(model: ir.Model, names: Collection[str]) -> int:
 
 
 def requantized_at_load(model: ir.Model, names: Collection[str]) -> tuple[str, ...]:
-    """Return those of the named nodes that the optimizer may match: they read a tensor that is dequantized with one
-    scale."""
+    """Return the named nodes that the optimizer may match.
+
+    These read a tensor that is dequantized with one scale, or with a scale that is not constant.
+    """
     scales = [(node, constant(maker.inputs[1])) for node, maker in _behind_dequantize(model, names)]
     return tuple(str(node.name) for node, scale in scales if scale is None or scale.size == 1)
 
 
 def _behind_dequantize(model: ir.Model, names: Collection[str]) -> Iterator[tuple[ir.Node, ir.Node]]:
-    """Yield the named nodes that read a dequantized tensor, each with the DequantizeLinear."""
+    """Yield each named node that reads a dequantized tensor, with the DequantizeLinear."""
     for node in model.graph:
         data = node.inputs[0] if node.name in names else None
         made = data.producer() if data is not None else None
@@ -415,7 +426,7 @@ def _behind_dequantize(model: ir.Model, names: Collection[str]) -> Iterator[tupl
 
 
 def _channels(node: ir.Node, weight: tuple[int, ...]) -> tuple[int, int]:
-    """(axis, size) of the channels of the data that a node sums over."""
+    """Return the axis and the number of the channels that a node sums over in its data."""
     if node.op_type == "Conv":
         return 1, weight[1] * node.attributes.get_int("group", 1)
     if node.op_type == "ConvTranspose":
@@ -429,15 +440,17 @@ def _channels(node: ir.Node, weight: tuple[int, ...]) -> tuple[int, int]:
 def settle(
     built: ir.Model, given: Mapping[str, str] | None = None, *, guard: bool = True
 ) -> tuple[dict[str, str], tuple[str, ...], bool]:
-    """Make a quantized model right and fast on ONNX Runtime's CPU kernels, in place: by the form of its graph where
-    that does it (`guard_float_layers`), else by session options, which its metadata carry.
+    """Make a quantized model correct and fast on ONNX Runtime's CPU kernels, in place.
+
+    edgeq changes the form of the graph if that is enough (`guard_float_layers`). Otherwise, it sets session options,
+    which the model's metadata carry.
 
     Args:
-        given: options that are set already; they are among those returned.
+        given: options that are already set; the result includes them.
         guard: whether the form of the graph may be changed.
 
     Returns:
-        The session options, why each thing was done, and whether the model was changed.
+        The session options, the reason for each change, and whether the model was changed.
     """
     options = dict(given or {})
     disabled = [name for name in options.get(_DISABLED, "").split(";") if name]
@@ -468,11 +481,12 @@ def settle(
 
 
 def guard_products(model: ir.Model) -> int:
-    """Give the bias behind each integer MatMul of known sizes as many axes as the product, in place; return how many.
+    """Give the bias after each integer MatMul of known sizes as many axes as the product, in place, and return how
+    many.
 
-    At load, ONNX Runtime's MatMulAddFusion makes a Gemm of a MatMul and an Add of a vector, also where the MatMul has
-    integers: the vector is not an integer bias, so that the Gemm computes in float. It does not match a bias of more
-    axes.
+    At load, ONNX Runtime's MatMulAddFusion makes a Gemm from a MatMul and an Add of a vector, even if the MatMul has
+    integer weights. The vector is not an integer bias, so the Gemm computes in float. The fusion does not match a bias
+    with more axes.
     """
     editor, guarded = Editor(model), 0
     for node in [node for node in model.graph if is_op(node, "Add")]:
@@ -491,7 +505,7 @@ def guard_products(model: ir.Model) -> int:
 
 
 def _is_wide(product: ir.Value) -> bool:
-    """Return whether a tensor of three known sizes or more comes from a MatMul with integer weights."""
+    """Return whether a tensor with at least three axes, all of known size, comes from a MatMul with integer weights."""
     node, shape = product.producer(), product.shape
     weight = node_input(node, 1) if node is not None and is_op(node, "MatMul") else None
     known = shape is not None and len(shape) > 2 and all(isinstance(size, int) for size in shape)
@@ -499,8 +513,10 @@ def _is_wide(product: ir.Value) -> bool:
 
 
 def float_compute_nodes(model: ir.Model) -> tuple[str, ...]:
-    """Return the names of Conv, ConvTranspose, Gemm and MatMul nodes with a constant float weight in a graph that has Q
-    nodes."""
+    """Return the names of Conv, ConvTranspose, Gemm and MatMul nodes with a constant float weight.
+
+    Return an empty tuple if the graph has no QuantizeLinear nodes.
+    """
     if not any(node.op_type == "QuantizeLinear" for node in model.graph):
         return ()
     constants = computed_constants(model.graph)

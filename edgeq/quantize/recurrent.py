@@ -1,15 +1,15 @@
-"""Quantize GRU layers to integer products: the recurrence written out as a Scan, since ONNX Runtime has no integer GRU.
+"""Quantize GRU layers to integer products. The recurrence becomes a Scan, because ONNX Runtime has no integer GRU.
 
-What a step needs is one small vector and all the weights, so a wide layer waits for memory, and weights of a quarter
-of the size are worth the Scan's overhead. The equations are those of ONNX's GRU:
+A step reads one small vector and all the weights, so memory limits a wide layer. Weights of a quarter of the size are
+worth the Scan's overhead. The equations are those of ONNX's GRU:
 
     z, r = sigmoid(X W_zr' + W_bias + H R_zr' + R_bias)
     n    = tanh(X W_n' + W_bias + r * (H R_n' + R_bias))    with linear_before_reset, else
     n    = tanh(X W_n' + W_bias + (r * H) R_n' + R_bias)
     H    = (1 - z) * n + z * H  =  n + z * (H - n)
 
-X W' is one product for all steps. Every product is a DynamicQuantizeMatMul: activations are quantized at run time,
-weights per gate row or per gate matrix.
+X W' is one product for all steps. Every product is a DynamicQuantizeMatMul, which quantizes activations at run time.
+Weights have one scale for each gate row or for each gate matrix.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ from edgeq.model.edit import Editor, drop_unused_initializers, replace_value
 from edgeq.model.graph import MICROSOFT, constant, is_op, node_input
 
 LEAST_MACS = 2**18
-"""Products of a step from which the Scan is faster than ONNX Runtime's float GRU. Measured: 8 us of overhead a step;
-the float kernel takes 3.5 us for 98 thousand (half the Scan's speed) and 33 us for 960 thousand (1.7 times slower)."""
+"""From this number of products in a step on, the Scan is faster than ONNX Runtime's float GRU. Measured: the Scan has
+8 us of overhead a step. The float kernel takes 3.5 us for 98 thousand products, where the Scan has half its speed. It
+takes 33 us for 960 thousand, where the Scan is 1.7 times as fast."""
 
 _GATES = 3
 Floats = NDArray[np.float32]
@@ -38,15 +39,15 @@ class IntegerWeights:
     """Describe how weights become integers.
 
     Attributes:
-        per_channel: one scale per output, else one per matrix.
-        limit: the largest integer; 63 leaves one bit where kernels add two products in 16 bits.
+        per_channel: True for one scale per output, False for one per matrix.
+        limit: largest integer; 63 leaves one bit free for kernels that add two products in 16 bits.
     """
 
     per_channel: bool
     limit: int
 
     def quantize(self, matrix: Floats) -> tuple[NDArray[np.int8], Floats]:
-        """Return [inputs, outputs] float32 as integers of that shape, and scales [outputs] or []."""
+        """Return a float32 matrix [inputs, outputs] as integers of the same shape, and its scales, [outputs] or []."""
         largest = np.abs(matrix).max(axis=0 if self.per_channel else None)
         scale = (np.where(largest > 0, largest, 1) / self.limit).astype(np.float32)
         return np.rint(matrix / scale).astype(np.int8), scale
@@ -55,13 +56,13 @@ class IntegerWeights:
 def expand_grus(
     model: ir.Model, how: IntegerWeights, *, exclude: Collection[str] = (), least_macs: int = LEAST_MACS
 ) -> tuple[str, ...]:
-    """Replace, in place, each GRU of the main graph that gains by it with a Scan over integer products.
+    """Replace each GRU of the main graph that benefits by a Scan over integer products, in place.
 
-    Left alone: layers that are narrow, excluded or of computed weights, and those with clipping, activations of their
-    own, sequence lengths or batch-first layout.
+    Layers stay if they are narrow or excluded, or if they have computed weights, clipping, activations of their own,
+    sequence lengths or batch-first layout.
 
     Returns:
-        Names of the layers replaced. The nodes made of one are called "<name>/...".
+        Names of the replaced layers. Their new nodes are called "<name>/...".
     """
     replaced: list[str] = []
     for node in model.graph:
@@ -76,7 +77,7 @@ def expand_grus(
 
 @dataclass(frozen=True)
 class _Direction:
-    """W [3 hidden, input], R [3 hidden, hidden] and both biases [3 hidden], in the gate order z, r, n."""
+    """Hold W [3 hidden, input], R [3 hidden, hidden] and both biases [3 hidden], in the gate order z, r, n."""
 
     w: Floats
     r: Floats
@@ -93,14 +94,14 @@ class _Layer:
     directions: tuple[_Direction, ...]
 
     def expand(self, how: IntegerWeights, model: ir.Model) -> None:
-        """Put the nodes that compute the layer, as far as its outputs are needed, in its place."""
+        """Replace the layer by nodes that compute those of its outputs that are used."""
         made = _Maker(str(self.node.name), Editor(model), self.node)
         states = self._initial_states(made)
         results = [
             _scan(made.within(str(index)), self, direction, how, state)
             for index, (direction, state) in enumerate(zip(self.directions, states, strict=True))
         ]
-        # Y [steps, directions, batch, hidden] of all states, Y_h [directions, batch, hidden] of the last ones.
+        # Y [steps, directions, batch, hidden] contains all states, and Y_h [directions, batch, hidden] the last ones.
         for output, position, axis in zip(self.node.outputs, (1, 0), (1, 0), strict=False):
             if output.uses() or output.is_graph_output():
                 axes = made.integers(f"axis{axis}", [axis])
@@ -126,7 +127,7 @@ class _Layer:
 def _scan(
     made: _Maker, layer: _Layer, direction: _Direction, how: IntegerWeights, state: ir.Value
 ) -> Sequence[ir.Value]:
-    """Last state [batch, hidden] and all states [steps, batch, hidden], in the order of the steps."""
+    """Return the last state [batch, hidden] and all states [steps, batch, hidden], in the order of the steps."""
     hidden = layer.hidden
     always = slice(0, _GATES * hidden if not layer.reset_last else 2 * hidden)
     w_bias, r_bias = direction.w_bias.copy(), direction.r_bias.copy()
@@ -168,10 +169,10 @@ def _scan(
 
 
 class _Maker:
-    """Makes nodes with names that begin with one prefix; constants go to the main graph, once each.
+    """Make nodes whose names begin with one prefix. Constants go to the main graph, once each.
 
     Attributes:
-        graph: where the nodes go: the main graph, or the body of a Scan that is not in the model yet.
+        graph: graph of the nodes: the main graph, or the body of a Scan that is not in the model yet.
     """
 
     def __init__(self, prefix: str, constants: Editor, before: ir.Node | None, body: ir.Graph | None = None) -> None:
@@ -182,26 +183,26 @@ class _Maker:
         self.graph = self._editor.graph
 
     def within(self, part: str) -> _Maker:
-        """Makes nodes in the same graph, under a longer prefix."""
+        """Return a maker of nodes in the same graph, with a longer prefix."""
         return _Maker(self.name(part), self._constants, self._before)
 
     def body(self, inputs: Sequence[ir.Value]) -> _Maker:
-        """Makes nodes of a body with these inputs."""
+        """Return a maker of nodes in a new body with these inputs."""
         name = self.name("step")
         return _Maker(name, self._constants, None, ir.Graph(inputs, [], nodes=[], name=name))
 
     def name(self, local: str) -> str:
-        """`local` under the prefix."""
+        """Return `local` with the prefix."""
         return f"{self._prefix}/{local}"
 
     def node(self, op_type: str, inputs: Sequence[ir.Value | None], **attributes: Any) -> ir.Value:
-        """The output of a new node."""
+        """Add a node and return its output."""
         return self.nodes(op_type, inputs, 1, **attributes)[0]
 
     def nodes(
         self, op_type: str, inputs: Sequence[ir.Value | None], count: int, **attributes: Any
     ) -> Sequence[ir.Value]:
-        """The `count` outputs of a new node."""
+        """Add a node and return its `count` outputs."""
         self._count += 1
         name = self.name(f"{op_type}_{self._count}")
         return self._editor.nodes(
@@ -217,7 +218,7 @@ class _Maker:
     def product(
         self, x: ir.Value | None, matrix: Floats, how: IntegerWeights, local: str, bias: Floats | None = None
     ) -> ir.Value:
-        """x [..., inputs] times matrix [inputs, outputs], plus bias [outputs]."""
+        """Return x [..., inputs] times matrix [inputs, outputs], plus bias [outputs]."""
         integers, scale = how.quantize(matrix)
         inputs = [x, self._constant(local, integers), self._constant(f"{local}_scale", scale)]
         inputs.append(self._constant(f"{local}_zero", np.zeros(scale.shape, np.int8)))
@@ -226,7 +227,7 @@ class _Maker:
         return self.node("DynamicQuantizeMatMul", inputs)
 
     def integers(self, local: str, values: Sequence[int]) -> ir.Value:
-        """An int64 constant of one axis."""
+        """Return an int64 constant with one axis."""
         return self._constant(local, np.array(values, np.int64))
 
     def _constant(self, local: str, values: NDArray[np.generic]) -> ir.Value:
@@ -234,12 +235,12 @@ class _Maker:
 
 
 def _row(name: str, size: int) -> ir.Value:
-    """An input of a body, float32 [batch, size]."""
+    """Return an input of a body, float32 [batch, size]."""
     return ir.Value(name=name, shape=ir.Shape([None, size]), type=ir.TensorType(ir.DataType.FLOAT))
 
 
 def _read(node: ir.Node, least_macs: int) -> _Layer | None:
-    """The layer that a node computes; None where it is none that can be expanded, or not worth it."""
+    """Return the GRU layer of a node, or None if it cannot be expanded or is too small to benefit."""
     attributes = node.attributes
     if not is_op(node, "GRU") or "clip" in attributes or "activations" in attributes:
         return None

@@ -1,27 +1,28 @@
-"""Quantize weights alone, or with activations that are quantized at run time.
+"""Quantize only weights, or quantize weights now and activations at run time.
 
-Weight-only quantization: constant matrices as blocks of 4- or 8-bit integers, one scale a block (MatMulNBits).
+Weight-only quantization: store constant matrices as blocks of 4- or 8-bit integers, one scale a block (MatMulNBits).
 
-A product of few rows waits for the weights, so a quarter or an eighth of the bytes is that much faster; with many rows
-the integer kernels of dynamic quantization win. What the products compute in: `edgeq.quantize.block_weights`.
+Memory limits a product of few rows, so a quarter or an eighth of the bytes makes it that much faster. With many rows,
+the integer kernels of dynamic quantization are faster. `edgeq.quantize.block_weights` sets what the products compute
+in.
 
-Integers for the rows of a layer's weights, for the least expected error of its output (GPTQ).
+GPTQ: choose the integers of the rows of a layer's weights that have the least expected error of the layer's output.
 
-The output is off by dW x, with the expected square sum_m dW[m] H dW[m]' where H is the second moment of x. Columns are
-rounded one after the other, and each one's error is compensated by the columns that follow: with H^-1 = U'U, U upper
+The output error is dW x. Its expected square is sum_m dW[m] H dW[m]', where H is the second moment of x. Columns are
+rounded one after the other, and the following columns compensate the error of each. With H^-1 = U'U, U upper
 triangular, the error e of column i is spread as w[j] -= e U[i, j] / U[i, i] for j > i (Frantar and Alistarh 2022,
 "Optimal Brain Compression"; Frantar et al. 2022, "GPTQ"). A sweep of coordinate descent follows.
 
-Tables of embeddings as integers: those of a product in blocks that they are tied to, or 8-bit rows.
+Store tables of embeddings as integers: those of a product in blocks that has the same matrix, or 8-bit rows.
 
-The head of a language model often multiplies by the table that was looked up. Blocks of a product's matrix [k, n] run
-along k, those of the table [n, k] along its rows: they are the same integers. So such a table is not stored at all:
-GatherBlockQuantized reads the product's, through a Reshape, since the two operators want other shapes. ONNX Runtime
-folds the Reshape into a copy when it opens the model; only the file gains.
+The head of a language model often multiplies by its embedding table. Blocks of a product's matrix [k, n] run along k.
+Those of the table [n, k] run along its rows. So they are the same integers, and such a table is not stored at all.
+GatherBlockQuantized reads the product's integers through a Reshape, because the two operators expect different shapes.
+ONNX Runtime folds the Reshape into a copy when it opens the model, so only the file gets smaller.
 
-Any other table has 8-bit integers with a scale for each row, both gathered and multiplied. One scale for the table, as
-ONNX Runtime's quantizer has it, leaves rows of small values few steps: the embeddings of minilm_l6 keep 26 dB (words)
-and 15 dB (positions) of it, with a scale a row 42 and 39 dB.
+Any other table has 8-bit integers with a scale for each row. Both are gathered and then multiplied. ONNX Runtime's
+quantizer uses one scale for the table, which leaves few steps to rows of small values. With it, the embeddings of
+minilm_l6 have 26 dB (words) and 15 dB (positions). With a scale for each row, they have 42 and 39 dB.
 """
 
 from __future__ import annotations
@@ -59,8 +60,8 @@ from edgeq.scheme import IntegerType, Scheme
 
 TABLE_OPERATOR = "GatherBlockQuantized"
 SINCE = "1.23"
-"""The first release of onnxruntime that reads the integers of a product so."""
-# A scale is four bytes: of shorter rows, it would take what the integers gain.
+"""The first release of onnxruntime in which a table can share the integers of a product."""
+# A scale takes four bytes. With shorter rows, it would use up what the integers save.
 _SHORTEST = 16
 _STEPS = 127
 Matrices = Mapping[ir.Node, NDArray[np.float32]]
@@ -68,14 +69,14 @@ Matrices = Mapping[ir.Node, NDArray[np.float32]]
 
 
 def write_tables(model: ir.Model, products: Matrices, exclude: Collection[str] = ()) -> tuple[int, int]:
-    """Put the table [n, k] of every Gather of the main graph into integers, in place.
+    """Quantize the table [n, k] of every Gather of the main graph to integers, in place.
 
     Args:
-        products: that tables may be tied to; none in a model without blocks.
-        exclude: names of nodes that stay as they are.
+        products: products that may share a table's matrix; empty for a model without blocks.
+        exclude: names of nodes that stay unchanged.
 
     Returns:
-        How many of the nodes have a scale for each row now, and how many share the integers of a product.
+        The number of nodes that now have a scale for each row, and the number that share the integers of a product.
     """
     editor = Editor(model)
     rows: dict[ir.Value, tuple[ir.Value, ir.Value]] = {}
@@ -98,12 +99,13 @@ def write_tables(model: ir.Model, products: Matrices, exclude: Collection[str] =
 
 def tables_note(count: int) -> str:
     """Return the note on tables that have a scale for each row."""
-    return f"the tables of {count} Gather are in 8 bits with a scale for each row"
+    return f"the tables of {count} Gather nodes are in 8 bits with a scale for each row"
 
 
 def table_of(node: ir.Node) -> ir.Value | None:
-    """Return the constant float matrix [n, k] of which a node gathers rows, if they are long enough to be worth a
-    scale.
+    """Return the constant float matrix [n, k] from which a node gathers rows.
+
+    Return None if there is no such matrix, or if its rows are too short to be worth a scale.
     """
     tensor = constant_tensor(node.inputs[0]) if is_op(node, "Gather") else None
     if tensor is None or node.attributes.get_int("axis", 0) != 0 or tensor.dtype != ir.DataType.FLOAT:
@@ -113,7 +115,7 @@ def table_of(node: ir.Node) -> ir.Value | None:
 
 
 def _tied(table: ir.Value, products: Matrices) -> ir.Node | None:
-    """The product that has the values of `table`, transposed, in blocks that fill its rows."""
+    """Return the product whose matrix is `table` transposed and whose blocks fill its rows, or None."""
     values = constant_values(table)
     for product, matrix in products.items():
         own = product.graph is table.graph and matrix.shape == values.shape[::-1] and _fills_rows(product)
@@ -148,7 +150,7 @@ def _from_product(editor: Editor, gather: ir.Node, product: ir.Node) -> ir.Value
 
 
 def _in_rows(editor: Editor, table: ir.Value) -> tuple[ir.Value, ir.Value]:
-    """Integers int8 [n, k] and scales float32 [n, 1]."""
+    """Return integers int8 [n, k] and scales float32 [n, 1]."""
     values = constant_values(table)
     scales = np.abs(values).max(1, keepdims=True).astype(np.float32) / np.float32(_STEPS)
     scales[scales == 0] = 1
@@ -171,11 +173,12 @@ _SINCE = {4: "1.17", 8: "1.22"}
 def write_weight_only(
     prepared: PreparedModel, scheme: Scheme, destination: Path, samples: Samples | None = None
 ) -> tuple[BlockCompute, tuple[str, ...]]:
-    """Write the model with its constant matrices in blocks, and tables of Gather as those of a product that they
-    are tied to (`edgeq.quantize.weight_only`), or in 8 bits.
+    """Write the model with its constant matrices in blocks.
+
+    The table of a Gather shares the integers of a product with the same matrix. Other tables get 8-bit rows.
 
     Args:
-        samples: by which to choose what the products compute in, where the scheme leaves that open.
+        samples: samples that decide what the products compute in, if the scheme leaves this open.
 
     Returns:
         What the products compute in, and notes.
@@ -206,7 +209,9 @@ def write_weight_only(
 
 
 def gemms_to_matmuls(model: ir.Model, exclude: tuple[str, ...] = ()) -> int:
-    """Make, in place, MatMul and Add of each Gemm with a constant matrix and no scaling; returns how many."""
+    """Replace each Gemm with a constant matrix and no scaling by MatMul and Add, in place. Return how many were
+    replaced.
+    """
     editor = Editor(model)
     count = 0
     for node in model.graph:
@@ -227,7 +232,7 @@ def gemms_to_matmuls(model: ir.Model, exclude: tuple[str, ...] = ()) -> int:
 
 
 def _plain_matrix(node: ir.Node) -> ir.Value | None:
-    """The second operand of a Gemm that is a product with a constant matrix and, at most, a bias."""
+    """Return the constant matrix of a Gemm that is a plain product with at most a bias, or None for any other node."""
     if not is_op(node, "Gemm") or node.attributes.get_int("transA", 0) == 1:
         return None
     if any(node.attributes.get_float(factor, 1.0) != 1.0 for factor in ("alpha", "beta")):
@@ -237,7 +242,9 @@ def _plain_matrix(node: ir.Node) -> ir.Value | None:
 
 
 def _to_blocks(model: ir.Model, scheme: Scheme) -> dict[ir.Node, NDArray[np.float32]]:
-    """Put the constant matrix of every product into blocks, in place; returns the products with their matrices."""
+    """Quantize the constant matrix of every product to blocks, in place, and return the products with their float
+    matrices.
+    """
     fitted: dict[tuple[ir.Value, int], BlockWeights] = {}
     made: dict[ir.Node, NDArray[np.float32]] = {}
     for graph in model.graphs():
@@ -258,8 +265,10 @@ def _to_blocks(model: ir.Model, scheme: Scheme) -> dict[ir.Node, NDArray[np.floa
 
 
 def _block_matrix(node: ir.Node) -> ir.Value | None:
-    """The second operand of a MatMul, where it is a constant float32 matrix [k, n] and the product has one form in
-    blocks: with leading ones, only next to a first operand of at least as many axes."""
+    """Return the constant float32 matrix [k, n] of a MatMul that can be written in blocks, or None for any other node.
+
+    A matrix with leading axes of length 1 qualifies only if the first operand has at least as many axes.
+    """
     if not is_op(node, "MatMul"):
         return None
     source, matrix = node.inputs
@@ -289,21 +298,22 @@ def _replace_product(editor: Editor, node: ir.Node, matrix: ir.Value, blocks: Bl
     return maker(made)
 
 
-# Types that onnxruntime's quantizer rewrites; it first makes every plain Gemm a MatMul of this name and an Add.
+# Operator types that onnxruntime's quantizer rewrites. It first replaces every plain Gemm by a MatMul with this suffix
+# and an Add.
 _QUANTIZER = frozenset({"Attention", "Conv", "EmbedLayerNormalization", "Gather", "Gemm", "LSTM", "MatMul"})
 _GEMM_IS = {"Gemm": "MatMul"}
 _GEMM_SUFFIX = "_MatMul"
 _OURS = frozenset({"GRU"})
 OPERATORS = tuple(sorted(_QUANTIZER | _OURS))
-# Largest weight of 7 and of 8 bits.
+# Largest integer weight of 7 bits and of 8 bits.
 _LIMITS = {True: 63, False: 127}
 
 
 def check_dynamic(scheme: Scheme) -> None:
-    """Refuse a dynamic scheme that no model could be built with.
+    """Refuse a dynamic scheme that cannot build any model.
 
     Raises:
-        UsageError: it has no weight types, lacks one for an operator type that it names, or has one too many.
+        UsageError: the scheme has no weight types, or names an operator type without one.
     """
     if not scheme.dynamic_weight_types:
         raise UsageError("dynamic quantization needs a weight type per operator type", "Choose a profile that has them")
@@ -315,7 +325,7 @@ def check_dynamic(scheme: Scheme) -> None:
 
 
 def write_dynamic(prepared: PreparedModel, scheme: Scheme, destination: Path) -> None:
-    """Write what onnxruntime's quantizer makes of the model; `finish_dynamic` does the rest.
+    """Write the output of onnxruntime's quantizer for the model. `finish_dynamic` does the rest.
 
     Raises:
         ModelError: the quantizer refuses the model.
@@ -323,7 +333,8 @@ def write_dynamic(prepared: PreparedModel, scheme: Scheme, destination: Path) ->
     by_type: dict[IntegerType, list[str]] = {}
     for op_type in sorted(_QUANTIZER.intersection(scheme.quantized_types or ())):
         by_type.setdefault(scheme.dynamic_weight_types[op_type], []).append(op_type)
-    # The runtime's quantizer takes one weight type a call: one pass a type, each over what the last one left in float.
+    # The runtime's quantizer takes one weight type for each call. So there is one pass for each type, over the nodes
+    # that the previous pass left in float.
     source = prepared.path
     with tempfile.TemporaryDirectory(prefix="edgeq-dynamic-") as folder:
         for step, (weight_type, op_types) in enumerate(sorted(by_type.items())):
@@ -335,8 +346,10 @@ def write_dynamic(prepared: PreparedModel, scheme: Scheme, destination: Path) ->
 
 
 def finish_dynamic(model: ir.Model, scheme: Scheme) -> tuple[str, ...]:
-    """Quantize, in place, what the scheme takes and onnxruntime's quantizer has no or no good form for: tables of
-    Gather (`edgeq.quantize.weight_only`) and GRU layers (`edgeq.quantize.recurrent`); returns notes."""
+    """Quantize the parts of the scheme that onnxruntime's quantizer does not support or writes badly, and return notes.
+
+    These are tables of Gather, and GRU layers (`edgeq.quantize.recurrent`). The model changes in place.
+    """
     notes = []
     if _own_tables(scheme) and (tables := write_tables(model, {}, scheme.exclude)[0]):
         notes.append(tables_note(tables))
@@ -344,18 +357,19 @@ def finish_dynamic(model: ir.Model, scheme: Scheme) -> tuple[str, ...]:
         how = IntegerWeights(scheme.per_channel, _LIMITS[scheme.reduce_range])
         if names := expand_grus(model, how, exclude=scheme.exclude):
             which = f"the recurrence of {', '.join(names)}"
-            notes.append(f"{which} is written out with integer products, which GRU has no kernel for")
+            notes.append(f"{which} is written out with integer products, because GRU has no integer kernel")
     return tuple(notes)
 
 
 def _own_tables(scheme: Scheme) -> bool:
-    """Return whether tables get a scale for each row, with signed integers."""
+    """Return whether tables get signed integers with a scale for each row."""
     return "Gather" in (scheme.quantized_types or ()) and scheme.dynamic_weight_types["Gather"] == "int8"
 
 
 def standard_attentions(model: ir.Model) -> set[str]:
-    """Return the names of the Attention nodes of opset 23, without weights, which onnxruntime's quantizer mistakes
-    for its own.
+    """Return the names of the Attention nodes of opset 23.
+
+    They have no weights, but onnxruntime's quantizer mistakes them for its own operator.
     """
     return {str(node.name) for node in model.graph if node.op_type == "Attention" and node.domain in MAIN_DOMAINS}
 
@@ -371,7 +385,7 @@ def quantize_types(
     """Run onnxruntime's dynamic quantizer over operators of some types, `source` → `target`.
 
     Raises:
-        ModelError: it refuses the model.
+        ModelError: the quantizer refuses the model.
     """
     from onnxruntime.quantization import quantize_dynamic
 
@@ -391,7 +405,7 @@ def quantize_types(
             reduce_range=scheme.reduce_range,
             weight_type=quant_type(weight_type),
             nodes_to_exclude=kept | {f"{name}{_GEMM_SUFFIX}" for name in kept},
-            # Shape inference does not know the outputs of the runtime's own operators.
+            # Shape inference does not know the outputs of ONNX Runtime's own operators.
             extra_options={"DefaultTensorType": int(ir.DataType.FLOAT)},
         )
     check_clashes(prepared, source, target)
@@ -415,17 +429,17 @@ def round_rows(
     scale: ArrayLike = 1.0,
     block: int = _BLOCK,
 ) -> NDArray[np.int64]:
-    """Return integers q, so that scale * q approximates the rows.
+    """Return integers q for which scale * q approximates the rows with the least expected error (GPTQ).
 
     Args:
         rows: float64 [groups, m, k].
-        metric: float64 [groups, k, k], positive definite.
-        low, high: of the integers, broadcastable to the rows.
-        scale: of each weight, broadcastable to the rows; negative ones too.
-        block: columns whose errors are spread at once over those behind the block.
+        metric: second moment of the inputs, float64 [groups, k, k], positive definite.
+        low, high: limits of the integers, broadcastable to the rows.
+        scale: scale of each weight, broadcastable to the rows; may be negative.
+        block: number of columns whose errors are spread together over the columns after them.
     """
     upper = np.linalg.cholesky(np.linalg.inv(metric)).transpose(0, 2, 1)
-    # One column after the other is read and written: they are rows in memory here.
+    # The loop reads and writes one column after the other, so columns are contiguous in memory here.
     low, high, scale = (_columns(np.broadcast_to(values, rows.shape)) for values in (low, high, scale))
     columns = _columns(rows)
     remaining = columns.copy()
@@ -445,7 +459,7 @@ def round_rows(
 
 
 def _columns(rows: NDArray[T]) -> NDArray[T]:
-    """[groups, m, k] ↔ [groups, k, m], in memory too."""
+    """Convert [groups, m, k] to [groups, k, m] or back, contiguous in memory."""
     return np.ascontiguousarray(rows.transpose(0, 2, 1))
 
 
@@ -458,8 +472,10 @@ def _descended(
     scale: Floats,
     block: int,
 ) -> NDArray[np.int64]:
-    """Each column in turn set to what is best while the others stay; every step lowers the error or keeps it. All
-    arrays are [groups, k, m]."""
+    """Set each column in turn to its best integers while the others stay, and return all integers.
+
+    No step raises the error. All arrays are [groups, k, m].
+    """
     slope = metric @ (columns - scale * integers)
     taps = columns.shape[1]
     for _ in range(_SWEEPS):
@@ -469,7 +485,7 @@ def _descended(
             moved = np.zeros(near.shape)
             for column in range(first, last):
                 own = metric[:, column, column, None] * scale[:, column]
-                # As steps from where it is, so that what is not worth a whole step stays.
+                # Rounded as a difference from the current integer, so that changes below half a step do not move it.
                 steps = np.rint(near[:, column - first] / own).astype(np.int64)
                 steps = np.clip(integers[:, column] + steps, low[:, column], high[:, column]) - integers[:, column]
                 if steps.any():
@@ -481,8 +497,9 @@ def _descended(
 
 
 def damped(moment: Floats, step: float) -> Floats:
-    """Return a second moment [groups, k, k] with the input's rounding error on its diagonal, surely positive
-    definite.
+    """Return a second moment [groups, k, k] with the input's rounding error added to its diagonal.
+
+    The result is positive definite.
     """
     taps = moment.shape[-1]
     trace = np.trace(moment, axis1=1, axis2=2) / taps
@@ -491,5 +508,5 @@ def damped(moment: Floats, step: float) -> Floats:
 
 
 def squared(errors: Floats, metric: Floats) -> Floats:
-    """Return the expected square of each output's error, float64 [groups, m], where the weights are off by `errors`."""
+    """Return the expected square of each output's error, float64 [groups, m], for weights that are off by `errors`."""
     return np.asarray(np.einsum("gmk,gmk->gm", errors @ metric, errors), np.float64)

@@ -42,7 +42,9 @@ def test_an_onnxruntime_that_is_too_old_is_one_line(
     if not refused:
         quantizer._check_version()
         return
-    with pytest.raises(RuntimeUnavailableError, match=r"takes onnxruntime 1\.27 or newer, here is 1\.26\.9\. Renew it"):
+    with pytest.raises(
+        RuntimeUnavailableError, match=r"needs onnxruntime 1\.27 or newer, but 1\.26\.9 is installed\. Upgrade it"
+    ):
         quantizer._check_version()
 
 

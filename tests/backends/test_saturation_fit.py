@@ -98,5 +98,5 @@ def _noise(held: dict[str, Any], full: dict[str, Any], exact: dict[str, Any]) ->
 
 
 def test_what_samples_bear_is_a_way_to_fit_pairs(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="fit_seen is a way of fit_pairs"):
+    with pytest.raises(UsageError, match="fit_seen needs fit_pairs"):
         bench(tmp_path, residual()).build(fit_seen=True)

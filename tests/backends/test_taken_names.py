@@ -61,7 +61,9 @@ def test_inner_tensors_give_way(tmp_path: Path, mode: str, name: str) -> None:
 )
 def test_two_names_of_the_interface_are_one_line(tmp_path: Path, mode: str, names: dict[str, str]) -> None:
     (name,) = names.values()
-    with pytest.raises(ModelError, match=rf"net\.onnx: quantization gives the name '{name}' to what it makes for"):
+    with pytest.raises(
+        ModelError, match=rf"net\.onnx: quantization gives the name '{name}' to a tensor that it makes for"
+    ):
         quantized(tmp_path, network(**names), mode)
     assert not (tmp_path / "int8.onnx").exists()
 

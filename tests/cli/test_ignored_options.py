@@ -104,7 +104,7 @@ def test_how_samples_are_read_where_there_are_none(workspace: Workspace, command
 
 def test_shapes_of_inputs_that_samples_give(workspace: Workspace) -> None:
     options = ("--data", "x.npz", "--shape", "x=1,3,8,8")
-    workspace.refused(2, "bench", "dynamic.onnx", *options, says="--shape is about inputs that are made up")
+    workspace.refused(2, "bench", "dynamic.onnx", *options, says="--shape is only for made-up inputs")
 
 
 def test_a_bound_of_no_number(workspace: Workspace) -> None:

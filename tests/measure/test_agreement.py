@@ -123,7 +123,7 @@ def test_samples_of_another_size_count_as_not_the_same() -> None:
     assert not boxes_found.equal
     left = result.left_out()
     assert (
-        left[0] == "output 'boxes': 2 of 4 samples are left out of its figures, since its size is not that of float32's"
+        left[0] == "output 'boxes': 2 of 4 samples are left out of its figures, because its size differs from float32's"
     )
     assert len(left) == 2
 

@@ -154,7 +154,7 @@ def test_bad_input_is_one_line_and_its_exit_code(
 def test_against_with_a_bundle_is_refused(bundle: Path, model: Path) -> None:
     done = run(bundle, "--against", model)
     assert done.exit_code == 2
-    assert "a bundle brings its own float32 model" in done.stderr
+    assert "a bundle has its own float32 model" in done.stderr
 
 
 def test_interrupted(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

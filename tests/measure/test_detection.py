@@ -98,8 +98,8 @@ def test_no_annotated_object_is_refused(tmp_path: Path, annotations: list[Any]) 
     ("given", "message"),
     [
         (sample("c.jpg"), "lists no image 'c.jpg'"),
-        (sample("a.jpg", original_size=(50, 100)), "50x100, annotated as 100x50"),
-        (sample("a.jpg"), "no way back from the model's 60x60 to the image's 100x50"),
+        (sample("a.jpg", original_size=(50, 100)), "50x100, but annotated as 100x50"),
+        (sample("a.jpg"), "boxes cannot be mapped from the model's 60x60 to the image's 100x50"),
         (FakeSample("a.jpg", {"x": np.zeros((2, 3, 60, 60))}), "is not one image"),
         (FakeSample("a.jpg", {"x": np.zeros((1, 9, 60, 60))}), "is not one image"),
     ],
@@ -131,7 +131,7 @@ def test_more_classes_than_categories_are_refused(tmp_path: Path) -> None:
         return Detections(np.zeros((1, 4)), np.ones(1), np.array([2]))
 
     meter = Detection(task.annotations, decoder).start()
-    with pytest.raises(DataError, match="has 2 categories, the model's classes go to 2"):
+    with pytest.raises(DataError, match="has 2 categories, but the model's classes go up to 2"):
         meter.update({}, A)
 
 

@@ -121,7 +121,7 @@ def test_a_model_with_batch_normalization_is_prepared_first(tmp_path: Path) -> N
     quantized = quantize_all(tmp_path, float_model(batch_norm=True), ("u8s8",))
     found = debug(quantized.source, quantized.models["u8s8"], quantized.data)
     assert found.prepared
-    assert "8 quantized weights match then, 7 as it is" in found.notes[0]
+    assert "8 quantized weights match then, 7 without preparation" in found.notes[0]
     assert not any(weight.changed for weight in found.comparison.weights)
     assert found.warnings == ()
     as_prepared = debug(quantized.prepared.path, quantized.models["u8s8"], quantized.data)
@@ -192,7 +192,7 @@ def test_less_memory_gives_the_same(quantized: Quantized) -> None:
 
 @pytest.mark.parametrize(
     ("float_model", "int8", "says"),
-    [("u8s8", "u8s8", "is quantized"), ("float", "float", "holds no quantized operator")],
+    [("u8s8", "u8s8", "is quantized"), ("float", "float", "contains no quantized operator")],
 )
 def test_models_in_the_wrong_place(quantized: Quantized, float_model: str, int8: str, says: str) -> None:
     paths = {**quantized.models, "float": quantized.source}
@@ -248,4 +248,4 @@ def test_an_optimiser_that_changes_the_answer_is_reported() -> None:
     assert found is not None
     assert "3.0 dB" in found
     assert "30.0 dB" in found
-    assert "WeightBiasQuantization it is 31.0 dB" in found
+    assert "WeightBiasQuantization the outputs have 31.0 dB" in found

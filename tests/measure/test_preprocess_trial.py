@@ -99,7 +99,7 @@ def test_grey_models_are_proposed_what_fits(tmp_path: Path) -> None:
         pixels = np.full((5, 7, 3), 80 * number, np.uint8)
         Image.fromarray(pixels).save(tmp_path / "images" / f"{number}.png")
     model, data = tmp_path / "m.onnx", tmp_path / "images"
-    with pytest.raises(DataError, match=r"Type --preprocess grey\S* if the model was trained so") as caught:
+    with pytest.raises(DataError, match=r"Type --preprocess grey\S* if the model was trained with it") as caught:
         open_or_search(Data(data), model_signature(model), session=lambda: open_session(model))
     assert "or give labels" in caught.value.fix
     samples = open_samples(data, model_signature(model), preprocess="grey")
@@ -231,7 +231,7 @@ def test_a_detector_gets_one_question(tmp_path: Path) -> None:
     ran = CliRunner().invoke(group, line)
     assert ran.exit_code == DataError.exit_code
     asked = ran.output.replace("\n", " ")
-    assert "Type --preprocess yolox if the model was trained so (its outputs are those of yolox)" in asked
+    assert "Type --preprocess yolox if the model was trained with it (its outputs are those of yolox)" in asked
     assert "or put the COCO annotations of the images next to them" in asked
 
 
@@ -244,6 +244,8 @@ def test_images_for_a_model_of_two_inputs_are_refused(tmp_path: Path) -> None:
     onnx.save(proto(body), tmp_path / "m.onnx")
     Image.fromarray(np.zeros((4, 4, 3), np.uint8)).save(tmp_path / "a.png")
     model = tmp_path / "m.onnx"
-    with pytest.raises(DataError, match=r"holds images, and the model takes x: float32\[N, 3, 4, 4\]; s: ") as caught:
+    with pytest.raises(
+        DataError, match=r"contains images, but the model takes x: float32\[N, 3, 4, 4\]; s: "
+    ) as caught:
         open_or_search(Data(tmp_path), model_signature(model), session=lambda: open_session(model))
     assert "Give .npz files with an array for each" in caught.value.fix

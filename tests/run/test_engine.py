@@ -221,5 +221,5 @@ def test_a_simulator_is_opened_on_request_and_never_timed(tmp_path: Path, monkey
     with Engines() as engines:
         session = engines.open(demo.MODEL, SessionSettings(engine=engine))
         assert session.get_providers()[0] == "FakeExecutionProvider"
-    with pytest.raises(UsageError, match="fake is a simulator here, whose times say nothing"):
+    with pytest.raises(UsageError, match="fake is a simulator here: its times mean nothing"):
         bench(demo.MODEL, engines=[EngineChoice(engine)])

@@ -99,4 +99,4 @@ def test_the_commands_take_the_engine_and_its_files(tmp_path: Path, monkeypatch:
         run("bench", model, *brief)
     assert "passed" in run("verify", "b")
     refused = CliRunner().invoke(group, ["debug", str(demo.MODEL), str(file), "--data", str(demo.CALIBRATION)])
-    assert (refused.exit_code, "a .tflite file, whose layers are not compared" in refused.stderr) == (2, True)
+    assert (refused.exit_code, "a .tflite file: its layers cannot be compared" in refused.stderr) == (2, True)
