@@ -19,7 +19,7 @@ from edgeq.model.graph import bodies, constant, node_input, operator_of
 
 
 def tidy(model: ir.Model) -> int:
-    """Turn overridable weights into constants and Constant nodes into initializers, and remove dead code, in place.
+    """Make weights constants that no input can override, lift Constant nodes to initializers, and remove dead code.
 
     Returns:
         The number of nodes that were removed because no output depends on them.
@@ -155,7 +155,7 @@ BUNDLES_GO = "`edgeq verify`, `eval`, `bench` and `compare` take bundles"
 
 
 def check_model_name(output: Path) -> None:
-    """Refuse an output path for a model that ends like a bundle, because readers would open the file as a bundle.
+    """Refuse to write a model to a path with the suffix of a bundle: readers would open it as a bundle.
 
     Raises:
         OutputError: `output` has the suffix of a bundle.
@@ -166,7 +166,7 @@ def check_model_name(output: Path) -> None:
 
 
 def check_bundle_name(output: Path) -> None:
-    """Refuse an output path for a bundle that ends like a model.
+    """Refuse to write a bundle to a path with the suffix of a model.
 
     Raises:
         OutputError: `output` has the suffix .onnx.

@@ -115,7 +115,7 @@ def _unit_alpha_beta(node: ir.Node, context: NodeContext) -> str:
 
 
 def _range_takes_its_place(node: ir.Node, context: NodeContext) -> str:
-    """Return "" if the range of the preceding tensor can replace a Relu or Clip. A range always includes zero."""
+    """Return "" if the range of the preceding tensor, which always includes zero, can replace a Relu or Clip."""
     source = node_input(node, 0)
     if source is not None and source.is_graph_output():
         return "its input is also an output of the model, which keeps its own range"

@@ -204,7 +204,7 @@ def _fold(step: ir.Node, editor: Editor) -> bool:
         shift = number
     else:
         factor, shift = (ones, -number) if step.inputs[0] is result else (-ones, number)
-    # A layer whose weights are all zero has no scale, and an overflow has no value.
+    # A zero factor would leave weights without a scale, and an overflow would make them infinite.
     if not (factor.all() and np.isfinite(factor).all() and np.isfinite(shift).all()):
         return False
     if fold_into(editor, layer, factor, shift):

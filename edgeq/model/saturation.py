@@ -33,9 +33,9 @@ class SaturatingPath:
         operators: operator types of the optimised graph that use it.
         left, right: dtypes of the operands of its matrix product.
         swapped: whether the weight is the left operand instead of the right one.
-        order: order of k in a convolution.
+        order: order of the elements along k in a convolution.
         exact_depthwise: whether convolutions with one input channel per group use another, exact kernel.
-        any_neighbours: whether kernels form different pairs (`possible_sums`).
+        any_neighbours: whether kernels differ in the elements that they pair (`possible_sums`).
         even_channels: when a convolution pairs only channels of the same tap, so that the last of an odd number of
             channels has no partner: "always", "ungrouped" if it has no groups, or "" for never.
         exact_padding: whether a convolution adds the contribution of its padding in 32 bits.

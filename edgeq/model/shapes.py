@@ -127,9 +127,7 @@ def _cautious() -> type:
                 )
 
         def _infer_symbolic_compute_ops(self, node: Any) -> None:
-            """Discard the result of Equal for sizes that may be equal. onnxruntime treats two expressions as two
-            different sizes.
-            """
+            """Discard the result of Equal for sizes that may be equal. onnxruntime takes two expressions as unequal."""
             if node.op_type != "Equal":
                 super()._infer_symbolic_compute_ops(node)
                 return
