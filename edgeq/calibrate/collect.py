@@ -52,8 +52,7 @@ class FloatOutputs:
 
     Attributes:
         names: names of the outputs. Empty if they cannot be stored: they are too large, their sizes depend on the
-            sample,
-            or no node makes them.
+            sample, or no node makes them.
     """
 
     def __init__(self, model: ir.Model, total: int) -> None:
@@ -412,8 +411,7 @@ def collect(
         channels: channel axis by tensor name, for tensors that also need extrema per channel.
         threads: threads for all samples that run at a time; 0 for one thread per core.
         workers: workers that share the samples; the result has the same bytes for any number of workers. Each shard
-            runs
-            on `threads` threads, or on one if that is 0.
+            runs on `threads` threads, or on one if that is 0.
         every_element: whether to count all elements of large tensors, see `edgeq.calibrate.observer.PLENTY`.
         start: unfinished statistics of the same model, data and tensors, to continue.
         checkpoint: called with the statistics so far, every `checkpoint_seconds` and on an interrupt (Ctrl-C).
@@ -423,8 +421,7 @@ def collect(
 
     Raises:
         CalibrationError: a value is NaN or infinite (the message names tensor and sample), or `start` has another
-            model,
-            data or tensors.
+            model, data or tensors.
         DataError: there are no samples, or ONNX Runtime refuses one.
     """
     total = len(samples)

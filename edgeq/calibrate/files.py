@@ -263,7 +263,7 @@ def _read_arrays(path: Path) -> dict[str, NDArray[Any]]:
     arrays = {}
     with zipfile.ZipFile(path) as archive:
         size = sum(entry.file_size for entry in archive.infolist())
-        # The numbers are unpacked, and their sums need twice as many bytes.
+        # Half of `sample`, because sums of the unpacked numbers need twice their bytes.
         if size > min(MAX_BYTES, 16 * path.stat().st_size + largest_sample() // 2):
             raise ValueError(f"{path.name} unpacks to {size} bytes")
         for name, kind in _TYPES.items():

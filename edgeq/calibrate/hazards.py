@@ -288,8 +288,8 @@ def root_snr(spread: Spread, power: float = 0.5) -> float:
 
 
 def _follow(need: _Need, measured: Measured) -> tuple[dict[str, bool], bool]:
-    """Follow a need upstream. Return tensor → whether 8 bits are too coarse for it, and whether a norm's mean square is
-    among these tensors.
+    """Follow a permitted error upstream. Return tensor → whether 8 bits are too coarse for it, and whether a norm's
+    mean square is among these tensors.
     """
     kept: dict[str, bool] = {}
     norm, waiting = False, [need]
@@ -361,7 +361,7 @@ def _is_layer(node: ir.Node) -> bool:
 
 
 def _gains(node: ir.Node, measured: Measured) -> Iterator[tuple[ir.Value, float]]:
-    """Yield the computed operands of a layer, each with the factor by which its random error is multiplied."""
+    """Yield the computed operands of a layer, each with the factor by which a random error in it grows."""
     for place in (0, 1):
         value, other = node.inputs[place], node.inputs[1 - place]
         if value is None or measured.is_constant(value):
@@ -475,8 +475,8 @@ def _column_levels(node: ir.Node, measured: Measured) -> float:
 
 
 def _tail(node: ir.Node, model: ir.Model, leading: frozenset[ir.Node]) -> Iterator[str]:
-    """Yield the tensors from a join to the outputs, and the tensors before it, back to the last layers, that nothing
-    else reads.
+    """Yield the names of the tensors from a join to the outputs. Tensors between the last layers and the join are
+    included if nothing else reads them.
     """
     inside, waiting = {node}, [node]
     while waiting:

@@ -324,8 +324,7 @@ class Observer:
         Args:
             values: the values, or a `Part` if only a part is counted at this `place`.
             place: index of the sample, from 0. The counted part depends on it and not on the progress of other threads,
-                so the
-                result is always the same.
+                so the result is always the same.
         """
         with self._lock:
             counter = self._counter = self._counter or Counter(self._start.histogram)

@@ -30,10 +30,8 @@ class RangeMethod:
         name: name for `Scheme.method` and the command line.
         title: the method in a few words.
         range: (statistics of a tensor with at least one element, grid, options) → (low, high) in the tensor's own
-            units.
-            The caller limits the result to the extrema, widens it to include zero, and makes it symmetric for a
-                symmetric
-            grid.
+            units. The caller limits the result to the extrema, widens it to include zero, and makes it symmetric for a
+            symmetric grid.
         options: parameters of the method.
         search: settings of the options that tuning tries.
         compared: whether reports show its range next to the range of the method in use.
@@ -55,7 +53,7 @@ class RangeMethod:
         known = {option.name: option for option in self.options}
         for name, value in given.items():
             if name not in known:
-                takes = f"It takes: {', '.join(known)}" if known else "It takes none"
+                takes = f"It has: {', '.join(known)}" if known else "It has none"
                 raise UsageError(f"calibration method {self.name} has no option {name!r}", takes)
             option = known[name]
             number = isinstance(value, int | float) and math.isfinite(value)

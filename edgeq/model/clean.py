@@ -263,8 +263,8 @@ def node_names(model: ir.Model) -> dict[ir.Node, str]:
 
 
 def clashing_names(names: Iterable[str]) -> dict[str, str]:
-    """Return those of `names` that a quantizer could give to a tensor it derives from another one, mapped to the name
-    of that other tensor.
+    """Return name → other name, for each of `names` that a quantizer could give to a tensor that it derives from the
+    tensor with the other name.
     """
     known = set(names)
     return {
@@ -276,9 +276,9 @@ def clashing_names(names: Iterable[str]) -> dict[str, str]:
 
 
 def separate_names(model: ir.Model) -> tuple[str, ...]:
-    """Rename inner tensors, in place, until no tensor has a name that a quantizer would give to one it derives from
-    another. Inputs and outputs of the model keep their names: if one tensor of a pair is an input or output, the other
-    is renamed.
+    """Rename inner tensors, in place, if a quantizer would give their name to a tensor that it derives from another
+    one. Inputs and outputs of the model keep their names: if one tensor of a pair is an input or output, the other is
+    renamed.
 
     Returns:
         The names that no longer exist.

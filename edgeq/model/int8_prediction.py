@@ -45,8 +45,7 @@ class NodeContext:
         convolved: names of the tensors from `find_convolved`; None if nothing is known about them.
         normalized: names of the tensors from `find_normalized`.
         before_layers: nodes that lead to a layer, from `edgeq.model.graph.before_layers`; None if nothing is known
-            about
-            them.
+            about them.
         kept: names of nodes that must stay in float → reason.
     """
 
@@ -123,7 +122,7 @@ def _range_takes_its_place(node: ir.Node, context: NodeContext) -> str:
     if bounds is None:
         return "its bounds are computed, so no range can take its place"
     low, high = bounds
-    return "" if low <= 0 <= high else f"its bounds, {low:g} to {high:g}, leave out zero, which every range holds"
+    return "" if low <= 0 <= high else f"its bounds, {low:g} to {high:g}, exclude zero, which every range includes"
 
 
 def _no_dilation(node: ir.Node, context: NodeContext) -> str:
@@ -502,8 +501,7 @@ def predict_int8(
         scheme: what is quantized, and how; None for static quantization of everything that the rules allow.
         macs: multiply-accumulates by node name; None for those of `node_macs`.
         hazards: tensors that must not be in 8 bits → the part of the reason after the tensor's name. Only static
-            schemes
-            use it, because the others have no ranges.
+            schemes use it, because the others have no ranges.
     """
     index = indexed(model)
     model = index.model

@@ -93,7 +93,7 @@ def load_model(path: Path, *, external_data: ExternalData = "small") -> onnx.Mod
 
 
 def read_model(path: Path) -> ir.Model:
-    """Load a model with `load_model` and return it in memory. External data is read only when a weight's values are.
+    """Load a model with `load_model` and return it in memory. External data is read only when it is needed.
 
     Raises:
         ModelError: as for `load_model`.

@@ -176,8 +176,8 @@ def prepare_model(
 
     Raises:
         UsageError: `fix` names a size that is not free.
-        ModelError: the model is damaged, already quantized, too old to be raised, or has operators that
-            ONNX Runtime does not know.
+        ModelError: the model is damaged, already quantized, too old to be raised, or has operators that ONNX Runtime
+            does not know.
     """
     notes: list[str] = []
     with progress.stage("Preparing the model", total=4) as advance:
@@ -248,7 +248,7 @@ def _named(source: Path, loaded: ir.Model | None, notes: list[str]) -> ir.Model:
     fused = sorted({node.op_type for node in every_node(model)} & _FUSED)
     if fused:
         notes.append(
-            f"{', '.join(fused)}: ONNX Runtime's optimiser fused these, and they stay in float; give the model as it "
+            f"{', '.join(fused)}: ONNX Runtime's optimiser made these, and they stay in float; give the model as it "
             "was exported, before it was optimised"
         )
     named = name_nodes(model)
@@ -268,7 +268,7 @@ def _refuse_unknown_domains(model: ir.Model, source: Path) -> None:
                 )
             raise ModelError(
                 f"{source}: node {node.name!r} is a {node.op_type!r} of the custom domain {node.domain!r}",
-                "edgeq takes operators that ONNX Runtime has; export the model without custom operators",
+                "edgeq supports only operators that ONNX Runtime has; export the model without custom operators",
             )
 
 
@@ -341,7 +341,7 @@ _BEHIND = (
     Pass(tidy),
     Pass(
         separate_names,
-        lambda names: f"{_count(len(names), 'tensor')} renamed: quantization gives such names ({_listing(names)})",
+        lambda names: f"{_count(len(names), 'tensor')} renamed, because quantizers make such names ({_listing(names)})",
         always=True,
     ),
 )
@@ -385,8 +385,8 @@ def _is_unchanged(before: onnx.ModelProto, after: onnx.ModelProto) -> bool:
 
 
 def _is_unfolded(model: ir.Model) -> bool:
-    """Return whether some node reads only constants. ONNX Runtime leaves such nodes, for example of GroupNormalization,
-    because it folds constants before it expands functions.
+    """Return whether some node reads only constants. ONNX Runtime leaves such nodes if it expands functions such as
+    GroupNormalization, because it folds constants before that.
     """
     known = computed_constants(model.graph)
     read = ([name_of(value) for value in node.inputs if value is not None] for node in model.graph)

@@ -35,8 +35,7 @@ class QuantParams:
 
     Attributes:
         scale: one number, one per channel along `axis`, or one per block of `block` elements along `axis`. float32 as
-            in
-            a model, or float64 for estimates without rounding; results have the type of the scale.
+            in a model, or float64 for estimates without rounding; results have the type of the scale.
         zero_point: integers in the shape of `scale`, or one integer.
         dtype: type of the integers.
         axis: the channel axis; may be negative.
@@ -60,8 +59,8 @@ class QuantParams:
 
         Args:
             low, high: numbers, or arrays [channels] with one range per channel.
-            symmetric: whether to put the zero point in the middle of the integers and widen the range to
-                ±max(|low|, |high|).
+            symmetric: whether to put the zero point in the middle of the integers and widen the range to ±max(|low|,
+                |high|).
             narrow: whether the smallest integer of a signed type stays unused.
         """
         low, high = np.minimum(low, 0.0), np.maximum(high, 0.0)

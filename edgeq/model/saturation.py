@@ -180,8 +180,8 @@ def possible_sums(rows: NDArray[Any], channels: int) -> NDArray[Any]:
     """Return `pair_sums` for all pairs that different kernels may form.
 
     Args:
-        channels: number of image channels that one output of a convolution reads; with 1, any two taps may be a pair;
-            0 for a matrix product.
+        channels: number of image channels that one output of a convolution reads; with 1, any two taps may be a pair; 0
+            for a matrix product.
     """
     if channels == 1:
         return largest_two(rows)

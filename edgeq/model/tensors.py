@@ -175,13 +175,11 @@ def external_span(tensor: onnx.TensorProto, model_path: Path, folder: Path | Non
 
     Args:
         folder: folder of external data; None for the model's folder. If `model_path` is a link, the folder of its
-            target
-            is allowed as well, for caches that store files by their hashes. ONNX Runtime has the same rule.
+            target is allowed as well, for caches that store files by their hashes. ONNX Runtime has the same rule.
 
     Raises:
         ModelError: the location is absolute, leaves those folders (also through a symbolic link), is missing or is not
-            a
-            regular file; or offset and length do not fit the file or the tensor.
+            a regular file; or offset and length do not fit the file or the tensor.
     """
     entries = {entry.key: entry.value for entry in tensor.external_data}
     location = entries.get("location", "")

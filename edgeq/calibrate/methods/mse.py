@@ -25,7 +25,7 @@ def mse_range(linear: Linear, minimum: float, maximum: float, grid: Grid) -> tup
     """Return the range with the smallest squared error when the histogram is quantized. A coarse grid of ranges is
     searched first, then refined.
 
-    If zero is inside the data, both ends are searched. For a symmetric grid or data of one sign, one end is searched.
+    If the data have both signs, both ends are searched. For a symmetric grid or data of one sign, one end is enough.
     """
     low, high = min(minimum, 0.0), max(maximum, 0.0)
     bound = max(-low, high)
