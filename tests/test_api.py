@@ -143,5 +143,5 @@ def test_what_is_no_path_is_one_line(name: str, model: Any, fix: str, tmp_path: 
 
 @pytest.mark.parametrize("model", [onnx.ModelProto(), 5, None], ids=["ModelProto", "int", "None"])
 def test_accuracy_of_what_is_no_model_is_one_line(model: Any) -> None:
-    with pytest.raises(UsageError, match=r"and a path .* is taken"):
+    with pytest.raises(UsageError, match=r"and a path .* is needed"):
         edgeq.evaluate(model, EIGHT, "classification")

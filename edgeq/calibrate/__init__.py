@@ -1,4 +1,4 @@
-"""Calibrate: `edgeq.calibrate(...)` is `edgeq.jobs.calibrate.calibrate`."""
+"""Calibrate models. `edgeq.calibrate(...)` is the function `edgeq.jobs.calibrate.calibrate`."""
 
 from __future__ import annotations
 

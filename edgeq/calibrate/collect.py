@@ -1,11 +1,8 @@
-"""Run a model in float32 over samples once and count what every tensor contained, in memory that does not grow with the
-samples.
+"""Run a float32 model once over samples and count the values of every tensor. Memory does not grow with the samples.
 
-One pass of a float model over samples: a session that gives tensors, and the observers that count them.
-
-The outputs of the float model on the calibration samples, kept for a proof on the same samples.
-
-A proof compares with them: where no other samples are given, the float model need not run over these again.
+A session returns the tensors of each sample, and observers count their values (`FloatPass`). `FloatOutputs` keeps the
+model's outputs on the calibration samples. If no other samples are given for the proof, it compares with these outputs
+and need not run the float model again.
 """
 
 from __future__ import annotations
@@ -47,15 +44,15 @@ _LARGEST_ELEMENT = 8
 
 
 class FloatOutputs:
-    """Store the outputs of each sample; several threads fill it.
+    """Store the outputs of each sample. Several threads may fill it.
 
     Args:
         model: the float model.
-        total: how many samples there are.
+        total: number of samples.
 
     Attributes:
-        names: of the outputs; empty where they cannot be kept: too large, of sizes that depend on the sample, or made
-            by no node.
+        names: names of the outputs. Empty if they cannot be stored: they are too large, their sizes depend on the
+            sample, or no node makes them.
     """
 
     def __init__(self, model: ir.Model, total: int) -> None:
@@ -66,18 +63,20 @@ class FloatOutputs:
         self._by_place: dict[int, Mapping[str, NDArray[Any]]] = {}
 
     def keep(self, place: int, values: Mapping[str, Any]) -> None:
-        """Keep the outputs of the sample at `place` among what was fetched of it."""
+        """Store the outputs of the sample at index `place`. `values` contains the fetched tensors of this sample."""
         self._by_place[place] = {name: values[name] for name in self.names}
 
     def all(self) -> Sequence[Mapping[str, NDArray[Any]]]:
-        """Return output name → array for each sample, in order; empty where not all of them were kept."""
+        """Return output name → array for each sample, in order; empty if some are missing."""
         if not self.names or len(self._by_place) < self._total:
             return ()
         return tuple(self._by_place[place] for place in range(self._total))
 
 
 def _most_bytes(output: ir.Value) -> float:
-    """Bytes of one sample's output, whose first axis may be free; infinity where they are not known."""
+    """Return the largest size in bytes of an output for one sample. Only its first axis may be free. Return infinity if
+    the size is not known.
+    """
     if output.producer() is None or output.shape is None:
         return math.inf
     known = [size for size in output.shape if isinstance(size, int)]
@@ -90,17 +89,21 @@ _Arrays = list[tuple[str, NDArray[Any] | Part]]
 
 
 class FloatPass:
-    """Hold the observers of one pass, and the threads that feed them.
+    """Run one pass with several threads, and hold its observers.
 
     Args:
-        model: gives the fetched tensors of `steps`.
-        state: what was seen of each tensor before.
-        at_once: samples run at the same time.
-        outputs: takes the model's outputs, which `model` gives behind the fetched tensors where they are not among
-            those.
+        model: runs the model and returns the fetched tensors of `steps`.
+        steps: plan of the tensors.
+        state: earlier statistics of each tensor.
+        channels: channel axes by tensor.
+        at_once: number of samples that run at the same time.
+        every_element: whether to count all elements of large tensors.
+        outputs: receives the model's outputs. `model` returns outputs that are not among the fetched tensors after
+            these.
 
     Attributes:
-        running_s, counting_s: seconds that all threads together ran the model, and counted what it gave.
+        running_s: seconds that all threads together spent on running the model.
+        counting_s: seconds that all threads together spent on counting.
     """
 
     def __init__(
@@ -129,7 +132,7 @@ class FloatPass:
         self.running_s = self.counting_s = 0.0
 
     def run(self, samples: Iterable[tuple[int, Sample]]) -> Iterator[int]:
-        """Observe each sample, given with its place; gives 1 for every sample that is done."""
+        """Observe each sample, given with its index, and yield 1 for every sample that is done."""
         for place, sample in samples:
             self._pending.add(self._pool.submit(self.observe, sample, place))
             while len(self._pending) >= self._limit:
@@ -138,7 +141,7 @@ class FloatPass:
             yield from self._finished(wait(self._pending, return_when=FIRST_COMPLETED).done)
 
     def so_far(self) -> dict[str, TensorStatistics]:
-        """Return statistics of the samples begun so far.
+        """Finish the samples that are running, and return statistics of all samples so far.
 
         Raises:
             EdgeqError: a sample failed.
@@ -148,7 +151,7 @@ class FloatPass:
         return self.freeze()
 
     def end(self) -> dict[str, TensorStatistics]:
-        """Return statistics of the samples that were begun, and forget the others.
+        """Finish the samples that are running, drop those that wait, and return the statistics.
 
         Raises:
             EdgeqError: a sample failed.
@@ -157,11 +160,11 @@ class FloatPass:
         return self.freeze(last=True)
 
     def freeze(self, *, last: bool = False, derive: bool = True) -> dict[str, TensorStatistics]:
-        """Return statistics of the pass's tensors; call it only while no sample is half done.
+        """Return statistics of the pass's tensors. Do not call it while a sample is running.
 
         Args:
-            last: free the memory.
-            derive: also give the histograms that follow from others; else they are empty.
+            last: whether to free the memory.
+            derive: whether to derive histograms from those of other tensors; if not, they are empty.
 
         Raises:
             EdgeqError: a sample failed.
@@ -176,7 +179,7 @@ class FloatPass:
         return done
 
     def close(self) -> None:
-        """Finish the samples that are running and forget those that are not: what was observed is the first n."""
+        """Finish the samples that are running and drop those that wait. The observed samples are then the first n."""
         self._pool.shutdown(cancel_futures=True)
 
     def _finished(self, done: set[Future[None]]) -> Iterator[int]:
@@ -186,10 +189,11 @@ class FloatPass:
             yield 1
 
     def observe(self, sample: Sample, place: int) -> None:
-        """Run and count one sample, the one at `place` of all.
+        """Run and count one sample. `place` is its index among all samples.
 
         Raises:
-            CalibrationError: an input has a value that is not finite, or an output has NaN or nothing finite.
+            CalibrationError: an input contains a value that is not finite, or an output contains NaN or no finite
+                value.
             DataError: ONNX Runtime refuses the sample.
         """
         try:
@@ -203,8 +207,8 @@ class FloatPass:
         arrays = self._arrays(sample, place)
         with self._timing:
             self.running_s += time.perf_counter() - began
-        # One thread counts at a time, and the others run what comes next: two that count pass Python's lock to and fro
-        # with every array, which takes longer than the counting.
+        # Only one thread counts at a time, while the others run the next samples. Two counting threads would pass
+        # Python's lock back and forth with every array, which takes longer than counting.
         self._uncounted.append((sample, place, arrays))
         while self._uncounted and self._counting.acquire(blocking=len(self._uncounted) > 1):
             began = time.perf_counter()
@@ -218,7 +222,7 @@ class FloatPass:
     def _count(self, sample: Sample, place: int, arrays: _Arrays) -> None:
         seen: dict[str, Seen] = {}
         while arrays:
-            # Popped, so that each array is freed as soon as it is counted.
+            # Pop the arrays, so that each is freed as soon as it is counted.
             name, values = arrays.pop()
             try:
                 seen[name] = self._observers[name].observe(values, place)
@@ -239,7 +243,7 @@ class FloatPass:
                 raise _refusal(name, sample, seen[name])
 
     def _arrays(self, sample: Sample, place: int) -> _Arrays:
-        """Return the counted arrays of a sample by tensor, the first one last."""
+        """Return the arrays to count for a sample, with their tensor names, in reverse order."""
         for name in self._plan.inputs:
             if name not in sample.inputs:
                 raise DataError(f"sample {sample.name} has no input {name!r}", "Give all inputs of the model")
@@ -254,7 +258,8 @@ class FloatPass:
 
 def _refusal(name: str, sample: Sample, seen: Seen) -> CalibrationError:
     return CalibrationError(
-        f"tensor {name!r} in sample {sample.name}: it holds {seen.nonfinite}", "Check the sample and its preprocessing"
+        f"tensor {name!r} in sample {sample.name}: it contains {seen.nonfinite}",
+        "Check the sample and its preprocessing",
     )
 
 
@@ -273,7 +278,7 @@ def _derive(how: Derived, sources: list[Seen]) -> Seen:
 
 @dataclass(frozen=True)
 class CalibrationJob:
-    """Compute the statistics of `names` over a shard, in a worker."""
+    """Compute the statistics of the tensors `names` over a shard, in a worker."""
 
     model: Files
     samples: SourceSamples | None
@@ -283,7 +288,7 @@ class CalibrationJob:
     every_element: bool
 
     def open(self, stack: ExitStack) -> Callable[[Shard], dict[str, TensorStatistics]]:
-        """See `edgeq.distributed.workers.Job`."""
+        """Implement `edgeq.distributed.workers.Job`: return the function that computes the statistics of a shard."""
         model = read_model(self.model.place(stack))
         steps = plan(model, self.names, self.channels)
         every = self.every_element
@@ -312,9 +317,7 @@ def observe_on(
     every_element: bool,
     first: int,
 ) -> Iterator[dict[str, TensorStatistics]]:
-    """Yield the statistics of each shard from sample `first` on, in order, without the histograms that follow from
-    others.
-    """
+    """Yield the statistics of each shard, in order, starting at sample `first`. Derived histograms are empty."""
     with tempfile.TemporaryDirectory(prefix="edgeq-calibrate-") as folder:
         path = Path(folder) / "model.onnx"
         save_model(model, path)
@@ -324,12 +327,12 @@ def observe_on(
 
 
 class Merged:
-    """Merge the statistics of shards as they arrive: count histograms in tables, and derive those that follow from
-    others once at the end.
+    """Merge the statistics of shards as they arrive. Histograms are counted in tables; derived ones are computed once
+    at the end.
 
     Args:
-        steps: the plan of the tensors.
-        state: what was seen of each before.
+        steps: plan of the tensors.
+        state: earlier statistics of each tensor.
     """
 
     def __init__(self, steps: Plan, state: Mapping[str, TensorStatistics]) -> None:
@@ -339,13 +342,13 @@ class Merged:
         self._whole = True
 
     def run(self, parts: Iterable[Mapping[str, TensorStatistics]]) -> Iterator[int]:
-        """Add one shard after another; gives the number of samples of each."""
+        """Add the shards one by one, and yield the number of samples of each."""
         for part in parts:
             self.add(part)
             yield next(iter(part.values())).samples
 
     def add(self, part: Mapping[str, TensorStatistics]) -> None:
-        """Add the statistics of one shard, without the histograms that follow from others."""
+        """Add the statistics of one shard. Its derived histograms are not used."""
         self._whole = False
         for name, new in part.items():
             before, totals = self._totals[name], replace(new, histogram=EMPTY)
@@ -355,19 +358,21 @@ class Merged:
         self._whole = True
 
     def so_far(self) -> dict[str, TensorStatistics]:
-        """Return the statistics of the shards that were added."""
+        """Return the statistics of all shards added so far."""
         totals = self._totals
         counted = {name: c.freeze(totals[name].minimum, totals[name].maximum) for name, c in self._counters.items()}
         known = self._plan.histograms(counted, {name: one.nonfinite for name, one in totals.items()})
         return {name: replace(one, histogram=known[name]) for name, one in totals.items()}
 
     def end(self) -> dict[str, TensorStatistics]:
-        """Return the same, or None where an interrupt has left a shard half added: the last saved state stays."""
+        """Return the statistics of all shards. If an interrupt left a shard half added, return {}, so that the last
+        saved state stays.
+        """
         return self.so_far() if self._whole else {}
 
 
 MOST_AT_ONCE = 4
-"""More samples at once than this gain nothing: counting takes turns."""
+"""Largest number of samples that run at once. More gain nothing, because only one is counted at a time."""
 
 
 Checkpoint = Callable[[Statistics], None]
@@ -391,31 +396,32 @@ def collect(
     timed: Callable[[float, float], None] = lambda running, counting: None,
     outputs: FloatOutputs | None = None,
 ) -> Statistics:
-    """Run the float model once over the samples and keep, per tensor, extrema, count and histogram.
+    """Run the float model once over the samples, and record extrema, count and histogram of each tensor.
 
-    Samples run several at a time, each on few threads; all totals are integers or extrema, so the result does not
-    depend on which finishes first.
+    Several samples run at a time, each on few threads. All totals are integers or extrema, so the result does not
+    depend on the order in which samples finish.
 
     Args:
-        model: any valid float model, external data allowed; it is not changed.
-        samples: run in order, each once.
+        model: any valid float model, also with external data; it is not changed.
+        samples: samples, which run in order, each once.
         tensors: names to record; None means `quantizable_tensors`.
-        model_digest: of the model's file; by it the statistics are recognised later. "" where they are not kept.
-        memory: bytes that activations under observation may take. A model with more is run in several passes, each over
-            all samples and for a part of the tensors. None: no limit.
-        channels: channel axis by tensor name, for tensors whose extrema are wanted per channel too.
-        threads: to compute with, several samples at a time; 0: one for each core.
-        workers: that the samples are shared among; the result has the same bytes for any number of them. Each shard
-            is computed with `threads`, or with one.
-        every_element: count all elements of large tensors too, see `edgeq.calibrate.observer.PLENTY`.
-        start: unfinished statistics of the same model, data and tensors to continue.
-        checkpoint: called with the statistics so far, now and then and when interrupted (Ctrl-C).
-        timed: called after each pass on this machine with the seconds that its threads ran the model and that they
-            counted what it gave.
-        outputs: takes the model's outputs, where one pass on this machine sees all samples.
+        model_digest: digest of the model's file, which later identifies the statistics; "" if they are not kept.
+        memory: limit in bytes for observed activations; None for no limit. A model that needs more runs in several
+            passes, each over all samples and for a part of the tensors.
+        channels: channel axis by tensor name, for tensors that also need extrema per channel.
+        threads: threads for all samples that run at a time; 0 for one thread per core.
+        workers: workers that share the samples; the result has the same bytes for any number of workers. Each shard
+            runs on `threads` threads, or on one if that is 0.
+        every_element: whether to count all elements of large tensors, see `edgeq.calibrate.observer.PLENTY`.
+        start: unfinished statistics of the same model, data and tensors, to continue.
+        checkpoint: called with the statistics so far, every `checkpoint_seconds` and on an interrupt (Ctrl-C).
+        timed: called after each pass on this machine with the seconds of running the model and of counting, each summed
+            over its threads.
+        outputs: receives the model's outputs if a single pass on this machine sees all samples.
 
     Raises:
-        CalibrationError: a value is NaN or infinite (names tensor and sample), or `start` belongs to something else.
+        CalibrationError: a value is NaN or infinite (the message names tensor and sample), or `start` has another
+            model, data or tensors.
         DataError: there are no samples, or ONNX Runtime refuses one.
     """
     total = len(samples)
@@ -433,12 +439,12 @@ def collect(
     kept = outputs if outputs is not None and outputs.names and workers is None and len(passes) == 1 else None
 
     def snapshot() -> Statistics:
-        """The statistics as they are now; samples that every tensor has been through count as done."""
+        """Return the current statistics. A sample counts as done if all tensors have seen it."""
         done = min((t.samples for t in state.values()), default=total)
         return Statistics(model_digest, data_digest, done, state, total)
 
     def save() -> None:
-        """Hand the statistics so far to `checkpoint`."""
+        """Pass the current statistics to `checkpoint`."""
         if checkpoint is not None:
             checkpoint(snapshot())
 
@@ -481,14 +487,16 @@ def collect(
 
 @contextmanager
 def _weights_named(model: ir.Model) -> Iterator[None]:
-    """Name the weight that holds NaN if a tensor does: no sample is the cause then. Infinite ones may be masks."""
+    """If a tensor contains NaN because a weight does, name the weight in the error instead of blaming the sample.
+    Infinite weights are not named, because they may be masks.
+    """
     try:
         yield
     except CalibrationError as error:
         for weight in model.graph.initializers.values():
             values = float_constant(weight)
             if values is not None and np.isnan(values).any():
-                problem = f"{error.problem}, as weight {weight.name!r} of the model does"
+                problem = f"{error.problem}, like weight {weight.name!r} of the model"
                 raise CalibrationError(problem, "Train or export the model again") from error
         raise
 
@@ -502,11 +510,11 @@ def _passes(
     memory: int | None,
     at_once: int,
 ) -> tuple[list[tuple[str, ...]], int]:
-    """Partitions of the tensor names, one a pass, and how many samples may run at once.
+    """Return the tensor names of each pass, and how many samples may run at once.
 
-    Tensors of one pass are neighbours in the graph and have seen the same number of samples; those that have seen all
-    are in none. Fewer samples at once come before more passes, because each pass runs the model again. Sizes are those
-    of the first sample.
+    The tensors of a pass are neighbours in the graph and have seen the same number of samples. Tensors that have seen
+    all samples are left out. If memory is short, fewer samples run at once before there are more passes, because each
+    pass runs the model again. Sizes are those of the first sample.
     """
     by_progress: dict[int, list[str]] = {}
     for name in names:
@@ -521,7 +529,7 @@ def _passes(
     sizes = tensor_sizes(Loadable.of(graph).proto, first.inputs)
     largest = max(sizes.values(), default=0)
     sizes = {name: sizes.get(name, largest) for name in names}
-    # One sample more waits to be counted while as many as run at once do.
+    # Besides the samples that run at once, one more waits to be counted.
     at_once = max(1, min(at_once, memory // max(1, sum(sizes.values())) - 1))
     budget = memory // (at_once + 1 if at_once > 1 else 1)
     parts = (part for group in groups for part in partitions(((name, sizes[name]) for name in group), budget))
@@ -536,8 +544,9 @@ def _collect(
     save: Callable[[], None],
     save_seconds: float,
 ) -> None:
-    """Go through a pass, which gives how many samples more it has seen, and put their statistics into `state`: now and
-    then, when it is interrupted, and at its end."""
+    """Run a pass and store its statistics in `state`: every `save_seconds`, on an interrupt, and at the end. `seen`
+    yields the number of samples since its last item.
+    """
     saved = time.monotonic()
     try:
         for count in seen:
@@ -571,7 +580,11 @@ def _initial(
 
 
 def _known_floats(graph: GraphIndex, names: Sequence[str]) -> tuple[str, ...]:
-    """Return `names` without the tensors that are not floats after all, which only ONNX Runtime may know."""
+    """Return `names` without tensors that turn out not to be floats. Sometimes only ONNX Runtime can infer their types.
+
+    Raises:
+        CalibrationError: the model has no tensor of a name.
+    """
     for name in names:
         if name not in graph.values or graph.values[name].is_initializer():
             raise CalibrationError(f"the model has no tensor {name!r}", "`edgeq inspect` lists the tensors")

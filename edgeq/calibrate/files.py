@@ -1,13 +1,15 @@
-"""Save statistics as a directory: `statistics.json` (what and of what) and `statistics.npz` (numbers). No pickle.
+"""Save statistics as a directory: `statistics.json` describes them, `statistics.npz` contains the numbers. No pickle.
 
-The same statistics give the same bytes: names are sorted, the archive has no times in it. Arrays, all of one dimension,
-tensors in the order of the JSON:
+The same statistics give the same bytes: names are sorted, and the archive contains no times. All arrays have one
+dimension, and tensors are in the order of the JSON:
 
 - minimum, maximum: float32[tensors];
-- bins: int64[tensors], how many bins of each tensor follow;
-- steps: uint32[all bins], the first key order of each tensor (offset to be positive) and then differences;
+- bins: int64[tensors], the number of bins of each tensor;
+- steps: uint32[all bins], for each tensor its first key order (with an offset that makes it positive), then
+  differences;
 - counts: uint64[all bins];
-- channels: int64[tensors], how many channel extrema follow; channel_minimum, channel_maximum: float32[all channels].
+- channels: int64[tensors], the number of channel extrema of each tensor; channel_minimum, channel_maximum:
+  float32[all channels].
 """
 
 from __future__ import annotations
@@ -47,9 +49,9 @@ JSON, ARRAYS = "statistics.json", "statistics.npz"
 FORMAT: Final = "edgeq-statistics"
 VERSION = 1
 MAX_BYTES = 2**31
-"""What the arrays unpack to is refused above this size."""
+"""Largest number of bytes of the unpacked arrays."""
 MAX_JSON_BYTES = 2**26
-_LEVEL = 1  # of compression: the fastest
+_LEVEL = 1  # compression level: the fastest
 _TYPES = {
     "minimum": np.float32,
     "maximum": np.float32,
@@ -63,28 +65,28 @@ _TYPES = {
 
 
 def check_directory(directory: Path, *, force: bool) -> None:
-    """Refuse, before any work, a directory that cannot be written, or that holds something else than statistics.
+    """Refuse, before any work, an output directory that cannot be written or contains anything but statistics.
 
     Raises:
-        OutputError: with `force` too, where replacing it would lose what is not statistics.
+        OutputError: the directory is refused. With `force` this happens only if replacing it would delete other files.
     """
     check_free(directory, force=force, kind="directory")
     STATISTICS.check(directory)
 
 
 def check_regular(directory: Path) -> None:
-    """Refuse statistics whose files are links, pipes or devices, before any is opened.
+    """Refuse statistics whose files are links, pipes or devices, before any file is opened.
 
     Raises:
-        OutputError: one of them is.
+        OutputError: a file is not a regular file.
     """
     for place in (directory / JSON, directory / ARRAYS):
         if os.path.lexists(place) and not is_plain(place):
-            raise OutputError(f"{place} is a link, or no regular file", "Move it, or choose another output")
+            raise OutputError(f"{place} is a link or not a regular file", "Move it, or choose another output")
 
 
 def save_statistics(statistics: Statistics, directory: Path, *, force: bool = False) -> None:
-    """Write statistics into a new directory, whole or not at all; with `force` in place of earlier ones."""
+    """Write statistics into a new directory, completely or not at all. With `force` it replaces earlier statistics."""
     with output_directory(directory, force=force, check=STATISTICS.check) as draft:
         described = plain(_described(statistics))
         (draft / JSON).write_text(json.dumps(described, indent=1, ensure_ascii=False) + "\n", "utf-8")
@@ -107,14 +109,14 @@ def _are_arrays(path: Path) -> bool:
 
 
 STATISTICS = Ownership("calibration", _judge)
-"""Its description and its arrays are of edgeq's form, and nothing else is in it."""
+"""Recognises a directory whose description and arrays have edgeq's form, and which contains nothing else."""
 
 
 def load_statistics(directory: Path) -> Statistics:
-    """Read statistics and check that they can have been collected.
+    """Read statistics, and check that their numbers are possible.
 
     Raises:
-        CalibrationError: not such a directory, a damaged one, or one of a later version.
+        CalibrationError: the directory contains no statistics, is damaged, or was written by a later version.
     """
     try:
         described = _description(directory / JSON)
@@ -122,7 +124,7 @@ def load_statistics(directory: Path) -> Statistics:
         return _statistics(described, arrays)
     except OSError as error:
         raise CalibrationError(
-            f"{directory} holds no calibration statistics ({error.strerror}: {Path(str(error.filename)).name})",
+            f"{directory} contains no calibration statistics ({error.strerror}: {Path(str(error.filename)).name})",
             "Give a directory that `edgeq calibrate` wrote",
         ) from error
     except CalibrationError as error:
@@ -139,7 +141,7 @@ class _Tensor:
     samples: Count
     nonempty: Count
     count: Count
-    # Larger than what a JSON number can be relied on to carry.
+    # A JSON number cannot reliably represent integers of this size.
     minimum_sum: str
     maximum_sum: str
     channel_axis: Count | None
@@ -154,7 +156,7 @@ class _Description:
     samples: Count
     total: Count
     tensors: tuple[_Tensor, ...]
-    # Of those that had any; earlier releases pass this over.
+    # Only tensors with such elements are listed. Earlier releases ignore this key.
     nonfinite: Mapping[str, Nonfinite] = field(default_factory=dict)
 
 
@@ -234,7 +236,7 @@ def _statistics(described: _Description, arrays: Mapping[str, NDArray[Any]]) -> 
             described.nonfinite.get(entry.name, FINITE),
         )
         if not sound(histogram) or bool(histogram.total) != bool(tensor.count) or entry.name in tensors:
-            raise ValueError(f"tensor {entry.name!r} contradicts itself")
+            raise ValueError(f"tensor {entry.name!r} has contradictory numbers")
         if tensor.count and not -np.inf < tensor.minimum <= tensor.maximum < np.inf:
             raise ValueError(f"tensor {entry.name!r} has the extrema {tensor.minimum}..{tensor.maximum}")
         tensors[entry.name] = tensor
@@ -243,7 +245,7 @@ def _statistics(described: _Description, arrays: Mapping[str, NDArray[Any]]) -> 
 
 def _split(values: NDArray[Any], sizes: NDArray[np.int64]) -> list[NDArray[Any]]:
     if (sizes < 0).any() or int(sizes.sum()) != values.size:
-        raise ValueError("the sizes of its parts do not add up")
+        raise ValueError("the sizes of an array's parts do not add up to its size")
     return np.split(values, np.cumsum(sizes)[:-1]) if sizes.size else []
 
 
@@ -261,17 +263,17 @@ def _read_arrays(path: Path) -> dict[str, NDArray[Any]]:
     arrays = {}
     with zipfile.ZipFile(path) as archive:
         size = sum(entry.file_size for entry in archive.infolist())
-        # Numbers are unpacked, and added up in twice as many bytes.
+        # Half of `sample`, because sums of the unpacked numbers need twice their bytes.
         if size > min(MAX_BYTES, 16 * path.stat().st_size + largest_sample() // 2):
             raise ValueError(f"{path.name} unpacks to {size} bytes")
         for name, kind in _TYPES.items():
-            # The unpacked size that the archive's directory states bounds what `read` gives.
+            # `read` returns at most the unpacked size that the archive's directory states.
             arrays[name] = _parse_array(archive.read(f"{name}.npy"), np.dtype(kind))
     return arrays
 
 
 def _parse_array(content: bytes, kind: np.dtype[Any]) -> NDArray[Any]:
-    """One .npy without trusting its shape, for which numpy would allocate before it reads."""
+    """Parse one .npy file without trusting its shape. numpy would allocate memory for the shape before it reads."""
     stream = io.BytesIO(content)
     header = npy_header(stream)
     if header.dtype != kind or len(header.shape) != 1:

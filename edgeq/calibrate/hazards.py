@@ -1,41 +1,40 @@
-"""Find the tensors that must not become 8-bit integers on any backend, from the graph and from what calibration saw.
+"""Find the tensors that must not become 8-bit integers on any backend, from the graph and the calibration statistics.
 
 | kind | found by |
 |---|---|
-| NaN or infinity | the count of such elements |
-| numbers that mean "nothing", as masks have them | a gap in the histogram, and a constant beyond it |
-| angles, divisors, arguments of logarithms and roots | what rounding would do to small values |
-| joins of unlike ranges | levels that the joint range leaves the narrowest input |
+| NaN or infinity | the number of such elements |
+| numbers that mean "nothing", such as those of masks | a gap in the histogram, and a constant beyond it |
+| angles, divisors, arguments of logarithms and roots | the effect of rounding on small values |
+| joins of unlike ranges | the levels that the joint range leaves for the narrowest input |
 
-A backend leaves every node in float that makes or reads such a tensor (`edgeq.model.int8_prediction`), or, where it
-quantizes operands alone, every node that reads one.
+A backend keeps every node in float that makes or reads such a tensor (`edgeq.model.int8_prediction`). A backend that
+quantizes only operands keeps every node in float that reads one.
 
-Tensors whose small values count: angles, divisors, and what a logarithm or a root is taken of.
+**Small values** (`find_precise`). Rounding to 8 bits makes an error of the same size for all values of a tensor. A sum
+tolerates this. A divisor, a logarithm and a root do not if some values are close to zero compared with the range. Sin
+and Cos do not if the range covers many periods.
 
-Rounding to 8 bits makes an error of one size for all values of a tensor. A sum bears that. A divisor, a logarithm and a
-root do not where values are near zero next to the range, and Sin and Cos do not where the range is many periods long.
+For each such argument edgeq determines the error that it may have, as a standard deviation. It follows this error
+upstream through operators that pass it on in a known size (products, sums, means, roots, layers), and keeps every
+tensor that 8 bits would give a larger error. It stops at all other operators. After a layer it also stops at activation
+functions, because values inside a network are quantized anyway. The mean square that a norm divides by is always kept.
 
-From each such argument the error that it may have, as a standard deviation, is followed upstream through the operators
-that pass an error on in a known size (products, sums, means, roots, layers). A tensor that 8 bits would give a larger
-error is kept. The way ends at other operators; behind a layer, at activation functions too, because what a network
-computes with is quantized. The mean square that a norm divides by is kept whatever its values are.
+**Joins of unlike ranges** (`find_joins`): boxes in pixels and scores in one tensor, or columns of one layer in
+different units. In 8 bits a tensor has one scale. A Concat input with a hundredth of the joint range gets only two or
+three of 256 levels. The same is true for a column of an output if another column is a hundred times larger.
 
-Joins of unlike ranges: boxes in pixels and scores in one tensor, and columns of one layer in different units.
+If no layer follows the join, float costs next to nothing. The tensors from the last layer before the join to the
+outputs then stay in float if an input gets fewer than 16 levels, or if a column does, judged by constants. If a layer
+reads the join, that layer would have to run in float. Then an input must get fewer than 4 levels, and the rounding
+error must be a twentieth of the layer's output.
 
-In 8 bits a tensor has one scale. An input of a Concat whose range is a hundredth of the joint one is left two or three
-of 256 levels. So is a column of an output that another column exceeds a hundred times.
+**Elements without information** (`find_nothing`): NaN, infinities, and numbers far outside the real values, such as
+those of masks.
 
-Where no layer follows, float costs next to nothing. The join stays in float, from the last layer before it to the
-outputs, where an input would be left fewer than 16 levels, or so would a column by its constants. Where a layer reads
-the join, that layer would be in float. Then an input must be left fewer than 4, and the rounding must make a twentieth
-of the layer's output.
-
-Elements that carry no information: NaN, infinities, and numbers far outside the real values, as masks have them.
-
-A number means "nothing" where three things come together. The histogram has a gap, with a narrow cluster beyond it. A
-range that reaches that far leaves what lies before the gap only a few of the 256 levels. And a constant of that size
-leads to the tensor through operators that select, move or add, or an input that has the number in many places. Ordinary
-outliers have no gap before them or come from no constant, and padding with an ordinary number leaves enough levels.
+A number means "nothing" if three conditions are true. The histogram has a gap, with a narrow cluster beyond it. A range
+that includes the cluster leaves only a few of the 256 levels for the values before the gap. And a constant of that size
+reaches the tensor through operators that select, move or add, or an input contains the number many times. Ordinary
+outliers have no gap before them or come from no constant. Padding with an ordinary number leaves enough levels.
 """
 
 from __future__ import annotations
@@ -68,22 +67,22 @@ from edgeq.model.prepare import PreparedModel
 from edgeq.model.tensors import float_constant, output_channels
 
 LEVELS = 255
-"""Steps of an 8-bit range."""
+"""Number of steps of an 8-bit range."""
 FEWEST = 16
-"""Levels: a tensor that has fewer has lost more than four of its eight bits."""
+"""Fewest levels that a tensor needs. With fewer it has lost more than four of its eight bits."""
 _SMALL = 0.01
 
 
 @dataclass(frozen=True)
 class Spread:
-    """Hold magnitudes of the finite values of one tensor, as float64 from its histogram.
+    """Hold the magnitudes of the finite values of one tensor, as float64 from its histogram.
 
     Attributes:
-        low, high: the range, with zero in it.
-        magnitudes: ascending, without zero; one for each bin and sign.
-        counts: of values with them.
-        zeros: count of values that are zero.
-        nonfinite: the other elements.
+        low, high: the range, which includes zero.
+        magnitudes: magnitudes in ascending order, without zero; one for each bin and sign.
+        counts: number of values for each magnitude.
+        zeros: number of values that are zero.
+        nonfinite: numbers of NaN and infinite elements.
     """
 
     low: float
@@ -95,7 +94,7 @@ class Spread:
 
     @classmethod
     def of(cls, tensor: TensorStatistics) -> Spread:
-        """Return the spread of a tensor that calibration saw."""
+        """Return the spread of a tensor from its statistics."""
         lower, upper = tensor.histogram.edges()
         middle = np.where(tensor.histogram.keys == 0, 0.0, np.abs(lower + upper) / 2)
         counts, order = tensor.histogram.counts, np.argsort(middle, kind="stable")
@@ -111,16 +110,16 @@ class Spread:
 
     @property
     def noise(self) -> float:
-        """Return the standard deviation of the error of 8 bits: a twelfth of the squared step, as power."""
+        """Return the standard deviation of the rounding error in 8 bits. Its power is a twelfth of the squared step."""
         return self.width / LEVELS / math.sqrt(12)
 
     def levels(self, width: float) -> float:
-        """Return how many steps of the range an interval of `width` takes."""
+        """Return how many steps of the range an interval of `width` covers."""
         return width / self.width * LEVELS if self.width else math.inf
 
     @cached_property
     def rms(self) -> float:
-        """Return the root of the mean square."""
+        """Return the root mean square."""
         total = int(self.counts.sum()) + self.zeros
         return math.sqrt(float(np.sum(self.counts * self.magnitudes**2)) / total) if total else 0.0
 
@@ -131,12 +130,12 @@ class Spread:
 
     @property
     def least(self) -> float:
-        """Return the smallest magnitude that is not zero; infinite where there is none."""
+        """Return the smallest nonzero magnitude; infinity if all values are zero."""
         return float(self.magnitudes[0]) if self.magnitudes.size else math.inf
 
     @cached_property
     def small(self) -> float:
-        """Return the magnitude below which a hundredth of the nonzero values lie; infinite where there are none."""
+        """Return the magnitude that a hundredth of the nonzero values do not exceed; infinity if all are zero."""
         if not self.magnitudes.size:
             return math.inf
         sums = np.cumsum(self.counts)
@@ -148,7 +147,7 @@ class Measured:
 
     Attributes:
         model: the model.
-        constants: names of tensors that are the same at each run.
+        constants: names of tensors with the same values in each run.
     """
 
     def __init__(self, graph: GraphIndex, statistics: Statistics) -> None:
@@ -158,7 +157,7 @@ class Measured:
         self._spreads: dict[str, Spread | None] = {}
 
     def spread(self, value: ir.Value | None) -> Spread | None:
-        """Return the spread of a tensor; None where calibration did not see it."""
+        """Return the spread of a tensor; None if it has no statistics."""
         name = name_of(value)
         if name not in self._spreads:
             found = self._tensors.get(name)
@@ -166,7 +165,7 @@ class Measured:
         return self._spreads[name]
 
     def rms(self, value: ir.Value | None) -> float:
-        """Return the root mean square of a tensor or constant; 1 where it is not known."""
+        """Return the root mean square of a tensor or constant; 1 if it is zero or not known."""
         found = self.spread(value)
         if found is not None:
             return found.rms or 1.0
@@ -174,22 +173,22 @@ class Measured:
         return float(np.sqrt(np.mean(values**2))) or 1.0 if values is not None and values.size else 1.0
 
     def is_constant(self, value: ir.Value | None) -> bool:
-        """Return whether a tensor is the same at each run."""
+        """Return whether a tensor has the same values in each run."""
         return name_of(value) in self.constants
 
     def numbers(self, value: ir.Value | None) -> Float64s | None:
-        """Return the values of a constant of floats; None for what is computed, and for other types."""
+        """Return the values of a float constant; None for computed values and other types."""
         values = constant(value)
         return values.astype(np.float64) if values is not None and values.dtype.kind == "f" else None
 
 
 ANGLE = "is the angle of a Sin or Cos, or leads to it: 8 bits are too coarse for their period"
-DIVISOR = "is what a division goes by, or leads to it: 8 bits would round its small values to zero"
-LOGARITHM = "is what a logarithm is taken of, or leads to it: 8 bits would round its small values to zero"
-ROOT = "is what a root is taken of, or leads to it: 8 bits would round its small values to zero"
+DIVISOR = "is a divisor, or leads to one: 8 bits would round its small values to zero"
+LOGARITHM = "is the argument of a logarithm, or leads to it: 8 bits would round its small values to zero"
+ROOT = "is the argument of a root, or leads to it: 8 bits would round its small values to zero"
 
 _RELATIVE = 0.02
-"""The error that a small value may have, as its share: 34 dB, somewhat less than 8 bits leave an activation."""
+"""Largest relative error of a small value: 34 dB, somewhat worse than an activation in 8 bits."""
 _RADIANS = 0.01
 _LEAST_ROOT_SNR = 1e3
 _CLAMPS = frozenset({"Clip", "LeakyRelu", "Max", "MaxPool", "Min", "ReduceMax", "ReduceMin", "Relu"})
@@ -200,13 +199,13 @@ _MEANS = frozenset({"AveragePool", "GlobalAveragePool", "ReduceMean"})
 
 @dataclass(frozen=True)
 class _Need:
-    """Requirements on the precision of a tensor.
+    """Describe the precision that a tensor needs.
 
     Attributes:
         value: the tensor.
-        error: that it may have, a standard deviation.
-        reason: why.
-        layers: how many layers lie between it and the argument.
+        error: largest permitted error, as a standard deviation.
+        reason: why the tensor needs it.
+        layers: number of layers between the tensor and the argument.
     """
 
     value: ir.Value
@@ -216,7 +215,7 @@ class _Need:
 
 
 def find_precise(measured: Measured) -> Mapping[str, str]:
-    """Return the tensors that 8 bits are too coarse for, by name, each with the reason."""
+    """Return name → reason, for tensors that 8 bits are too coarse for."""
     found: dict[str, str] = {}
     for node in measured.model.graph:
         for need in _arguments(node, measured):
@@ -230,12 +229,12 @@ def find_precise(measured: Measured) -> Mapping[str, str]:
 
 
 def _inverts(node: ir.Node, measured: Measured) -> bool:
-    """Return whether a division gives a reciprocal, by which products divide then."""
+    """Return whether a node computes a reciprocal, with which later products divide."""
     return not is_op(node, "Div") or measured.is_constant(node.inputs[0])
 
 
 def _arguments(node: ir.Node, measured: Measured) -> Iterator[_Need]:
-    """Yield what the arguments of a node must be good for, where its function makes small values count."""
+    """Yield the precision that the arguments of a node need, if its function makes small values important."""
     if node.domain not in MAIN_DOMAINS:
         return
     first, second = node_input(node, 0), node_input(node, 1)
@@ -251,7 +250,7 @@ def _arguments(node: ir.Node, measured: Measured) -> Iterator[_Need]:
     elif first is not None and power is not None and 0 < power < 1 and not _divides(node.outputs[0], measured):
         spread = measured.spread(first)
         if spread is not None and root_snr(spread, power) < _LEAST_ROOT_SNR:
-            # So much that the root of a small value is off by a fiftieth of what most roots are.
+            # With this error, the root of a small value is wrong by a fiftieth of the mean root.
             mean = float(np.sum(spread.counts * spread.magnitudes**power)) / max(1, spread.count)
             yield _Need(first, _RELATIVE * mean / power * spread.small ** (1 - power), ROOT)
 
@@ -259,12 +258,12 @@ def _arguments(node: ir.Node, measured: Measured) -> Iterator[_Need]:
 def _near_zero(value: ir.Value | None, reason: str, measured: Measured) -> Iterator[_Need]:
     spread = measured.spread(value)
     if value is not None and spread is not None and spread.magnitudes.size:
-        # Half of a step is rounded to zero, and what a zero divides is infinite.
+        # Values below half a step are rounded to zero, and dividing by zero gives infinity.
         yield _Need(value, min(_RELATIVE * spread.small, spread.least / math.sqrt(12)), reason)
 
 
 def _divides(value: ir.Value, measured: Measured) -> bool:
-    """Return whether a tensor is a divisor and nothing else, perhaps after a constant was added."""
+    """Return whether a tensor is used only as a divisor, possibly after a constant was added."""
     uses = consumers(value)
     return bool(uses) and all(
         is_op(node, "Reciprocal")
@@ -279,7 +278,7 @@ def _divides(value: ir.Value, measured: Measured) -> bool:
 
 
 def root_snr(spread: Spread, power: float = 0.5) -> float:
-    """Return the power of the roots of a tensor over that of the error which 8 bits of the tensor make in them."""
+    """Return the power of a tensor's roots over the power of their error, if the tensor is rounded to 8 bits."""
     if not spread.width:
         return math.inf
     step = spread.width / LEVELS
@@ -289,8 +288,9 @@ def root_snr(spread: Spread, power: float = 0.5) -> float:
 
 
 def _follow(need: _Need, measured: Measured) -> tuple[dict[str, bool], bool]:
-    """Return the tensors on the way upstream, each with whether 8 bits are too coarse for it, and whether a norm's mean
-    square is among them."""
+    """Follow a permitted error upstream. Return tensor → whether 8 bits are too coarse for it, and whether a norm's
+    mean square is among these tensors.
+    """
     kept: dict[str, bool] = {}
     norm, waiting = False, [need]
     while waiting:
@@ -320,7 +320,7 @@ def _follow(need: _Need, measured: Measured) -> tuple[dict[str, bool], bool]:
 
 
 def _behind(node: ir.Node, error: float, measured: Measured) -> Iterator[tuple[ir.Value, float]]:
-    """Yield the inputs of a node that pass an error on, each with the error that it may have for the output's."""
+    """Yield the inputs of a node that pass errors on, each with its permitted error if the output's is `error`."""
     inputs = [value for value in node.inputs if value is not None]
     first, output = inputs[0] if inputs else None, node.outputs[0]
     if first is None:
@@ -351,7 +351,7 @@ def _behind(node: ir.Node, error: float, measured: Measured) -> Iterator[tuple[i
 
 
 def _share(value: ir.Value, output: ir.Value, measured: Measured) -> float:
-    """Return the number of elements of an output for each of what it is reduced from."""
+    """Return the number of elements of a reduced output over the number of elements of its input; 1 if not known."""
     whole, made = measured.spread(value), measured.spread(output)
     return made.count / whole.count if whole is not None and made is not None and whole.count and made.count else 1.0
 
@@ -361,7 +361,7 @@ def _is_layer(node: ir.Node) -> bool:
 
 
 def _gains(node: ir.Node, measured: Measured) -> Iterator[tuple[ir.Value, float]]:
-    """Yield the operands of a layer that are computed, each with what it multiplies a random error by."""
+    """Yield the computed operands of a layer, each with the factor by which a random error in it grows."""
     for place in (0, 1):
         value, other = node.inputs[place], node.inputs[1 - place]
         if value is None or measured.is_constant(value):
@@ -382,7 +382,7 @@ def _is_square(node: ir.Node) -> bool:
 
 
 def _exponent(node: ir.Node) -> float | None:
-    """Return the constant power that a node takes; None for other nodes."""
+    """Return the constant exponent of a power or root; None for other nodes."""
     if is_op(node, "Sqrt"):
         return 0.5
     exponent = float_constant(node_input(node, 1)) if is_op(node, "Pow") else None
@@ -391,18 +391,18 @@ def _exponent(node: ir.Node) -> float | None:
 
 JOINED = "joins values of unlike ranges: 8 bits would leave the narrowest too few of 256 levels"
 COLUMNS = "has columns of unlike ranges: 8 bits would leave the narrowest too few of 256 levels"
-TAIL = "leads to or from a join of unlike ranges behind the last layer, where 8 bits gain nothing"
+TAIL = "leads to or from a join of unlike ranges after the last layer, where 8 bits gain nothing"
 
 _FEWEST_INSIDE = FEWEST / 4
 _MOST_NOISE = 0.05
 _FEW_COLUMNS = 0.05
-"""Share of columns that may be small: some of many features always are."""
+"""Share of columns that may be narrow: among many features some always are."""
 _BOUNDED = ("ArgMax", "HardSigmoid", "LogSoftmax", "Sigmoid", "Softmax", "Tanh", "TopK")
 _JOINED = {"Concat": slice(None), "ScatterElements": slice(0, 3, 2), "ScatterND": slice(0, 3, 2), "Where": slice(1, 3)}
 
 
 def find_joins(measured: Measured) -> Mapping[str, str]:
-    """Return the tensors around joins of unlike ranges, by name, each with the reason."""
+    """Return name → reason, for tensors around joins of unlike ranges."""
     leading = before_layers(measured.model)
     layers = sum(bool(operator_of(node).mac_rule) for node in measured.model.graph)
     found: dict[str, str] = {}
@@ -412,7 +412,8 @@ def find_joins(measured: Measured) -> Mapping[str, str]:
         output = node.outputs[0]
         joined, columns = _joined_levels(node, measured), math.inf
         if node not in leading:
-            alone = layers == 1 and bool(operator_of(node).mac_rule)  # it is all that can be quantized
+            # This layer is the only one that can be quantized.
+            alone = layers == 1 and bool(operator_of(node).mac_rule)
             columns = math.inf if alone or _is_scored(output) else _column_levels(node, measured)
             if joined < FEWEST or columns < FEWEST:
                 tail = dict.fromkeys(_tail(node, measured.model, leading), TAIL)
@@ -423,7 +424,7 @@ def find_joins(measured: Measured) -> Mapping[str, str]:
 
 
 def _joined_levels(node: ir.Node, measured: Measured) -> float:
-    """Return the levels that the joint range leaves the narrowest of what a node joins."""
+    """Return the levels that the joint range of a join leaves for its narrowest input; infinity for other nodes."""
     places, joint = _JOINED.get(node.op_type), measured.spread(node.outputs[0])
     if places is None or joint is None or not joint.width:
         return math.inf
@@ -432,18 +433,19 @@ def _joined_levels(node: ir.Node, measured: Measured) -> float:
 
 
 def _width(value: ir.Value | None, measured: Measured) -> float:
-    """Return the width of the range of an operand; 0 where it is not known, or all zero."""
+    """Return the width of an operand's range; 0 if it is not known or all values are zero."""
     spread, numbers = measured.spread(value), float_constant(value)
     if spread is not None:
-        # Zero and one other number need no levels between them.
+        # A tensor with only zero and one other number needs no levels between them.
         return spread.width if spread.magnitudes.size > 1 else 0.0
     finite = numbers[np.isfinite(numbers)] if numbers is not None else np.zeros(0)
     return float(finite.max(initial=0.0) - finite.min(initial=0.0))
 
 
 def _column_levels(node: ir.Node, measured: Measured) -> float:
-    """Return the levels that the widest column of an output leaves the narrowest but a few, by the constants that make
-    them: columns of a weight, factors, and summands."""
+    """Return the levels that the widest column of an output leaves for its narrow columns. It is estimated from
+    constants: columns of a weight, factors, or summands. A share `_FEW_COLUMNS` of the columns may be narrower.
+    """
     first = node_input(node, 0)
     weights = float_constant(node_input(node, 1))
     if is_op(node, "Conv", "Gemm", "MatMul") and weights is not None and weights.ndim > 1:
@@ -473,8 +475,9 @@ def _column_levels(node: ir.Node, measured: Measured) -> float:
 
 
 def _tail(node: ir.Node, model: ir.Model, leading: frozenset[ir.Node]) -> Iterator[str]:
-    """Yield the tensors behind a join to the outputs, and those before it that only it and what lies behind it read,
-    back to the last layers."""
+    """Yield the names of the tensors from a join to the outputs. Tensors between the last layers and the join are
+    included if nothing else reads them.
+    """
     inside, waiting = {node}, [node]
     while waiting:
         at = waiting.pop()
@@ -492,14 +495,15 @@ def _tail(node: ir.Node, model: ir.Model, leading: frozenset[ir.Node]) -> Iterat
 
 
 def _is_scored(value: ir.Value) -> bool:
-    """Return whether all that reads a tensor maps it to a bounded interval, so that one error counts the same in all
-    columns."""
+    """Return whether all readers of a tensor map it to a bounded interval, such as Sigmoid. The same error then matters
+    equally in all columns.
+    """
     reading = [reader for tensor in (value, *_moved(value)) for reader in readers(tensor) if not moves_data(reader)]
     return bool(reading) and all(is_op(reader, *_BOUNDED) for reader in reading)
 
 
 def _moved(value: ir.Value) -> Iterator[ir.Value]:
-    """Yield what data movement makes of a tensor."""
+    """Yield the tensors that data movement makes of a tensor."""
     for reader in readers(value):
         if moves_data(reader):
             yield from reader.outputs
@@ -507,8 +511,9 @@ def _moved(value: ir.Value) -> Iterator[ir.Value]:
 
 
 def _is_lost(value: ir.Value, measured: Measured) -> bool:
-    """Return whether rounding a join makes too much of what the layers behind it give; where something else reads it,
-    that is so."""
+    """Return whether the rounding error of a join is too large in the output of a layer that reads it, or whether a
+    node of another kind reads it.
+    """
     for tensor in (value, *_moved(value)):
         noise = spread.noise if (spread := measured.spread(value)) is not None else 0.0
         for reader, place in consumers(tensor):
@@ -525,10 +530,10 @@ def _is_lost(value: ir.Value, measured: Measured) -> bool:
 
 
 NONFINITE = "contains NaN or infinity, which 8 bits cannot represent"
-NOTHING = 'contains numbers that mean "nothing", so far from the others that 8 bits would round those away'
+NOTHING = 'contains numbers that mean "nothing", so far from the others that 8 bits would round the others to zero'
 
 _CLUSTER = 4.0
-"""Largest ratio of the magnitudes in a cluster: masks are added twice."""
+"""Largest ratio of the magnitudes in a cluster. It is not 1, because a mask may be added twice."""
 _GAP = 4.0
 _CARRYING = DATA_MOVEMENT | {
     "Abs", "Add", "Cast", "Clip", "Concat", "ConstantOfShape", "GatherElements", "GatherND", "GlobalMaxPool", "Max",
@@ -539,7 +544,7 @@ _LARGEST = 2**22
 
 
 def find_nothing(measured: Measured) -> Mapping[str, str]:
-    """Return the tensors that hold elements without meaning, by name, each with the reason."""
+    """Return name → reason, for tensors that contain elements without meaning."""
     graph = measured.model.graph
     found: dict[str, str] = {}
     reach = {name_of(value): _given(measured.spread(value)) for value in graph.inputs}
@@ -557,7 +562,7 @@ def find_nothing(measured: Measured) -> Mapping[str, str]:
 
 
 def _masks(node: ir.Node | None, far: float, reach: Mapping[str, float], measured: Measured) -> Iterator[str]:
-    """Yield the operands that bring a number into what a node makes; some hold nothing but it and zero."""
+    """Yield the operands that bring the number `far` into a node's output. Some contain only it and zero."""
     for value in node.inputs if node is not None else ():
         spread = measured.spread(value)
         if spread is not None and reach.get(name_of(value), 0.0) and spread.width >= abs(far) / _CLUSTER:
@@ -565,15 +570,18 @@ def _masks(node: ir.Node | None, far: float, reach: Mapping[str, float], measure
 
 
 def _fewest(value: ir.Value) -> int:
-    """Return the levels that a tensor needs. Operators that select or move cost as much in float, but layers do not."""
+    """Return the levels that a tensor needs. The number is higher if no layer reads it, because other operators cost as
+    little in float.
+    """
     return FEWEST if any(operator_of(reader).mac_rule for reader in readers(value)) else 4 * FEWEST
 
 
 def far_value(spread: Spread, fewest: int = FEWEST) -> float:
-    """Return the outermost number beyond the gap of a histogram, where the range would leave what lies before the gap
-    fewer levels than `fewest`; 0 where there is none."""
+    """Return the outermost number beyond the gap of a histogram; 0 if there is no such gap. The range must leave fewer
+    than `fewest` levels for the values before the gap.
+    """
     beyond = _beyond(spread)
-    if beyond < 2:  # none, one or two numbers lie before it: 8 bits have them
+    if beyond < 2:  # At most one magnitude is before the gap, and 8 bits represent that.
         return 0.0
     before = spread.magnitudes[beyond - 1]
     if spread.magnitudes[beyond] < _GAP * before or spread.levels(2 * before) >= fewest:
@@ -582,14 +590,16 @@ def far_value(spread: Spread, fewest: int = FEWEST) -> float:
 
 
 def _beyond(spread: Spread) -> int:
-    """Return the place where the cluster of the largest magnitudes begins."""
+    """Return the index at which the cluster of the largest magnitudes begins."""
     largest = spread.magnitudes[-1] if spread.magnitudes.size else 0.0
     return int(np.searchsorted(spread.magnitudes, largest / _CLUSTER))
 
 
 def _given(spread: Spread | None) -> float:
-    """Return the magnitude of an input's number that may mean nothing: it occurs more than once, so that it is no
-    outlier, with a gap before it, or in a mask with nothing but zeros."""
+    """Return the magnitude of the number in an input that may mean "nothing"; 0 if there is no such number. The number
+    must occur more than once, so that it is not an outlier. There must be a gap before it, or all other values must be
+    zero, as in a mask.
+    """
     if spread is None or not spread.magnitudes.size or spread.counts[-1] < 2:
         return 0.0
     alone = _beyond(spread) == spread.magnitudes.size - 1 and (spread.magnitudes.size == 1 or far_value(spread))
@@ -597,7 +607,7 @@ def _given(spread: Spread | None) -> float:
 
 
 def _reach(value: ir.Value | None, reach: Mapping[str, float]) -> float:
-    """Return the largest magnitude that a constant is known to bring into a value."""
+    """Return the largest magnitude that constants are known to bring into a value."""
     known = constant(value)
     if known is None or known.dtype.kind != "f" or not 0 < known.size <= _LARGEST:
         return reach.get(name_of(value), 0.0)
@@ -605,22 +615,23 @@ def _reach(value: ir.Value | None, reach: Mapping[str, float]) -> float:
 
 
 def _filled(node: ir.Node) -> float:
-    """Return the magnitude that a ConstantOfShape fills in."""
+    """Return the magnitude of the fill value of a ConstantOfShape; 0 for other nodes."""
     tensor = node.attributes.get_tensor("value") if node.op_type == "ConstantOfShape" else None
     return float(np.abs(tensor.numpy().astype(np.float64)).max(initial=0.0)) if tensor is not None else 0.0
 
 
 def find_hazards(model: ir.Model | GraphIndex, statistics: Statistics) -> Mapping[str, str]:
-    """Return the tensors of a prepared model that must not be in 8 bits, by name, each with the reason.
+    """Return name → reason, for tensors of a prepared model that must not be in 8 bits.
 
-    The reason follows the tensor's name in a sentence. Tensors without statistics are judged by the graph alone.
+    The reason is the rest of a sentence that begins with the tensor's name. Tensors without statistics are judged by
+    the graph alone.
     """
     measured = Measured(indexed(model), statistics)
     return {**find_joins(measured), **find_precise(measured), **find_nothing(measured)}
 
 
 def calibrated(prepared: PreparedModel, statistics: Statistics) -> PreparedModel:
-    """Return a prepared model with its hazards, and a note for each kind of them."""
+    """Return a copy of a prepared model with its hazards, and with a note for each kind of hazard."""
     hazards = find_hazards(prepared.graph, statistics)
     alike: dict[str, list[str]] = {}
     for name, reason in hazards.items():

@@ -1,20 +1,20 @@
-"""Observe the tensors of a float model: their extrema, and the counted part of large ones.
+"""Observe the tensors of a float model: their extrema, and a sample of the elements of large tensors.
 
-What leaves a session is written to memory, read again and thrown away, and most of it is a few large tensors. Once of
-those only a part is counted, the graph itself gives that part (Slice) and the extrema (ReduceMin, ReduceMax). The
-operators before are those of the instrumented model, so every number is the same to the bit.
+Everything that a session returns is written to memory, read again and thrown away, and most of it is a few large
+tensors. After the first samples only a part of those is counted. Then the graph itself returns that part (Slice) and
+the extrema (ReduceMin, ReduceMax). All operators before these are the same as in the instrumented model, so every
+number is equal to the bit.
 
-The extrema may pass over a NaN. What a convolution or an addition makes of moderate numbers is finite, so there only
-the sizes of what it reads are checked (`bounded_by`). Of other operators the graph gives the sum too, which shows a
-NaN.
+The extrema may not show a NaN. A convolution or an addition of moderate numbers is always finite, so for those it is
+enough to check the magnitudes of their inputs (`Bounds`). For other operators the graph also returns the sum, which
+shows a NaN.
 
-A session of a float model that gives the tensors under observation, at the least cost.
-
-ONNX Runtime computes convolutions in a blocked channel layout where the CPU gains from it. A tensor in the middle that
-is fetched is converted to the plain layout; for Clip, which has only a kernel for the plain layout, there and back.
-Counting values does not depend on their order. So the optimised graph is written out once, and the conversions that
-serve nothing but the observation are removed; what is fetched then is the blocked tensor itself. Tensors whose channels
-do not fill the blocks keep their conversion, because the padding is not data.
+`InstrumentedModel` fetches the observed tensors at the least cost. ONNX Runtime computes convolutions in a blocked
+channel layout if the CPU gains from it, and converts an inner tensor that is fetched to the plain layout. Clip has only
+a kernel for the plain layout, so its input and output are converted there and back. Counting does not depend on the
+order of values. So the optimised graph is written out once, and conversions that serve only the observation are
+removed: the blocked tensor itself is fetched. Tensors whose channels do not fill the blocks keep their conversion,
+because the padding is not data.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ from edgeq.run.session import SessionSettings
 _BLOCKED = "com.microsoft.nchwc"
 _WIDEST_BLOCK = 16
 _LARGEST = 2**29
-"""Bytes of weights. The optimised graph of a larger model is not written out: it would fill the temporary folder."""
+"""Largest number of bytes of weights of a model whose optimised graph is written to the temporary folder."""
 _WEIGHTS_BESIDE = {
     "session.optimized_model_external_initializers_file_name": "optimised.onnx.data",
     "session.optimized_model_external_initializers_min_size_in_bytes": "1024",
@@ -67,19 +67,19 @@ Inputs = Mapping[str, NDArray[Any]]
 
 
 class InstrumentedModel:
-    """Run a model and return `names`, in that order.
+    """Run a model and return the tensors `names`, in that order.
 
     Args:
-        model: the model; it is not changed.
-        names: tensors made by nodes of the main graph.
-        keep_layout: those of `names` that are wanted in their own layout, not just with all their values.
-        threads: threads inside an operator; 0 leaves it to ONNX Runtime.
-        every_element: `observe` gives large tensors whole, always.
+        model: the model, which is not changed.
+        names: names of tensors made by nodes of the main graph.
+        keep_layout: those of `names` that must keep their own layout; for the others only the set of values matters.
+        threads: threads inside an operator; 0 leaves the choice to ONNX Runtime.
+        every_element: whether `observe` always returns large tensors completely.
 
     Attributes:
         fetched: for each of `names`, the tensor of the optimised graph that is fetched.
-        optimised: that graph; None where it was not written.
-        folder: where its weights are, as long as this object lives.
+        optimised: the optimised graph; None if it was not written.
+        folder: folder of its weights, which exists as long as this object.
 
     Raises:
         RuntimeUnavailableError: ONNX Runtime is missing, or refuses the model.
@@ -120,12 +120,12 @@ class InstrumentedModel:
             self._session = self.open(self.optimised)
 
     def open(self, model: onnx.ModelProto) -> Any:
-        """Open a form of `optimised`, as it is written."""
+        """Open a variant of `optimised` without further optimisation."""
         settings = SessionSettings(intra_op_threads=self.threads, optimization="none")
         return Loadable.of_proto(model, self.folder).open(settings)
 
     def floats(self) -> frozenset[str]:
-        """Return the names that are float32 or float16 tensors, by the types that ONNX Runtime infers."""
+        """Return those of `names` that are float32 or float16 tensors, by the types that ONNX Runtime infers."""
         kinds = {output.name: output.type for output in self._session.get_outputs()}
         return frozenset(n for n, fetched in zip(self.names, self.fetched, strict=True) if kinds[fetched] in _FLOATS)
 
@@ -133,25 +133,26 @@ class InstrumentedModel:
         """Return the tensors for one sample.
 
         Args:
-            inputs: input name → array, of the types and shapes of the model's inputs.
-            sample: its name, for messages.
+            inputs: input name → array, with the types and shapes of the model's inputs.
+            sample: name of the sample, for messages.
 
         Raises:
             DataError: ONNX Runtime refuses the sample.
         """
         try:
             values = self._session.run(self.fetched, dict(inputs))
-        except Exception as error:  # onnxruntime raises unrelated types, some of them bare Exception
+        except Exception as error:  # onnxruntime raises unrelated types, some of them plain Exception.
             text = " ".join(str(error).split())
             raise DataError(f"onnxruntime cannot run sample {sample}: {text}", "Check its names and shapes") from error
         return [one_array(value) for value in values]
 
     def observe(self, inputs: Inputs, sample: str, place: int) -> list[NDArray[Any] | Part]:
-        """Return the tensors for one sample, large ones of later samples in part; several threads may call it at once.
+        """Return the tensors for one sample. For later samples, large tensors are returned in part. Several threads may
+        call it at once.
 
         Args:
-            inputs, sample: as `run` has them.
-            place: of the sample among all, from 0.
+            inputs, sample: as for `run`.
+            place: index of the sample among all samples, from 0.
 
         Raises:
             DataError: ONNX Runtime refuses the sample.
@@ -162,13 +163,13 @@ class InstrumentedModel:
         values = self.run(inputs, sample)
         possible = self.optimised is not None and not self._every_element and place >= FIRST
         if possible and self._building.acquire(blocking=False):
-            # Never released: the first shapes that come are those of nearly all samples, or none come twice.
+            # Never released: either nearly all samples have the first shapes, or no shapes repeat.
             self._reduced = _Reduced(self, inputs, values)
         return list(values)
 
 
 class Links:
-    """Index the nodes of a graph by the names that they make and read; do not change the graph meanwhile."""
+    """Index the nodes of a graph by the names that they make and read. The graph must not change meanwhile."""
 
     def __init__(self, graph: onnx.GraphProto) -> None:
         self.makers = {name: node for node in graph.node for name in node.output}
@@ -182,11 +183,11 @@ class Links:
 def without_conversions(
     graph: onnx.GraphProto, names: Sequence[str], keep_layout: Collection[str] = ()
 ) -> dict[str, str]:
-    """Remove layout conversions from an optimised graph, in place; its outputs become what is fetched for `names`.
+    """Remove layout conversions from an optimised graph, in place. Its outputs become the tensors to fetch for `names`.
 
     Returns:
-        For each of `names`, but those of `keep_layout`, whose values can be had in the blocked layout, the name of the
-        blocked tensor. Nothing is changed where there is none.
+        Name → blocked tensor, for those of `names`, except `keep_layout`, whose values exist in the blocked layout. If
+        there are none, the outputs stay as they are.
     """
     wanted = set(names) - set(keep_layout)
     _unwrap_clips(graph)
@@ -198,7 +199,7 @@ def without_conversions(
             continue
         if _converts_back(node):
             blocked[name] = node.input[0]
-        # A Clip that works on blocked tensors now gives one itself.
+        # A Clip that reads a blocked tensor now also makes one.
         elif _is(node, "Clip") and node.input[0] in found:
             blocked[name] = name
         else:
@@ -206,7 +207,7 @@ def without_conversions(
         found.add(blocked[name])
     if blocked:
         outputs = dict.fromkeys(blocked.get(name, name) for name in names)
-        _forget(graph, outputs)  # the file has the shapes of the plain layout
+        _forget(graph, outputs)  # The file states the shapes of the plain layout.
         del graph.output[:]
         graph.output.extend(onnx.ValueInfoProto(name=name) for name in outputs)
         read = Links(graph)
@@ -217,7 +218,7 @@ def without_conversions(
 
 
 def _unwrap_clips(graph: onnx.GraphProto) -> None:
-    """Turn blocked → plain → Clip → blocked into blocked → Clip, where nothing else reads the plain Clip."""
+    """Turn blocked → plain → Clip → blocked into blocked → Clip if nothing else reads the Clip's output."""
     links = Links(graph)
     for node in list(graph.node):
         source = links.makers.get(node.input[0]) if _is(node, "Clip") else None
@@ -235,7 +236,7 @@ def _unwrap_clips(graph: onnx.GraphProto) -> None:
 
 
 def _forget(graph: onnx.GraphProto, names: Collection[str]) -> None:
-    """Remove what a graph says of the shapes of tensors, in place."""
+    """Remove the stated shapes of tensors from a graph, in place."""
     kept = [value for value in graph.value_info if value.name not in names]
     del graph.value_info[:]
     graph.value_info.extend(kept)
@@ -250,7 +251,7 @@ def _attributes(node: onnx.NodeProto) -> dict[str, Any]:
 
 
 def _converts_back(node: onnx.NodeProto) -> bool:
-    """Blocked to plain, with blocks that are full."""
+    """Return whether a node converts from blocked to plain layout, and the channels fill the blocks."""
     if (node.domain, node.op_type) != (_BLOCKED, "ReorderOutput"):
         return False
     given = _attributes(node)
@@ -262,19 +263,22 @@ def _converts_to_blocked(node: onnx.NodeProto) -> bool:
 
 
 ALL_COUNTED = 1 << 13
-"""Elements of one tensor in one sample up to which all are counted, whatever came before."""
+"""Largest tensor, in elements, of which every sample is counted completely."""
 SPREAD = 1 << 12
-"""Elements of a larger one that are counted in a sample once there is `PLENTY`."""
+"""Number of elements that are counted in a sample of a larger tensor, once there is `PLENTY`."""
 PLENTY = 1 << 18
-"""Once the samples before would hold so many elements, if all were as large as this one, only an evenly spread part of
-a larger tensor is counted, each element for those that it stands for. Extrema are always those of all elements."""
+"""Number of elements in earlier samples, if all had the size of the current one, after which only an evenly spaced part
+of a tensor above `ALL_COUNTED` is counted. Each element then has the weight of those it represents. Extrema always
+include all elements."""
 LARGE = 1 << 15
-"""Elements from which on a tensor need not be fetched for that part and its extrema (`edgeq.calibrate.observer`)."""
+"""Smallest tensor, in elements, whose part and extrema are computed in the graph, so that it need not be fetched."""
 
 
 @dataclass(frozen=True)
 class Seen:
-    """Hold the finite elements of one tensor in one sample, and the number of others."""
+    """Hold number, extrema and dtype of the finite elements of one tensor in one sample, and the numbers of other
+    elements.
+    """
 
     count: int
     minimum: float
@@ -285,8 +289,8 @@ class Seen:
 
 @dataclass(frozen=True)
 class Part:
-    """Summarise a tensor of one sample without its values: the extrema of its `size` elements, all finite, and in
-    float32 `values` every `stride`-th of them.
+    """Summarise a tensor of one sample without all its values: extrema of its `size` elements, which are all finite,
+    and every `stride`-th element in `values`. The dtype is float32.
     """
 
     values: NDArray[np.float32]
@@ -297,7 +301,7 @@ class Part:
 
 
 class Observer:
-    """Observe one tensor. Mutable; several threads may call `observe` at once."""
+    """Observe one tensor over all samples. Several threads may call `observe` at once."""
 
     def __init__(
         self, start: TensorStatistics, channel_axis: int | None = None, *, every_element: bool = False
@@ -315,12 +319,12 @@ class Observer:
         self._nonfinite = start.nonfinite
 
     def observe(self, values: NDArray[Any] | Part, place: int = 0) -> Seen:
-        """Count one sample's finite values (float32 or float16, any shape) and note their extrema.
+        """Count one sample's finite values (float32 or float16, any shape) and update the extrema.
 
         Args:
-            values: a `Part` where the sample's `place` is one at which no more of it is counted.
-            place: the sample's place among the samples, from 0. Deciding by it, not by what other threads have done by
-                now, keeps the result the same every time.
+            values: the values, or a `Part` if only a part is counted at this `place`.
+            place: index of the sample, from 0. The counted part depends on it and not on the progress of other threads,
+                so the result is always the same.
         """
         with self._lock:
             counter = self._counter = self._counter or Counter(self._start.histogram)
@@ -359,7 +363,7 @@ class Observer:
         return Seen(count, low + 0.0, high + 0.0, dtype_name(values), nonfinite)
 
     def note(self, seen: Seen) -> None:
-        """Add what is known of one sample without its values; for tensors whose histogram is derived."""
+        """Add the figures of one sample without its values. This is for tensors whose histogram is derived."""
         with self._lock:
             self._dtype = seen.dtype
             self._samples += 1
@@ -373,15 +377,15 @@ class Observer:
 
     @property
     def nonfinite(self) -> Nonfinite:
-        """Return the number of elements so far that were not finite."""
+        """Return the numbers of elements so far that were not finite."""
         return self._nonfinite
 
     def freeze(self, histogram: Histogram | None = None, *, last: bool = False) -> TensorStatistics:
         """Return the totals as a value.
 
         Args:
-            histogram: the tensor's, where it was derived instead of counted.
-            last: nothing will be observed any more, so let go of the memory.
+            histogram: the tensor's histogram if it was derived instead of counted.
+            last: whether to free the memory, because nothing will be observed any more.
         """
         if histogram is None:
             histogram = self._start.histogram
@@ -417,16 +421,16 @@ class Observer:
 
 
 def dtype_name(values: NDArray[Any]) -> str:
-    """Return "float16" or "float32"; numpy's own names take ten times as long."""
+    """Return "float16" or "float32". numpy's own names take ten times as long."""
     return "float16" if values.dtype == np.float16 else "float32"
 
 
 @lru_cache(maxsize=4096)
 def spread_stride(shape: tuple[int, ...]) -> int:
-    """Return the step between counted elements, so that about SPREAD are counted.
+    """Return the step between counted elements, with which about SPREAD elements are counted.
 
-    It has no factor in common with any dimension, nor with the channel blocks of blocked layouts, so the steps walk
-    through all channels, rows and columns evenly.
+    The step has no common factor with any dimension, nor with the channel blocks of blocked layouts. So the steps cover
+    all channels, rows and columns evenly.
     """
     stride = -(-math.prod(shape) // SPREAD)
     while any(math.gcd(stride, size) > 1 for size in (*shape, 2)):
@@ -439,19 +443,20 @@ def _nonfinite(part: NDArray[np.float32]) -> Nonfinite:
 
 
 FIRST = PLENTY // LARGE
-"""The sample from which on of every large tensor a part is counted."""
+"""Index of the first sample in which only a part of every large tensor is counted."""
 MODERATE, MOST_WEIGHT = 1e30, 1e6
-"""Magnitudes of activations and biases, and the sum of a layer's weights, whose product is far inside float32."""
+"""Largest magnitude of activations, and largest sum of magnitudes of a layer's weights or of its bias. Their product is
+far inside the range of float32."""
 _ROW = (96, 192, 768)
-"""Elements, at least, best and at most, of the rows by which a tensor is reduced: ONNX Runtime's kernels take two
-thirds of the time for them that they take for one long row."""
+"""Smallest, best and largest number of elements of the rows by which a tensor is reduced. ONNX Runtime's kernels take
+two thirds of the time for them that they take for one long row."""
 _ADDED = "edgeq/reduced"
-"""Begins the names of what is added to a graph."""
+"""Prefix of the names of nodes and tensors that are added to a graph."""
 _REARRANGED = PERMUTATIONS | {"Relu", "ReorderInput", "ReorderOutput"}
 
 
 class _Reduced:
-    """The model for samples of the shapes of one."""
+    """Run a model that reduces large tensors in the graph, for samples with the same input shapes."""
 
     def __init__(self, model: InstrumentedModel, inputs: Inputs, values: Sequence[NDArray[Any]]) -> None:
         self._inputs = _shapes(inputs)
@@ -461,7 +466,7 @@ class _Reduced:
             for name, array in zip(model.fetched, values, strict=True)
             if array.size >= LARGE and array.dtype == np.float32 and name not in model.keep_layout
         }
-        # Where the rows of each large tensor begin among those of all, and their number.
+        # Index of the first row of each large tensor among all rows, and the total number of rows.
         self._rows = np.cumsum([0, *(size // row_length(size) for size, _ in self._large.values())])
         self._session: Any = None
         if not self._large:
@@ -477,14 +482,16 @@ class _Reduced:
         self._session = model.open(reduced)
 
     def run(self, inputs: Inputs) -> list[NDArray[Any] | Part] | None:
-        """The tensors of one sample; None where it has to be seen whole: other shapes, or a value that is not finite
-        (or a sum of finite ones that is not)."""
+        """Return the tensors of one sample. Return None if the complete tensors are needed: the shapes differ, or a
+        value (or a sum of finite values) is not finite.
+        """
         session = self._session
         if session is None or _shapes(inputs) != self._inputs:
             return None
         try:
             joined, *others = session.run(None, dict(inputs))
-        except Exception:  # a tensor whose size depends on values; anything else is raised by the whole run too
+        # The size of a tensor depends on values. In any other case the complete run raises the error as well.
+        except Exception:
             self._session = None
             return None
         *rows, count = self._rows
@@ -504,11 +511,12 @@ class _Reduced:
 
 
 class Bounds:
-    """Describe what bounds the values of tensors in a graph.
+    """Determine which measured tensors prove that other tensors of a graph are finite.
 
     Args:
-        measured: names of the tensors whose values are seen.
-        folder: where the weights are that are not in the graph.
+        graph: the graph.
+        measured: names of the tensors whose values are observed.
+        folder: folder of the weights that are not in the graph.
     """
 
     def __init__(self, graph: onnx.GraphProto, measured: Collection[str], folder: Path) -> None:
@@ -516,8 +524,9 @@ class Bounds:
         self._constants = {tensor.name: tensor for tensor in graph.initializer}
 
     def of(self, name: str) -> frozenset[str] | None:
-        """Return some of the measured tensors: while all of their values are `MODERATE`, those of `name` are finite.
-        None where that does not follow."""
+        """Return measured tensors that bound the tensor `name`: if all their values are `MODERATE`, those of `name` are
+        finite. Return None if no such tensors are known.
+        """
         node = self._makers.get(name)
         if node is None:
             return None
@@ -566,20 +575,20 @@ def _is_moderate(values: NDArray[Any] | Part | None) -> bool:
 def reduce_large(
     model: onnx.ModelProto, names: Sequence[str], large: dict[str, tuple[int, int]], summed: Sequence[str]
 ) -> None:
-    """Make the outputs of an optimised graph, in place: a vector of all that is wanted of the `large` tensors, then
-    the others of `names`, once each.
+    """Replace the outputs of an optimised graph, in place: first a vector for all `large` tensors, then the other
+    tensors of `names`, once each.
 
-    The vector, float32: the minima of all rows (`row_length`) and the maxima, in the order of `large`; the sums of
-    `summed`; the parts.
+    The vector is float32. It contains the minima and then the maxima of all rows (`row_length`), in the order of
+    `large`, then the sums of `summed`, then the parts.
 
     Args:
-        large: tensor name → (its elements, the step from one element of its part to the next).
-        summed: those whose sums are wanted.
+        large: tensor name → (number of elements, step between the elements of its part).
+        summed: names of tensors whose sums are needed.
     """
     graph = model.graph
 
     def add(op_type: str, inputs: Sequence[str], name: str, **attributes: Any) -> str:
-        """Append a node and return the name of what it gives."""
+        """Append a node and return the name of its output."""
         graph.node.append(onnx.helper.make_node(op_type, inputs, [f"{_ADDED}/{name}"], **attributes))
         return f"{_ADDED}/{name}"
 
@@ -589,14 +598,14 @@ def reduce_large(
         return f"{_ADDED}/{name}"
 
     zero = constant("zero", 0)
-    # Opset 18 made the axes an input.
+    # Since opset 18 the axes are an input.
     as_input = opset_of_proto(model) >= 18
     axis = [constant("axis", 1)] if as_input else []
     along: dict[str, Any] = {"keepdims": 0} if as_input else {"keepdims": 0, "axes": [1]}
     wanted: dict[str, dict[str, str]] = {"ReduceMin": {}, "ReduceMax": {}, "ReduceSum": {}, "Slice": {}}
-    # ONNX Runtime goes from an output to what it needs, and there first to the node that comes last in the file. So
-    # the first tensor is reduced as soon as it is there, while it is in the caches and before an operator that could
-    # then work in its place.
+    # ONNX Runtime goes back from an output to the nodes that it needs, and there first to the node that is last in the
+    # file. The first tensor is therefore reduced as soon as it exists: it is still in the caches, and the next operator
+    # may then overwrite it.
     for name, (size, stride) in reversed(large.items()):
         length, step = constant(f"{name}/length", size), constant(f"{name}/step", stride)
         rows = add("Reshape", [name, constant(f"{name}/row", -1, row_length(size))], f"{name}/rows")
@@ -613,8 +622,8 @@ def reduce_large(
 
 
 def row_length(size: int) -> int:
-    """Return the number of elements in each row by which a tensor of `size` elements is reduced; all where no length
-    divides it.
+    """Return the number of elements in each row when a tensor of `size` elements is reduced by rows; `size` if no
+    length in `_ROW` divides it.
     """
     least, best, most = _ROW
     found = [length for length in range(least, most + 1) if size % length == 0]

@@ -13,7 +13,7 @@ from edgeq.model.quant_params import Grid
 
 @dataclass(frozen=True)
 class Option:
-    """Describe a parameter of a method: a finite number above `above` and at most `most`."""
+    """Describe a parameter of a method. Its value is a finite number above `above` and at most `most`."""
 
     name: str
     default: float
@@ -27,14 +27,14 @@ class RangeMethod:
     """Describe one calibration method.
 
     Attributes:
-        name: as `Scheme.method` and the command line have it.
-        title: what it does, a few words.
-        range: (statistics of a tensor that holds at least one element, grid, options) → (low, high) in the tensor's
-            own units. The caller widens the result to hold zero, narrows it to the extrema that were seen, and mirrors
-            it for a symmetric grid.
-        options: its parameters.
-        search: the settings of its options that tuning tries.
-        compared: whether reports show its range next to that of the method in use.
+        name: name for `Scheme.method` and the command line.
+        title: the method in a few words.
+        range: (statistics of a tensor with at least one element, grid, options) → (low, high) in the tensor's own
+            units. The caller limits the result to the extrema, widens it to include zero, and makes it symmetric for a
+            symmetric grid.
+        options: parameters of the method.
+        search: settings of the options that tuning tries.
+        compared: whether reports show its range next to the range of the method in use.
     """
 
     name: str
@@ -45,15 +45,15 @@ class RangeMethod:
     compared: bool = True
 
     def settings(self, given: Mapping[str, float]) -> dict[str, float]:
-        """Return every option with its value: the given one, else its default.
+        """Return every option with its value: the given value or the default.
 
         Raises:
-            UsageError: an unknown option, or a value out of its bounds.
+            UsageError: an option is unknown, or its value is out of bounds.
         """
         known = {option.name: option for option in self.options}
         for name, value in given.items():
             if name not in known:
-                takes = f"It takes: {', '.join(known)}" if known else "It takes none"
+                takes = f"It has: {', '.join(known)}" if known else "It has none"
                 raise UsageError(f"calibration method {self.name} has no option {name!r}", takes)
             option = known[name]
             number = isinstance(value, int | float) and math.isfinite(value)

@@ -1,4 +1,4 @@
-"""Derive ranges from statistics by every method, without running the model again."""
+"""Derive ranges from statistics with every method, without running the model again."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Range:
     """Bound the real values that an integer type must cover; low ≤ 0 ≤ high.
 
     Attributes:
-        kept: whether the step is that of a model which was quantized already, and has to stay.
+        kept: whether the step comes from a model that was quantized already, and must stay.
     """
 
     low: float
@@ -64,14 +64,15 @@ def derive_ranges(
         method: the name of a registered calibration method (`edgeq.calibrate.methods`).
         activation_type, symmetric: the integers that the range will be mapped to. With `symmetric` every range is
             -bound..bound.
-        options: of the method, for example {"percentile": 99.9} of "percentile"; else their defaults.
+        options: options of the method, for example {"percentile": 99.9} for "percentile"; missing options have their
+            defaults.
 
     Returns:
-        Ranges by tensor name; zero is inside each. A tensor that never had an element has 0..0.
+        Ranges by tensor name. Each includes zero. A tensor without any element has 0..0.
 
     Raises:
-        UsageError: an unknown method or option, or an option out of its bounds.
-        CalibrationError: the statistics are unfinished in a way that some tensors saw fewer samples.
+        UsageError: the method or an option is unknown, or an option is out of bounds.
+        CalibrationError: the statistics are unfinished: some tensors have seen fewer samples than others.
     """
     chosen = REGISTRY.load(method)
     settings = chosen.settings(options or {})
@@ -82,7 +83,7 @@ def derive_ranges(
             raise CalibrationError(
                 f"the statistics of tensor {name!r} are unfinished", "Finish the calibration with --resume"
             )
-    # Rearranged tensors share one histogram object, and with it the answer.
+    # Rearranged tensors share one histogram object, and so their range is computed once.
     same = {name: (id(t.histogram), t.minimum, t.maximum, t.minimum_sum, t.maximum_sum) for name, t in tensors.items()}
     distinct = {same[name]: tensor for name, tensor in tensors.items()}
     found = {key: _range(tensor, chosen, levels, settings) for key, tensor in distinct.items()}
@@ -90,7 +91,7 @@ def derive_ranges(
 
 
 def scheme_ranges(statistics: Statistics, scheme: Scheme) -> dict[str, Range]:
-    """Return `derive_ranges` by the method of a scheme, for the integers that its activations become."""
+    """Return the ranges by the method of a scheme, for the scheme's activation type."""
     return derive_ranges(
         statistics,
         scheme.method,
@@ -104,7 +105,7 @@ def _range(tensor: TensorStatistics, method: RangeMethod, grid: Grid, options: M
     if not tensor.count:
         return Range(0.0, 0.0)
     low, high = method.range(tensor, grid, options)
-    # A bin reaches further than the outermost value in it.
+    # A bin may extend beyond the outermost value in it.
     low, high = max(low, tensor.minimum), min(high, tensor.maximum)
     low, high = min(low, 0.0), max(high, 0.0)
     if grid.symmetric:
@@ -114,9 +115,10 @@ def _range(tensor: TensorStatistics, method: RangeMethod, grid: Grid, options: M
 
 
 def clipped_power(statistics: Statistics, ranges: Mapping[str, Range]) -> dict[str, float]:
-    """Return tensor → power of the clipping error over the tensor's power, 0 to 1, from its histogram.
+    """Return tensor → power of the clipping error over the tensor's power, 0 to 1.
 
-    sum n (x - clip(x))^2 / sum n x^2 over bins of n values around x. Ranges of tensors without statistics are left out.
+    It is sum n (x - clip(x))^2 / sum n x^2 over histogram bins of n values around x. Tensors without statistics are
+    left out.
     """
     found = {}
     for name, span in ranges.items():
@@ -135,8 +137,8 @@ def clipped_power(statistics: Statistics, ranges: Mapping[str, Range]) -> dict[s
 
 
 def range_noise(statistics: Statistics, ranges: Mapping[str, Range], grid: Grid) -> dict[str, float]:
-    """Return tensor → power of the quantization error over the tensor's power: the clipping error and a twelfth of
-    the squared step.
+    """Return tensor → power of the quantization error over the tensor's power. The error is the clipping error plus a
+    twelfth of the squared step.
     """
     found = clipped_power(statistics, ranges)
     for name, clipped in found.items():
@@ -152,11 +154,11 @@ _FLOATS = frozenset({ir.DataType.FLOAT, ir.DataType.FLOAT16})
 
 @dataclass(frozen=True)
 class Derived:
-    """Describe a tensor whose statistics follow from those of others, to the last bit.
+    """Describe a tensor whose statistics follow exactly from those of other tensors.
 
     Attributes:
-        kind: "clip" (of one source, to low..high) or "union" (all elements of the sources, once each; with one source:
-            the same elements rearranged).
+        kind: "clip" (one source, clipped to low..high) or "union" (all elements of the sources, once each; with one
+            source, the same elements rearranged).
     """
 
     name: str
@@ -166,7 +168,9 @@ class Derived:
     high: float = float("inf")
 
     def histogram(self, known: Mapping[str, Histogram], nonfinite: Mapping[str, Nonfinite]) -> Histogram:
-        """Return the tensor's, from those of its sources, which are `known`, and from the sources' other elements."""
+        """Return the histogram of the tensor. `known` contains the histograms of its sources, `nonfinite` their other
+        elements.
+        """
         whole = reduce(Histogram.merge, (known[source] for source in self.sources))
         if self.kind == "union":
             return whole
@@ -174,7 +178,9 @@ class Derived:
         return reduce(Histogram.merge, (repeated(b, n) for n, b in moved), whole.clip(self.low, self.high))
 
     def clipped(self, nonfinite: Nonfinite) -> tuple[tuple[tuple[int, float], ...], Nonfinite]:
-        """Return how many infinities a clip moves to which of its bounds, and what remains of `nonfinite`."""
+        """Return (number of infinities, bound) for each bound that a clip moves infinities to, and the remaining
+        `nonfinite`.
+        """
         below, above = (
             number if isfinite(bound) else 0
             for number, bound in ((nonfinite.below, self.low), (nonfinite.above, self.high))
@@ -188,10 +194,10 @@ class Plan:
     """Plan how to get the statistics of some tensors.
 
     Attributes:
-        inputs: those that are graph inputs, so that the sample has them already.
-        fetched: those that are fetched from the session.
-        derived: the rest, each after its sources.
-        outputs: those that the model gives.
+        inputs: graph inputs, which each sample already contains.
+        fetched: tensors that are fetched from the session.
+        derived: all other tensors, each after its sources.
+        outputs: tensors among these that are outputs of the model.
     """
 
     inputs: tuple[str, ...]
@@ -210,8 +216,9 @@ class Plan:
         return (*self.counted, *(how.name for how in self.derived))
 
     def histograms(self, counted: Mapping[str, Histogram], nonfinite: Mapping[str, Nonfinite]) -> dict[str, Histogram]:
-        """Return those of all tensors, from those of the counted ones, and all tensors' elements that are not
-        finite."""
+        """Return the histograms of all tensors, from those of the counted tensors. `nonfinite` has the numbers of
+        elements of all tensors that are not finite.
+        """
         known = dict(counted)
         for how in self.derived:
             known[how.name] = how.histogram(known, nonfinite)
@@ -219,12 +226,12 @@ class Plan:
 
 
 def quantizable_tensors(model: ir.Model | GraphIndex) -> tuple[str, ...]:
-    """Return the names of the float tensors that some backend may quantize, in the order of the graph: inputs,
-    activations and outputs of the main graph.
+    """Return the names of float tensors that some backend may quantize, in graph order: inputs, activations and outputs
+    of the main graph.
 
-    Not among them: weights and what is computed from weights alone; a convolution's output that only a
-    BatchNormalization reads, since every backend folds that away. A tensor whose type cannot be inferred is listed;
-    `collect` drops it where ONNX Runtime infers that it is not a float.
+    Weights, and tensors computed only from weights, are left out. So is the output of a layer that only a
+    BatchNormalization reads, because every backend folds that. A tensor whose type cannot be inferred is listed;
+    `collect` drops it if ONNX Runtime infers another type than float.
     """
     graph = indexed(model)
     constants, types = graph.computed_constants, element_types(graph)
@@ -241,10 +248,11 @@ def quantizable_tensors(model: ir.Model | GraphIndex) -> tuple[str, ...]:
 def plan(model: ir.Model, wanted: Collection[str], whole: Collection[str] = ()) -> Plan:
     """Plan how to get the statistics of `wanted` with the fewest fetched tensors.
 
-    A Relu or Clip output follows from its input when that is wanted too; so do rearranged tensors and Concat.
+    If the input of a Relu or Clip is wanted as well, the statistics of its output are derived from it. The same is done
+    for rearranged tensors and Concat.
 
     Args:
-        whole: tensors whose values themselves are needed (for channel extrema): never derived.
+        whole: tensors whose values themselves are needed (for channel extrema); these are never derived.
     """
     wanted = set(wanted)
     inputs = tuple(name for value in model.graph.inputs if (name := name_of(value)) in wanted)
@@ -289,20 +297,20 @@ def _derivation(node: ir.Node) -> Derived | None:
 
 
 SHARING = DATA_MOVEMENT | {"Concat"}
-"""Operators whose integer kernels copy values and cannot rescale them."""
+"""Operators whose integer kernels copy values and cannot rescale them, with Concat."""
 _ALL_INPUTS = frozenset({"Concat", "Max", "Min"})
 
 
 def scale_groups(model: ir.Model, op_types: Collection[str] = SHARING) -> tuple[tuple[str, ...], ...]:
-    """Return sets of tensors, two or more each, that share a scale when all operators of `op_types` preserve it.
+    """Return groups of at least two tensors that must share a scale, because all operators of `op_types` preserve it.
 
-    Data inputs and outputs count; shapes, axes and constants do not. Names and sets are sorted.
+    Only data inputs and outputs are members, not shapes, axes and constants. Names and groups are sorted.
     """
     constants = computed_constants(model.graph)
     parent: dict[str, str] = {}
 
     def root(name: str) -> str:
-        """The representative of a tensor's group; paths to it are shortened on the way."""
+        """Return the representative of a tensor's group, and shorten the paths to it."""
         parent.setdefault(name, name)
         while parent[name] != name:
             parent[name] = parent[parent[name]]
@@ -313,7 +321,7 @@ def scale_groups(model: ir.Model, op_types: Collection[str] = SHARING) -> tuple[
         if node.op_type not in op_types or node.domain not in MAIN_DOMAINS:
             continue
         data = node.inputs if node.op_type in _ALL_INPUTS else node.inputs[:1]
-        # The second output of MaxPool is indices.
+        # The second output of MaxPool contains indices.
         results = node.outputs if node.op_type == "Split" else node.outputs[:1]
         members = [name for value in (*data, *results) if (name := name_of(value)) and name not in constants]
         for name in members[1:]:
@@ -325,8 +333,8 @@ def scale_groups(model: ir.Model, op_types: Collection[str] = SHARING) -> tuple[
 
 
 def share_ranges(model: ir.Model, ranges: Mapping[str, Range], op_types: Collection[str] = SHARING) -> dict[str, Range]:
-    """Return `ranges` where every group has one range: the smallest that covers all of its members'. Others stay as
-    they are.
+    """Return a copy of `ranges` in which all members of a group have the smallest range that covers all their ranges.
+    Tensors in no group keep theirs.
     """
     shared = dict(ranges)
     for group in scale_groups(model, op_types):

@@ -1,4 +1,4 @@
-"""Sample the values of a float model's tensors."""
+"""Get values of a float model's tensors from samples."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SAMPLES, _POSITIONS = 16, 256
 
 
 def spread(samples: Samples, count: int) -> Iterator[Any]:
-    """Return at most `count` of the samples, at even distances."""
+    """Return at most `count` evenly spaced samples."""
     step = max(1, len(samples) // count)
     return itertools.islice(iter(samples), 0, min(len(samples), step * count), step)
 
@@ -32,7 +32,7 @@ def spread(samples: Samples, count: int) -> Iterator[Any]:
 def tensor_values(
     prepared: PreparedModel, tensors: Iterable[str], samples: Iterable[Sample]
 ) -> Iterator[Mapping[str, NDArray[Any]]]:
-    """Yield, for each sample, the values of `tensors` and of the model's inputs by name.
+    """Yield the values of `tensors` and of the model's inputs for each sample, by name.
 
     Raises:
         DataError: ONNX Runtime refuses a sample.
@@ -50,10 +50,10 @@ def tensor_values(
 def channel_extrema(
     prepared: PreparedModel, axes: Mapping[str, int], samples: Samples, progress: Progress
 ) -> Mapping[str, ChannelExtrema]:
-    """Return the smallest and largest value of each channel of tensors, over all samples.
+    """Return the smallest and largest value of each channel, for the tensors in `axes`, over all samples.
 
     Args:
-        axes: tensor → its channel axis.
+        axes: tensor → channel axis.
     """
     statistics = collect(prepared.graph, samples, list(axes), channels=axes, progress=progress)
     found = {}
@@ -66,11 +66,12 @@ def channel_extrema(
 def drawn_rows(
     prepared: PreparedModel, axes: Mapping[str, int], samples: Samples, *, positions: int = _POSITIONS
 ) -> Mapping[str, Floats]:
-    """Return tensor → float64 [rows, channels], from random positions of some samples, the same in each call.
+    """Return tensor → float64[rows, channels], drawn from random positions of some samples. Each call draws the same
+    rows.
 
     Args:
-        axes: tensor → its channel axis.
-        positions: of one sample at most.
+        axes: tensor → channel axis.
+        positions: largest number of positions in one sample.
     """
     drawn: dict[str, list[Floats]] = {name: [] for name in axes}
     for number, values in enumerate(tensor_values(prepared, axes, spread(samples, _SAMPLES))):

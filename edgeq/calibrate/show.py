@@ -1,6 +1,6 @@
 """Plot histograms with the thresholds of each method, as text and as SVG.
 
-The SVG is drawn here: a plotting library would be an install of tens of megabytes before `--svg` works, for one figure.
+edgeq writes the SVG itself: a plotting library would add tens of megabytes to the installation for a single figure.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ class Shown:
     """Pair statistics with the ranges that every method would choose.
 
     Attributes:
-        ranges: by method, then by tensor.
+        ranges: ranges by method, then by tensor.
     """
 
     statistics: Statistics
     ranges: dict[str, dict[str, Range]]
 
     def __record__(self) -> dict[str, Any]:
-        """Stable keys, plain values."""
+        """Return stable keys with plain values."""
         tensors = []
         for name, tensor in self.statistics.tensors.items():
             tensors.append(
@@ -67,7 +67,7 @@ def show_statistics(
     activation_type: IntegerType = "uint8",
     symmetric: bool = False,
 ) -> Shown:
-    """Return the ranges of every method, for all tensors or those of `names`."""
+    """Return the ranges of every method, for the tensors `names` or for all tensors."""
     chosen = statistics.select(names) if names else statistics
     return Shown(
         chosen,
@@ -78,8 +78,9 @@ def show_statistics(
 def open_shown(
     path: Path, names: Sequence[str] = (), activation_type: IntegerType = "uint8", *, symmetric: bool = False
 ) -> Shown | dict[str, Any]:
-    """Return a statistics directory, or a table (a file, a directory with ONNX Runtime's three, or a bundle's
-    calibration.zip) as a plain dict."""
+    """Return a statistics directory with its ranges, or a calibration table as a plain dict. A table is a file, a
+    directory with ONNX Runtime's three files, or a bundle's calibration.zip.
+    """
     if path.is_dir() and not (path / FLATBUFFERS).exists():
         return show_statistics(load_statistics(path), names, activation_type=activation_type, symmetric=symmetric)
     if is_zipfile(path):
@@ -96,7 +97,7 @@ def open_shown(
 
 
 def columns(histogram: Histogram, low: float, high: float, number: int) -> Float64s:
-    """Return counts in `number` even columns from low to high, each bin given to the column of its centre."""
+    """Return counts in `number` columns of equal width from low to high. A bin counts where its centre is."""
     lower, upper = histogram.edges()
     place = ((lower + upper) / 2 - low) / ((high - low) or 1.0) * number
     places = np.clip(place.astype(np.int64), 0, number - 1)
@@ -104,20 +105,20 @@ def columns(histogram: Histogram, low: float, high: float, number: int) -> Float
 
 
 def heights(counts: Float64s) -> Float64s:
-    """Return counts on a logarithmic scale, 0 to 1: tails of a few values stay visible next to millions."""
+    """Return counts on a logarithmic scale, 0 to 1, so that a few values in the tails stay visible next to millions."""
     logs = np.log1p(counts)
     most = float(logs.max(initial=0.0))
     return np.asarray(logs / most if most else logs, np.float64)
 
 
 _BLOCKS = " ▁▂▃▄▅▆▇█"
-# Colours that differ for readers with any colour vision (Okabe and Ito).
+# Colours by Okabe and Ito, which readers with any colour vision can distinguish.
 _COLOURS = ("#000000", "#56b4e9", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#0072b2")
 _WIDTH, _HEIGHT, _PANEL = 720, 120, 210
 
 
 def sparkline(shown: Shown, name: str, width: int = 24) -> str:
-    """Draw the histogram of a tensor in one line from its minimum to its maximum, counts on a logarithmic scale."""
+    """Draw the histogram of a tensor in one line, from minimum to maximum, with counts on a logarithmic scale."""
     tensor = shown.statistics.tensors[name]
     if not tensor.count:
         return " " * width
@@ -126,7 +127,7 @@ def sparkline(shown: Shown, name: str, width: int = 24) -> str:
 
 
 def text_plot(shown: Shown, name: str, width: int = 72, height: int = 8) -> list[str]:
-    """Return lines: title, histogram, and for each method a ruler of the range that it chooses."""
+    """Return the lines of a plot: title, histogram, and a ruler for each method with the range that it chooses."""
     tensor = shown.statistics.tensors[name]
     lines = [f"{name}  {tensor.count} values, {tensor.minimum:.6g} to {tensor.maximum:.6g}"]
     if not tensor.count:
@@ -143,7 +144,7 @@ def text_plot(shown: Shown, name: str, width: int = 72, height: int = 8) -> list
 
 
 def svg_plot(shown: Shown) -> str:
-    """Draw one panel a tensor, one below the other."""
+    """Draw one panel for each tensor, one below the other."""
     names = list(shown.statistics.tensors)
     total = _PANEL * len(names) + 40
     parts = [
@@ -166,10 +167,10 @@ def write_svg(shown: Shown | Mapping[str, Any], path: Path, *, force: bool = Fal
     """Write `svg_plot` to a file.
 
     Raises:
-        UsageError: `shown` is a table, which holds no histograms.
+        UsageError: `shown` is a table, which contains no histograms.
     """
     if not isinstance(shown, Shown):
-        raise UsageError("a calibration table holds no histograms to plot", "Give the statistics directory")
+        raise UsageError("a calibration table contains no histograms to plot", "Give the statistics directory")
     with output_file(path, force=force) as draft:
         draft.write_text(svg_plot(shown), "utf-8")
 
@@ -205,7 +206,7 @@ def _colour(number: int) -> str:
 
 
 def _extent(shown: Shown, name: str) -> tuple[float, float]:
-    """Return the interval that a plot spans: all values, zero, and all ranges."""
+    """Return the interval that a plot covers: all values, zero, and all ranges."""
     tensor = shown.statistics.tensors[name]
     spans = [ranges[name] for ranges in shown.ranges.values()]
     low = min(tensor.minimum, *(s.low for s in spans))

@@ -1,12 +1,13 @@
-"""Hold what one float32 pass over the samples saw, as a value that merges exactly.
+"""Hold the results of one float32 pass over the samples as values that merge exactly.
 
-Histograms whose bins are the bit patterns of float32, cut to ten mantissa bits.
+The bins of a histogram are the bit patterns of float32, cut to ten mantissa bits. A bin is identified by its key: the
+upper 19 bits of a float32 (sign, eight exponent bits, ten mantissa bits). So every octave has 1024 bins, all tensors
+always have the same bins, and no range must be known in advance. Two histograms are merged by adding integers, which is
+exact, associative and commutative.
 
-A bin is named by its key: the upper 19 bits of a float32 (sign, eight exponent bits, ten mantissa bits). So every
-octave has 1024 bins, the bins are the same for all tensors and for ever, no range need be known in advance, and adding
-two histograms is adding integers: merging is exact, associative and commutative. A linear histogram of 2048 bins a side
-over a window ±2^k is an exact coarsening of it, because in the window's top octave both have bins of one width. A
-float16 has ten mantissa bits too, so float16 tensors are recorded without any loss.
+A linear histogram with 2048 bins on each side over a window ±2^k can be made exactly, by joining bins: in the window's
+top octave both kinds of bins have the same width. float16 also has ten mantissa bits, so float16 tensors are recorded
+without any loss.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ MANTISSA_BITS = 10
 _SHIFT = 23 - MANTISSA_BITS
 _SIGN = 1 << (8 + MANTISSA_BITS)
 KEYS = 2 * _SIGN
-"""How many keys there are: 2^19."""
+"""Number of keys: 2^19."""
 _INFINITE = 255 << MANTISSA_BITS
 
 Float32s = NDArray[np.float32]
@@ -36,7 +37,7 @@ Float64s = NDArray[np.float64]
 Int64s = NDArray[np.int64]
 
 CHUNK = 1 << 16
-"""Values counted at a time: few enough for the caches, enough to make the cost of a call small."""
+"""Number of values counted at a time: few enough for the caches, and enough to make the cost of a call small."""
 _FEW = 1 << 10
 _MOST = 2**32 - 1
 _LARGEST = float(np.finfo(np.float32).max)
@@ -44,10 +45,10 @@ _LARGEST = float(np.finfo(np.float32).max)
 
 @dataclass(frozen=True, eq=False)
 class Histogram:
-    """Count values by bin; only bins with counts are stored.
+    """Count values by bin. Only bins with counts are stored.
 
     Attributes:
-        keys: uint32[n], ascending by the *value* of the bins (most negative first).
+        keys: uint32[n], sorted by the *value* of the bins (most negative first).
         counts: int64[n], all positive.
     """
 
@@ -63,23 +64,23 @@ class Histogram:
         return hash((self.keys.tobytes(), self.counts.tobytes()))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Workers send millions of bins: a count travels in no more bytes than the largest one takes."""
+        """Pickle counts in the narrowest type that fits the largest one, because workers send millions of bins."""
         narrow = np.min_scalar_type(int(self.counts.max(initial=0)))
         return _received, (self.keys, self.counts.astype(narrow))
 
     @property
     def total(self) -> int:
-        """Return how many values were counted."""
+        """Return the number of values that were counted."""
         return int(self.counts.sum())
 
     def merge(self, other: Histogram) -> Histogram:
-        """Return the histogram of the values of both; exact, since counts are integers."""
+        """Return the histogram of the values of both. It is exact, because counts are integers."""
         if not (self.keys.size and other.keys.size):
             return self if self.keys.size else other
         return _collect(np.concatenate([self.keys, other.keys]), np.concatenate([self.counts, other.counts]))
 
     def clip(self, low: float, high: float) -> Histogram:
-        """Return the histogram of min(max(x, low), high), exactly: each bound stays in its bin."""
+        """Return the exact histogram of min(max(x, low), high). Clipped values are in the bins of the bounds."""
         order = order_of(self.keys)
         least, most = order_of(_keys_of(np.array([low + 0.0, high + 0.0], np.float32)))
         first, last = np.searchsorted(order, [least, most + 1])
@@ -92,7 +93,7 @@ class Histogram:
         return Histogram(self.keys[first:last], self.counts[first:last]).merge(ends)
 
     def edges(self) -> tuple[Float64s, Float64s]:
-        """Lower and upper edge of each bin, float64[n]. The bin around zero is the only one with both signs."""
+        """Return the lower and upper edge of each bin, float64[n]. Only the bin around zero contains both signs."""
         magnitude = self.keys & np.uint32(_SIGN - 1)
         inner = _magnitudes(magnitude)
         outer = _magnitudes(magnitude + np.uint32(1))
@@ -111,11 +112,12 @@ def _received(keys: NDArray[np.uint32], counts: NDArray[Any]) -> Histogram:
 
 
 class Counter:
-    """Build a histogram: one 32-bit number per key, most of it memory that is never touched.
+    """Build a histogram in a table with one 32-bit number per key, most of which is memory that is never touched.
 
-    Keys wait until there are CHUNK of them: counting a few at a time, the tables of all tensors in turn, would find
-    none in the caches. The table is made for the first of them: one that holds next to nothing takes longer to read
-    than its values, and a process can have only some ten thousands. Not for several threads at once.
+    Keys are buffered until there are CHUNK of them. If a few keys of each tensor were counted in turn, none of the
+    tables would be in the caches. The table is made when the first buffer is full. A table for few values would take
+    longer to read than the values, and a process can only have some ten thousand tables. Only one thread at a time may
+    use it.
     """
 
     def __init__(self, start: Histogram = EMPTY) -> None:
@@ -142,7 +144,7 @@ class Counter:
         self._filled += values.size
 
     def take(self, other: Histogram) -> None:
-        """Count what a histogram holds. Merging sorts both anew: for a few bins that is quicker than a table."""
+        """Add the counts of a histogram. A histogram of few bins is merged by sorting, which is faster than a table."""
         total = other.total
         if other.keys.size <= _FEW or total > _MOST:
             self._kept = self._kept.merge(other)
@@ -156,7 +158,7 @@ class Counter:
         self._filled = 0
 
     def _table(self, more: int) -> NDArray[np.uint32]:
-        """The table, to any count of which `more` may be added."""
+        """Return the table. Up to `more` can be added to any of its counts without overflow."""
         if self._counts is None:
             self._counts = _zeros()
         self._room -= more
@@ -167,7 +169,9 @@ class Counter:
         return self._counts
 
     def freeze(self, minimum: float, maximum: float) -> Histogram:
-        """Return the histogram so far, of values from `minimum` to `maximum`: memory beyond them is left untouched."""
+        """Return the histogram so far. All values are from `minimum` to `maximum`; memory outside of these is not
+        touched.
+        """
         if self._counts is None:
             keys, counts = np.unique(self._waiting[: self._filled], return_counts=True)
             return _collect(keys, counts.astype(np.int64) * self._weight).merge(self._kept)
@@ -176,20 +180,21 @@ class Counter:
 
 
 def _read(table: NDArray[np.uint32], minimum: float, maximum: float) -> Histogram:
-    """Return the counts of a table from `minimum` to `maximum`."""
+    """Return the histogram in a table, from `minimum` to `maximum`."""
     least, most = (int(k) & (_SIGN - 1) for k in _keys_of(np.array([minimum, maximum], np.float32)))
     positive = table[: most + 1 if maximum >= 0 else 0]
     negative = table[_SIGN : _SIGN + least + 1 if minimum <= 0 else _SIGN][::-1]
     places = np.flatnonzero(negative != 0), np.flatnonzero(positive != 0)
     keys = np.concatenate([_SIGN + least - places[0], places[1]]).astype(np.uint32)
     counts = np.concatenate([negative[places[0]], positive[places[1]]]).astype(np.int64)
-    # Minus zero's bin has yet to join plus zero's.
+    # If minus zero was counted, its bin must still be joined with that of plus zero.
     return Histogram(keys, counts) if not table[_SIGN] else _collect(keys, counts)
 
 
 def _zeros() -> NDArray[np.uint32]:
-    """A count for each key. Shared memory, which a process's limit (`edgeq_device.budget`) leaves out: what is never
-    touched would count, 2 MiB a tensor."""
+    """Return a table with a zero for each key. It is shared memory, which a process's limit (`edgeq_device.budget`)
+    does not count. Other memory would count even if it is never touched, 2 MiB for each tensor.
+    """
     return np.frombuffer(mmap.mmap(-1, 4 * KEYS), np.uint32)
 
 
@@ -212,7 +217,7 @@ def repeated(value: float, count: int) -> Histogram:
 
 
 def sound(histogram: Histogram) -> bool:
-    """Return whether a histogram from a file is valid: keys finite, ascending, without duplicates; counts positive."""
+    """Return whether a histogram from a file is valid: keys finite, sorted, without duplicates; counts positive."""
     keys, counts = histogram.keys, histogram.counts
     magnitude = keys & np.uint32(_SIGN - 1)
     return (
@@ -226,7 +231,9 @@ def sound(histogram: Histogram) -> bool:
 
 
 def _collect(keys: NDArray[np.uint32], counts: Int64s) -> Histogram:
-    """Add counts of equal keys and sort; minus zero's bin joins plus zero's, so equal values have one bin."""
+    """Sort keys and add the counts of equal ones. The bin of minus zero is joined with that of plus zero, so equal
+    values have one bin.
+    """
     if not keys.size:
         return EMPTY
     order = order_of(np.where(keys == _SIGN, np.uint32(0), keys))
@@ -241,50 +248,52 @@ def _keys_of(values: Float32s) -> NDArray[np.uint32]:
 
 
 def order_of(keys: NDArray[np.uint32]) -> NDArray[np.int32]:
-    """Return a number that grows with the value of a bin: the key for positive bins, minus its magnitude for
-    negative.
+    """Return numbers that increase with the values of the bins: the key for positive bins, minus the key without its
+    sign for negative bins.
     """
     signed = keys.astype(np.int32)
     return np.where(signed >= _SIGN, _SIGN - signed, signed)
 
 
 def from_order(order: NDArray[np.int32]) -> NDArray[np.uint32]:
-    """Return the keys of such numbers."""
+    """Return the keys of numbers from `order_of`."""
     return np.where(order < 0, _SIGN - order, order).astype(np.uint32)
 
 
 def _magnitudes(keys: NDArray[np.uint32]) -> Float64s:
-    """The value at which each non-negative key's bin begins; the key of infinity gives 2^128."""
+    """Return the value at which the bin of each non-negative key begins; 2^128 for the key of infinity."""
     values = (keys.astype(np.uint32) << np.uint32(_SHIFT)).view(np.float32).astype(np.float64)
     return np.where(keys == _INFINITE, 2.0**128, values)
 
 
 _OCTAVE = 1 << MANTISSA_BITS
 BINS = 4 * _OCTAVE
-"""Bins a side. The window is the least power of two that holds the largest magnitude, so more than 2048 are in use."""
+"""Number of bins on each side. The window is the smallest power of two that includes the largest magnitude, so more
+than 2048 are in use."""
 
 
 @dataclass(frozen=True, eq=False)
 class Linear:
-    """Hold a histogram without its exact zeros, which every quantization represents exactly.
+    """Hold a histogram with linear bins and without exact zeros, which every quantization represents exactly.
 
     Attributes:
-        counts: float64[2 × BINS]; bin i holds values from (i - BINS) × width to (i + 1 - BINS) × width.
-        width: a power of two.
+        counts: float64[2 × BINS]; bin i contains values from (i - BINS) × width to (i + 1 - BINS) × width.
+        width: width of a bin, a power of two.
     """
 
     counts: Float64s
     width: float
 
     def centres(self) -> Float64s:
-        """Return float64[2 × BINS]: the value in the middle of each bin."""
+        """Return the centre of each bin, float64[2 × BINS]."""
         return (np.arange(2 * BINS, dtype=np.float64) - BINS + 0.5) * self.width
 
 
 def linear_of(histogram: Histogram) -> Linear:
-    """Spread a histogram over linear bins.
+    """Convert a histogram to linear bins.
 
-    Bins of the histogram nest in the linear ones, but for the top octave, where each covers two and gives half to each.
+    Each bin of the histogram is inside one linear bin, except in the top octave. There each bin covers two linear bins
+    and adds half of its count to each.
     """
     keep = histogram.keys != 0
     order, counts = order_of(histogram.keys[keep]), histogram.counts[keep].astype(np.float64)
@@ -292,14 +301,15 @@ def linear_of(histogram: Histogram) -> Linear:
         return Linear(np.zeros(2 * BINS), 1.0 / BINS)
     magnitude = np.abs(order)
     top = int(magnitude.max()) >> MANTISSA_BITS
-    # A bin's first value as a whole number of the linear bins of the top octave, then of wider ones octave by octave.
+    # The first value of each bin as an index of linear bins: those of the top octave, then wider ones, octave by
+    # octave.
     leading = (magnitude & (_OCTAVE - 1)) | np.where(magnitude >= _OCTAVE, _OCTAVE, 0)
     octave = np.maximum(magnitude >> MANTISSA_BITS, 1)
     steps = np.minimum(max(top, 1) - octave, 31)
     inner = (leading * (BINS // (2 * _OCTAVE))) >> steps
     places = np.where(order < 0, BINS - 1 - inner, BINS + inner)
     split = steps == 0
-    # Halves of whole numbers are exact, so the order of adding does not matter.
+    # Halves of integers are exact, so the order of adding does not matter.
     counts[split] /= 2
     beside = places[split] + np.where(order[split] < 0, -1, 1)
     parts = np.bincount(places, counts, 2 * BINS), np.bincount(beside, counts[split], 2 * BINS)
@@ -308,12 +318,12 @@ def linear_of(histogram: Histogram) -> Linear:
 
 
 UNIT = 2.0**-149
-"""The smallest float32. Sums of extrema are integers in this unit, so that adding them is exact and order-free."""
+"""The smallest float32. Sums of extrema are integers in this unit, so they are exact in any order."""
 
 
 @dataclass(frozen=True, eq=False)
 class ChannelExtrema:
-    """Hold the exact minimum and maximum of every slice along `axis`, float32[channels] each."""
+    """Hold the exact minimum and maximum of every slice along `axis`, each float32[channels]."""
 
     axis: int
     minimum: NDArray[np.float32]
@@ -332,7 +342,7 @@ class ChannelExtrema:
         """Return the extrema of both parts together.
 
         Raises:
-            CalibrationError: they have different axes or numbers of channels.
+            CalibrationError: the axes or the numbers of channels differ.
         """
         if self.axis != other.axis or self.minimum.shape != other.minimum.shape:
             raise CalibrationError("the number of channels differs between samples", "Collect it per tensor")
@@ -346,8 +356,8 @@ class Nonfinite:
     """Count the elements that were not finite.
 
     Attributes:
-        nan: NaN.
-        below, above: minus and plus infinity.
+        nan: number of NaN.
+        below, above: numbers of minus and of plus infinity.
     """
 
     nan: Count = 0
@@ -369,19 +379,19 @@ FINITE = Nonfinite()
 
 @dataclass(frozen=True)
 class TensorStatistics:
-    """Hold what is known of one tensor.
+    """Hold the statistics of one tensor.
 
     Attributes:
         dtype: "float32" or "float16".
-        samples: samples that were run.
-        nonempty: samples in which the tensor had at least one finite element.
-        count: finite elements seen; all figures but `nonfinite` are of these.
-        minimum, maximum: exact extrema; +inf and -inf while nothing was seen. Minus zero is stored as zero.
-        minimum_sum, maximum_sum: sums over samples of the extrema of each sample, in units of 2^-149.
-        histogram: every element, or of a tensor that is very large in one sample an evenly spread part, each counted
-            for as many as it stands for.
-        channels: extrema per channel where they were collected.
-        nonfinite: the elements that were NaN or infinite.
+        samples: number of samples that were run.
+        nonempty: number of samples in which the tensor had at least one finite element.
+        count: number of finite elements; all figures but `nonfinite` describe these.
+        minimum, maximum: exact extrema; +inf and -inf if there were no elements. Minus zero is stored as zero.
+        minimum_sum, maximum_sum: sums over samples of each sample's extrema, in units of 2^-149.
+        histogram: histogram of all elements. For a tensor that is very large in one sample, an evenly spaced part is
+            counted, each element with the weight of those it represents.
+        channels: extrema per channel; None if they were not collected.
+        nonfinite: numbers of elements that were NaN or infinite.
     """
 
     dtype: str = "float32"
@@ -397,11 +407,11 @@ class TensorStatistics:
     nonfinite: Nonfinite = FINITE
 
     def merge(self, other: TensorStatistics) -> TensorStatistics:
-        """Return the statistics of both parts together; sums and counts are exact, so the order of merging does not
+        """Return the statistics of both parts together. Sums and counts are exact, so the order of merging does not
         matter.
 
         Raises:
-            CalibrationError: their element types differ, or only one has extrema per channel.
+            CalibrationError: the element types differ, or only one part has extrema per channel.
         """
         if self.dtype != other.dtype:
             raise CalibrationError(f"one part has {self.dtype}, the other {other.dtype}")
@@ -427,14 +437,14 @@ class TensorStatistics:
 
 @dataclass(frozen=True)
 class Statistics(Displayed):
-    """Hold what one pass observed of all tensors.
+    """Hold the statistics of all tensors.
 
     Attributes:
-        model_digest, data_digest: of what they were collected on; a merged one has its parts' data digests, sorted
-            and joined by "+".
-        samples: samples run, for every tensor.
-        total: samples that were to be run; more than `samples` after an interruption.
-        tensors: by name.
+        model_digest, data_digest: digests of the model and the data. After a merge, the data digests of the parts are
+            sorted and joined by "+".
+        samples: number of samples that every tensor has seen.
+        total: number of samples to run; larger than `samples` after an interruption.
+        tensors: statistics by tensor name.
     """
 
     model_digest: str
@@ -450,11 +460,16 @@ class Statistics(Displayed):
 
     @property
     def complete(self) -> bool:
-        """Return whether all samples were run, for each tensor."""
+        """Return whether every tensor has seen all samples."""
         return self.samples == self.total and all(t.samples == self.samples for t in self.tensors.values())
 
     def check_model(self, digest: str, place: str) -> None:
-        """Refuse these statistics for another model than theirs; `place` names them in the message."""
+        """Refuse these statistics if they are not those of the model with this digest. `place` names them in the
+        message.
+
+        Raises:
+            CalibrationError: they were collected on another model.
+        """
         if digest and self.model_digest and digest != self.model_digest:
             raise CalibrationError(
                 f"{place} was collected on another model ({self.model_digest[:12]}…, this one is {digest[:12]}…)",
@@ -462,7 +477,7 @@ class Statistics(Displayed):
             )
 
     def select(self, names: Iterable[str]) -> Statistics:
-        """Return these statistics for some tensors only."""
+        """Return these statistics for the tensors `names` only."""
         chosen = {}
         for name in names:
             if name not in self.tensors:
@@ -471,10 +486,10 @@ class Statistics(Displayed):
         return replace(self, tensors=chosen)
 
     def merge(self, other: Statistics) -> Statistics:
-        """Return both parts together; associative and commutative to the last bit.
+        """Return the statistics of both parts together. The operation is associative and commutative to the last bit.
 
         Raises:
-            CalibrationError: another model, other tensors, the same data twice, or an unfinished part.
+            CalibrationError: the models or tensors differ, the data are the same, or a part is unfinished.
         """
         if self.model_digest != other.model_digest:
             raise CalibrationError("the parts were collected on different models", "Merge parts of one model")
@@ -485,7 +500,7 @@ class Statistics(Displayed):
             raise CalibrationError("one of the parts is unfinished", "Finish it with --resume, then merge")
         mine, theirs = (set(s.data_digest.split("+")) - {""} for s in (self, other))
         if mine & theirs:
-            raise CalibrationError("both parts hold the same data", "Merge each part once")
+            raise CalibrationError("both parts contain the same data", "Merge each part once")
         tensors = {}
         for name, tensor in self.tensors.items():
             try:
@@ -501,6 +516,8 @@ def in_units(value: float) -> int:
 
 
 def mean_of_units(total: int, count: int) -> float:
-    """Return the mean of `count` values whose sum is `total` units, correctly rounded but for the last division."""
+    """Return the mean of `count` values whose sum is `total` units. It is correctly rounded except for the last
+    division.
+    """
     whole, remaining = divmod(total, count)
     return (float(whole) + remaining / count) * UNIT

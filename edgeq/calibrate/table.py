@@ -1,19 +1,18 @@
 """Write, read and check calibration tables: ONNX Runtime's three files and TensorRT's native cache.
 
-ONNX Runtime's TensorRT provider takes one number a tensor, the largest magnitude, as decimal text:
+ONNX Runtime's TensorRT provider reads one number for each tensor: its largest magnitude as decimal text.
 
 - `calibration.flatbuffers`: table TrtTable {dict: [KeyValue]}, KeyValue {key: string (required, key); value: string},
-  keys ascending, as the schema's binary search needs;
+  with ascending keys, which the schema's binary search needs;
 - `calibration.json`: the same as a JSON object;
 - `calibration.cache`: lines "name value".
 
-TensorRT's native cache has a first line "TRT-<version>-<algorithm>", then lines "name: <hex>", the big-endian bits of a
-float32 scale; the magnitude is 127 scales.
+TensorRT's native cache begins with a line "TRT-<version>-<algorithm>". Then it has a line "name: <hex>" for each
+tensor, with the big-endian bits of a float32 scale. The magnitude is 127 times the scale.
 
-The bytes of a TrtTable flatbuffer: written with the flatbuffers package, read with bounds checked.
-
-Schema (namespace CalTableFlatBuffers): table KeyValue {key: string (required, key); value: string}; table TrtTable
-{dict: [KeyValue]}; root type TrtTable.
+The flatbuffers package writes a TrtTable. edgeq reads it itself, with bounds checked. Its schema (namespace
+CalTableFlatBuffers) is: table KeyValue {key: string (required, key); value: string}; table TrtTable {dict: [KeyValue]};
+root type TrtTable.
 """
 
 from __future__ import annotations
@@ -36,13 +35,15 @@ from edgeq.util.outputs import is_plain, output_file, shown
 from edgeq.util.records import is_longer
 
 DICT, KEY, VALUE = 0, 0, 1
-"""Slots. A table's fields are numbered in the order of the schema."""
+"""Slots: the numbers of a table's fields, in the order of the schema."""
 LONGEST_VALUE = 256
-"""Bytes of a number's decimal text."""
+"""Largest number of bytes of a number's decimal text."""
 
 
 def encode_table(table: Mapping[str, str]) -> bytes:
-    """Return a TrtTable of name → decimal text; keys ascending by their bytes, as flatbuffers compares them."""
+    """Return the bytes of a TrtTable of name → decimal text. Keys are sorted by their bytes, as flatbuffers compares
+    them.
+    """
     builder = flatbuffers.Builder(1024)
     pairs = []
     for name, value in sorted(table.items(), key=lambda pair: pair[0].encode()):
@@ -65,7 +66,7 @@ def decode_table(content: bytes) -> list[tuple[str, str]]:
     """Return the pairs of a TrtTable, in their order.
 
     Raises:
-        ValueError, IndexError, struct.error, UnicodeDecodeError: the bytes are not such table.
+        ValueError, IndexError, struct.error, UnicodeDecodeError: the bytes are not such a table.
     """
     view = _View(content)
     vector = view.field(view.follow(0), DICT)
@@ -75,8 +76,8 @@ def decode_table(content: bytes) -> list[tuple[str, str]]:
     if count > len(content) // 4:
         raise ValueError("its vector is longer than the file")
     pairs = []
-    # Names differ, so that each has bytes of its own in an honest file; else a megabyte of offsets to one long name
-    # would become gigabytes of text.
+    # Names are unique, so in a valid file each has its own bytes. Without this limit, a megabyte of offsets to one long
+    # name would become gigabytes of text.
     left = len(content)
     for index in range(count):
         pair = view.follow(vector + 4 + 4 * index)
@@ -90,21 +91,21 @@ def decode_table(content: bytes) -> list[tuple[str, str]]:
 
 
 class _View:
-    """Offsets of a flatbuffer, none of which may leave the buffer."""
+    """Follow the offsets of a flatbuffer. None of them may leave the buffer."""
 
     def __init__(self, content: bytes) -> None:
         self._content = content
 
     def unsigned(self, at: int) -> int:
-        """The little-endian uint32 at byte `at`."""
+        """Return the little-endian uint32 at byte `at`."""
         return int(struct.unpack_from("<I", self._content, self._inside(at, 4))[0])
 
     def follow(self, at: int) -> int:
-        """Return the position to which the offset at byte `at` leads, counted from there."""
+        """Return the position that the offset at byte `at` points to. Offsets are relative to their own position."""
         return self._inside(at + self.unsigned(at), 4)
 
     def field(self, table: int, slot: int) -> int | None:
-        """Return the position of the offset field `slot` of the table at `table`; None where it is absent."""
+        """Return the position of the offset field `slot` in the table at `table`; None if the field is absent."""
         (back,) = struct.unpack_from("<i", self._content, self._inside(table, 4))
         vtable = self._inside(table - back, 4)
         (size,) = struct.unpack_from("<H", self._content, vtable)
@@ -115,10 +116,12 @@ class _View:
         return self.follow(table + offset) if offset else None
 
     def string(self, at: int, most: int) -> str:
-        """The text at byte `at`, of at most `most` bytes: its length in bytes as uint32, then UTF-8."""
+        """Return the text at byte `at`, of at most `most` bytes. It is stored as its length in bytes (uint32), then
+        UTF-8.
+        """
         length = self.unsigned(at)
         if length > most:
-            raise ValueError(f"a text has {length} bytes, more than there can be")
+            raise ValueError(f"a text has {length} bytes, more than possible")
         self._inside(at + 4, length)
         return self._content[at + 4 : at + 4 + length].decode()
 
@@ -132,7 +135,7 @@ FLATBUFFERS, JSON, CACHE = "calibration.flatbuffers", "calibration.json", "calib
 LEVELS = 127
 _LARGEST = float(np.finfo(np.float32).max)
 MAX_BYTES = 2**25
-"""A table file larger than this is refused."""
+"""Largest number of bytes of a table file."""
 
 Table = dict[str, float]
 """Largest magnitude (a float32 value) by tensor name."""
@@ -142,7 +145,7 @@ def table_of(ranges: Mapping[str, Range], tensors: Collection[str] | None = None
     """Return the table of some ranges.
 
     Args:
-        tensors: names that the table must cover; None means those of `ranges`.
+        tensors: names that the table must contain; None means those of `ranges`.
 
     Raises:
         CalibrationError: a tensor is missing, or its range is not finite or exceeds float32.
@@ -150,7 +153,8 @@ def table_of(ranges: Mapping[str, Range], tensors: Collection[str] | None = None
     missing = sorted(set(tensors or ()) - set(ranges))
     if missing:
         raise CalibrationError(
-            f"tensor {missing[0]!r} has no range ({len(missing)} such in all)", "Calibrate all float activations"
+            f"tensor {missing[0]!r} has no range ({len(missing)} tensors have none)",
+            "Calibrate all float activations",
         )
     table = {}
     for name, span in sorted(ranges.items()):
@@ -161,20 +165,22 @@ def table_of(ranges: Mapping[str, Range], tensors: Collection[str] | None = None
 
 
 def write_tables(directory: Path, ranges: Mapping[str, Range], *, tensors: Collection[str] | None = None) -> None:
-    """Write the three tables of ONNX Runtime into `directory`, made if need be, and check them by reading them back.
+    """Write ONNX Runtime's three tables into `directory`, and read them back as a check. The directory is created if
+    needed.
 
     Args:
-        tensors: names that must be covered.
+        tensors: names that the tables must contain.
 
     Raises:
-        CalibrationError: as `table_of`; or a name that the text form cannot carry.
-        OutputError: `directory` cannot be written, or a file in it that is not a table has the name of one.
+        CalibrationError: as for `table_of`, or the text form cannot represent a name.
+        OutputError: `directory` cannot be written, or another file in it has the name of a table.
     """
     table = table_of(ranges, tensors)
     for name in table:
         if not name or any(c.isspace() for c in name):
             raise CalibrationError(
-                f"tensor name {name!r} is empty or holds white space, which {CACHE} cannot carry", "Rename the tensor"
+                f"tensor name {name!r} is empty or contains white space, which {CACHE} cannot represent",
+                "Rename the tensor",
             )
     text = {name: _decimal(value) for name, value in table.items()}
     forms = {
@@ -193,7 +199,7 @@ def write_tables(directory: Path, ranges: Mapping[str, Range], *, tensors: Colle
 
 
 def read_tables(directory: Path) -> Table:
-    """Read the three tables and check that they have the same ranges."""
+    """Read the three tables and check that they contain the same ranges."""
     table = read_flatbuffers(directory / FLATBUFFERS)
     for name, other in ((JSON, read_json(directory / JSON)), (CACHE, read_cache(directory / CACHE))):
         if other != table:
@@ -202,17 +208,17 @@ def read_tables(directory: Path) -> Table:
 
 
 def unpack_tables(path: Path, folder: Path) -> None:
-    """Unpack the first variant's three tables of a bundle's calibration.zip into `folder`.
+    """Unpack the three tables of the first variant in a bundle's calibration.zip into `folder`.
 
     Raises:
-        CalibrationError: it lacks one of them, or one is too large.
+        CalibrationError: the file does not contain the three tables.
     """
     try:
         with zipfile.ZipFile(path) as archive:
             for name in (FLATBUFFERS, JSON, CACHE):
                 with archive.open(f"calibration/{name}") as member:
                     content = member.read(MAX_BYTES + 1)
-                (folder / name).write_bytes(content)  # one that is too large is refused where it is read
+                (folder / name).write_bytes(content)  # If it is too large, the reader refuses it.
     except (KeyError, OSError, zipfile.BadZipFile, zlib.error, RuntimeError) as error:
         raise CalibrationError(
             f"{path} does not contain the tables of a bundle ({error})", "Give calibration.zip"
@@ -220,7 +226,7 @@ def unpack_tables(path: Path, folder: Path) -> None:
 
 
 def read_table(path: Path) -> Table:
-    """Read any of the four files; the content decides which it is."""
+    """Read a calibration table in any of the four forms. Its content and suffix decide which."""
     content = _read(path)
     if content.startswith(b"TRT-"):
         return read_native(path)
@@ -230,10 +236,10 @@ def read_table(path: Path) -> Table:
 
 
 def check_table(path: Path) -> None:
-    """Refuse a place that holds anything but a calibration table, which a new one may replace.
+    """Refuse an output path that contains anything but a calibration table. A new table may replace an old one.
 
     Raises:
-        OutputError: it does.
+        OutputError: there is another file at `path`.
     """
     if (path.exists() or path.is_symlink()) and not is_table(path):
         raise OutputError(f"{shown(path)} is not a calibration table", "Move it, or choose another output")
@@ -254,7 +260,7 @@ def read_flatbuffers(path: Path) -> Table:
     """Read a table in ONNX Runtime's flatbuffers form.
 
     Raises:
-        CalibrationError: it is damaged, or of another form.
+        CalibrationError: the file is damaged, or has another form.
     """
     try:
         pairs = decode_table(_read(path))
@@ -262,15 +268,15 @@ def read_flatbuffers(path: Path) -> Table:
         raise CalibrationError(f"{path} is not a calibration table: {error}", "Write it again") from error
     names = [name.encode() for name, _ in pairs]
     if names != sorted(names):
-        raise CalibrationError(f"{path} has keys out of order, so that a look-up by key fails", "Write it again")
+        raise CalibrationError(f"{path} has unsorted keys, so looking up a key fails", "Write it again")
     return _table(path, pairs)
 
 
 def read_json(path: Path) -> Table:
-    """Read a table in ONNX Runtime's JSON form: tensor name → the largest magnitude as text.
+    """Read a table in ONNX Runtime's JSON form: tensor name → largest magnitude as text.
 
     Raises:
-        CalibrationError: it is damaged, or of another form.
+        CalibrationError: the file is damaged, or has another form.
     """
     try:
         pairs = json.loads(_read(path), object_pairs_hook=list)
@@ -285,7 +291,7 @@ def read_cache(path: Path) -> Table:
     """Read a table in ONNX Runtime's text form: a line "name value" for each tensor.
 
     Raises:
-        CalibrationError: it is damaged, or of another form.
+        CalibrationError: the file is damaged, or has another form.
     """
     lines = [line.rsplit(" ", 1) for line in _text(path).splitlines()]
     if any(len(line) != 2 for line in lines):
@@ -296,10 +302,10 @@ def read_cache(path: Path) -> Table:
 def write_native(
     path: Path, ranges: Mapping[str, Range], *, version: str = "8601", algorithm: str = "EntropyCalibration2"
 ) -> None:
-    """Write TensorRT's native cache and check it by reading it back. A tensor of range 0 gets the least normal scale.
+    """Write TensorRT's native cache, and read it back as a check. A tensor of range 0 gets the smallest normal scale.
 
     Args:
-        version: TensorRT's version as its first line has it ("8601" for 8.6.1).
+        version: TensorRT's version as in the first line ("8601" for 8.6.1).
         algorithm: the name of the calibrator.
     """
     table = table_of(ranges)
@@ -308,7 +314,9 @@ def write_native(
             f"TRT-{version}-{algorithm} is not a first line of a TensorRT cache", "Use digits and letters"
         )
     if any("\n" in name or "\r" in name for name in table):
-        raise CalibrationError("a tensor name holds a line break, which TensorRT's cache cannot carry", "Rename it")
+        raise CalibrationError(
+            "a tensor name contains a line break, which TensorRT's cache cannot represent", "Rename it"
+        )
     scales = {name: _scale(value) for name, value in table.items()}
     lines = [f"TRT-{version}-{algorithm}", *(f"{n}: {struct.pack('>f', s).hex()}" for n, s in scales.items())]
     check_table(path)
@@ -319,7 +327,7 @@ def write_native(
 
 
 def read_native(path: Path) -> Table:
-    """Read TensorRT's native cache: the magnitude (127 scales) by name."""
+    """Read TensorRT's native cache, and return the magnitude (127 times the scale) by name."""
     head, *lines = _text(path).splitlines() or [""]
     if not re.fullmatch(r"TRT-[0-9]+-[A-Za-z0-9]+", head.strip()):
         raise CalibrationError(f"{path} does not begin with TRT-<version>-<algorithm>", "Give a TensorRT cache")
@@ -343,7 +351,7 @@ def _scale(bound: float) -> float:
 
 
 def _decimal(value: float) -> str:
-    """The shortest decimal text that reads back as the same float32."""
+    """Return the shortest decimal text that reads back as the same float32."""
     return str(np.float32(value))
 
 
@@ -362,7 +370,7 @@ def _table(path: Path, pairs: list[tuple[str, str]]) -> Table:
 
 
 def _float32(value: float) -> float:
-    """The nearest float32; infinity where there is none."""
+    """Return the nearest float32; infinity if the value is too large."""
     with np.errstate(over="ignore"):
         return float(np.float32(value))
 

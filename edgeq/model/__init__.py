@@ -1,6 +1,6 @@
-"""Check, prepare and describe models; and provide the in-memory graph that all packages share.
+"""Check, prepare and describe models, and provide the in-memory graph that all packages share.
 
-A model is parsed once, where it is loaded (`edgeq.model.load`), and passed on as an `onnx_ir.Model`: code that changes
-a model changes a `clone()` of it, which shares the weights. The protobuf form exists where files are read and written,
-and where an interface of another library takes nothing else.
+`edgeq.model.load` parses a model once and passes it on as an `onnx_ir.Model`. Code that changes a model changes a
+`clone()` of it, which shares the weights. Only two places use the protobuf form: code that reads and writes files, and
+calls to other libraries that accept nothing else.
 """

@@ -1,4 +1,4 @@
-"""Clean a graph: what nothing reads is removed, nodes are named, sorted and recognised."""
+"""Clean a graph: remove what nothing reads, name and sort the nodes, and recognise files that are not models."""
 
 from __future__ import annotations
 
@@ -19,24 +19,26 @@ from edgeq.model.graph import bodies, constant, node_input, operator_of
 
 
 def tidy(model: ir.Model) -> int:
-    """Make weights constants (not overridable inputs), Constant nodes initializers, and drop dead code, in place.
+    """Make weights constants that no input can override, lift Constant nodes to initializers, and remove dead code.
 
     Returns:
-        How many nodes were dropped because no output depends on them.
+        The number of nodes that were removed because no output depends on them.
     """
     RemoveInitializersFromInputsPass()(model)
     LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
     dropped, last = 0, -1
-    while dropped != last:  # what only a dead node in a branch used dies in the next round
+    while dropped != last:  # A node that only a dead node in a branch used is removed in the next round.
         last = dropped
         dropped += sum(_drop_dead(graph) for graph in model.graphs())
     return dropped
 
 
 def forget_origin(model: ir.Model) -> None:
-    """Drop, in place, what exporters write about where nodes and the tensors between them came from: source lines,
-    stack traces, module paths. No runtime reads it, it names files of the machine that exported, and PyTorch's takes
-    more of a small int8 model than its weights. What describes the model, its inputs and its outputs stays."""
+    """Remove, in place, the exporter's notes on the origin of nodes and inner tensors: source lines, stack traces,
+    module paths. No runtime reads these notes. They name files of the exporting machine, and those that PyTorch writes
+    can take more space than the weights of a small int8 model. The descriptions of the model, its inputs and its
+    outputs stay.
+    """
     for graph in model.graphs():
         graph.metadata_props.clear()
         for node in graph:
@@ -49,15 +51,16 @@ def forget_origin(model: ir.Model) -> None:
 
 
 def remove_no_ops(model: ir.Model) -> int:
-    """Bypass Identity nodes, Dropout nodes that are not in training mode, and Casts and Pads that change nothing, in
-    place.
+    """Bypass, in place, nodes that change nothing: Identity, Dropout outside training mode, and some Casts and Pads.
 
-    1. The output is not a graph output: its users read the input instead.
-    2. It is one, and the input is made by a node of the same graph and is not a graph output: the input takes its name.
-    3. Otherwise (a graph input or weight handed through, two outputs of one value) the node has to stay.
+    1. If the node's output is not a graph output, its users read the input instead.
+    2. If it is a graph output, the input takes over its name. This needs an input that a node of the same graph makes
+    and
+       that is not a graph output itself.
+    3. In all other cases the node stays: it passes on a graph input or a weight, or makes a second output of one value.
 
     Returns:
-        How many were removed.
+        The number of nodes that were removed.
     """
     removed = 0
     for graph in model.graphs():
@@ -85,7 +88,7 @@ def _mask_used(node: ir.Node) -> bool:
 
 
 def _training(node: ir.Node) -> bool:
-    """Return whether a Dropout drops: not where its third input is missing or a constant False, else it may."""
+    """Return whether a Dropout may drop values: False only if its third input is missing or a constant False."""
     flag = node_input(node, 2)
     if flag is None:
         return False
@@ -108,7 +111,9 @@ def _bypass(node: ir.Node, graph: ir.Graph) -> bool:
 
 
 def _release(node: ir.Node) -> None:
-    """Let the bodies inside a node read nothing any more: a value counts what nodes of a removed body read too."""
+    """Disconnect the bodies inside a node from all values, because a value's uses also count the nodes of removed
+    bodies.
+    """
     for body in bodies(node):
         for inner in body.all_nodes():
             for place in range(len(inner.inputs)):
@@ -116,8 +121,9 @@ def _release(node: ir.Node) -> None:
 
 
 def _drop_dead(graph: ir.Graph) -> int:
-    """Remove nodes and weights that nothing uses. onnx-ir's own pass also switches BatchNormalization out of training
-    mode in releases up to 1.0, which changes results."""
+    """Remove nodes and weights that nothing uses, and return the number of nodes. onnx-ir's own pass is not used: up to
+    release 1.0 it also switches BatchNormalization out of training mode, which changes results.
+    """
     dead = 0
     for node in reversed(graph):
         if not any(o.uses() or o.is_graph_output() for o in node.outputs):
@@ -129,7 +135,7 @@ def _drop_dead(graph: ir.Graph) -> int:
 
 
 _ZIP = b"PK\x03\x04"
-# (offset, first bytes, what it is, what to do)
+# (offset, first bytes, file type, what to do)
 _SIGNATURES = (
     (0, b"version https://git-lfs", "a Git LFS pointer, not the model itself", "Fetch the model with `git lfs pull`"),
     (0, _ZIP, "a zip archive, such as a PyTorch checkpoint or a cut bundle", "Export the model with torch.onnx.export"),
@@ -149,37 +155,37 @@ BUNDLES_GO = "`edgeq verify`, `eval`, `bench` and `compare` take bundles"
 
 
 def check_model_name(output: Path) -> None:
-    """Refuse a place for a model that is named as a bundle: what reads it would take it for one.
+    """Refuse to write a model to a path with the suffix of a bundle: readers would open it as a bundle.
 
     Raises:
-        OutputError: says so.
+        OutputError: `output` has the suffix of a bundle.
     """
     if is_named_bundle(output):
         fix = "Name it .onnx; `edgeq package` writes bundles"
-        raise OutputError(f"{output} is named as a bundle, but a model goes there", fix)
+        raise OutputError(f"{output} has the suffix of a bundle, but this command writes a model", fix)
 
 
 def check_bundle_name(output: Path) -> None:
-    """Refuse a place for a bundle that is named as a model.
+    """Refuse to write a bundle to a path with the suffix of a model.
 
     Raises:
-        OutputError: says so.
+        OutputError: `output` has the suffix .onnx.
     """
     if output.suffix.lower() == ".onnx":
         fix = f"Name a directory, or a file that ends in {BUNDLE}; `edgeq quantize` writes a model alone"
-        raise OutputError(f"{output} is named as a model, but a bundle goes there", fix)
+        raise OutputError(f"{output} has the suffix of a model, but this command writes a bundle", fix)
 
 
 def is_named_bundle(path: Path) -> bool:
-    """Return whether `path` has the suffix of a bundle in one file, in either case."""
+    """Return whether `path` has the suffix of a single-file bundle, in upper or lower case."""
     return path.suffix.lower() == BUNDLE
 
 
 def is_archived_bundle(path: Path) -> bool:
-    """Return whether the file at `path` is a bundle in one file, whatever its name.
+    """Return whether the file at `path` is a single-file bundle, whatever its name is.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: the file cannot be read.
     """
     with path.open("rb") as stream:
         if stream.read(len(_ZIP)) != _ZIP:
@@ -195,7 +201,7 @@ def likely_cause(content: bytes, path: Path) -> tuple[str, str]:
     """Return (what is wrong, what to do) for bytes that do not parse as an ONNX model."""
     head = content[:_SNIFFED]
     if is_named_bundle(path):
-        return "it is named as a bundle", f"Give the .onnx file that it was made from; {BUNDLES_GO}"
+        return "it has the suffix of a bundle", f"Give the .onnx file that it was made from; {BUNDLES_GO}"
     for offset, signature, what, fix in _SIGNATURES:
         if head.startswith(signature, offset):
             return f"it is {what}", fix
@@ -210,25 +216,25 @@ def _is_text(head: bytes) -> bool:
     try:
         text = head.decode("utf-8")
     except UnicodeDecodeError as error:
-        # The sniffed part may end in the middle of a character.
+        # The bytes read may end in the middle of a character.
         if error.start < len(head) - 3 or len(head) < _SNIFFED:
             return False
         text = head[: error.start].decode("utf-8")
     return all(c.isprintable() or c in "\r\n\t\f" for c in text)
 
 
-# What quantizers append to the name of a tensor for its scale, its integers and what Q/DQ pairs give.
+# Suffixes that quantizers append to a tensor's name for its scale, its integers and the outputs of its Q/DQ pair.
 _MADE = re.compile(r"_(?:(?:output_)?quantized|scale|zero_point|QuantizeLinear|DequantizeLinear)")
 
 
 def name_nodes(model: ir.Model) -> int:
-    """Give each unnamed node, and each but the first of those that share a name, a new unique name, in place.
+    """Give a new unique name to each unnamed node and to each node whose name an earlier node has, in place.
 
-    A new name is the old one (or the operator type) and a number; it depends on the graph alone. Nodes of bodies share
-    the one space of names.
+    A new name is the old name (or the operator type) plus a number. It depends only on the graph. Nodes of bodies must
+    not share names with nodes of the main graph either.
 
     Returns:
-        How many nodes were named.
+        The number of nodes that were renamed.
     """
     changed = 0
     for node, name in node_names(model).items():
@@ -239,8 +245,8 @@ def name_nodes(model: ir.Model) -> int:
 
 
 def node_names(model: ir.Model) -> dict[ir.Node, str]:
-    """Return every node, those of bodies after those of the main graph, and the name that `name_nodes` would give
-    it.
+    """Return each node with the name that `name_nodes` would give it. Nodes of bodies come after those of the main
+    graph.
     """
     nodes = [node for graph in model.graphs() for node in graph]
     taken = {node.name or "" for node in nodes}
@@ -257,8 +263,8 @@ def node_names(model: ir.Model) -> dict[ir.Node, str]:
 
 
 def clashing_names(names: Iterable[str]) -> dict[str, str]:
-    """Return the names that quantizers give, or may give, to what they make for another of these tensors → that
-    one's name.
+    """Return name → other name, for each of `names` that a quantizer could give to a tensor that it derives from the
+    tensor with the other name.
     """
     known = set(names)
     return {
@@ -270,11 +276,12 @@ def clashing_names(names: Iterable[str]) -> dict[str, str]:
 
 
 def separate_names(model: ir.Model) -> tuple[str, ...]:
-    """Rename inner tensors, in place, until none has a name that a quantizer would give to what it makes for another.
-    Inputs and outputs of the model keep theirs: of a pair with one of them the other is renamed.
+    """Rename inner tensors, in place, if a quantizer would give their name to a tensor that it derives from another
+    one. Inputs and outputs of the model keep their names: if one tensor of a pair is an input or output, the other is
+    renamed.
 
     Returns:
-        The names that are gone.
+        The names that no longer exist.
     """
     kept = {value.name for value in (*model.graph.inputs, *model.graph.outputs)}
     inner: dict[str, list[ir.Value]] = {}
@@ -299,8 +306,9 @@ def separate_names(model: ir.Model) -> tuple[str, ...]:
 
 
 def _names_of_copies(named: Mapping[str, Sequence[ir.Value]]) -> dict[str, str]:
-    """Names of what is no initializer that onnxruntime's quantizer may give to the copies of a bias of several layers,
-    its name with a number → that bias's name."""
+    """Return tensor names that onnxruntime's quantizer may use for copies of a bias, mapped to the name of the bias.
+    The quantizer copies a bias that several layers share and appends a number to its name. Initializers are left out.
+    """
     shared = {name for name, values in named.items() if sum(map(_layers_with_bias, values)) > 1}
     free = (name for name, values in named.items() if not any(value.is_initializer() for value in values))
     return {
@@ -325,7 +333,7 @@ def _free(stem: str, position: int, taken: set[str]) -> str:
 
 
 def is_sorted(graph: onnx.GraphProto) -> bool:
-    """Return whether each node comes after the nodes whose outputs it (or a graph inside it) uses."""
+    """Return whether each node comes after the nodes whose outputs it, or a graph inside it, reads."""
     made_here = {o for node in graph.node for o in node.output if o}
     known: set[str] = set()
     for node in graph.node:
@@ -336,10 +344,10 @@ def is_sorted(graph: onnx.GraphProto) -> bool:
 
 
 def sort_nodes(graph: onnx.GraphProto, path: Path) -> None:
-    """Put the nodes of `graph` in topological order, in place, staying as close to the given order as possible.
+    """Put the nodes of `graph` in topological order, in place, as close to the given order as possible.
 
     Raises:
-        ModelError: nodes depend on each other in a circle.
+        ModelError: nodes depend on each other in a cycle.
     """
     if is_sorted(graph):
         return
@@ -372,7 +380,9 @@ def sort_nodes(graph: onnx.GraphProto, path: Path) -> None:
 
 
 def _on_cycle(waiting: list[set[int]]) -> int:
-    """A node on a cycle: every node that still waits waits for one that does, so going back must come round."""
+    """Return the index of a node on a cycle. Each waiting node waits for another waiting node, so following them
+    backwards must reach one node twice.
+    """
     index = next(i for i, makers in enumerate(waiting) if makers)
     seen: set[int] = set()
     while index not in seen:
@@ -382,7 +392,7 @@ def _on_cycle(waiting: list[set[int]]) -> int:
 
 
 def names_read(node: onnx.NodeProto) -> set[str]:
-    """Return the names that a node reads: its inputs, and what graphs inside it take from outside."""
+    """Return the names that a node reads: its inputs, and the outer names that graphs inside it use."""
     names = {n for n in node.input if n}
     for attribute in node.attribute:
         for graph in [attribute.g, *attribute.graphs] if attribute.HasField("g") else list(attribute.graphs):

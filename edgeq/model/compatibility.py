@@ -1,5 +1,5 @@
-"""Find the onnxruntime that a model needs: by its opset, IR version, and the operators with their types, against a
-table that was filled by probing releases (targets/onnxruntime/versions.toml, scripts/probe_runtime.py).
+"""Find the onnxruntime release that a model needs, from its opset, its IR version and its operators with their types.
+The releases in the table were probed (targets/onnxruntime/versions.toml, filled by scripts/probe_runtime.py).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _SHORT: dict[ir.DataType | None, str] = {
 
 @dataclass(frozen=True)
 class Requirement:
-    """Describe something in a model, and the oldest probed release that knows it."""
+    """Describe one feature of a model, and the oldest probed release that supports it."""
 
     what: str
     since: str
@@ -44,9 +44,9 @@ class Compatibility:
     """Describe what a model needs of onnxruntime.
 
     Attributes:
-        requirements: the most demanding first.
-        probed: whether its architecture was probed; else the figures are those of another one.
-        products: kinds of integer products in it, by which releases with wrong kernels are recognised.
+        requirements: the model's requirements, the most demanding first.
+        probed: whether the architecture was probed; if not, the figures are those of another architecture.
+        products: kinds of integer products in the model; they identify the releases whose kernels compute it wrong.
     """
 
     requirements: tuple[Requirement, ...]
@@ -55,21 +55,19 @@ class Compatibility:
 
     @property
     def minimum(self) -> str:
-        """Return the oldest probed release that knows everything in the model."""
+        """Return the oldest probed release that supports everything in the model."""
         return self.requirements[0].since
 
     def runs_on(self, version: str) -> bool:
-        """Return whether a release such as "1.24.1" is no older than `minimum`; patch releases count as their minor
-        one.
-        """
+        """Return whether a release such as "1.24.1" is at least `minimum`. The patch number does not count."""
         return parse_version(version) >= parse_version(self.minimum)
 
     def explain(self, version: str) -> str:
-        """Return one line on whether the model runs on `version`."""
+        """Return one line that states whether the model runs on `version`, and why."""
         needed = self.requirements[0]
         if self.runs_on(version):
-            return f"onnxruntime {version} is new enough: {needed.since} or newer knows {needed.what}"
-        return f"onnxruntime {version} is too old: {needed.what} needs {needed.since}"
+            return f"onnxruntime {version} is new enough: {needed.what} needs {needed.since} or newer"
+        return f"onnxruntime {version} is too old: {needed.what} needs {needed.since} or newer"
 
     def __record__(self) -> dict[str, Any]:
         return {
@@ -81,8 +79,9 @@ class Compatibility:
 
 @dataclass(frozen=True)
 class _Versions:
-    """The file. For each architecture it has the releases that were probed, the highest opset and IR version of each
-    release, and the first release that has each kernel ("" where none has it)."""
+    """Hold the content of versions.toml. For each architecture it lists the probed releases, the highest opset and IR
+    version of each release, and the first release that has each kernel ("" if none has it).
+    """
 
     probed: Mapping[str, tuple[str, ...]]
     opset: Mapping[str, Mapping[str, int]]
@@ -91,10 +90,10 @@ class _Versions:
 
 
 def compatibility(model: ir.Model, architecture: str = "") -> Compatibility:
-    """Return what `model` needs of onnxruntime on `architecture`. Of its external data, int8 weights are read.
+    """Return what `model` needs of onnxruntime on `architecture`. Of external data, only int8 weights are read.
 
     Raises:
-        ModelError: something in it that no probed release knows.
+        ModelError: no probed release supports something in the model.
     """
     versions = _versions()
     like = architecture if architecture in versions.probed else next(iter(versions.probed))
@@ -114,7 +113,7 @@ def compatibility(model: ir.Model, architecture: str = "") -> Compatibility:
 
 
 def _kernels(model: ir.Model) -> Iterator[str]:
-    """Operators with their types, as the table names them."""
+    """Yield the kernels of a model's operators, as the table names them: the operator and its integer types."""
     for node in every_node(model):
         if node.op_type in ("MatMulNBits", "GatherBlockQuantized"):
             yield f"{node.op_type} {node.attributes.get_int('bits', 4)}"
@@ -126,9 +125,11 @@ def _kernels(model: ir.Model) -> Iterator[str]:
 
 
 def _typed_by(node: ir.Node) -> list[tuple[ir.Value | None, ...]]:
-    """The values whose types, one after the other, name the kernel of an integer operator; () for others. The first of
-    each group that is constant decides (a zero point has the type of what it belongs to), else it is unsigned, as
-    DynamicQuantizeLinear's is. Without weights, all integers have the type of the first."""
+    """Return the groups of values whose types, one after the other, name the kernel of an integer operator; [] for
+    other operators. In each group the first constant decides, because a zero point has the type of its tensor. Without
+    a constant the type is unsigned, as DynamicQuantizeLinear makes it. If the operator has no weights, the first
+    integer input decides for all.
+    """
     row = operator_of(node)
     if not row.integers:
         return [(node_input(node, row.integer_output[1]),)] if row.integer_output else []
@@ -137,8 +138,9 @@ def _typed_by(node: ir.Node) -> list[tuple[ir.Value | None, ...]]:
 
 
 def _short_type(values: tuple[ir.Value | None, ...]) -> str:
-    """The short name of the type of the first constant among values; "" for a type that no kernel is named by, such as
-    the int32 of a bias."""
+    """Return the short name of the type of the first constant among `values`, "u8" if none is constant. Return "" for a
+    type that no kernel is named by, such as the int32 of a bias.
+    """
     known = [value.dtype for value in values if value is not None and value.is_initializer()]
     return _SHORT.get(known[0], "") if known else "u8"
 
@@ -151,9 +153,7 @@ def _since(known: Mapping[str, int], wanted: int, what: str) -> str:
 
 
 def wrong_table() -> str:
-    """Return the content of `edgeq_device/known_wrong.json`: what devices get to know of releases with wrong
-    kernels.
-    """
+    """Return the content of `edgeq_device/known_wrong.json`, the list of releases with wrong kernels for devices."""
     content = toml_table(shipped("targets") / "onnxruntime" / "known_wrong.toml", HardwareError, "Correct the file")
     return json.dumps(content["wrong"], indent=1) + "\n"
 
@@ -168,17 +168,15 @@ _SIZE = re.compile("0*[1-9][0-9]{0,17}")
 
 
 def free_sizes(model: ir.Model) -> tuple[str, ...]:
-    """Return what is not fixed in the shapes of the inputs, once each: the name of a size, "INPUT:AXIS" where it has
-    none.
-    """
+    """Return the free sizes of the inputs, each once: by its symbol, or as "INPUT:AXIS" if it has none."""
     return tuple(dict.fromkeys(name for value in _inputs(model) for name in _free(value)))
 
 
 def parse_sizes(texts: Iterable[str]) -> dict[str, int]:
-    """Return numbers by name from texts such as "N=1".
+    """Return sizes by name from texts such as "N=1".
 
     Raises:
-        UsageError: a text of another form.
+        UsageError: a text has another form.
     """
     found = {}
     for text in texts:
@@ -190,14 +188,14 @@ def parse_sizes(texts: Iterable[str]) -> dict[str, int]:
 
 
 def fix_sizes(model: ir.Model, sizes: Mapping[str, int], source: Path) -> None:
-    """Put numbers in the place of free sizes, in place; shapes of other tensors follow where they name the same sizes.
+    """Replace free sizes by numbers, in place. Shapes of other tensors change with them if they use the same symbols.
 
     Args:
-        sizes: number by name, as `free_sizes` has it.
+        sizes: numbers by the names that `free_sizes` returns.
         source: the model's file, for messages.
 
     Raises:
-        UsageError: a name that no free size has; with the nearest.
+        UsageError: no free size has one of the names; the message suggests the nearest name.
     """
     known = free_sizes(model)
     unknown = next((name for name in sizes if name not in known), None)
@@ -218,10 +216,10 @@ def require_fixed_sizes(model: ir.Model, source: Path, where: str) -> None:
     """Refuse a model whose inputs have free sizes.
 
     Args:
-        where: what needs fixed ones, for the message.
+        where: the target or tool that needs fixed sizes, for the message.
 
     Raises:
-        ModelError: names each, and the options that fix them.
+        ModelError: some sizes are free; the message names each, with the options that fix them.
     """
     free = free_sizes(model)
     if free:
@@ -230,9 +228,9 @@ def require_fixed_sizes(model: ir.Model, source: Path, where: str) -> None:
             next(_free(value), "") for value in _inputs(model) if value.shape and not isinstance(value.shape[0], int)
         }
         options = " ".join(f"--fix {name}={1 if name in batch else 'SIZE'}" for name in free)
-        sized = "" if batch.issuperset(free) else ", the SIZE that your samples have"
+        sized = "" if batch.issuperset(free) else ", with the SIZE of your samples"
         raise ModelError(
-            f"{source}: {where} needs fixed sizes, and its inputs leave {listed} free", f"Give {options}{sized}"
+            f"{source}: {where} needs fixed sizes, but its inputs leave {listed} free", f"Give {options}{sized}"
         )
 
 

@@ -1,4 +1,4 @@
-"""Edit a graph in memory, and convert a model from and to protobuf."""
+"""Edit a graph in memory, and convert models from and to protobuf."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Editor:
 
     Attributes:
         model: the model that is edited.
-        graph: the graph of it that is edited; the main one unless another is given.
+        graph: the graph of the model that is edited, by default its main graph.
     """
 
     def __init__(self, model: ir.Model, graph: ir.Graph | None = None) -> None:
@@ -32,8 +32,8 @@ class Editor:
         self.graph = graph if graph is not None else model.graph
         self._made: dict[tuple[str, bytes, str], ir.Value] = {}
 
-    # Names must be free in every scope: a body sees the names of the graphs around it. They are collected when the
-    # first one is wanted: passes that find nothing to do want none.
+    # Names must be free in every scope, because a body sees the names of the graphs around it. They are collected only
+    # when the first name is needed: many passes find nothing to do.
     @functools.cached_property
     def _values(self) -> _Names:
         names = _Names()
@@ -50,8 +50,8 @@ class Editor:
         return names
 
     def constant(self, name: str, values: NDArray[Any] | ir.TensorProtocol) -> ir.Value:
-        """Return a new initializer called `name`, or a free name near it; the same one again for the same name and
-        values.
+        """Return a new initializer called `name`, or `name` with a number if that is taken. A second call with the same
+        name and values returns the same initializer.
         """
         tensor = values if isinstance(values, ir.TensorProtocol) else ir.tensor(np.array(values, order="C"))
         texts = tensor.string_data() if isinstance(tensor, ir.StringTensor) else None
@@ -78,13 +78,14 @@ class Editor:
         domain: str = "",
         output: str = "",
     ) -> ir.Value:
-        """Insert a node with one output and give that output. Node and output are called `name`, or what is free.
+        """Insert a node with one output and return that output. If `name` is taken, node and output get a number
+        appended.
 
         Args:
-            output: name of the output, where it is not the node's.
-            before, after: where to insert; neither: at the end.
-            like: the output has this value's shape, and its type where `dtype` is not given.
-            attributes: plain values, or `ir.Attr` as they are.
+            output: name of the output, if it differs from the node's.
+            before, after: the node to insert before or after; without either, the new node goes to the end.
+            like: a value whose shape the output gets, and whose type it gets if `dtype` is not given.
+            attributes: plain values, or `ir.Attr` objects, which are used as they are.
         """
         (made,) = self.nodes(
             op_type, inputs, name, [output or name], before=before, after=after, attributes=attributes, domain=domain
@@ -107,7 +108,9 @@ class Editor:
         attributes: Mapping[str, Any] | None = None,
         domain: str = "",
     ) -> Sequence[ir.Value]:
-        """Insert a node with several outputs, of types and shapes to be inferred, and give them; else as `node`."""
+        """Insert a node with several outputs and return them. Their types and shapes are not set. The arguments are
+        those of `node`.
+        """
         if domain not in MAIN_DOMAINS:
             self.model.opset_imports.setdefault(domain, 1)
         made = ir.Node(
@@ -149,8 +152,9 @@ class Editor:
         return self.node(op_type, inputs, name, before=before, like=source, dtype=dtype, attributes=attributes)
 
     def parameters(self, params: QuantParams, name: str) -> tuple[ir.Value, ir.Value]:
-        """Scale (float32) and zero point as initializers; scalars where there is one of each, which some operators
-        insist on."""
+        """Return the scale (float32) and the zero point as initializers. Both are scalars unless `params` is
+        per-channel, because some operators require scalars.
+        """
         scale = params.scale.astype(np.float32)
         zero = np.broadcast_to(params.zero_point.astype(params.dtype.numpy()), scale.shape)
         if not params.per_channel:
@@ -159,8 +163,10 @@ class Editor:
         return self.constant(f"{name}/scale", scale), self.constant(f"{name}/zero_point", zeros)
 
     def set_input(self, node: ir.Node, place: int, values: NDArray[Any], name: str) -> None:
-        """Make `values` a constant input of a node: in place, in the element type that is there, where nothing else
-        reads the initializer at that input; else as a new one called `name`, or what is free."""
+        """Make `values` a constant input of a node. If that input is an initializer that nothing else reads, its values
+        are replaced and its element type stays. Otherwise the input becomes a new initializer called `name`, or `name`
+        with a number if that is taken.
+        """
         old = node_input(node, place)
         if old is not None and old.is_initializer() and len(old.uses()) == 1 and not old.is_graph_output():
             set_constant(old, values)
@@ -170,17 +176,18 @@ class Editor:
         node.replace_input_with(place, self.constant(name, values))
 
     def free_value_name(self, name: str) -> str:
-        """Return `name`, with a number appended until no tensor is called so, and reserve it."""
+        """Return and reserve `name`, with a number appended if a tensor already has it."""
         return self._values.free(name)
 
     def free_node_name(self, name: str) -> str:
-        """Return `name`, with a number appended until no node is called so, and reserve it."""
+        """Return and reserve `name`, with a number appended if a node already has it."""
         return self._nodes.free(name)
 
 
 def replace_value(old: ir.Value, new: ir.Value, *, keep_name: bool = False) -> None:
-    """Let `new` stand wherever `old` stood; as a graph output, or with `keep_name`, under the name of `old` and with
-    its type and shape, where they are known."""
+    """Replace `old` by `new` everywhere. If `old` is a graph output, or with `keep_name`, `new` takes over its name,
+    and its type and shape if they are known.
+    """
     if keep_name or old.is_graph_output():
         name = old.name
         old.name, new.name = f"{name}/replaced", name
@@ -190,18 +197,18 @@ def replace_value(old: ir.Value, new: ir.Value, *, keep_name: bool = False) -> N
 
 
 def replace_node(node: ir.Node, result: ir.Value) -> None:
-    """Let `result` stand wherever the first output of a node stood, under its name, and remove the node."""
+    """Replace the first output of a node by `result` everywhere, under the old name, and remove the node."""
     assert node.graph is not None, node.name
     replace_value(node.outputs[0], result, keep_name=True)
     node.graph.remove(node, safe=True)
 
 
 def rewrite_nodes(model: ir.Model, rewrite: Callable[[ir.Node, Editor], bool], *op_types: str) -> int:
-    """Rewrite the nodes of these types in every graph of a model, in place, in the order of the graph: each is looked
-    at when those before it have been rewritten.
+    """Rewrite the nodes of these types in every graph of a model, in place and in graph order: `rewrite` sees each node
+    after the nodes before it have been rewritten.
 
     Returns:
-        How many there are for which `rewrite` says that it did so.
+        The number of nodes for which `rewrite` returned True.
     """
     count = 0
     for graph in model.graphs():
@@ -211,11 +218,11 @@ def rewrite_nodes(model: ir.Model, rewrite: Callable[[ir.Node, Editor], bool], *
 
 
 def insert_behind(value: ir.Value, first: ir.Value, last: ir.Value, name: str) -> None:
-    """Let `last`, which is computed from `value`, stand wherever `value` stood, under its name, type and shape.
+    """Replace `value` everywhere by `last`, which is computed from it and takes over its name, type and shape.
 
     Args:
-        first: output of the node that reads `value` and leads to `last`; it goes on reading `value`.
-        name: of `value` from then on.
+        first: output of the node that reads `value` and leads to `last`; this node still reads `value` afterwards.
+        name: the new name of `value`.
     """
     replace_value(value, last, keep_name=True)
     reader = maker(first)
@@ -231,8 +238,8 @@ def drop_unused_initializers(graph: ir.Graph) -> None:
 
 
 def with_outputs(model: ir.Model, names: Iterable[str]) -> ir.Model:
-    """Return a copy of a model that also outputs the tensors `names`, after its own outputs. Unknown types are left
-    to the runtime.
+    """Return a copy of a model that also outputs the tensors `names`, after its own outputs. Unknown types stay
+    unknown: the runtime infers them.
     """
     observed = model.clone()
     values, present = named_values(observed.graph), {value.name for value in observed.graph.outputs}
@@ -241,7 +248,7 @@ def with_outputs(model: ir.Model, names: Iterable[str]) -> ir.Model:
 
 
 def set_constant(value: ir.Value, values: NDArray[Any]) -> None:
-    """Give an initializer other values, of its own element type; its shape becomes theirs."""
+    """Give an initializer new values and their shape. Its element type stays."""
     assert value.dtype is not None
     tensor = ir.tensor(np.array(values.astype(value.dtype.numpy()), order="C"), dtype=value.dtype, name=value.name)
     value.const_value = tensor
@@ -254,14 +261,16 @@ def _shape(tensor: ir.TensorProtocol) -> ir.Shape:
 
 
 class _Names:
-    """Names that are taken. How often each was wanted is kept, or thousands of one name would take quadratic time."""
+    """Keep the names that are taken. A count for each name avoids quadratic time when thousands of nodes want the same
+    one.
+    """
 
     def __init__(self) -> None:
         self.taken: set[str | None] = set()
         self._counts: dict[str, int] = {}
 
     def free(self, name: str) -> str:
-        """`name`, or with the next number behind that makes it free; it is taken from then on."""
+        """Return `name`, with the next free number appended if it is taken, and reserve the result."""
         count = self._counts.get(name, 0)
         free = f"{name}_{count}" if count else name
         while free in self.taken:
@@ -276,17 +285,17 @@ def from_proto(proto: onnx.ModelProto, base: Path | None = None, *, where: objec
     """Return the in-memory model of a checked protobuf. Weights are not copied.
 
     Args:
-        base: folder that the locations of external weights are relative to; they are read when their values are.
+        base: folder that the locations of external weights are relative to; the files are read only when values are.
         where: the model's file, for messages.
 
     Raises:
-        ModelError: something in it has no meaning, such as an element type that ONNX does not have.
+        ModelError: the model contains something undefined, such as an element type that ONNX does not have.
     """
     try:
         model = ir.serde.deserialize_model(proto)
         for _ in ir.traversal.RecursiveGraphIterator(model.graph):
-            continue  # an attribute may lack the graph that its type announces
-    except Exception as error:  # ValueError, KeyError, AttributeError and others, each with the one that it followed
+            continue  # An attribute may lack the graph that its type promises.
+    except Exception as error:  # ValueError, KeyError, AttributeError and others; the cause of each has the useful text
         cause = error.__cause__ or error
         text = " ".join(str(cause).split())[:300] or type(cause).__name__
         raise ModelError(f"{where} cannot be read: {text}", "Export the model again") from error
@@ -296,17 +305,15 @@ def from_proto(proto: onnx.ModelProto, base: Path | None = None, *, where: objec
 
 
 def external_folder(model: ir.Model) -> Path | None:
-    """Return the folder that the locations of external weights are relative to; None where all weights are in
-    memory.
-    """
+    """Return the folder that the locations of external weights are relative to; None if all weights are in memory."""
     tensors = (value.const_value for graph in model.graphs() for value in graph.initializers.values())
     folder = next((t.base_dir for t in tensors if isinstance(t, ir.ExternalTensor)), None)
     return None if folder is None else Path(folder).absolute()
 
 
 def to_proto(model: ir.Model) -> onnx.ModelProto:
-    """Return the protobuf of a model; external weights stay references. `value_info` has what nodes make: the type
-    and shape of an initializer are in its tensor.
+    """Return the protobuf of a model. External weights stay references. `value_info` lists only the outputs of nodes,
+    because an initializer's tensor already contains its type and shape.
     """
     proto = ir.serde.serialize_model(model)
     for graph in (proto.graph, *inner_graphs(proto.graph.node)):
@@ -318,8 +325,9 @@ def to_proto(model: ir.Model) -> onnx.ModelProto:
 
 
 def update_shapes(proto: onnx.ModelProto, model: ir.Model) -> None:
-    """Write the types and shapes between the nodes of a model's main graph, and of its outputs, into what `to_proto`
-    made of it before they were known, in place."""
+    """Write the types and shapes of the main graph's inner tensors and outputs into `proto`, in place. `proto` is what
+    `to_proto` returned before they were known.
+    """
     graph = proto.graph
     del graph.value_info[:], graph.output[:]
     made = [value for node in model.graph for value in node.outputs if value.name and not value.is_graph_output()]
@@ -328,22 +336,23 @@ def update_shapes(proto: onnx.ModelProto, model: ir.Model) -> None:
 
 
 def to_bytes(model: ir.Model) -> bytes:
-    """Return a model as one file's content, the same for the same model; external weights stay references.
+    """Return a model as the content of one file. The same model always gives the same bytes. External weights stay
+    references.
 
     Raises:
-        ValueError: it is larger than protobuf's 2 GiB.
+        ValueError: the model exceeds protobuf's limit of 2 GiB.
     """
     content: bytes = to_proto(model).SerializeToString(deterministic=True)
     return content
 
 
 def from_bytes(content: bytes) -> ir.Model:
-    """Return the in-memory model of what `to_bytes` gave."""
+    """Return the in-memory model of bytes from `to_bytes`."""
     return from_proto(onnx.load_model_from_string(content))
 
 
 def bytes_of_text(text: str, weights: Mapping[str, NDArray[Any]]) -> bytes:
-    """Return a model in ONNX's text form as one file's content; `weights` become initializers of its graph."""
+    """Return the content of a model file, made from ONNX's text form. `weights` become initializers of its graph."""
     model = onnx.parser.parse_model(text)
     tensors = (onnx.numpy_helper.from_array(np.ascontiguousarray(values), name) for name, values in weights.items())
     model.graph.initializer.extend(tensors)
@@ -352,7 +361,7 @@ def bytes_of_text(text: str, weights: Mapping[str, NDArray[Any]]) -> bytes:
 
 
 def inner_graphs(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.GraphProto]:
-    """Yield the graphs inside nodes, those of If, Loop and Scan, depth first."""
+    """Yield the graphs inside nodes such as If, Loop and Scan, depth first."""
     for node in nodes:
         for attribute in node.attribute:
             for body in [*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs]:
@@ -366,8 +375,8 @@ _NEWEST_IR = 10
 def part_of(
     model: ir.Model, nodes: Sequence[ir.Node], inputs: Sequence[ir.Value], outputs: Sequence[ir.Value]
 ) -> ir.Model:
-    """Return nodes of the main graph as a model of their own, with the constants that they read. Shapes are left
-    open.
+    """Return some nodes of the main graph as a separate model, with the constants that they read. Shapes of inputs and
+    outputs are left open.
     """
     used = {value for node in nodes for value in reads(node)}
     view = ir.GraphView(
@@ -386,7 +395,7 @@ def part_of(
 
 
 def forget_types(graph: ir.Graph) -> None:
-    """Drop types and shapes of everything but inputs and outputs, in place: files do not list them."""
+    """Remove the types and shapes of all values except inputs and outputs, in place, so that files do not list them."""
     inside = (value for node in graph for value in node.outputs if not value.is_graph_output())
     for value in (*graph.initializers.values(), *inside):
         value.shape, value.type = None, None

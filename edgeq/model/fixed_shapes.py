@@ -1,4 +1,4 @@
-"""Infer the shapes of a model whose inputs have fixed sizes, and fold what follows from shapes alone."""
+"""Infer the shapes of a model whose inputs have fixed sizes, and fold values that depend only on shapes."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ _SMALL = 4096
 
 
 def infer_shapes(model: ir.Model) -> None:
-    """Infer the shapes of all tensors of the main graph from those of its inputs, in place. Values of shape arithmetic
-    are propagated; what cannot be inferred has no shape afterwards."""
+    """Infer the shapes of all tensors of the main graph from those of its inputs, in place. The inference also follows
+    shape arithmetic. A tensor whose shape cannot be inferred has none afterwards.
+    """
     for node in model.graph:
         for output in node.outputs:
             output.shape = None
@@ -26,7 +27,9 @@ def infer_shapes(model: ir.Model) -> None:
 
 
 def fold_shapes(model: ir.Model) -> bool:
-    """Replace integers that follow from shapes alone by constants: with the batch fixed, every shape is known."""
+    """Replace integers that depend only on shapes by constants, and return whether any were replaced. With the batch
+    fixed, every shape is known.
+    """
     editor = Editor(model)
     folded = False
     for node in list(model.graph):
@@ -42,7 +45,7 @@ def fold_shapes(model: ir.Model) -> bool:
 
 
 def _integers(model: ir.Model, node: ir.Node) -> NDArray[Any] | None:
-    """Return what a node computes from shapes and small integer constants; None where it reads anything else."""
+    """Return what a node computes from shapes and small integer constants; None if it reads anything else."""
     if node.domain or len(node.outputs) != 1 or node.outputs[0].is_graph_output():
         return None
     if node.op_type == "Shape" and (shape := sizes(node.inputs[0])) is not None:

@@ -1,10 +1,8 @@
-"""Simplify a graph: fold constants, inline functions, make sparse tensors dense, raise the opset.
+"""Simplify a graph: fold BatchNormalization, inline functions, make sparse tensors dense, raise the opset.
 
-Folding BatchNormalization into the layer before it.
-
-At inference BatchNormalization is y = x * factor + shift for each channel, with
-factor = scale / sqrt(var + epsilon) and shift = bias - mean * factor (the definition of the ONNX operator). A layer
-whose result is linear in its weights takes both up: weights times factor, bias times factor plus shift.
+At inference, BatchNormalization computes y = x * factor + shift for each channel, with factor = scale / sqrt(var +
+epsilon) and shift = bias - mean * factor (the definition of the ONNX operator). It can be folded into a preceding layer
+that is linear in its weights: the weights and the bias are multiplied by factor, and shift is added to the bias.
 """
 
 from __future__ import annotations
@@ -39,20 +37,21 @@ _LINEAR = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 
 
 def fold_batch_norms(model: ir.Model, kept: list[str] | None = None) -> int:
-    """Fold every BatchNormalization that follows a Conv, ConvTranspose, Gemm or 2-D MatMul with constant weights and no
-    other use of its result, or a MatMul whose rows were reshaped for it, in place. The layer keeps its name; its result
-    takes the name of the BatchNormalization's. Computed in float64, stored in the weights' own type.
+    """Fold every BatchNormalization, in place, that follows a Conv, ConvTranspose, Gemm or 2-D MatMul with constant
+    weights and no other use of its result. A Reshape of a MatMul's rows may be in between. The layer keeps its name,
+    and its result takes over the name of the BatchNormalization's result. New weights are computed in float64 and
+    stored in their old type.
 
     Args:
-        kept: receives a line for each reason for which some were not folded, with their names.
+        kept: a list that receives one line for each reason why some were not folded, with the names of the nodes.
 
     Returns:
-        How many were folded.
+        The number of nodes that were folded.
     """
     reasons: dict[str, list[str]] = {}
 
     def fold(norm: ir.Node, editor: Editor) -> bool:
-        """Return whether it was folded; else record the reason."""
+        """Return whether `norm` was folded. If not, record the reason."""
         reason = _fold(norm, editor)
         if reason:
             reasons.setdefault(reason, []).append(repr(norm.name))
@@ -70,7 +69,7 @@ def _listing(names: list[str]) -> str:
 
 
 def _fold(norm: ir.Node, editor: Editor) -> str:
-    """Fold one; the reason where that is not possible."""
+    """Fold one BatchNormalization and return "", or return the reason why this is not possible."""
     source = norm.inputs[0]
     layer = source.producer() if source is not None else None
     if source is not None and layer is not None and is_op(layer, "Reshape"):
@@ -90,8 +89,10 @@ def _fold(norm: ir.Node, editor: Editor) -> str:
 
 
 def _fold_through(norm: ir.Node, reshape: ir.Node, editor: Editor) -> str:
-    """Fold one behind a Reshape of a product's rows, [batch, rows, channels] to [batch x rows, channels], as LeViT has
-    them: into the weights, and a sum before the Reshape. The reason where that is not possible."""
+    """Fold one BatchNormalization that follows a MatMul and a Reshape from [batch, rows, channels] to [batch x rows,
+    channels], as in LeViT. The factor goes into the weights, the shift into an Add before the Reshape. Return "", or
+    the reason why this is not possible.
+    """
     product = reshape.inputs[0]
     layer = product.producer() if product is not None else None
     if product is None or layer is None or not is_op(layer, "MatMul"):
@@ -115,7 +116,9 @@ def _fold_through(norm: ir.Node, reshape: ir.Node, editor: Editor) -> str:
 
 
 def norm_factors(norm: ir.Node) -> tuple[Array, Array] | str:
-    """Factor and shift of each channel, float64[channels], of a BatchNormalization; the reason where it has none."""
+    """Return factor and shift of a BatchNormalization, each float64[channels], or the reason why they cannot be
+    computed.
+    """
     training = norm.attributes.get_int("training_mode", 0)
     if training or any(o.uses() or o.is_graph_output() for o in norm.outputs[1:]):
         return "it is in training mode"
@@ -131,14 +134,14 @@ def norm_factors(norm: ir.Node) -> tuple[Array, Array] | str:
 
 
 def fold_into(editor: Editor, layer: ir.Node, factor: Array, shift: Array) -> str:
-    """Multiply what a layer computes by `factor` and add `shift`, in its weights and bias.
+    """Multiply the result of a layer by `factor` and add `shift`, by changing its weights and bias.
 
     Args:
         layer: a Conv, ConvTranspose, Gemm or MatMul.
         factor, shift: float64[channels].
 
     Returns:
-        The reason where it cannot be, and nothing was changed; "" where it was.
+        "" if the layer was changed; otherwise the reason, and nothing was changed.
     """
     left = layer.inputs[0]
     if layer.op_type == "MatMul" and (left is None or left.shape is None or len(left.shape) != 2):
@@ -162,7 +165,7 @@ def fold_into(editor: Editor, layer: ir.Node, factor: Array, shift: Array) -> st
 
 
 def _scaled(layer: ir.Node, weight: Array, factor: Array) -> Array | None:
-    """Weights times the factor of the output channel that each belongs to; None where the channels do not match."""
+    """Return the weights times the factors of their output channels; None if the numbers of channels differ."""
     convolves = layer.op_type in ("Conv", "ConvTranspose")
     if (not convolves and weight.ndim != 2) or output_channels(layer, weight.shape) != len(factor):
         return None
@@ -177,7 +180,7 @@ def _scaled(layer: ir.Node, weight: Array, factor: Array) -> Array | None:
 
 
 def _bias(layer: ir.Node, channels: int) -> Array | None:
-    """The bias broadcast to [channels], zeros where there is none; None where it is not one constant per channel."""
+    """Return the bias as [channels], zeros if the layer has none; None if it is not one constant per channel."""
     given = node_input(layer, 2)
     if given is None:
         return np.zeros(channels)
@@ -188,17 +191,20 @@ def _bias(layer: ir.Node, channels: int) -> Array | None:
 
 
 MAX_NODES = 1_000_000
-"""Functions that call functions can stand for exponentially many nodes; a model that would have more is refused."""
+"""Largest number of nodes after functions are inlined: functions that call functions can expand exponentially."""
 
 
 def check_functions(model: onnx.ModelProto, path: Path) -> None:
-    """Refuse functions that call each other in a circle, or stand for more than `MAX_NODES` nodes.
+    """Refuse functions that call each other in a cycle or expand to more than `MAX_NODES` nodes.
 
-    Must come before onnx's shape inference and onnxruntime, both of which expand every call.
+    This check must come before onnx's shape inference and before onnxruntime, because both expand every call.
+
+    Raises:
+        ModelError: the functions have a cycle or are too large.
     """
     functions = {(f.domain, f.name): f for f in model.functions}
     sizes: dict[tuple[str, str], int] = {}
-    # Depth first with a stack of its own: a chain of calls may be longer than Python's.
+    # A depth-first search with its own stack: a chain of calls may exceed Python's recursion limit.
     for root in functions:
         stack = [root]
         open_calls: set[tuple[str, str]] = set()
@@ -226,16 +232,16 @@ def check_functions(model: onnx.ModelProto, path: Path) -> None:
 
 
 def inline_functions(model: ir.Model, path: Path) -> None:
-    """Put the functions of a model in place of the nodes that call them, in it.
+    """Replace the nodes that call a model's functions by the functions' nodes, in place.
 
     Raises:
-        ModelError: a call does not fit its function, as with more inputs than that has.
+        ModelError: a call does not fit its function, for example because it has too many inputs.
     """
     from onnx_ir.passes.common import InlinePass
 
     try:
         InlinePass()(model)
-    except Exception as error:  # ValueError, and the pass's own around others
+    except Exception as error:  # ValueError, and the pass's own errors that wrap others
         text = one_line(error.__cause__ or error, most=300)
         raise ModelError(f"{path}: a function cannot be inlined: {text}", "Export the model again") from error
 
@@ -246,28 +252,29 @@ def _calls(nodes: Collection[onnx.NodeProto]) -> list[tuple[str, str]]:
 
 
 LOWEST = 13
-"""The first opset whose QuantizeLinear and DequantizeLinear have an axis, and so take per-channel scales."""
+"""The first opset whose QuantizeLinear and DequantizeLinear have an axis for per-channel scales."""
 RAISED_TO = 17
-"""What an older model is raised to: the opset of most exporters today, known to every runtime edgeq works with."""
+"""The opset that older models are raised to. Most exporters write it, and every runtime that edgeq uses supports it."""
 OLDEST = 7
-"""Older models cannot be checked, because ONNX Runtime does not run them; and onnx's converter gets some of them wrong:
-it loses the axis of an Add or Mul that broadcasts the way opset 6 did."""
+"""The oldest opset that edgeq accepts. ONNX Runtime does not run older models, so edgeq could not check them. onnx's
+converter also gets some of them wrong: it loses the axis of an Add or Mul that broadcasts as in opset 6."""
 _IR_VERSION = 8
-"""The IR version that came with opset 15 to 18; from 4 on, weights need not be listed as inputs."""
+"""The IR version of opsets 15 to 18. Since version 4, weights need not be listed as inputs."""
 _PLACES = "coordinate_transformation_mode"
 
 
 def raise_opset(
     model: ir.Model, path: Path, *, lowest: int = LOWEST, to: int = RAISED_TO, ir_version: int = _IR_VERSION
 ) -> ir.Model:
-    """Return `model`, or, where its opset is below `lowest`, its conversion to opset `to` by onnx's version converter.
+    """Return `model` if its opset is at least `lowest`; otherwise convert it to opset `to` with onnx's version
+    converter.
 
     Args:
         path: the model's file, for messages.
-        ir_version: what the conversion has at least.
+        ir_version: the lowest IR version of the converted model.
 
     Raises:
-        ModelError: older than `OLDEST`, or the converter cannot, or it made something invalid.
+        ModelError: the opset is older than `OLDEST`, the converter failed, or its result is invalid.
     """
     opset = opset_of(model)
     if opset >= lowest:
@@ -282,14 +289,15 @@ def raise_opset(
     outputs = {o.name: _copied(o) for o in bare.graph.output}
     try:
         converted: onnx.ModelProto = version_converter.convert_version(bare, to)
-        # Shapes that the old opset's rules had given may be wrong for what the converter put in.
+        # Shapes inferred with the rules of the old opset may be wrong for the nodes that the converter inserted.
         del converted.graph.value_info[:]
         onnx.checker.check_model(shaped_skeleton(converted))
         changed = [a.name for a, b in zip(bare.graph.input, converted.graph.input, strict=True) if a != b]
         if changed:
             raise ValueError(f"it changes the input {changed[0]!r}")
-    except Exception as error:  # C++ raises ConvertError, ValidationError, RuntimeError, IndexError and others
-        text = " ".join(str(error).split()).rpartition("failed: ")[2]  # without the place in onnx's own source
+    # The C++ code raises ConvertError, ValidationError, RuntimeError, IndexError and others.
+    except Exception as error:
+        text = " ".join(str(error).split()).rpartition("failed: ")[2]  # without the position in onnx's own source code
         raise ModelError(
             f"{path} uses opset {opset}, and onnx's converter cannot raise it to {to}: {text[:200]}",
             fix,
@@ -302,8 +310,9 @@ def raise_opset(
 
 
 def _write_old_defaults(model: ir.Model, opset: int, path: Path) -> None:
-    """Write out, in place, what an operator did by default in `opset` and does not any more; onnx's converter leaves it
-    to the new default."""
+    """Write out, in place, the defaults that operators had in `opset` and lost later. onnx's converter leaves them to
+    the new defaults.
+    """
     for node in every_node(model):
         if is_op(node, "Resize") and opset < 11:
             node.attributes[_PLACES] = ir.AttrString(_PLACES, "asymmetric")
@@ -313,14 +322,14 @@ def _write_old_defaults(model: ir.Model, opset: int, path: Path) -> None:
             node.attributes.setdefault(_PLACES, ir.AttrString(_PLACES, "output_half_pixel"))
         elif is_op(node, "Hardmax") and opset < 13:
             raise ModelError(
-                f"{path} uses opset {opset}, whose Hardmax ({name_of(node.outputs[0])}) no later opset has",
+                f"{path} uses Hardmax of opset {opset} ({name_of(node.outputs[0])}), which no later opset has",
                 f"Export the model again with opset {LOWEST} or later",
             )
 
 
 def _old_rounding(node: ir.Node, path: Path) -> str:
-    """Return how ONNX Runtime rounds positions in the nearest mode of Resize 10 and of Upsample: up where an axis
-    shrinks.
+    """Return how ONNX Runtime rounds positions in the nearest mode of Resize 10 and of Upsample: "ceil" if an axis
+    shrinks, else "floor".
     """
     scales = constant(node_input(node, 2))
     if scales is None or not (scales < 1).any():
@@ -341,14 +350,14 @@ def _copied(value: onnx.ValueInfoProto) -> onnx.ValueInfoProto:
 
 
 def make_dense(model: onnx.ModelProto, path: Path) -> None:
-    """Put dense weights in place of the sparse ones of all graphs, in place.
+    """Replace the sparse weights of all graphs by dense ones, in place.
 
     Args:
-        model: checked, so that their size is bounded and their indices lie inside.
-        path: its file, in whose folder external values are.
+        model: a checked model: its sparse tensors have a limited size, and their indices are in range.
+        path: its file, whose folder contains external values.
 
     Raises:
-        ModelError: values and indices do not fit.
+        ModelError: the values and the indices of a tensor do not match.
     """
     for graph in all_graphs(model):
         graph.initializer.extend([_dense(sparse, path) for sparse in graph.sparse_initializer])
@@ -359,7 +368,7 @@ def _dense(sparse: onnx.SparseTensorProto, path: Path) -> onnx.TensorProto:
     try:
         values, places = (numpy_helper.to_array(part, str(path.parent)) for part in (sparse.values, sparse.indices))
         dense = np.zeros(tuple(sparse.dims), values.dtype)
-        # [values]: places in the flattened tensor; [values, rank]: one row of coordinates each.
+        # Indices of shape [values] are positions in the flattened tensor; in [values, rank] each row is a position.
         dense[np.unravel_index(places, dense.shape) if places.ndim == 1 else tuple(places.T)] = values
         return numpy_helper.from_array(dense, sparse.values.name)
     except (IndexError, TypeError, ValueError) as error:

@@ -1,14 +1,11 @@
-"""Index a graph and ask it: producers, readers, constants, shapes, attributes.
+"""Query a graph: producers, readers, constants, shapes, attributes, bodies, and the properties of operators.
 
-Queries of a graph for passes, builders and measurements: constants, readers, sizes, bodies.
+onnx_ir answers most queries itself (`Value.producer()`, `Value.uses()`, `Value.is_graph_output()`). It counts a use
+inside the body of an If, Loop or Scan like any other use. This module adds the missing queries.
 
-Most questions are onnx_ir's own (`Value.producer()`, `Value.uses()`, `Value.is_graph_output()`); a use inside the body
-of an If, Loop or Scan counts there like any other. This module has what it lacks.
-
-What each operator does with its inputs: one table, a row an operator.
-
-Places count a node's inputs from 0. Operators of ONNX itself, of ONNX Runtime's `com.microsoft` and those that its
-optimiser makes are rows of one table, by type: a type means the same in every domain, but for those in `_BY_DOMAIN`.
+The table `OPERATORS` describes the inputs of each operator, one row per operator type. In it, a place is the index of a
+node's input, counted from 0. The rows cover operators of ONNX, of ONNX Runtime's `com.microsoft`, and operators that
+its optimiser makes. A type means the same in every domain, except for the types in `_BY_DOMAIN`.
 """
 
 from __future__ import annotations
@@ -29,25 +26,25 @@ MICROSOFT = "com.microsoft"
 
 
 def is_op(node: ir.Node | None, *op_types: str) -> bool:
-    """Return whether a node is one of these operators of ONNX itself, or for Q/DQ of ONNX Runtime's copy of them."""
+    """Return whether a node is one of these ONNX operators. For Q/DQ, ONNX Runtime's own versions count as well."""
     if node is None or node.op_type not in op_types:
         return False
     return node.domain in MAIN_DOMAINS or node.op_type in ("QuantizeLinear", "DequantizeLinear")
 
 
 def node_input(node: ir.Node, place: int | None) -> ir.Value | None:
-    """Return the value at an input; None where it is left out."""
+    """Return the value at input `place`; None if the node leaves that input out."""
     return node.inputs[place] if place is not None and place < len(node.inputs) else None
 
 
 def name_of(value: ir.Value | None) -> str:
-    """Return the tensor's name as files have it; "" where the value is left out."""
+    """Return the tensor's name as in the file; "" if the value is left out."""
     return (value.name or "") if value is not None else ""
 
 
 def constant_tensor(value: ir.Value | None) -> ir.TensorProtocol | None:
-    """Return the tensor of an initializer that nothing can override, or of a Constant node; None for what is
-    computed. Its values are not read.
+    """Return the tensor of a Constant node, or of an initializer that no input can override; None for computed values.
+    The tensor's data is not read.
     """
     if value is None or value.is_graph_input():
         return None
@@ -57,33 +54,35 @@ def constant_tensor(value: ir.Value | None) -> ir.TensorProtocol | None:
 
 
 def constant(value: ir.Value | None) -> NDArray[Any] | None:
-    """Return the values of a constant, as `constant_tensor` has it; external data is read now."""
+    """Return the values of a constant; None for other values. Constants are those of `constant_tensor`. External data
+    is read now.
+    """
     tensor = constant_tensor(value)
     return None if tensor is None else np.asarray(tensor.numpy())
 
 
 def constant_values(value: ir.Value | None) -> NDArray[Any]:
-    """Return `constant` of a value that is known to be one."""
+    """Return the values of a value that must be a constant."""
     values = constant(value)
     assert values is not None, name_of(value)
     return values
 
 
 def is_constant(value: ir.Value | None) -> bool:
-    """Return whether a value is an initializer that nothing can override, or made by a Constant node."""
+    """Return whether a value is made by a Constant node or is an initializer that no input can override."""
     return constant_tensor(value) is not None
 
 
 def maker(value: ir.Value) -> ir.Node:
-    """Return the node that makes a value known to be made by one."""
+    """Return the node that makes a value. The value must not be an input or an initializer."""
     made = value.producer()
     assert made is not None, value.name
     return made
 
 
 def clamp_bounds(node: ir.Node) -> tuple[float, float] | None:
-    """Return the interval that a Relu or a Clip of floats keeps, infinite where a side is open; None for other
-    nodes, and where a bound is computed. A Clip has its bounds as attributes up to opset 10, as inputs from 11 on.
+    """Return the interval of a Relu, or of a Clip of floats. A missing bound is infinite. Return None for other nodes
+    and for computed bounds. The bounds of a Clip are attributes up to opset 10 and inputs from opset 11.
     """
     if is_op(node, "Relu"):
         return 0.0, math.inf
@@ -103,13 +102,13 @@ def clamp_bounds(node: ir.Node) -> tuple[float, float] | None:
 
 
 def opset_of(model: ir.Model) -> int:
-    """Return the version of the main operator set; 0 where a model imports none."""
+    """Return the version of the main operator set; 0 if the model does not import it."""
     return max((model.opset_imports.get(domain, 0) for domain in MAIN_DOMAINS), default=0)
 
 
 def only_reader(value: ir.Value) -> ir.Node | None:
-    """Return the one node that reads a value, at one input, where it is not a graph output; None otherwise, and
-    where the reader is in a body of another node.
+    """Return the only node that reads a value. Return None if the value is a graph output, if it is read more than
+    once, or if the reader is in a body of another node.
     """
     uses = value.uses()
     if len(uses) != 1 or value.is_graph_output():
@@ -119,25 +118,25 @@ def only_reader(value: ir.Value) -> ir.Node | None:
 
 
 def clamps(graph: ir.Graph) -> Iterator[ir.Node]:
-    """Yield the Relu and Clip nodes of a graph that alone read the tensor in front of them, last one first."""
+    """Yield the Relu and Clip nodes that are the only readers of their input, in reverse graph order."""
     for node in reversed(graph):
         if is_op(node, "Relu", "Clip") and node.inputs[0] is not None and only_reader(node.inputs[0]) is node:
             yield node
 
 
 def read_count(value: ir.Value) -> int:
-    """Return how often a value is read: by each input of a node, those in bodies included, and as a graph output."""
+    """Return how often a value is read: by inputs of nodes, including those in bodies, and as a graph output."""
     return len(value.uses()) + value.is_graph_output()
 
 
 def consumers(value: ir.Value) -> list[tuple[ir.Node, int]]:
-    """Return the nodes of a value's own graph that read it as an input, each with the place of that input."""
+    """Return the nodes of a value's own graph that have it as an input, each with the index of that input."""
     return [(use.node, use.idx) for use in value.uses() if use.node.graph is value.graph]
 
 
 def readers(value: ir.Value) -> tuple[ir.Node, ...]:
-    """Return the nodes of a value's own graph that read it, each once, in graph order where bodies read it too: a
-    node with a body that reads it counts.
+    """Return the nodes of a value's own graph that read it, each once. A node whose body reads the value counts; in
+    that case the nodes are in graph order.
     """
     nodes = dict.fromkeys(use.node for use in value.uses())
     if all(node.graph is value.graph for node in nodes) or value.graph is None:
@@ -146,14 +145,14 @@ def readers(value: ir.Value) -> tuple[ir.Node, ...]:
 
 
 def sizes(value: ir.Value | None) -> tuple[int, ...] | None:
-    """Return the shape of a value if every size of it is known."""
+    """Return the shape of a value if all its sizes are known, else None."""
     if value is None or value.shape is None or not all(isinstance(size, int) for size in value.shape):
         return None
     return tuple(int(size) for size in value.shape)  # type: ignore[arg-type]
 
 
 def every_node(model: ir.Model) -> Iterator[ir.Node]:
-    """Yield all nodes of a model: of the main graph, of bodies, and of model-local functions."""
+    """Yield all nodes of a model: those of the main graph, of bodies, and of the model's functions."""
     yield from model.graph.all_nodes()
     for function in model.functions.values():
         yield from function.all_nodes()
@@ -169,7 +168,7 @@ def bodies(node: ir.Node) -> Iterator[ir.Graph]:
 
 
 def captured(node: ir.Node) -> tuple[ir.Value, ...]:
-    """Return values of the graphs around a node that the bodies inside it read, each once, in order."""
+    """Return the values of outer graphs that the bodies inside a node read, each once, in order."""
     found: dict[ir.Value, None] = {}
     for body in bodies(node):
         own = {id(graph) for graph in (body, *body.subgraphs())}
@@ -180,23 +179,23 @@ def captured(node: ir.Node) -> tuple[ir.Value, ...]:
 
 
 def reads(node: ir.Node) -> tuple[ir.Value, ...]:
-    """Return everything that a node needs from its graph: its inputs and what its bodies capture, each once."""
+    """Return all values that a node reads from its graph, each once: its inputs and those that its bodies capture."""
     return tuple(dict.fromkeys([*(v for v in node.inputs if v is not None), *captured(node)]))
 
 
 def attributes(node: ir.Node) -> dict[str, Any]:
-    """Attribute name → plain value: numbers, strings, lists of them, tensors and graphs as they are."""
+    """Return attribute name → plain value: numbers, strings, lists of them, and tensors and graphs as they are."""
     return {name: attribute.value for name, attribute in node.attributes.items()}
 
 
 @dataclass(frozen=True)
 class Geometry:
-    """Describe how a kernel moves; one entry per spatial axis.
+    """Describe how a kernel moves over an image. Each field but `group` has one entry per spatial axis.
 
     Attributes:
         kernel, strides, dilations: sizes.
-        pads: (before, after).
-        group: groups of channels.
+        pads: pairs (before, after).
+        group: number of channel groups.
     """
 
     kernel: tuple[int, ...]
@@ -207,7 +206,7 @@ class Geometry:
 
 
 def geometry(node: ir.Node, image: tuple[int, ...], kernel: tuple[int, ...]) -> Geometry:
-    """Return the geometry of a convolution or pooling node on an image of these spatial sizes."""
+    """Return the geometry of a convolution or pooling node. `image` and `kernel` are spatial sizes."""
     given, axes = node.attributes, len(kernel)
     strides = tuple(given.get_ints("strides", [1] * axes))
     dilations = tuple(given.get_ints("dilations", [1] * axes))
@@ -235,17 +234,17 @@ T = TypeVar("T")
 
 
 def named_values(graph: ir.Graph) -> dict[str, ir.Value]:
-    """Return the inputs, the initializers and what nodes make, by name."""
+    """Return inputs, initializers and outputs of nodes, by name."""
     made = [output for node in graph for output in node.outputs]
     return {value.name: value for value in (*graph.inputs, *graph.initializers.values(), *made) if value.name}
 
 
 def computed_constants(graph: ir.Graph, *, sizes: bool = False) -> frozenset[str]:
-    """Return the names of initializers, and of what is computed from constants alone, the same at each run. What bodies
-    of If, Loop and Scan compute is not followed.
+    """Return the names of initializers and of tensors computed only from constants, which have the same values in each
+    run. Values computed inside bodies of If, Loop and Scan are not followed.
 
     Args:
-        sizes: whether shapes count as constants, as they are where all sizes are fixed.
+        sizes: whether shapes count as constants, which is right if all sizes are fixed.
     """
     known = {name for name, value in named_values(graph).items() if is_constant(value)}
     for node in graph:
@@ -258,13 +257,12 @@ def computed_constants(graph: ir.Graph, *, sizes: bool = False) -> frozenset[str
 
 
 class GraphIndex:
-    """Index the main graph of a model by the names in it. The model is not changed, and must not be while the index is
-    used.
+    """Index the main graph of a model by name. The model must not change while the index is in use.
 
     Attributes:
         model: the model.
-        graph: its main graph.
-        path: a file that has the same model; None: there is none.
+        graph: the main graph of the model.
+        path: a file that contains the same model; None if there is no file.
     """
 
     def __init__(self, model: ir.Model, path: Path | None = None) -> None:
@@ -274,7 +272,7 @@ class GraphIndex:
         self._made: dict[Hashable, Any] = {}
 
     def once(self, key: Hashable, make: Callable[[], T]) -> T:
-        """Return what `make` gave for this key at the first call."""
+        """Return the result of `make`, which is called only for the first use of a key."""
         if key not in self._made:
             self._made[key] = make()
         made: T = self._made[key]
@@ -287,7 +285,7 @@ class GraphIndex:
 
     @cached_property
     def values(self) -> dict[str, ir.Value]:
-        """Return tensor name → value: inputs, initializers, and what nodes make."""
+        """Return tensor name → value, for inputs, initializers and outputs of nodes."""
         return named_values(self.graph)
 
     @cached_property
@@ -307,20 +305,20 @@ class GraphIndex:
 
     @cached_property
     def captured(self) -> frozenset[str]:
-        """Return the names of what the bodies of If, Loop and Scan nodes read from the main graph."""
+        """Return the names of main graph tensors that the bodies of If, Loop and Scan nodes read."""
         return frozenset(value.name for node in self.graph for value in captured(node) if value.name)
 
     @cached_property
     def computed_constants(self) -> frozenset[str]:
-        """See the function of this name."""
+        """Return the result of the function `computed_constants`, without shapes."""
         return computed_constants(self.graph)
 
     def is_constant(self, name: str) -> bool:
-        """Return whether `name` is an initializer that nothing can override, or the value of a Constant node."""
+        """Return whether `name` is the output of a Constant node or an initializer that no input can override."""
         return name in self.values and is_constant(self.values[name])
 
     def constant(self, name: str) -> NDArray[Any]:
-        """Return the values of a constant; external data is read now.
+        """Return the values of the constant `name`. External data is read now.
 
         Raises:
             KeyError: there is no such constant.
@@ -332,7 +330,7 @@ class GraphIndex:
 
 
 def indexed(model: ir.Model | GraphIndex) -> GraphIndex:
-    """Return an index as it is, and of a model a new one."""
+    """Return `model` if it is an index already, else a new index of it."""
     return model if isinstance(model, GraphIndex) else GraphIndex(model)
 
 
@@ -344,11 +342,11 @@ Movement = Literal["", "permutes", "selects"]
 
 @dataclass(frozen=True)
 class IntegerInput:
-    """Describe an integer input, and the inputs that give its scale and zero point.
+    """Describe an integer input of an operator, and the inputs for its scale and zero point.
 
     Attributes:
         value: place of the integers.
-        scale: place of the scale; None where the node gives plain integer sums, to be scaled behind it.
+        scale: place of the scale; None if the node outputs unscaled integer sums.
         zero_point: place of the zero point.
     """
 
@@ -362,23 +360,24 @@ class Operator:
     """Describe one row of the operator table.
 
     Attributes:
-        op_type: its name.
+        op_type: operator type.
         activations: places of the data that changes from sample to sample.
-        weights: places of the operands that are weights where they are constant; the first is the one that a layer is
-            known by.
-        bias: place of the bias, in units of the products.
-        integers: integer inputs, the activation's before the weight's. `integer_inputs` also knows those of operators
-            with any number of inputs.
+        weights: places of the operands that count as weights if they are constant; the first is the main weight of a
+            layer.
+        bias: place of the bias, which is in units of the products.
+        integers: integer inputs, the activation before the weight. For operators with any number of inputs, see
+            `integer_inputs`.
         integer_output: places of the scale and the zero point of an integer output.
-        float_form: for an integer operator, the one that computes the same on floats.
-        dynamic: takes floats, and measures their range itself when it runs.
-        mac_rule: how its multiply-accumulates are counted, see `edgeq.model.products`; "" where it multiplies no
+        float_form: for an integer operator, the float operator that computes the same.
+        dynamic: whether it takes floats and measures their range itself at run time.
+        mac_rule: rule for counting its multiply-accumulates, see `edgeq.model.products`; "" if it multiplies no
             matrices.
         mac_operands: places of the operands whose shapes the rule uses; () for all inputs.
-        movement: of operators that compute nothing: "permutes" where every element appears once in the output,
-            "selects" where some are left out, repeated or put next to a constant. Integers behind mean what those in
-            front mean.
-        elementwise: each element of the output is computed from the elements at the same place of the activations.
+        movement: kind of an operator that only moves values. "permutes": every element appears once in the output.
+            "selects": some elements are left out, repeated or put next to a constant. The output has the scale of the
+            input.
+        elementwise: whether each element of the output depends only on the elements of the activations at the same
+            position.
     """
 
     op_type: str
@@ -396,12 +395,12 @@ class Operator:
 
     @property
     def quantized(self) -> bool:
-        """Return whether it only occurs in quantized models."""
+        """Return whether the operator occurs only in quantized models."""
         return bool(self.integers or self.integer_output or self.dynamic)
 
     @property
     def weight(self) -> int | None:
-        """Place of the weight that a layer is known by."""
+        """Return the place of the main weight; None without weights."""
         return self.weights[0] if self.weights else None
 
 
@@ -422,7 +421,7 @@ _SUM = Operator("", (0, 3), integers=_PAIR, integer_output=(6, 7))
 _QLINEAR = Operator("", weights=(3,), integers=_PAIR, integer_output=(6, 7), mac_operands=(0, 3))
 _INTEGER_SUMS = Operator("", weights=(1,), integers=_integers((0, None, 2), (1, None, 3)))
 _RECURRENT = Operator("", weights=(1, 2), bias=3, mac_rule="recurrent")
-# The input, and one weight for Q, K and V.
+# Its inputs are the data and a single weight for Q, K and V.
 _ATTENTION = replace(_LAYER, mac_rule="fused-attention")
 
 OPERATORS: Mapping[str, Operator] = dict(
@@ -442,7 +441,7 @@ OPERATORS: Mapping[str, Operator] = dict(
         *_rows("Abs Celu Clip Elu Erf Exp Gelu HardSigmoid HardSwish LeakyRelu Log Mish Neg QuickGelu", _FUNCTION),
         *_rows("Reciprocal Relu Selu Sigmoid Softplus Softsign Sqrt Swish Tanh ThresholdedRelu", _FUNCTION),
         *_rows("Where", Operator("", activations=(1, 2))),
-        # Quantizing and back.
+        # Quantizing and dequantizing.
         *_rows("QuantizeLinear", Operator("", integer_output=(1, 2))),
         *_rows("DequantizeLinear", Operator("", integers=_integers((0, 1, 2)))),
         *_rows("DynamicQuantizeLinear", Operator("", dynamic=True)),
@@ -465,13 +464,13 @@ OPERATORS: Mapping[str, Operator] = dict(
             )
         ),
         *_rows("QLinearConcat", Operator("", activations=(), integer_output=(0, 1), float_form="Concat")),
-        # Integer sums, or floats made of them.
+        # Integers in, integer sums or floats out.
         *_rows("ConvInteger", replace(_INTEGER_SUMS, float_form="Conv", mac_rule="conv")),
         *_rows("ConvIntegerToFloat", replace(_INTEGER_SUMS, float_form="Conv", mac_rule="conv")),
         *_rows("MatMulInteger", replace(_INTEGER_SUMS, float_form="MatMul", mac_rule="matmul")),
         *_rows("MatMulIntegerToFloat", replace(_MATMUL, integers=_integers((0, 2, 4), (1, 3, 5)), float_form="MatMul")),
         *_rows("QAttention", replace(_ATTENTION, bias=None, integers=_integers((0, 3, 6), (1, 4, 7)))),
-        # Floats in, quantized when the model runs.
+        # Floats in, quantized at run time.
         *_rows(
             "DynamicQuantizeMatMul", replace(_MATMUL, integers=_integers((1, 2, 3)), float_form="MatMul", dynamic=True)
         ),
@@ -496,20 +495,20 @@ _BY_DOMAIN: Mapping[tuple[str, str], Operator] = {
 DATA_MOVEMENT = frozenset(op_type for op_type, row in OPERATORS.items() if row.movement)
 """Operator types whose integer kernels copy values and cannot rescale them."""
 PERMUTATIONS = frozenset(op_type for op_type, row in OPERATORS.items() if row.movement == "permutes")
-"""Those of `DATA_MOVEMENT` in whose output every element of the data appears once."""
+"""Types in `DATA_MOVEMENT` whose output contains every element of the data exactly once."""
 
 
 def operator_of(node: ir.Node) -> Operator:
-    """Return the row of a node; for an operator without one, a row in which just the first input is known to be
-    data.
+    """Return the table row of a node. An operator that is not in the table gets a row whose only known data is the
+    first input.
     """
     found = _BY_DOMAIN.get((node.domain, node.op_type)) or OPERATORS.get(node.op_type)
     return found or Operator(node.op_type)
 
 
 def moves_data(node: ir.Node) -> bool:
-    """Return whether a node only moves elements of its input, or puts a constant next to them: one of
-    `DATA_MOVEMENT` that does not compute new numbers between them.
+    """Return whether a node only moves elements of its input or puts constants next to them. A Resize that interpolates
+    does not count.
     """
     if node.domain not in MAIN_DOMAINS or node.op_type not in DATA_MOVEMENT:
         return False
@@ -518,7 +517,7 @@ def moves_data(node: ir.Node) -> bool:
 
 
 def before_layers(model: ir.Model) -> frozenset[ir.Node]:
-    """Return the nodes from which some node that multiplies matrices can be reached."""
+    """Return the nodes that lead to at least one node that multiplies matrices."""
     found: set[ir.Node] = set()
     for node in reversed(list(model.graph)):
         behind = {reader for output in node.outputs for reader in readers(output)}
@@ -528,25 +527,25 @@ def before_layers(model: ir.Model) -> frozenset[ir.Node]:
 
 
 def integer_inputs(node: ir.Node) -> tuple[IntegerInput, ...]:
-    """Return the integer inputs of a node, those of an operator with any number of inputs included."""
+    """Return the integer inputs of a node. Operators with any number of inputs are included."""
     if node.op_type == "QLinearConcat":
         return tuple(IntegerInput(place, place + 1, place + 2) for place in range(2, len(node.inputs), 3))
     return operator_of(node).integers
 
 
 def is_quantized_operator(op_type: str) -> bool:
-    """Return whether an operator of this type occurs in quantized models only."""
+    """Return whether an operator of this type occurs only in quantized models."""
     row = OPERATORS.get(op_type)
     return op_type.startswith("QLinear") or (row is not None and (row.quantized or row.mac_rule == "nbits"))
 
 
 def is_depthwise(node: ir.Node, weight: tuple[int, ...]) -> bool:
-    """Return whether each output channel of a convolution with a weight [O, I / group, ...] reads one input channel."""
+    """Return whether each output channel of a convolution reads one input channel. `weight` is [O, I / group, ...]."""
     return weight[1] == 1 and weight[0] == node.attributes.get_int("group", 1)
 
 
 def channel_axis(node: ir.Node) -> int:
-    """Return the axis of a node's weight (of the data, for Q/DQ) along which a scale per channel runs; may be
+    """Return the axis along which per-channel scales apply: an axis of the weight, or of the data for Q/DQ. It may be
     negative.
     """
     if node.op_type in ("QuantizeLinear", "DequantizeLinear"):

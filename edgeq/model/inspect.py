@@ -1,4 +1,4 @@
-"""Report what `edgeq inspect` says about a model, as values."""
+"""Collect the facts that `edgeq inspect` reports about a model."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from edgeq.util.records import NOT_WRITTEN, computed, written
 
 @dataclass(frozen=True)
 class OperatorCount:
-    """Count how often a model has an operator type, and the multiply-accumulates of all of them."""
+    """Count the nodes of one operator type, and the multiply-accumulates of all of them."""
 
     op_type: str
     count: int
@@ -37,7 +37,7 @@ class OperatorCount:
 
 @dataclass(frozen=True)
 class TargetPrediction:
-    """Forecast one target, from the backend's rules and what the target's profile quantizes."""
+    """Forecast what runs in int8 on one target, from the backend's rules and the scheme of the target's profile."""
 
     target: str
     backend: str
@@ -45,7 +45,7 @@ class TargetPrediction:
 
     @property
     def int8_macs_share(self) -> float:
-        """Share of the multiply-accumulates that will run in int8, 0 to 1; 0 for a model that has none."""
+        """Return the share of multiply-accumulates that will run in int8, 0 to 1; 0 if the model has none."""
         total = sum(n.macs for n in self.nodes)
         return sum(n.macs for n in self.nodes if n.verdict == "int8") / total if total else 0.0
 
@@ -69,17 +69,19 @@ class ModelReport(Page):
     """Describe a model.
 
     Attributes:
-        path, files, file_bytes, digest: the model file; it and its external data; their bytes; SHA-256.
-        ir_version, opsets, producer: as the model has them. The main operator set is "ai.onnx".
+        path: the model file.
+        files, file_bytes: the model file with its external data, and the bytes of all these files.
+        digest: SHA-256 of the model.
+        ir_version, opsets, producer: as stored in the model. The main operator set is "ai.onnx".
         parameters, parameter_bytes: elements and bytes of all initializers and Constant nodes.
-        macs: multiply-accumulates of one inference, with the sizes of `assumed` for inputs with open ones.
-        assumed: sizes by input.
-        operators: by type, the most work first.
+        macs: multiply-accumulates of one inference, counted with the sizes in `assumed`.
+        assumed: sizes assumed for inputs with free sizes, by input.
+        operators: counts by operator type, the most work first.
         dynamic: symbolic and unknown sizes of the inputs, as "input[axis] name".
-        quantized: whether the model holds quantized operators already.
-        preparation: what preparing the model for quantization changes; empty without targets.
+        quantized: whether the model already contains quantized operators.
+        preparation: the changes that preparation for quantization makes; empty without targets.
         targets: the predictions, made on the prepared model.
-        notes: what a reader should know.
+        notes: further remarks for the reader.
     """
 
     path: Path = field(metadata=written(name="model"))
@@ -103,12 +105,12 @@ class ModelReport(Page):
 
     @computed
     def inputs(self) -> list[dict[str, Any]]:
-        """Name, dtype and shape of each."""
+        """Return name, dtype and shape of each input."""
         return [_plain_spec(spec) for spec in self.signature.inputs]
 
     @computed
     def outputs(self) -> list[dict[str, Any]]:
-        """Return the same for its outputs."""
+        """Return name, dtype and shape of each output."""
         return [_plain_spec(spec) for spec in self.signature.outputs]
 
     def __brief__(self) -> dict[str, Any]:
@@ -141,15 +143,16 @@ def inspect_model(
     shapes: Mapping[str, Sequence[int]] | None = None,
     progress: Progress = SILENT,
 ) -> ModelReport:
-    """Read a model and report what it is, and for each target what will and will not run in int8, and why.
+    """Read a model and describe it. For each target, predict which nodes will run in int8, and why the others will not.
 
     Args:
-        targets: (name to show, backend, scheme) of each.
-        shapes: sizes of inputs, where they are open.
+        targets: (name to show, backend, scheme) of each target.
+        shapes: sizes for inputs that have free sizes, by input.
 
     Raises:
-        ModelError: not a model, or one that cannot be prepared for a prediction.
-        HardwareError: a backend without rules.
+        ModelError: the file is not a model, or the model cannot be prepared for a prediction.
+        HardwareError: a backend has no rules.
+        UsageError: `shapes` does not match the model's inputs.
     """
     rules = [(name, backend, int8_rules(backend), scheme) for name, backend, scheme in targets]
     proto = load_model(path, external_data="none")
@@ -166,7 +169,9 @@ def inspect_model(
         guessed = [size for size, open_ in zip(sizes, own, strict=True) if size > 1 and size != open_]
         if name not in (shapes or {}) and guessed:
             listed = ",".join(map(str, sizes))
-            notes.append(f"counted with {name} of {listed}, as its sizes are open; --shape {name}=SIZES sets others")
+            notes.append(
+                f"counted with {name} = {listed}, because its sizes are free; --shape {name}=SIZES sets others"
+            )
     preparation: tuple[str, ...] = ()
     predictions: tuple[TargetPrediction, ...] = ()
     if quantized and rules:
@@ -225,7 +230,7 @@ def _notes(model: ir.Model) -> list[str]:
         notes.append(f"opset {opset} has no per-channel QuantizeLinear; quantizing raises it to {RAISED_TO}")
     listed = sum(value.is_initializer() for value in model.graph.inputs)
     if listed:
-        notes.append(f"{listed} weights are listed as inputs too; they are taken for constants")
+        notes.append(f"weights also listed as inputs: {listed}; edgeq treats them as constants")
     types = {value.dtype for value in model.graph.initializers.values()}
     if types & {ir.DataType.FLOAT16, ir.DataType.BFLOAT16}:
         notes.append("has 16-bit floating-point weights; quantizing widens them to float32 first")

@@ -1,9 +1,8 @@
-"""Predict what runs in int8 on which backend, and why the rest does not: `targets/backends/*.toml`, read and applied.
+"""Predict from a float graph which nodes a backend will run in int8, and explain why the others stay in float.
 
-Which nodes of a model will run in int8 on a backend, predicted from the graph alone.
-
-The prediction knows operator types, constants and shapes, not scales. What really runs in int8 is read from the
-runtime's optimised graph after quantization."""
+The rules are in `targets/backends/*.toml`. They depend on operator types, constants and shapes, not on scales. After
+quantization, the runtime's optimised graph shows what really runs in int8.
+"""
 
 from __future__ import annotations
 
@@ -38,17 +37,16 @@ from edgeq.util.registry import data_folders, shipped
 
 @dataclass(frozen=True)
 class NodeContext:
-    """Hold what conditions depend on apart from the node.
+    """Hold the facts about the graph that conditions need besides the node itself.
 
     Attributes:
         constants: names of tensors with fixed values.
-        quantized: names of tensors known to be int8 where the node reads them; None when nothing is known about it.
-        convolved: names of tensors that come from convolutions, as `find_convolved` gives them; None when nothing is
-            known about it.
-        normalized: names of tensors that normalizations read, as `find_normalized` gives them.
-        before_layers: nodes that some layer reads from, as `edgeq.model.graph.before_layers` gives them; None when
-            nothing is known about it.
-        kept: nodes that have to stay in float, each with the reason.
+        quantized: names of tensors known to be int8 when the node reads them; None if nothing is known about them.
+        convolved: names of the tensors from `find_convolved`; None if nothing is known about them.
+        normalized: names of the tensors from `find_normalized`.
+        before_layers: nodes that lead to a layer, from `edgeq.model.graph.before_layers`; None if nothing is known
+            about them.
+        kept: names of nodes that must stay in float → reason.
     """
 
     constants: Collection[str] = ()
@@ -59,7 +57,7 @@ class NodeContext:
     kept: Mapping[str, str] = field(default_factory=dict)
 
     def has_constant(self, *values: ir.Value | None) -> bool:
-        """Return whether one of the values is constant."""
+        """Return whether at least one of the values is constant."""
         return any(name_of(value) in self.constants for value in values if value is not None)
 
 
@@ -90,7 +88,7 @@ def _apart_from_products(node: ir.Node, context: NodeContext) -> str:
 
 
 def _floats(node: ir.Node) -> list[ir.Value]:
-    """Return the inputs of a node that may be floats: shapes, indices and choices are not."""
+    """Return the inputs of a node that may be floats. Shapes, indices and masks are left out."""
     wanted = (None, ir.DataType.UNDEFINED, ir.DataType.FLOAT)
     return [value for value in node.inputs if value is not None and value.dtype in wanted]
 
@@ -98,7 +96,7 @@ def _floats(node: ir.Node) -> list[ir.Value]:
 def _not_normalized(node: ir.Node, context: NodeContext) -> str:
     if not any(name_of(value) in context.normalized for value in node.outputs):
         return ""
-    return "it makes what a normalization reads in float"
+    return "a normalization reads its result in float"
 
 
 def _after_conv_or_add(node: ir.Node, context: NodeContext) -> str:
@@ -116,15 +114,15 @@ def _unit_alpha_beta(node: ir.Node, context: NodeContext) -> str:
 
 
 def _range_takes_its_place(node: ir.Node, context: NodeContext) -> str:
-    """A Relu or Clip disappears into the range of the tensor before it, which always holds zero."""
+    """Return "" if the range of the preceding tensor, which always includes zero, can replace a Relu or Clip."""
     source = node_input(node, 0)
     if source is not None and source.is_graph_output():
-        return "what it reads is an output of the model too, and keeps a range of its own"
+        return "its input is also an output of the model, which keeps its own range"
     bounds = clamp_bounds(node)
     if bounds is None:
         return "its bounds are computed, so no range can take its place"
     low, high = bounds
-    return "" if low <= 0 <= high else f"its bounds, {low:g} to {high:g}, leave out zero, which every range holds"
+    return "" if low <= 0 <= high else f"its bounds, {low:g} to {high:g}, exclude zero, which every range includes"
 
 
 def _no_dilation(node: ir.Node, context: NodeContext) -> str:
@@ -136,7 +134,8 @@ def _not_vector(node: ir.Node, context: NodeContext) -> str:
     a, b = (known_sizes(value) or () for value in node.inputs[:2])
     columns = b[-2] if node.attributes.get_int("transB", 0) and len(b) > 1 else b[-1] if len(b) > 1 else 0
     rows = a[-1] if node.attributes.get_int("transA", 0) and len(a) > 1 else a[-2] if len(a) > 1 else 0
-    # A row count that is the batch is not a property of the layer: only a result with one column is surely a vector.
+    # The number of rows may be the batch, which is not a property of the layer. Only a result with one column is surely
+    # a vector.
     if columns == 1 or (rows == 1 and len(a) > 2):
         return "it multiplies a matrix with a vector, which is bound by memory"
     return ""
@@ -151,7 +150,7 @@ def _equal_shapes(node: ir.Node, context: NodeContext) -> str:
 
 
 def known_sizes(value: ir.Value | None) -> tuple[int, ...] | None:
-    """Return the shape of a value, 0 for a size that is symbolic; None where the rank is not known."""
+    """Return the shape of a value, with 0 for symbolic sizes; None if the rank is not known."""
     if value is None or value.shape is None:
         return None
     return tuple(size if isinstance(size, int) else 0 for size in value.shape)
@@ -161,11 +160,12 @@ Condition = Callable[[ir.Node, NodeContext], str]
 
 
 def _attribute(name: str, text: str, *allowed: int | str) -> Condition:
-    """Return the check that an attribute is one of those allowed, of which the first is its default. `text` says what
-    it is otherwise."""
+    """Return a check that an attribute has one of the `allowed` values. The first of them is the default. `text` is the
+    reason for any other value.
+    """
 
     def check(node: ir.Node, context: NodeContext) -> str:
-        """Return "" where the attribute is allowed."""
+        """Return "" if the attribute has an allowed value, else the reason."""
         found = node.attributes[name].value if name in node.attributes else allowed[0]
         return "" if found in allowed else text.format(found)
 
@@ -189,14 +189,16 @@ CONDITIONS: dict[str, Condition] = {
     "not-vector": _not_vector,
     "equal-shapes": _equal_shapes,
 }
-"""Name → check of a node: "" when the condition holds (or nothing is known against it), else what contradicts it."""
+"""Name → check of a node. It returns "" if the condition holds or nothing is known against it, else the reason."""
 
 
 def _least_channels(bound: int) -> Condition:
-    """Both sides of a dense convolution are narrower than `bound`. A depthwise one has kernels of its own."""
+    """Return a check that a dense convolution has at least `bound` input or output channels. Depthwise convolutions
+    always pass, because they have their own kernels.
+    """
 
     def check(node: ir.Node, context: NodeContext) -> str:
-        """See `_least_channels`; "" where the weight's shape is not known."""
+        """Return "" if the condition holds or the weight's shape is not known, else the reason."""
         weight = known_sizes(node_input(node, 1)) or ()
         groups = max(1, node.attributes.get_int("group", 0))
         if len(weight) < 3 or groups > 1 or max(weight[:2]) >= bound or not all(weight[:2]):
@@ -207,27 +209,29 @@ def _least_channels(bound: int) -> Condition:
 
 
 BOUNDED_CONDITIONS: dict[str, Callable[[int], Condition]] = {"least-channels": _least_channels}
-"""Name → check by a bound, which the file gives behind a colon: "least-channels:16"."""
+"""Name → function that makes a check from a bound. The file has the bound after a colon: "least-channels:16"."""
 
 
 GAINS = frozenset({"apart-from-products", "constant-operand", "least-channels", "not-normalized", "not-vector"})
-"""Conditions under which int8 is worth it, by their names without a bound. All others decide whether it is possible."""
+"""Conditions under which int8 pays off, by name without bound. All others decide whether int8 is possible."""
 
 
 def is_condition(name: str) -> bool:
-    """Return whether a file of rules may name such a condition: "nearest", or "least-channels:16" with a bound."""
+    """Return whether a file of rules may use `name` as a condition, such as "nearest" or, with a bound,
+    "least-channels:16".
+    """
     stem, colon, bound = name.partition(":")
     return bound.isdecimal() and stem in BOUNDED_CONDITIONS if colon else name in CONDITIONS
 
 
 def condition(name: str) -> Condition:
-    """Return the check of that name, as `is_condition` knows it."""
+    """Return the check for the condition `name`, which must be valid for `is_condition`."""
     stem, colon, bound = name.partition(":")
     return BOUNDED_CONDITIONS[stem](int(bound)) if colon else CONDITIONS[name]
 
 
 DEFAULT = "*"
-"""The key under which `int8_rules` gives the rule for operator types that the file does not name."""
+"""The key of the rule for operator types that a file of rules does not name."""
 
 
 @dataclass(frozen=True)
@@ -235,11 +239,11 @@ class Rule:
     """Describe what one backend does with one operator type.
 
     Attributes:
-        int8: whether there is an int8 form at all.
-        condition: what must hold for it, names from `CONDITIONS` joined by ", "; "" when it always can.
-        reason: how it runs in int8, or why it does not.
-        source: where that is known from.
-        float_result: whether its integer kernel gives floats at the cost of integers.
+        int8: whether the backend has an int8 form at all.
+        condition: conditions for the int8 form: names from `CONDITIONS` joined by ", "; "" if there are none.
+        reason: how the operator runs in int8, or why it does not.
+        source: where this is known from.
+        float_result: whether its integer kernel outputs floats at no extra cost.
     """
 
     int8: bool
@@ -251,13 +255,13 @@ class Rule:
 
 @dataclass(frozen=True)
 class SlowFusion:
-    """Describe a fusion of the runtime's optimiser that costs time where it happens.
+    """Describe a fusion of the runtime's optimiser that makes some models slower.
 
     Attributes:
-        optimizer: its name, as ONNX Runtime's option to disable optimizers takes it.
-        where: it matters to a model that has all operator types of one of these groups.
-        reason: why, one sentence without a full stop.
-        source: where that is known from.
+        optimizer: its name for ONNX Runtime's option that disables optimizers.
+        where: groups of operator types; the fusion matters to a model that has all types of at least one group.
+        reason: why it is slower, one sentence without a full stop.
+        source: where this is known from.
     """
 
     optimizer: str
@@ -268,7 +272,7 @@ class SlowFusion:
 
 @dataclass(frozen=True)
 class _Default:
-    """Describe what applies to operator types that no rule names."""
+    """Describe the rule for operator types that no other rule names."""
 
     reason: str
     source: str
@@ -276,7 +280,7 @@ class _Default:
 
 @dataclass(frozen=True)
 class _Entry:
-    """A rule as a file has it."""
+    """Hold one rule as it is written in a file."""
 
     operators: tuple[str, ...]
     int8: Literal["yes", "no", "only-if"]
@@ -288,7 +292,7 @@ class _Entry:
 
 @dataclass(frozen=True)
 class _File:
-    """Describe what is read here of a backend's file; `extends`: the backend whose rules apply where it has none."""
+    """Hold the part of a backend's file that this module reads. `extends` names a backend whose rules fill the gaps."""
 
     default: _Default | None = None
     rule: tuple[_Entry, ...] = ()
@@ -297,15 +301,17 @@ class _File:
 
 
 def backends(folder: Path | None = None) -> tuple[str, ...]:
-    """Return the names of the backends that have rules, plug-ins' among them; or those of one folder."""
+    """Return the names of the backends that have rules, including those of plug-ins. `folder` limits them to one
+    folder.
+    """
     return tuple(sorted({path.stem for place in _folders(folder) for path in place.glob("*.toml")}))
 
 
 def int8_rules(backend: str, folder: Path | None = None) -> Mapping[str, Rule]:
-    """Return operator type → rule of a backend; `DEFAULT` → the rule for all others.
+    """Return operator type → rule of a backend. The key `DEFAULT` has the rule for all other types.
 
     Raises:
-        HardwareError: no such backend, or its file is malformed.
+        HardwareError: the backend does not exist, or its file is malformed.
     """
     content, path = _read(backend, folder)
     if content.default is None and not content.extends:
@@ -323,15 +329,15 @@ def int8_rules(backend: str, folder: Path | None = None) -> Mapping[str, Rule]:
 
 
 def rules_title(backend: str) -> str:
-    """Return how a forecast by `int8_rules` names them."""
+    """Return the words with which a forecast refers to a backend's rules."""
     return f"the int8 rules of the {backend} backend"
 
 
 def slow_fusions(backend: str, model: ir.Model, folder: Path | None = None) -> tuple[SlowFusion, ...]:
-    """Return fusions that a backend's runtime should not make for this model.
+    """Return the fusions that a backend's runtime should not apply to this model.
 
     Raises:
-        HardwareError: no such backend, or its file is malformed.
+        HardwareError: the backend does not exist, or its file is malformed.
     """
     content, _ = _read(backend, folder)
     present = {node.op_type for node in model.graph}
@@ -345,8 +351,9 @@ _SUMS = frozenset({"Add", "Concat", "GlobalAveragePool", "ReduceMean", "Sum"})
 
 
 def find_convolved(model: ir.Model) -> frozenset[str]:
-    """Return the names of the tensors that convolutions, or inputs of the model that are floats, lead to through
-    operators other than matrix products and normalizations."""
+    """Return the names of tensors that come from a convolution or from a float input of the model. Paths through matrix
+    products and normalizations do not count.
+    """
     found = {name_of(value) for value in model.graph.inputs if value.dtype == ir.DataType.FLOAT}
     for node in model.graph:
         rule = operator_of(node).mac_rule
@@ -360,8 +367,9 @@ def find_convolved(model: ir.Model) -> frozenset[str]:
 
 
 def find_normalized(model: ir.Model) -> frozenset[str]:
-    """Return the names of the tensors that normalizations read, as they are or behind sums, means and data movement:
-    a residual stream is one. Normalizations that are written out are recognised by their mean."""
+    """Return the names of tensors that normalizations read, directly or after sums, means and data movement. A residual
+    stream is an example. A normalization that is spelled out in simple operators is recognised by its mean.
+    """
     found: set[str] = set()
     for node in reversed(list(model.graph)):
         for value in node.outputs:
@@ -374,7 +382,9 @@ def find_normalized(model: ir.Model) -> frozenset[str]:
 
 
 def _normalizes(node: ir.Node, value: ir.Value) -> bool:
-    """Return whether a node normalizes a tensor: takes it from its mean, or squares it for the mean of squares."""
+    """Return whether a node is part of a normalization of `value`: it is one, it computes the mean that is subtracted
+    from `value`, or it squares `value` for a mean of squares.
+    """
     if node.op_type in NORMALIZATIONS:
         return node.inputs[0] is value
     made = readers(node.outputs[0])
@@ -397,14 +407,14 @@ def explain_float(
     excluded: Collection[str] = (),
     gains: bool = True,
 ) -> str:
-    """Return why a node runs in float: excluded by the user, no int8 form, or a condition that is not met.
+    """Return why a node runs in float: the user excluded it, it has no int8 form, or a condition fails.
 
     Args:
-        excluded: names of nodes that are to stay in float.
-        gains: whether conditions count that are about what int8 gains.
+        excluded: names of nodes that must stay in float.
+        gains: whether to apply the conditions in `GAINS`, under which int8 is faster.
 
     Returns:
-        The reason; "" where nothing is known against int8.
+        The reason; "" if nothing is known against int8.
     """
     if node.name in excluded:
         return "excluded by request"
@@ -454,7 +464,7 @@ def _folders(folder: Path | None) -> tuple[Path, ...]:
 Verdict = Literal["int8", "float", "other"]
 
 ON_REQUEST = "kept in float on request"
-_FOLDED = "one of its operands is a constant once all sizes are fixed, and not all engines take a quantized one"
+_FOLDED = "one of its operands becomes constant once all sizes are fixed, and some engines fail if it is quantized"
 _STACKED = "its constant is not a matrix, which cannot have one scale per channel; --no-per-channel quantizes it"
 
 
@@ -463,10 +473,10 @@ class NodePrediction:
     """Predict how one node will run.
 
     Attributes:
-        name, op_type: of the node.
+        name, op_type: name and type of the node.
         macs: multiply-accumulates of one inference.
         verdict: "int8", "float", or "other" for a node without float data (shapes, indices, masks).
-        reason: how it runs in int8, or why not.
+        reason: how the node runs in int8, or why it does not.
     """
 
     name: str
@@ -483,15 +493,15 @@ def predict_int8(
     macs: Mapping[str, int] | None = None,
     hazards: Mapping[str, str] | None = None,
 ) -> tuple[NodePrediction, ...]:
-    """Predict each node of a prepared float model, in graph order; nodes inside If, Loop and Scan come last, as float.
+    """Predict each node of a prepared float model, in graph order. Nodes inside If, Loop and Scan come last, as float.
 
     Args:
-        model: named, sorted, with shapes, as `prepare_model` gives it; weights may be external.
-        rules: of the backend, see `edgeq.model.int8_prediction.int8_rules`.
-        scheme: what is quantized, and how; None for all that the rules let run in int8, by static quantization.
-        macs: by node name, where they are other than `node_macs` gives them.
-        hazards: tensors that must not be in 8 bits, each with what follows its name in the reason; a scheme that is not
-            static has no ranges, so they are nothing to it.
+        model: a model with node names, sorted, with shapes, as `prepare_model` returns it; weights may be external.
+        rules: rules of the backend, from `int8_rules`.
+        scheme: what is quantized, and how; None for static quantization of everything that the rules allow.
+        macs: multiply-accumulates by node name; None for those of `node_macs`.
+        hazards: tensors that must not be in 8 bits → the part of the reason after the tensor's name. Only static
+            schemes use it, because the others have no ranges.
     """
     index = indexed(model)
     model = index.model
@@ -530,7 +540,7 @@ def predict_int8(
 
 
 def hazardous_nodes(model: ir.Model, hazards: Mapping[str, str]) -> dict[str, str]:
-    """Return the nodes that make or read a tensor which must not be in 8 bits, by name, each with the reason."""
+    """Return node name → reason, for nodes that make or read a tensor which must not be in 8 bits."""
     found: dict[str, str] = {}
     for node in model.graph:
         names = (name_of(value) for value in (*node.outputs, *node.inputs))
@@ -541,16 +551,18 @@ def hazardous_nodes(model: ir.Model, hazards: Mapping[str, str]) -> dict[str, st
 
 
 def nodes_with_folded_operands(index: GraphIndex) -> frozenset[str]:
-    """Return the names of sums and products with an operand that is a constant once all sizes are fixed, and is none
-    in the file: position embeddings, grids. OpenVINO 2026.4.1 fails on such a node between Q/DQ pairs."""
+    """Return the names of sums and products with an operand that becomes constant once all sizes are fixed, but is
+    computed in the file, such as position embeddings and grids. OpenVINO 2026.4.1 fails on such a node between Q/DQ
+    pairs.
+    """
     computed = computed_constants(index.graph, sizes=True) - {name for name in index.values if index.is_constant(name)}
     sums = [node for node in index.graph if is_op(node, "Add", "Mul", "Sub")]
     return frozenset(node.name for node in sums if node.name and computed.intersection(map(name_of, node.inputs)))
 
 
 def stacked_products(model: ir.Model) -> frozenset[str]:
-    """Return the names of MatMul nodes with a constant that is not a matrix: they have no integer form with a scale
-    per channel.
+    """Return the names of MatMul nodes whose constant is not a matrix. They have no integer form with per-channel
+    scales.
     """
     products = [node for node in model.graph if node.op_type == "MatMul"]
     return frozenset(n.name for n in products if n.name and any(_is_stacked(value) for value in n.inputs))
@@ -568,7 +580,7 @@ def _judge(node: ir.Node, rules: Mapping[str, Rule], context: NodeContext) -> tu
         return "float", reason
     unknown = next((value.name for value in (*read, *written) if not value.dtype), None)
     if unknown is not None:
-        return "float", f"the type and shape of tensor {unknown!r} are not known, so the quantizer passes it over"
+        return "float", f"the type and shape of tensor {unknown!r} are not known, so the quantizer skips it"
     return "int8", rules.get(node.op_type, rules[DEFAULT]).reason
 
 
@@ -580,10 +592,11 @@ def _judge_under(
     rules: Mapping[str, Rule],
     context: NodeContext,
 ) -> tuple[Verdict, str]:
-    """`_judge`, with what the scheme leaves in float first.
+    """Apply the exclusions of a scheme, then return the verdict of `_judge`.
 
     Args:
-        stacked: `stacked_products` of the model; constants: its `computed_constants`.
+        stacked: `stacked_products` of the model.
+        constants: `computed_constants` of the model.
     """
     verdict, reason = _judge(node, rules, context)
     types = scheme.quantized_types
@@ -600,12 +613,12 @@ def _judge_under(
     if scheme.mode == "dynamic" and scheme.per_channel and node.name in stacked:
         return "float", _STACKED
     if not constants.intersection(map(name_of, node.inputs[:2])):
-        return "float", f"it multiplies two activations; {scheme.mode} quantization takes constant matrices"
-    return "int8", f"{scheme.mode} quantization takes it"
+        return "float", f"it multiplies two activations; {scheme.mode} quantization needs a constant matrix"
+    return "int8", f"{scheme.mode} quantization covers it"
 
 
 def foreign(op_type: str) -> str:
-    """Return the reason of a node of a type that the scheme leaves in float."""
+    """Return the reason for a node whose type the scheme leaves in float."""
     return f"{op_type} is not among the operator types that the scheme quantizes"
 
 

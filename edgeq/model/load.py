@@ -1,4 +1,4 @@
-"""Load and save models. Files are untrusted: sizes are checked before memory is allocated for them."""
+"""Load and save models. Files are untrusted, so sizes are checked before memory is allocated."""
 
 from __future__ import annotations
 
@@ -46,28 +46,30 @@ from edgeq.signature import Dimension, Signature, TensorSpec
 from edgeq.util.registry import device_errors
 
 INLINE_LIMIT = 2**30
-"""Bytes of tensors up to which a saved model is one file. Half of protobuf's limit, so that Q/DQ nodes, shapes and a
-copy of some weights fit too."""
+"""Largest number of bytes of tensors in a model that is saved as one file. It is half of protobuf's limit, to leave
+space for Q/DQ nodes, shapes and copies of some weights."""
 SMALL_EXTERNAL = 2**26
-"""Bytes of external data up to which `load_model` reads it in."""
+"""Largest number of bytes of external data that `load_model` reads into the model by default."""
 
 FREE_INITIALIZERS = 4
-"""From this version of the format on, an initializer need not be an input."""
+"""The first IR version in which an initializer need not be an input."""
 
 ExternalData = Literal["small", "all", "none"]
 
 
 def load_model(path: Path, *, external_data: ExternalData = "small") -> onnx.ModelProto:
-    """Read a model and check that it is one: parsed, its tensors as long as their shapes need, its external data inside
-    its folder, its graph acyclic (nodes are put in order if they are not) and valid for onnx's checker. Sizes without a
-    real name ("?", "-1") are left open; sparse weights become dense.
+    """Read a model file and check it.
+
+    The file must parse, each tensor must have the length that its shape requires, external data must be inside its
+    folder, the graph must be acyclic, and onnx's checker must accept the model. Nodes are sorted if necessary, sizes
+    with placeholder names ("?", "-1") become free, and sparse weights become dense.
 
     Args:
-        external_data: "small" reads external data in when there is little of it, so that most callers need not know
-            about it; "all" always; "none" leaves it on disk, as references that were checked.
+        external_data: "small" reads external data into the model if there is little of it, which suits most callers;
+            "all" always reads it; "none" keeps checked references to the files.
 
     Raises:
-        ModelError: naming the file, what is wrong and what to do.
+        ModelError: a check failed; the message names the file, the problem and the solution.
     """
     model = parse_model(path)
     for tensor in iter_tensors(model):
@@ -91,11 +93,10 @@ def load_model(path: Path, *, external_data: ExternalData = "small") -> onnx.Mod
 
 
 def read_model(path: Path) -> ir.Model:
-    """Return `load_model` as the in-memory model of `edgeq.graph`; external data is read when the values of a weight
-    are.
+    """Load a model with `load_model` and return it in memory. External data is read only when it is needed.
 
     Raises:
-        ModelError: as `load_model`.
+        ModelError: as for `load_model`.
     """
     model = load_model(path, external_data="none")
     return in_memory(model, data_folder(model, path), where=path)
@@ -104,11 +105,11 @@ def read_model(path: Path) -> ir.Model:
 def data_folder(model: onnx.ModelProto, path: Path) -> Path:
     """Return the folder that the locations of a loaded model's external data are relative to.
 
-    It is the model's own. Where links lead out of that, as `external_span` allows, the locations are made relative, in
-    place, to a folder that all data files lie in: later readers need no rule of their own.
+    This is normally the model's own folder. If links lead out of that folder, as `external_span` allows, the locations
+    are rewritten, in place, relative to a common folder of all data files. Later readers then need no special rule.
 
     Raises:
-        ModelError: as `load_model`.
+        ModelError: as for `load_model`.
     """
     spans = [(tensor, external_span(tensor, path)) for tensor in iter_tensors(model) if is_external(tensor)]
     if all(span.file.is_relative_to(path.parent.resolve()) for _, span in spans):
@@ -121,28 +122,28 @@ def data_folder(model: onnx.ModelProto, path: Path) -> Path:
 
 
 def read_own(path: Path, folder: Path | None = None) -> ir.Model:
-    """Return `read_model` of a file that need not be checked again: it was written here just now from a checked model,
-    or its bundle was checked when it was opened.
+    """Return a model like `read_model`, without checks. Use it for files that edgeq just wrote from a checked model, or
+    whose bundle was checked when it was opened.
 
     Args:
-        folder: where external data lie, as a bundle's variant may say; None: the file's folder.
+        folder: folder of external data, which a bundle's variant may set; None for the file's folder.
 
     Raises:
-        ModelError: something in it has no meaning.
+        ModelError: the model contains something undefined.
     """
     return in_memory(onnx.load(path, load_external_data=False), folder or path.parent, where=path)
 
 
 def in_memory(model: onnx.ModelProto, base: Path, *, where: object = "the model") -> ir.Model:
-    """Return a loaded model for edgeq to work on. Initializers that are listed as inputs, as old models do, are not
-    inputs.
+    """Return the in-memory form of a loaded model. Initializers that old models also list as inputs are not inputs in
+    it.
 
     Args:
         base: folder of its external data.
         where: its file, for messages.
 
     Raises:
-        ModelError: something in it has no meaning.
+        ModelError: the model contains something undefined.
     """
     from onnx_ir.passes.common import RemoveInitializersFromInputsPass
 
@@ -154,24 +155,24 @@ def in_memory(model: onnx.ModelProto, base: Path, *, where: object = "the model"
 
 
 def check_declared_sizes(model: onnx.ModelProto, folder: Path, where: Path) -> None:
-    """Refuse a model that makes much of little by the sizes that it declares, before a session is opened.
+    """Refuse a model that declares tensors far larger than its inputs and weights, before a session is opened.
 
     Args:
-        folder: where its external data lie; they are not read.
+        folder: folder of its external data, which is not read.
         where: its file, for messages.
 
     Raises:
-        ModelError: as `describe`.
+        ModelError: as for `describe`.
     """
     describe(in_memory(model, folder, where=where), where, proto_skeleton(model))
 
 
 def model_signature(path: Path) -> Signature:
-    """Return inputs and outputs of a model that is to run. Initializers that are listed as inputs, as old models do,
-    are not inputs.
+    """Return inputs and outputs of a model that is about to run. Initializers that old models also list as inputs do
+    not count.
 
     Raises:
-        ModelError: as `load_model` and `check_declared_sizes`.
+        ModelError: as for `load_model` and `check_declared_sizes`.
     """
     model = load_runnable(path)
     signature = signature_of(model, path)
@@ -183,17 +184,17 @@ _OWN_FORMAT = "edgeq.own_format"
 
 
 def load_runnable(path: Path) -> onnx.ModelProto:
-    """Load a model that is to run, without its weights; of a file in the format of an engine, a model of one unknown
-    node that has its inputs and outputs.
+    """Load a model that is about to run, without its weights. A file in an engine's own format becomes a model of one
+    unknown node with the inputs and outputs of the file.
 
     Raises:
-        ModelError: as `load_model`; or it does not state its inputs and outputs.
+        ModelError: as for `load_model`, or such a file does not state its inputs and outputs.
     """
     return _stated(path) or load_model(path, external_data="none")
 
 
 def _stated(path: Path) -> onnx.ModelProto | None:
-    """Return the inputs and outputs that an engine's own file states, as a model; None where `path` is an ONNX file."""
+    """Return the inputs and outputs that an engine's own file states, as a model; None if `path` is an ONNX file."""
     with device_errors():
         found = stated_signature(path) if path.is_file() else None
     if found is None:
@@ -215,21 +216,21 @@ def _stated(path: Path) -> onnx.ModelProto | None:
 
 
 def own_runnable(path: Path) -> onnx.ModelProto:
-    """Run `load_runnable` on a file that need not be checked again, as for `read_own`."""
+    """Load a model like `load_runnable`, without checks. It accepts the same files as `read_own`."""
     return _stated(path) or onnx.load(path, load_external_data=False)
 
 
 def own_signature(model: Path | bytes, where: Path) -> Signature:
-    """Return `model_signature` of a file that need not be checked again, as for `read_own`, or of a file's content.
+    """Return the signature of a file or of a file's content, without checks. It accepts the same files as `read_own`.
 
     Args:
-        where: names it in messages.
+        where: the name to use in messages.
     """
     return signature_of(onnx.load_model_from_string(model) if isinstance(model, bytes) else own_runnable(model), where)
 
 
 def signature_of(model: onnx.ModelProto, path: Path) -> Signature:
-    """Return `model_signature` of a model in memory; `path` is for messages."""
+    """Return the inputs and outputs of a model. `path` is for messages."""
     weights = {t.name for t in model.graph.initializer}
     return Signature(
         tuple(_spec(i, path) for i in model.graph.input if i.name not in weights),
@@ -238,14 +239,15 @@ def signature_of(model: onnx.ModelProto, path: Path) -> Signature:
 
 
 def model_files(path: Path, folder: Path | None = None) -> tuple[Path, ...]:
-    """Return the model file and, sorted, the external data files that it needs, each proven to be inside its folder.
-    Weights are not read.
+    """Return the model file and, sorted, its external data files. Each is proven to be inside its folder. Weights are
+    not read.
 
     Args:
-        folder: where external data lie, as a bundle's variant may say; None: the model's folder. So below, too.
+        folder: folder of external data, which a bundle's variant may set; None for the model's folder. Other functions
+            use it in the same way.
 
     Raises:
-        ModelError: it is not a model, or its external data are not where they may be.
+        ModelError: the file is not a model, or external data is outside the allowed folders.
     """
     if engine_of_file(path.name) is not None:
         return (path,)
@@ -254,29 +256,28 @@ def model_files(path: Path, folder: Path | None = None) -> tuple[Path, ...]:
 
 
 def model_bytes(path: Path, folder: Path | None = None) -> int:
-    """Return the size on disk, external data included."""
+    """Return the size of a model on disk in bytes, with external data."""
     return sum(file.stat().st_size for file in model_files(path, folder))
 
 
 def data_name(output: Path) -> str:
-    """Return the name of the file next to `output` that stores the weights of a model written there, if they are
-    many.
-    """
+    """Return the name of the file next to `output` that gets the weights of a large model."""
     return f"{output.name}.data"
 
 
 def data_beside(output: Path, model: Path) -> tuple[str, ...]:
-    """Return the names of what may come with a model at `output` made of `model`: see `edgeq.util.outputs.output_file`.
+    """Return the names of extra files that a model at `output`, made from `model`, may need. They are for
+    `edgeq.util.outputs.output_file`.
 
     Raises:
-        ModelError: as `model_files`.
+        ModelError: as for `model_files`.
     """
     return (data_name(output),) if model_bytes(model) > INLINE_LIMIT else ()
 
 
 def model_digest(path: Path, folder: Path | None = None) -> str:
-    """Return the SHA-256 (hex) of a model. Without external data that of the file's bytes, as `sha256sum` prints it;
-    with external data that of the digests of all its files, each with its name.
+    """Return the SHA-256 of a model in hex. Without external data it is that of the file, as `sha256sum` prints it.
+    With external data it is a hash over the digests of all files and the names of the data files.
     """
     files = model_files(path, folder)
     if len(files) == 1:
@@ -292,10 +293,11 @@ _SHARED_AT_MOST = 2
 
 
 def share_model(model: ir.Model, path: Path, made_of: GraphIndex) -> GraphIndex:
-    """Keep the model that was just written to `path` for `shared_model`. It is not to be changed any more.
+    """Keep the model that was just written to `path`, so that `shared_model` need not read it. The model must not
+    change any more.
 
     Args:
-        made_of: the prepared model, which the last few files stay with: they are forgotten when it is.
+        made_of: the prepared model that it was made from. The last few files are stored with it and are freed with it.
     """
     kept = _made_of(made_of)
     kept.pop(path, None)
@@ -307,13 +309,13 @@ def share_model(model: ir.Model, path: Path, made_of: GraphIndex) -> GraphIndex:
 
 
 def shared_model(path: Path, made_of: GraphIndex) -> GraphIndex:
-    """Return the model in a file that edgeq wrote; code that changes a model changes a clone.
+    """Return the model in a file that edgeq wrote. It is shared: to change it, change a clone.
 
     Args:
         made_of: as for `share_model`.
 
     Raises:
-        ModelError: as `read_own`.
+        ModelError: as for `read_own`.
     """
     state, graph = _made_of(made_of).get(path, ((), None))
     return graph if graph is not None and state == _state(path) else share_model(read_own(path), path, made_of)
@@ -331,16 +333,17 @@ def _state(path: Path) -> tuple[int, ...]:
 def save_model(
     model: ir.Model, path: Path, *, inline_limit: int = INLINE_LIMIT, proto: onnx.ModelProto | None = None
 ) -> None:
-    """Write a model: one file if its tensors have at most `inline_limit` bytes, else with weights in `data_name`.
+    """Write a model to one file if its tensors have at most `inline_limit` bytes. Otherwise its weights go to
+    `data_name`.
 
-    The same model gives the same bytes. Use it inside `edgeq.util.outputs.output_file`, which moves both files into
-    place.
+    The same model gives the same bytes. Call it inside `edgeq.util.outputs.output_file`, which moves both files to
+    their final names.
 
     Args:
-        proto: what `to_proto` makes of the model, where it is at hand.
+        proto: the result of `to_proto` for this model, if the caller already has it.
 
     Raises:
-        OutputError: the model has external tensors in a folder that is not known.
+        OutputError: the model has external tensors in an unknown folder.
     """
     external = [tensor for tensor in weight_tensors(model) if isinstance(tensor, ir.ExternalTensor)]
     if any(not tensor.base_dir for tensor in external):
@@ -358,15 +361,16 @@ def save_model(
 
 
 def is_quantized(model: ir.Model) -> bool:
-    """Return whether a model contains quantized operators already: Q/DQ nodes, QLinear* or integer ones."""
+    """Return whether a model already contains quantized operators: Q/DQ, QLinear* or integer operators."""
     return any(is_quantized_operator(node.op_type) for node in every_node(model))
 
 
 def _external_tensors(path: Path) -> list[onnx.TensorProto]:
-    """The external tensors of a file, without their data, which is not read."""
+    """Return the external tensors of a file without reading their data."""
     try:
         found = read_onnx(path, str(path)).external
-    except BundleError:  # no model, which the parser reports better, or one that the walk finds too unusual
+    # The file is not a model, which the parser reports better, or `read_onnx` finds it too unusual.
+    except BundleError:
         return [tensor for tensor in iter_tensors(parse_model(path)) if is_external(tensor)]
     return [
         onnx.TensorProto(
@@ -381,24 +385,24 @@ def _external_tensors(path: Path) -> list[onnx.TensorProto]:
 
 
 def check_valid(model: onnx.ModelProto, path: Path) -> None:
-    """Check a model against the rules of the ONNX format, without its larger weights.
+    """Check a model, without its larger weights, against the rules of the ONNX format.
 
     Raises:
-        ModelError: it breaks one.
+        ModelError: the model breaks a rule.
     """
     try:
         onnx.checker.check_model(shaped_skeleton(model))
-    except Exception as error:  # its C++ side raises ValidationError, RuntimeError, IndexError and others
+    except Exception as error:  # The C++ code raises ValidationError, RuntimeError, IndexError and others.
         raise ModelError(
             f"{path} is not a valid ONNX model: {one_line(error, most=300)}", "Export the model again"
         ) from error
 
 
 def _spec(value: onnx.ValueInfoProto, path: Path, *, sequences: bool = False) -> TensorSpec:
-    """Return what `path` says of an input or an output.
+    """Return name, dtype and shape of an input or output. `path` is for messages.
 
     Args:
-        sequences: whether it may be a sequence or an optional of tensors, whose elements count then.
+        sequences: whether to accept a sequence or optional of tensors, and describe its elements.
     """
     while sequences and (kind := value.type.WhichOneof("value")) in ("sequence_type", "optional_type"):
         value = onnx.ValueInfoProto(name=value.name, type=getattr(value.type, kind).elem_type)
@@ -407,7 +411,7 @@ def _spec(value: onnx.ValueInfoProto, path: Path, *, sequences: bool = False) ->
         kind = value.type.WhichOneof("value") or "untyped value"
         raise ModelError(
             f"{path}: {value.name!r} is a {kind.removesuffix('_type')}",
-            "edgeq takes models whose inputs are tensors, and outputs no maps; from scikit-learn, export with "
+            "edgeq needs tensors as inputs, and no maps as outputs; from scikit-learn, export with "
             "options={'zipmap': False}",
         )
     tensor = value.type.tensor_type
@@ -419,7 +423,7 @@ def _spec(value: onnx.ValueInfoProto, path: Path, *, sequences: bool = False) ->
 
 
 def _free_sizes(graph: onnx.GraphProto) -> None:
-    """Clear, in place, the sizes that only look like one: as symbols, all of them would be equal."""
+    """Clear, in place, sizes with placeholder names. As symbols, all sizes with the same placeholder would be equal."""
     for value in [*graph.input, *graph.output, *graph.value_info]:
         for dim in value.type.tensor_type.shape.dim if value.type.HasField("tensor_type") else ():
             if _dimension(dim) is None:
@@ -427,8 +431,9 @@ def _free_sizes(graph: onnx.GraphProto) -> None:
 
 
 def _on_one_device(model: onnx.ModelProto) -> None:
-    """Take away, in place, how a model is spread over several devices, which IR version 11 may say: the in-memory model
-    cannot be written where that is incomplete, and edgeq deploys to one."""
+    """Remove, in place, how a model is spread over several devices (IR version 11). edgeq deploys to one device, and an
+    incomplete description would prevent writing the in-memory model.
+    """
     for node in iter_nodes(model):
         if getattr(node, "device_configurations", None):
             node.ClearField("device_configurations")
@@ -437,7 +442,7 @@ def _on_one_device(model: onnx.ModelProto) -> None:
 
 
 def _dimension(dim: onnx.TensorShapeProto.Dimension) -> Dimension:
-    if dim.HasField("dim_value") and dim.dim_value > 0:  # some exporters write -1 or 0 for a size that is free
+    if dim.HasField("dim_value") and dim.dim_value > 0:  # Some exporters write -1 or 0 for a free size.
         return int(dim.dim_value)
     return dim.dim_param if dim.HasField("dim_param") and is_name(dim.dim_param) else None
 
@@ -456,7 +461,7 @@ def _read_in(tensor: onnx.TensorProto, path: Path) -> None:
     tensor.ClearField("external_data")
 
 
-# Type of what is often given instead of a path → how it becomes a file.
+# Type of an object that users often pass instead of a path → the call that saves it to a file.
 _SAVED_BY = {"ModelProto": "onnx.save(model, PATH)", "Model": "onnx_ir.save(model, PATH)"}
 
 
@@ -465,10 +470,10 @@ def path_of(given: object, what: str = "model") -> Path:
 
     Args:
         given: a str, a Path or another os.PathLike of text.
-        what: it is of, for the message.
+        what: the kind of file, for the message.
 
     Raises:
-        UsageError: anything else, such as a model in memory.
+        UsageError: `given` is anything else, such as a model in memory.
     """
     if isinstance(given, (str, os.PathLike)):
         text = os.fspath(given)
@@ -480,7 +485,7 @@ def path_of(given: object, what: str = "model") -> Path:
     else:
         save = _SAVED_BY.get(kind, "")
     fix = f"Save it first, {save}, and give PATH" if save else "Give a path, as str or Path"
-    raise UsageError(f"the {what} is given as {kind}, and a path (str or Path) is taken", fix)
+    raise UsageError(f"the {what} is given as {kind}, and a path (str or Path) is needed", fix)
 
 
 T = TypeVar("T")
@@ -489,8 +494,9 @@ _FLOAT_BYTES = 4
 
 
 def tensor_sizes(model: onnx.ModelProto, inputs: Mapping[str, NDArray[Any]]) -> dict[str, int]:
-    """Return the bytes of each tensor when the model runs on `inputs`, four to an element, by name; without those that
-    cannot be inferred."""
+    """Return the bytes of each tensor, by name, when the model runs on `inputs`. Every element counts four bytes.
+    Tensors whose size cannot be inferred are left out.
+    """
     bare = proto_skeleton(model)
     del bare.graph.value_info[:]
     for value in bare.graph.input:
@@ -511,10 +517,11 @@ def tensor_sizes(model: onnx.ModelProto, inputs: Mapping[str, NDArray[Any]]) -> 
 
 
 def partitions(sized: Iterable[tuple[T, int]], budget: int) -> Iterator[list[T]]:
-    """Yield items in parts of neighbours whose sizes add up to at most `budget`; a larger item is alone.
+    """Yield the items in groups of neighbours, whose sizes add up to at most `budget`. A larger item gets its own
+    group.
 
     Args:
-        sized: each item with its size, in the unit of `budget`.
+        sized: pairs of an item and its size, in the unit of `budget`.
     """
     partition: list[T] = []
     used = 0
@@ -529,11 +536,12 @@ def partitions(sized: Iterable[tuple[T, int]], budget: int) -> Iterator[list[T]]
 
 
 def structure_digest(model: Path, session_options: Mapping[str, str]) -> str:
-    """Hash of operators, attributes, connections, shapes and dtypes, not of the values of constants: two models of one
-    digest, made from one float model, run the same kernels on the same shapes.
+    """Return a hash of operators, attributes, connections, shapes and dtypes, but not of the values of constants. If
+    two models made from one float model have the same digest, they run the same kernels on the same shapes.
 
     Args:
         model: a file that edgeq wrote.
+        session_options: options of the session, which are part of the hash.
     """
     graph = onnx.load(model, load_external_data=False).graph
     digest = hashlib.sha256(json.dumps(sorted(session_options.items())).encode())
@@ -548,7 +556,7 @@ def structure_digest(model: Path, session_options: Mapping[str, str]) -> str:
 
 
 def content_digest(model: Path, session_options: Mapping[str, str]) -> str:
-    """Hash of the files and the options: two models of one digest are the same model."""
+    """Return a hash of a model's files and of the session options. Equal digests mean the same model."""
     digest = hashlib.sha256(json.dumps(sorted(session_options.items())).encode())
     for file in model_files(model):
         with file.open("rb") as stream:
@@ -557,5 +565,5 @@ def content_digest(model: Path, session_options: Mapping[str, str]) -> str:
 
 
 def in_engine(digest: str, engine: str) -> str:
-    """Return a digest, of either kind, of what runs in `engine`; "" stands for onnxruntime's own kernels."""
+    """Return a structure or content digest that also depends on the engine; "" stands for onnxruntime's own kernels."""
     return hashlib.sha256((digest + engine).encode()).hexdigest() if engine else digest

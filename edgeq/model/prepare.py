@@ -45,19 +45,19 @@ from edgeq.run.session import SessionSettings, onnxruntime, open_session
 from edgeq.signature import Signature
 from edgeq.util.display import SILENT, Progress
 
-# ConstantSharing renames weights; the next two choose quantized or layout-specific forms, a backend's business; the
-# last (from 1.32) puts the channels in order by a Gather, where edgeq.model.rewrites does it in the weights.
+# ConstantSharing renames weights. The next two choose quantized or layout-specific forms, which is a backend's
+# decision. The last (since 1.32) sorts channels with a Gather, whereas edgeq.model.rewrites does it in the weights.
 _DISABLED = ("ConstantSharing", "WeightBiasQuantization", "NchwcTransformer", "SliceConcatToSpaceToDepthFusion")
 
 
 def optimize_basic(model: Path, optimized: Path, *, source: Path, external: bool) -> None:
     """Write ONNX Runtime's basic-level optimisation of `model` to `optimized`.
 
-    Basic level only rewrites to standard operators; fused and hardware-specific ones come with the levels above.
+    The basic level produces only standard operators. Higher levels add fused and hardware-specific operators.
 
     Args:
         source: the file that the user gave, for messages.
-        external: write weights to external data next to `optimized`, as models near 2 GB need.
+        external: whether to write weights to external data next to `optimized`, as models near 2 GB need.
 
     Raises:
         ModelError: onnxruntime refuses the model.
@@ -80,8 +80,10 @@ def optimize_basic(model: Path, optimized: Path, *, source: Path, external: bool
 
 
 def settle(model: ir.Model, before: ir.Model) -> None:
-    """Put what ONNX Runtime wrote in order, in place: the producer and metadata of the model `before`, only operator
-    sets in use, and weights in the order in which nodes use them, where it writes that of a hash table."""
+    """Normalise a model that ONNX Runtime wrote, in place. It gets the producer and metadata of `before`, keeps only
+    operator sets in use, and lists weights in the order in which nodes use them. ONNX Runtime writes them in the order
+    of a hash table.
+    """
     kept = dict(before.metadata_props)
     model.producer_name, model.producer_version = before.producer_name, before.producer_version
     model.domain, model.model_version, model.doc_string = before.domain, before.model_version, before.doc_string
@@ -101,27 +103,29 @@ def settle(model: ir.Model, before: ir.Model) -> None:
 
 PREPARED_NAME = "prepared.onnx"
 _RUNTIME_DOMAINS = frozenset({"", "ai.onnx", "ai.onnx.ml", "com.microsoft"})
-# Of the last level of ONNX Runtime's optimisation, whose models run on the kind of CPU that they were saved on.
+# Domains that only the last level of ONNX Runtime's optimisation writes. Such a model runs only on the kind of CPU that
+# it was saved on.
 _LAYOUT_DOMAINS = frozenset({"com.microsoft.nchwc", "com.ms.internal.nhwc"})
-# Of the level before it: layers with their activation, which no quantizer takes.
+# Layers fused with their activation, which the level before the last one writes. No quantizer accepts them.
 _FUSED = frozenset({"FusedConv", "FusedGemm", "NhwcFusedConv"})
 _LISTED = 8
 
 
 @dataclass(frozen=True)
 class PreparedModel:
-    """Hold a model ready for calibration and quantization.
+    """Hold a model that is ready for calibration and quantization.
 
     Attributes:
-        graph: the prepared model in memory, indexed. It is shared: whoever changes it changes a `clone()` of the model.
-            The digest stands for it in comparisons.
-        path: the same in the work directory, for sessions (`prepared.onnx`, and `prepared.onnx.data` for a large one).
+        graph: index of the prepared model in memory. It is shared: to change the model, change a `clone()`. Comparisons
+            use the digest instead of it.
+        path: the same model in the work directory, for sessions (`prepared.onnx`, plus `prepared.onnx.data` if it is
+            large).
         source: the file that it was made from.
         digest: `edgeq.model.load.model_digest` of `path`; the same source gives the same digest.
-        signature: inputs and outputs, named and typed as the source's; shapes may be better known than there.
-        notes: what was changed and what is worth knowing, as sentences.
-        hazards: tensors that must not be in 8 bits, each with what follows its name in the reason; known once the
-            model is calibrated (`edgeq.calibrate.hazards`).
+        signature: inputs and outputs, with the source's names and types; more sizes may be known than in the source.
+        notes: changes and other remarks, as sentences.
+        hazards: tensors that must not be in 8 bits → the part of the reason after the tensor's name; known only after
+            calibration (`edgeq.calibrate.hazards`).
     """
 
     graph: GraphIndex = field(compare=False, repr=False)
@@ -134,7 +138,7 @@ class PreparedModel:
 
     @property
     def model(self) -> ir.Model:
-        """Return the model of `graph`."""
+        """Return the prepared model."""
         return self.graph.model
 
 
@@ -148,26 +152,32 @@ def prepare_model(
     progress: Progress = SILENT,
     inline_limit: int = INLINE_LIMIT,
 ) -> PreparedModel:
-    """Load `source` safely and write its prepared form into `workdir`, replacing an earlier one.
+    """Load `source` safely and write its prepared form into `workdir`, where it replaces an earlier one.
 
-    In order: checks; local functions inlined; opset raised to 13 or later; nodes named; 16-bit floats widened to
-    float32; Constant nodes, Identity, Dropout and dead code removed; BatchNormalization, and products and sums with
-    constants, folded into layers; convolutions of one tensor whose results are added merged; hard sigmoids written as
-    one operator; means over images as GlobalAveragePool; ONNX Runtime's basic optimisation; Gemm in a form that can be
-    quantized; strided slices joined; shapes inferred; checked again.
-    Results are those of the source to float32's accuracy. Names of tensors and nodes that survive are kept, but for
-    inner tensors with a name that a quantizer gives to what it makes for another (`edgeq.model.clean`).
+    The steps, in order:
+
+    1. Check the model, inline local functions, raise the opset to 13 or later, and name the nodes.
+    2. Remove Constant nodes and dead code, and widen 16-bit floats to float32.
+    3. Remove Identity and Dropout. Fold BatchNormalization, and products and sums with constants, into layers. Merge
+       convolutions of one tensor whose results are added. Write hard sigmoids as one operator and means over images as
+       GlobalAveragePool.
+    4. Run ONNX Runtime's basic optimisation.
+    5. Bring Gemm into a form that can be quantized, and join strided slices.
+    6. Infer shapes and check the model again.
+
+    The results equal those of the source to float32's accuracy. Remaining tensors and nodes keep their names. Inner
+    tensors are renamed if a quantizer would derive their name from another tensor's (`edgeq.model.clean`).
 
     Args:
-        loaded: `source` as `read_model` gave it, where it has been read before; it is not changed.
+        loaded: `source` as `read_model` returns it, if it was read before; it is not changed.
         simplify: False keeps every node that some output depends on: nothing is removed, folded or optimised.
         fix: numbers for free sizes of the inputs, by name; see `edgeq.model.compatibility`.
         inline_limit: bytes of weights above which the prepared model keeps them in external data.
 
     Raises:
         UsageError: `fix` names a size that is not free.
-        ModelError: the model is damaged, already quantized, too old to be raised, or has operators that
-            ONNX Runtime does not know.
+        ModelError: the model is damaged, already quantized, too old to be raised, or has operators that ONNX Runtime
+            does not know.
     """
     notes: list[str] = []
     with progress.stage("Preparing the model", total=4) as advance:
@@ -198,15 +208,13 @@ def prepare_model(
     large = len(model_files(path)) > 1
     if large:
         notes.append(f"weights kept in external data ({PREPARED_NAME}.data)")
-    # The external data of `model` was in the scratch folder.
+    # The external data of `model` was in the deleted scratch folder.
     graph = GraphIndex(read_model(path) if large else model, path)
     return PreparedModel(graph, path, source, model_digest(path), signature_of(proto, path), tuple(notes))
 
 
 def rewritten(prepared: PreparedModel, model: ir.Model, path: Path, *notes: str) -> PreparedModel:
-    """Return `prepared` with another model in its place, which is written to `path`. Do not change `model`
-    afterwards.
-    """
+    """Return a copy of `prepared` with `model` in it, and write `model` to `path`. Do not change `model` afterwards."""
     save_model(model, path)
     graph = GraphIndex(model, path)
     return replace(prepared, graph=graph, path=path, digest=model_digest(path), notes=(*prepared.notes, *notes))
@@ -240,7 +248,7 @@ def _named(source: Path, loaded: ir.Model | None, notes: list[str]) -> ir.Model:
     fused = sorted({node.op_type for node in every_node(model)} & _FUSED)
     if fused:
         notes.append(
-            f"{', '.join(fused)}: ONNX Runtime's optimiser fused these, and they stay in float; give the model as it "
+            f"{', '.join(fused)}: ONNX Runtime's optimiser made these, and they stay in float; give the model as it "
             "was exported, before it was optimised"
         )
     named = name_nodes(model)
@@ -260,7 +268,7 @@ def _refuse_unknown_domains(model: ir.Model, source: Path) -> None:
                 )
             raise ModelError(
                 f"{source}: node {node.name!r} is a {node.op_type!r} of the custom domain {node.domain!r}",
-                "edgeq takes operators that ONNX Runtime has; export the model without custom operators",
+                "edgeq supports only operators that ONNX Runtime has; export the model without custom operators",
             )
 
 
@@ -269,10 +277,10 @@ class Pass:
     """Define a step of the preparation.
 
     Attributes:
-        run: changes a model in place and returns what it changed: how often, or names or sentences.
-        sentence: makes the note of that, or several. All runs of the step so far count; None leaves the note to a later
-            run.
-        always: whether it runs where nothing is to be simplified.
+        run: changes a model in place and returns the changes: their number, or names or sentences.
+        sentence: makes one note or several from the changes. Numbers of all runs of the step so far are added up. None
+            leaves the note to a later run of the step.
+        always: whether the step also runs without `simplify`.
     """
 
     run: Callable[[ir.Model], int | tuple[str, ...]]
@@ -281,7 +289,7 @@ class Pass:
 
 
 def _apply(passes: Sequence[Pass], model: ir.Model, notes: list[str], *, simplify: bool) -> None:
-    """Run the passes on a model, in place, and note what each changed."""
+    """Run the passes on a model, in place, and add notes on their changes."""
     counts: Counter[object] = Counter()
     for step in passes:
         if not (simplify or step.always):
@@ -296,7 +304,7 @@ def _apply(passes: Sequence[Pass], model: ir.Model, notes: list[str], *, simplif
 
 
 def _fold_late_norms(model: ir.Model) -> tuple[str, ...]:
-    """Fold in place what a MatMul and an Add that ONNX Runtime made one Gemm can take up now."""
+    """Fold, in place, BatchNormalizations that follow a Gemm which ONNX Runtime made of MatMul and Add."""
     kept: list[str] = []
     folded = fold_batch_norms(model, kept)
     late = (f"{folded} BatchNormalization folded after ONNX Runtime's optimisation",) if folded else ()
@@ -322,7 +330,7 @@ _BEFORE = (
     Pass(write_global_pools, lambda n: f"{_count(n, 'mean')} over whole images written as GlobalAveragePool"),
     Pass(write_hard_sigmoids, lambda n: f"{_count(n, 'hard sigmoid')} written as one operator"),
 )
-"""Passes before ONNX Runtime's basic optimisation."""
+"""Passes that run before ONNX Runtime's basic optimisation."""
 
 _BEHIND = (
     Pass(tidy, always=True),
@@ -333,19 +341,19 @@ _BEHIND = (
     Pass(tidy),
     Pass(
         separate_names,
-        lambda names: f"{_count(len(names), 'tensor')} renamed: quantization gives such names ({_listing(names)})",
+        lambda names: f"{_count(len(names), 'tensor')} renamed, because quantizers make such names ({_listing(names)})",
         always=True,
     ),
 )
-"""Passes behind it."""
+"""Passes that run after ONNX Runtime's basic optimisation."""
 
 
 def _optimized(model: ir.Model, scratch: Path, source: Path, inline_limit: int, *, external: bool) -> ir.Model:
-    """Return what ONNX Runtime's basic optimisation makes of a model; the model itself where that changes nothing.
+    """Return the model after ONNX Runtime's basic optimisation. If that changes nothing, return `model` itself.
 
     Args:
-        scratch: a folder that is kept until the result is saved.
-        external: as `optimize_basic` has it.
+        scratch: a folder that exists until the result is saved.
+        external: as for `optimize_basic`.
     """
     raw, optimized = scratch / "raw.onnx", scratch / "optimized.onnx"
     proto = to_proto(model) if not external and external_folder(model) is None else None
@@ -363,9 +371,7 @@ def _optimized(model: ir.Model, scratch: Path, source: Path, inline_limit: int, 
 
 
 def _is_unchanged(before: onnx.ModelProto, after: onnx.ModelProto) -> bool:
-    """Return whether a file that ONNX Runtime wrote has the nodes, values and types of the one that it read; unread
-    weights may be gone.
-    """
+    """Return whether ONNX Runtime wrote the nodes, values and types that it read. Unused weights may be missing."""
     held = {tensor.name: tensor for tensor in before.graph.initializer}
     described = [{value.name: value for value in graph.value_info} for graph in (before.graph, after.graph)]
     return (
@@ -379,8 +385,8 @@ def _is_unchanged(before: onnx.ModelProto, after: onnx.ModelProto) -> bool:
 
 
 def _is_unfolded(model: ir.Model) -> bool:
-    """Return whether a node reads constants only, as in what ONNX Runtime writes for GroupNormalization: it folds
-    constants before it writes functions out.
+    """Return whether some node reads only constants. ONNX Runtime leaves such nodes if it expands functions such as
+    GroupNormalization, because it folds constants before that.
     """
     known = computed_constants(model.graph)
     read = ([name_of(value) for value in node.inputs if value is not None] for node in model.graph)
@@ -388,11 +394,11 @@ def _is_unfolded(model: ir.Model) -> bool:
 
 
 def _with_shapes(model: ir.Model, notes: list[str], source: Path) -> onnx.ModelProto:
-    """Infer the shapes in a model, in place, check it, and return it as protobuf."""
+    """Infer the shapes in a model, in place, check the model, and return it as protobuf."""
     strange = sorted({n.domain for n in every_node(model)} - _RUNTIME_DOMAINS)
     if strange:
         raise ModelError(
-            f"{source}: its preparation brought in operators of {strange[0]!r}", "Please report this model"
+            f"{source}: its preparation added operators of the domain {strange[0]!r}", "Please report this model"
         )
     proto = to_proto(model)
     if problem := write_shapes(model, bare=proto_skeleton(proto)):
@@ -406,7 +412,7 @@ def _with_shapes(model: ir.Model, notes: list[str], source: Path) -> onnx.ModelP
 
 
 def _difference(old: Mapping[str, int], after: ir.Model) -> list[str]:
-    """Say what ONNX Runtime's optimisation changed, by operator type, of which there were `old`."""
+    """Return a note on the operator types whose number changed since `old`, by ONNX Runtime's optimisation."""
     new = Counter(n.op_type for n in every_node(after))
     changed = [f"{op} {old[op]} → {new[op]}" for op in sorted({*old, *new}) if old[op] != new[op]]
     return [f"ONNX Runtime's basic optimisation: {', '.join(changed)}"] if changed else []

@@ -1,17 +1,17 @@
-"""Count products, and find those that a graph shows to be special: of constants, of masks, of one tensor.
+"""Count products, merge convolutions whose results are added, and find attention masks.
 
-A multiply-accumulate is one product added to a sum; a convolution's bias and element-wise operators count nothing.
-Sizes that are symbolic or unknown count as 1, so a dynamic batch counts one sample; `assumed_shapes` has better ones.
+A multiply-accumulate is one product added to a sum. Biases of convolutions and element-wise operators do not count.
+Symbolic and unknown sizes count as 1, so a dynamic batch counts one sample. `assumed_shapes` has better guesses.
 
-Convolutions of one tensor whose results are added are written as one convolution. Networks are trained with several
-branches in the place of a convolution (RepVGG, MobileOne, ACNet) and deployed with one: convolution is linear in its
-weights, so that the sum of two of the same input is the convolution with the sum of their weights, the smaller kernel
-padded with zeros. A BatchNormalization of that input is a convolution of 1 x 1. What is not merged costs each branch's
-products, and a sum that rounds to 8 bits.
+Convolutions of one tensor whose results are added become one convolution. Some networks (RepVGG, MobileOne, ACNet) are
+trained with several branches in place of a convolution and deployed with one. This works because convolution is linear
+in its weights: two convolutions of one input add up to a convolution with the sum of their weights, the smaller kernel
+padded with zeros. A BatchNormalization of that input is a 1 x 1 convolution. Each branch that is not merged costs its
+products and one more sum rounded to 8 bits.
 
-Masks of attention stand in front of a Softmax with numbers far below any score. A range that reaches that far leaves
-the scores a single integer. They are found by the graph alone, because calibration samples may be without a masked
-place. What statistics show elsewhere is `edgeq.calibrate.hazards`'.
+An attention mask is added before a Softmax and contains numbers far below any score. A range that includes them leaves
+all scores on a single integer. Masks are found in the graph, because the calibration samples may contain no masked
+position. `edgeq.calibrate.hazards` finds other such tensors from statistics.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ _GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}
 
 
 def node_macs(model: ir.Model) -> dict[str, int]:
-    """Return node name → multiply-accumulates of one inference, for every node, 0 for those that multiply no matrices.
+    """Return node name → multiply-accumulates of one inference, for every node; 0 if the node multiplies no matrices.
 
-    Nodes of Loop and Scan bodies count once: how often they run is not known. Of the branches of an If, the one with
-    more work counts and the others are 0. Unnamed nodes have the names that
-    `edgeq.model.clean.name_nodes` would give them. Shapes come from the model; where it has none they are inferred.
-    Also counts the quantized and fused forms that ONNX Runtime rewrites layers to.
+    Nodes in bodies of Loop and Scan count once, because the number of iterations is not known. Of the branches of an
+    If, only the one with the most work counts; the others are 0. Unnamed nodes get the names that
+    `edgeq.model.clean.name_nodes` would give them. Shapes that the model does not have are inferred. Quantized and
+    fused forms of layers, which ONNX Runtime makes, are counted as well.
     """
     described = all(
         output.shape is not None for graph in model.graphs() for node in graph for output in node.outputs if output.name
@@ -63,7 +63,7 @@ def node_macs(model: ir.Model) -> dict[str, int]:
     inferred = {} if described else infer_shapes(model)[0]
 
     def shape_of(value: ir.Value | None) -> Shape:
-        """Sizes, unknown ones as 1; () where the rank is not known."""
+        """Return the shape of a value, with 1 for unknown sizes; () if the rank is not known."""
         if value is None:
             return ()
         tensor = constant_tensor(value)
@@ -72,7 +72,7 @@ def node_macs(model: ir.Model) -> dict[str, int]:
         return tuple(size if isinstance(size, int) and size > 0 else 1 for size in shape or ())
 
     def count(node: ir.Node) -> int:
-        """Multiply-accumulates of one run of the node; 0 where a shape is not known."""
+        """Return the multiply-accumulates of one run of the node; 0 if a required shape is not known."""
         row = operator_of(node)
         if not row.mac_rule:
             return 0
@@ -82,7 +82,7 @@ def node_macs(model: ir.Model) -> dict[str, int]:
 
     names = node_names(model)
     macs = {name: count(node) for node, name in names.items()}
-    # A body stands behind the node that holds it: the innermost branches are compared first.
+    # A body comes after the node that contains it, so in reverse order the innermost branches are compared first.
     for node in (node for node in reversed(names) if node.op_type == "If"):
         branches = [[names[n] for n in graph.all_nodes()] for graph in bodies(node)]
         for skipped in sorted(branches, key=lambda branch: sum(macs[name] for name in branch))[:-1]:
@@ -91,8 +91,9 @@ def node_macs(model: ir.Model) -> dict[str, int]:
 
 
 def sized(model: ir.Model, shapes: Mapping[str, Sequence[int]]) -> ir.Model:
-    """Return a copy whose inputs have these sizes. Other tensors keep the sizes that follow from the inputs'
-    symbols, because inference does not find all that an exporter wrote; the rest must be inferred again.
+    """Return a copy whose inputs have these sizes. Other tensors keep shapes that follow from the symbols of the
+    inputs, because inference does not find all shapes that an exporter wrote. Their other shapes must be inferred
+    again.
     """
     copy = model.clone()
     known: dict[str, int] = {}
@@ -112,14 +113,15 @@ def sized(model: ir.Model, shapes: Mapping[str, Sequence[int]]) -> ir.Model:
 
 
 def _resolved(shape: ir.Shape | None, known: Mapping[str, int]) -> ir.Shape | None:
-    """The shape with numbers for the symbols that are known; None where another one is left."""
+    """Return the shape with numbers for known symbols; None if an unknown symbol remains."""
     sizes = [known.get(_symbol(size), 0) if isinstance(size, ir.SymbolicDim) else size for size in shape or ()]
     return ir.Shape(sizes) if shape is not None and all(sizes) else None
 
 
 def assumed_shapes(model: ir.Model, given: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:
-    """Return the sizes to count with, for inputs with open ones: those given, else 1 for a symbol that is some
-    input's first size (the batch), `IMAGE_SIDE` in inputs of four and more dimensions, `LENGTH` in others.
+    """Return shapes for counting, for inputs with free sizes. Sizes in `given` are used first. Otherwise a symbol that
+    is the first size of some input is the batch and becomes 1. Any other size becomes `IMAGE_SIDE` in inputs of at
+    least four dimensions, and `LENGTH` in others.
     """
     inputs = [v for v in model.graph.inputs if v.name and v.shape is not None and not v.is_initializer()]
     batches = {_symbol(v.shape[0]) for v in inputs if v.shape} - {_UNNAMED}
@@ -139,7 +141,7 @@ def assumed_shapes(model: ir.Model, given: Mapping[str, Sequence[int]]) -> dict[
 
 
 def _symbol(size: object) -> str:
-    """The name of a symbolic size; a text that no size has where it has no name."""
+    """Return the name of a symbolic size; `_UNNAMED` for a size without a name."""
     return str(size.value) if isinstance(size, ir.SymbolicDim) and size.value else _UNNAMED
 
 
@@ -153,7 +155,7 @@ def _conv(node: ir.Node, operands: Sequence[Shape], output: Shape) -> int:
     per_output = math.prod(weight[1:])
     if node.attributes.get_int("channels_last", 0):
         return math.prod(output) * per_output
-    # Channels come from the weight: shape inference knows it even where the output's size is symbolic.
+    # Channels come from the weight, because shape inference knows its shape even if the output's size is symbolic.
     return output[0] * weight[0] * math.prod(output[2:]) * per_output
 
 
@@ -175,14 +177,14 @@ def _matmul(node: ir.Node, operands: Sequence[Shape], output: Shape) -> int:
         b = (*b[:-2], b[-1], b[-2])
     rows = a[-2] if len(a) > 1 else 1
     columns = b[-1] if len(b) > 1 else 1
-    # One of the two may know the inner size where the other is symbolic.
+    # The inner size may be known in one operand and symbolic in the other.
     inner = max(a[-1], b[-2] if len(b) > 1 else b[0])
     return _broadcast(a[:-2], b[:-2]) * rows * columns * inner
 
 
 def _recurrent(node: ir.Node, operands: Sequence[Shape], output: Shape) -> int:
-    # X [sequence, batch, input], W [directions, gates × hidden, input], R [directions, gates × hidden, hidden];
-    # DynamicQuantizeLSTM has W and R with their last two dimensions swapped, which leaves the products alone.
+    # X [sequence, batch, input], W [directions, gates × hidden, input], R [directions, gates × hidden, hidden].
+    # DynamicQuantizeLSTM swaps the last two dimensions of W and R, which does not change the number of products.
     data, weight = operands
     gates = _GATES[operator_of(node).float_form or node.op_type]
     hidden = node.attributes.get_int("hidden_size", 0) or (weight[1] // gates if len(weight) == 3 else 0)
@@ -192,7 +194,7 @@ def _recurrent(node: ir.Node, operands: Sequence[Shape], output: Shape) -> int:
 
 
 def _einsum(node: ir.Node, operands: Sequence[Shape], output: Shape) -> int:
-    # Of two operands: each combination of all labels is one product. Ellipses are not resolved.
+    # With two operands, each combination of all labels is one product. Ellipses are not supported.
     equation = node.attributes.get_string("equation", "").replace(" ", "")
     terms = equation.split("->")[0].split(",")
     if len(terms) < 2 or "..." in equation:
@@ -205,7 +207,7 @@ def _einsum(node: ir.Node, operands: Sequence[Shape], output: Shape) -> int:
 
 
 def _attention(node: ir.Node, operands: Sequence[Shape], output: Shape) -> int:
-    # ONNX Attention: Q [batch, heads, q, d] or [batch, q, heads × d]; products Q K^T and (weights) V.
+    # ONNX Attention: Q [batch, heads, q, d] or [batch, q, heads × d]. Its products are Q K^T and (weights) V.
     q, k, v = operands
     if len(q) < 3 or len(k) < 3 or len(v) < 3:
         return 0
@@ -217,7 +219,8 @@ def _attention(node: ir.Node, operands: Sequence[Shape], output: Shape) -> int:
 
 
 def _fused_attention(node: ir.Node, operands: Sequence[Shape], output: Shape) -> int:
-    # com.microsoft Attention and QAttention: input [batch, sequence, in], weights [in, 3 × hidden], then as above.
+    # com.microsoft Attention and QAttention: input [batch, sequence, in], weights [in, 3 × hidden]; then Q K^T and
+    # (weights) V.
     data, weight = operands
     if len(data) != 3 or len(weight) != 2:
         return 0
@@ -239,7 +242,7 @@ _RULES: Mapping[str, Callable[[ir.Node, Sequence[Shape], Shape], int]] = {
     "fused-attention": _fused_attention,
     "nbits": _matmul_nbits,
 }
-"""`Operator.mac_rule` → count from a node, the shapes of its `mac_operands`, and that of its output."""
+"""`Operator.mac_rule` → function that counts from a node, the shapes of its `mac_operands`, and the output's shape."""
 
 
 def _broadcast(a: Shape, b: Shape) -> int:
@@ -253,14 +256,14 @@ _LINEAR = ("Conv", "BatchNormalization")
 
 @dataclass(frozen=True)
 class _Branch:
-    """A linear map of a tensor, as a convolution.
+    """Describe a linear map of a tensor as a convolution.
 
     Attributes:
-        weight: float64[C_out, C_in / group, kernel...]; of a BatchNormalization float64[channels], its factors.
+        weight: float64[C_out, C_in / group, kernel...]; float64[channels] with the factors of a BatchNormalization.
         bias: float64[C_out].
-        start: of each axis, where the first tap stands, seen from the window's origin: minus the padding before it.
-        excess: of each axis, the padding on both sides less what the kernel takes away. Branches of equal strides and
-            excess have results of one size, whatever the input's.
+        start: position of the first tap on each axis, relative to the window's origin: minus the padding before it.
+        excess: for each axis, the padding on both sides minus the size that the kernel removes. Branches with equal
+            strides and excess have results of the same size for every input.
     """
 
     node: ir.Node
@@ -274,20 +277,21 @@ class _Branch:
 
     @property
     def kernel(self) -> tuple[int, ...]:
-        """Taps along each axis; of a BatchNormalization none are known."""
+        """Return the number of taps along each axis; () for a BatchNormalization."""
         return self.weight.shape[2:]
 
 
 def merge_branches(model: ir.Model) -> int:
-    """Write every Add or Sub of two convolutions, or of one and a BatchNormalization, that have constant weights, read
-    the same tensor and are read by it alone, as one Conv, in place. Only where the one kernel holds every tap of the
-    other, so that nothing is multiplied that was not before. The Conv with the larger kernel keeps its name; its result
-    takes the name of the sum's. Computed in float64, stored in the weights' own type.
+    """Replace Adds and Subs of two convolutions, or of a convolution and a BatchNormalization, by one Conv, in place.
+
+    Both must have constant weights, read the same tensor, and have no other reader. One kernel must contain every tap
+    of the other, so that the merged layer needs no extra products. The Conv with the larger kernel keeps its name, and
+    its result takes over the name of the sum. New weights are computed in float64 and stored in their old type.
 
     Returns:
-        How many sums were merged.
+        The number of sums that were merged.
     """
-    return rewrite_nodes(model, _merge, "Add", "Sub")  # a sum that is merged may be a branch of the next one
+    return rewrite_nodes(model, _merge, "Add", "Sub")  # A merged sum may be a branch of the next sum.
 
 
 def _merge(total: ir.Node, editor: Editor) -> bool:
@@ -318,7 +322,7 @@ def _merge(total: ir.Node, editor: Editor) -> bool:
 
 
 def _branch(node: ir.Node) -> _Branch | None:
-    """Return what a node computes; None where it is not known to be linear with constant weights."""
+    """Return the linear map of a node; None if it is not known to be linear with constant weights."""
     if node.op_type == "BatchNormalization":
         factors = norm_factors(node)
         return None if isinstance(factors, str) else _Branch(node, *factors)
@@ -343,7 +347,7 @@ def _branch(node: ir.Node) -> _Branch | None:
 
 
 def _placed(branch: _Branch, into: _Branch) -> Array | None:
-    """The weights of a branch in the kernel of another one; None where they have no place in it."""
+    """Return the weights of a branch, padded to the kernel of `into`; None if they do not fit into it."""
     if into.weight.ndim < 3:
         return None
     placed = np.zeros_like(into.weight)
@@ -353,7 +357,7 @@ def _placed(branch: _Branch, into: _Branch) -> Array | None:
             return None
         one = (1,) * len(into.kernel)
         diagonal = np.zeros((channels, inputs, *one))
-        # Of each group as many inputs as outputs.
+        # Each group has as many inputs as outputs.
         diagonal[np.arange(channels), np.arange(channels) % inputs] = branch.weight.reshape(-1, *one)
         zero = (0,) * len(one)
         branch = _Branch(branch.node, diagonal, branch.bias, into.group, one, one, zero, zero)
@@ -373,10 +377,10 @@ def _placed(branch: _Branch, into: _Branch) -> Array | None:
     return placed
 
 
-REASON = "a mask before Softmax: with its large numbers in the range, 8 bits would not tell the scores apart"
-# exp of a difference of 104 is 0 in float32; nothing that a Softmax tells apart is as far off as this.
+REASON = "a mask before Softmax: with its large numbers in the range, 8 bits could not distinguish the scores"
+# exp(-104) is 0 in float32, so a Softmax cannot distinguish scores that are this far apart.
 _FAR = 1e3
-# Elements: a mask of 2048 positions. What is larger is a table of embeddings, and takes long to read.
+# Elements of a mask of 2048 x 2048 positions. Larger constants are embedding tables and slow to read.
 _LARGEST = 2**22
 _PASSING = frozenset(
     {
@@ -386,15 +390,16 @@ _PASSING = frozenset(
 )  # fmt: skip
 _MOVING = frozenset(
     {"Cast", "Expand", "Identity", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze"}
-)  # what a mask that is an input goes through on its way to the scores
+)  # Operators between a mask that is an input and the scores.
 _FLOATS = frozenset({ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16})
 
 
 def find_masks(model: ir.Model) -> frozenset[str]:
-    """Return the names of the nodes of the main graph that make or read a mask.
+    """Return the names of nodes of the main graph that make or read an attention mask.
 
-    Constants of 1000 and more, and inputs that are only added to what the model computes, are followed through
-    additions, choices and data movement to the Softmax that they mask."""
+    A mask starts at constants of 1000 or more, or at inputs that are only added to computed tensors. It is followed
+    through additions, selections and data movement to the Softmax.
+    """
     reach = {name_of(value): _FAR for value in model.graph.inputs if value.dtype in _FLOATS and _is_added(value)}
     for node in model.graph:
         if node.op_type in _PASSING and node.domain in MAIN_DOMAINS:
@@ -418,10 +423,10 @@ def find_masks(model: ir.Model) -> frozenset[str]:
 
 
 def _is_added(value: ir.Value) -> bool:
-    """Return whether everything that reads an input, behind data movement, adds it to what other nodes compute.
+    """Return whether all readers of an input, directly or after data movement, add it to a computed tensor.
 
-    The graph does not hold its numbers. They are those of a mask in what exporters write; activations are read by
-    layers, too.
+    The graph does not contain the numbers of an input. In exported models such an input is a mask, whereas layers read
+    activations.
     """
     uses = value.uses()
     return bool(uses) and all(_adds(use.node, value) for use in uses)
@@ -446,12 +451,13 @@ def _reach(value: ir.Value, reach: dict[str, float]) -> float:
 
 _SHORT = {ir.DataType.UINT8: "u8", ir.DataType.INT8: "s8"}
 LEAST = " with -128"
-"""Behind a kind: some weight is the least of its type."""
+"""Suffix of a kind of product: some weight has the smallest value of its type."""
 
 
 def integer_products(model: ir.Model) -> tuple[str, ...]:
-    """Return "Conv u8s8" (types of activation and weight), "MatMul s8s8 with -128", "MatMulNBits 4 asymmetric level
-    4" (that of accuracy) ..., each once. Of a model with Q/DQ nodes, those that a runtime can make of them.
+    """Return the kinds of integer products in a model, each once, such as "Conv u8s8" (types of activation and weight),
+    "MatMul s8s8 with -128" or "MatMulNBits 4 asymmetric level 4" (accuracy level 4). For Q/DQ models these are the
+    kinds that a runtime can fuse them to.
     """
     return tuple(dict.fromkeys(kind for node in every_node(model) for kind in _kinds(node)))
 
@@ -474,7 +480,7 @@ def _kinds(node: ir.Node) -> Iterator[str]:
 
 
 def integers(node: ir.Node, place: int) -> tuple[ir.Value | None, ...]:
-    """Return the integers at an input, which may be read by a DequantizeLinear, and their zero point; () for floats."""
+    """Return the integers at an input and their zero point, also if a DequantizeLinear reads them; () for floats."""
     for places in operator_of(node).integers:
         if places.value == place:
             return node_input(node, place), node_input(node, places.zero_point)
@@ -486,7 +492,7 @@ def integers(node: ir.Node, place: int) -> tuple[ir.Value | None, ...]:
 
 
 def _type(values: tuple[ir.Value | None, ...]) -> str:
-    """Short name of 8-bit integers by themselves or their zero point; "" for other types and for floats."""
+    """Return the short name of the 8-bit type of integers or their zero point; "" for other types and floats."""
     known = [value.dtype for value in values if value is not None and value.dtype is not None]
     if not values:
         return ""

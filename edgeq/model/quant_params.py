@@ -1,8 +1,8 @@
-"""Scale and zero point: the arithmetic of quantization.
+"""Compute with scales and zero points.
 
     q = saturate(round_half_even(x / scale) + zero_point)        x' = (q - zero_point) scale
 
-as QuantizeLinear and DequantizeLinear of ONNX have it.
+QuantizeLinear and DequantizeLinear of ONNX define these formulas.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ LIMITS: dict[ir.DataType, tuple[int, int]] = {
     ir.DataType.UINT4: (0, 15),
     ir.DataType.INT4: (-8, 7),
 }
-"""Type → smallest and largest integer. 16-bit ones are how accelerators mix precisions, 4-bit ones hold weights, int32
-ones biases."""
+"""Type → smallest and largest integer. Accelerators use 16-bit types for mixed precision. 4-bit types are for weights,
+int32 for biases."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,12 +34,12 @@ class QuantParams:
     """Describe how the integers of a tensor represent numbers.
 
     Attributes:
-        scale: one number, one per channel along `axis`, or one per block of `block` elements along `axis`; float32 as
-            in a model, or float64 where an estimate is to be free of rounding: results have its type.
-        zero_point: integers of the shape of `scale`, or one.
+        scale: one number, one per channel along `axis`, or one per block of `block` elements along `axis`. float32 as
+            in a model, or float64 for estimates without rounding; results have the type of the scale.
+        zero_point: integers in the shape of `scale`, or one integer.
         dtype: type of the integers.
         axis: the channel axis; may be negative.
-        block: elements along `axis` that share a scale; 0 where the scale is not per block.
+        block: number of elements along `axis` that share a scale; 0 if the scale is not per block.
         narrow: whether the smallest integer of a signed type stays unused (-127..127), so that the range is symmetric.
     """
 
@@ -54,12 +54,14 @@ class QuantParams:
     def from_range(
         cls, low: ArrayLike, high: ArrayLike, dtype: ir.DataType, *, symmetric: bool = False, narrow: bool = False
     ) -> QuantParams:
-        """Return the parameters (scale float64) under which low..high, widened to include 0, just fits, as ONNX
-        Runtime's quantizer has them. The scale of an empty range is 0: nothing can be quantized with it.
+        """Return the parameters (scale float64) that exactly fit the range low..high, widened to include 0, as ONNX
+        Runtime's quantizer computes them. An empty range has scale 0, with which nothing can be quantized.
 
         Args:
-            low, high: numbers, or one range per channel: arrays [channels].
-            symmetric: the zero point is the middle of the integers, and the range is widened to ±max(|low|, |high|).
+            low, high: numbers, or arrays [channels] with one range per channel.
+            symmetric: whether to put the zero point in the middle of the integers and widen the range to ±max(|low|,
+                |high|).
+            narrow: whether the smallest integer of a signed type stays unused.
         """
         low, high = np.minimum(low, 0.0), np.maximum(high, 0.0)
         if symmetric:
@@ -84,7 +86,7 @@ class QuantParams:
 
     @property
     def bits(self) -> int:
-        """Return the width of an integer."""
+        """Return the width of an integer in bits."""
         return int(self.dtype.bitwidth)
 
     @property
@@ -94,12 +96,12 @@ class QuantParams:
 
     @property
     def range(self) -> tuple[float, float]:
-        """Return the smallest and largest number that can be represented, over all channels."""
+        """Return the smallest and largest number that the integers can represent, over all channels."""
         scale, zero_point = self.scale.astype(np.float64), self.zero_point.astype(np.int64)
         return float(((self.low - zero_point) * scale).min()), float(((self.high - zero_point) * scale).max())
 
     def same(self, other: QuantParams) -> bool:
-        """Return whether two tensors' integers mean the same numbers."""
+        """Return whether both represent numbers in the same way: with equal type, scales and zero points."""
         return (
             self.dtype == other.dtype
             and np.array_equal(self.scale.reshape(-1), other.scale.reshape(-1))
@@ -107,30 +109,31 @@ class QuantParams:
         )
 
     def quantize(self, values: NDArray[Any]) -> NDArray[Any]:
-        """Return the integers, of `dtype`'s numpy type, that numbers of any shape become; infinities saturate."""
+        """Quantize numbers of any shape to integers of `dtype`'s numpy type. Infinities saturate."""
         scale, zero_point = self.spread(values.shape)
-        with np.errstate(over="ignore"):  # an infinity saturates as well
+        with np.errstate(over="ignore"):  # A quotient that overflows to infinity saturates as well.
             levels = np.rint(values.astype(self.scale.dtype, copy=False) / scale) + zero_point.astype(scale.dtype)
         integers: NDArray[Any] = np.clip(levels, self.low, self.high).astype(self.dtype.numpy())
         return integers
 
     def dequantize(self, integers: NDArray[Any]) -> NDArray[Any]:
-        """Return the numbers, of the scale's type, that integers of any shape represent."""
+        """Return the numbers that integers of any shape represent, in the scale's type."""
         scale, zero_point = self.spread(integers.shape)
         numbers: NDArray[Any] = (integers.astype(np.int64) - zero_point).astype(scale.dtype) * scale
         return numbers
 
     def fake_quant(self, values: NDArray[Any]) -> NDArray[Any]:
-        """Return numbers after quantizing and dequantizing them."""
+        """Quantize and dequantize numbers, and return the result in the scale's type."""
         scale, zero_point = self.spread(values.shape)
-        steps = np.asarray(np.rint(values.astype(scale.dtype, copy=False) / scale))  # no array if there are no axes
+        # asarray, because without axes `rint` returns a scalar
+        steps = np.asarray(np.rint(values.astype(scale.dtype, copy=False) / scale))
         np.clip(steps, self.low - zero_point, self.high - zero_point, out=steps)
         steps *= scale
         return np.asarray(steps, scale.dtype)
 
     def saturated(self, values: NDArray[Any]) -> tuple[int, int]:
-        """Return how many values lie so far below and above the range that clipping costs more than rounding does:
-        by more than half a step.
+        """Return the numbers of values below and above the range. Values within half a step of it do not count, because
+        clipping costs them no more than rounding would.
         """
         scale, zero_point = self.spread(values.shape)
         below = values < (self.low - zero_point - 0.5) * scale
@@ -138,7 +141,7 @@ class QuantParams:
         return int(np.count_nonzero(below)), int(np.count_nonzero(above))
 
     def spread(self, shape: tuple[int, ...]) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Scale and zero point (int64), each of a form that broadcasts against a tensor of `shape`."""
+        """Return scale and zero point (int64) in shapes that broadcast against a tensor of `shape`."""
         return self._spread(self.scale, shape), self._spread(self.zero_point.astype(np.int64), shape)
 
     def _spread(self, parameter: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
@@ -155,7 +158,7 @@ class QuantParams:
 
 
 def params_of(node: ir.Node) -> QuantParams | None:
-    """Return the parameters of a QuantizeLinear or DequantizeLinear; None as for `params_at`."""
+    """Return the parameters of a QuantizeLinear or DequantizeLinear; None in the cases of `params_at`."""
     integers = node.inputs[0] if node.op_type == "DequantizeLinear" else node.outputs[0]
     return params_at(node, 1, 2, integers=integers, axis=node.attributes.get_int("axis", 1))
 
@@ -163,18 +166,18 @@ def params_of(node: ir.Node) -> QuantParams | None:
 def params_at(
     node: ir.Node, scale: int, zero_point: int, *, integers: ir.Value | None = None, axis: int = 0
 ) -> QuantParams | None:
-    """Return the parameters that a node has at two of its inputs; scale as float32, zero point as int64. None where one
-    of them is computed at run time, or integers of the type have no limits here.
+    """Return the quantization parameters at two inputs of a node, scale as float32 and zero point as int64. Return None
+    if one of them is computed at run time or `LIMITS` does not contain the integer type.
 
     Args:
-        scale, zero_point: places of the two among the inputs.
-        integers: what they are about; its type counts where there is no zero point, which is 0 then.
+        scale, zero_point: indices of the two inputs.
+        integers: the value that they quantize. Without a zero point its type is used, and the zero point is 0.
     """
     steps, zero = constant(node_input(node, scale)), node_input(node, zero_point)
     if steps is None or (zero is not None and not is_constant(zero)):
         return None
     tensor = constant_tensor(zero if zero is not None else integers)
-    # That of a DequantizeLinear, from opset 23 on, is the type of its floats.
+    # `output_dtype` of a DequantizeLinear (since opset 23) is the type of its floats.
     chosen = 0 if node.op_type == "DequantizeLinear" else node.attributes.get_int("output_dtype", 0)
     dtype = tensor.dtype if tensor is not None else ir.DataType(chosen)
     if dtype is ir.DataType.UNDEFINED:
@@ -188,11 +191,11 @@ def params_at(
 
 
 def dynamic_params(values: NDArray[Any]) -> QuantParams:
-    """Return what DynamicQuantizeLinear takes for `values`: 8 bits from the smallest to the largest, zero among
-    them.
+    """Return the parameters that DynamicQuantizeLinear would use for `values`: 8 bits from the smallest to the largest
+    value, with zero included.
     """
     low, high = float(values.min(initial=0)), float(values.max(initial=0))
-    if not np.isfinite([low, high]).all():  # an attention mask may hold infinities
+    if not np.isfinite([low, high]).all():  # An attention mask may contain infinities.
         values = values[np.isfinite(values)]
         low, high = float(values.min(initial=0)), float(values.max(initial=0))
     scale = np.float32((high - low) / 255) or np.float32(1)
@@ -201,27 +204,29 @@ def dynamic_params(values: NDArray[Any]) -> QuantParams:
 
 @dataclass(frozen=True)
 class Grid:
-    """Describe the integers that activations are rounded to: of type `dtype`, around a fixed zero point where
-    `symmetric`.
+    """Describe the integers that activations are rounded to: their type, and whether the zero point is fixed
+    (`symmetric`).
     """
 
     dtype: ir.DataType
     symmetric: bool
 
     def params(self, low: ArrayLike, high: ArrayLike) -> QuantParams:
-        """Return scale (float64) and zero point with which the range low..high, or each of several, is quantized."""
+        """Return scale (float64) and zero point for the range low..high, or for one range per channel."""
         narrow = self.dtype is ir.DataType.INT8
         return QuantParams.from_range(low, high, self.dtype, symmetric=self.symmetric, narrow=narrow)
 
     @property
     def levels(self) -> int:
-        """Return how many integers there are."""
+        """Return the number of different integers."""
         params = self.params(0.0, 0.0)
         return params.high - params.low + 1
 
 
 def grid_of(activation_type: str, symmetric: bool) -> Grid:
-    """Return the integers of an activation type. Of what is not symmetric, only their number matters."""
+    """Return the integers of an activation type. All asymmetric types share one grid, because only the number of
+    integers matters for them.
+    """
     if symmetric and activation_type == "int8":
         return Grid(ir.DataType.INT8, True)
     return Grid(ir.DataType.UINT8, symmetric)

@@ -1,9 +1,9 @@
-"""Find the weights that can make sums of two products saturate in 16 bits.
+"""Find the weights with which sums of two products can saturate in 16 bits.
 
 Some kernels multiply unsigned by signed bytes and add the products of two neighbours along k in 16 bits. An unsigned
-byte is at most 255, so a pair of weights w, v reaches at most 255 (max(w, 0) + max(v, 0)) and at least
-255 (min(w, 0) + min(v, 0)): the sum fits as long as neither of the two parenthesised sums exceeds `PAIR_LIMIT`.
-Which operators take such kernels is data: targets/onnxruntime/saturation.toml.
+byte is at most 255, so a pair of weights w, v reaches at most 255 (max(w, 0) + max(v, 0)) and at least 255 (min(w, 0) +
+min(v, 0)). The sum fits if neither parenthesised sum exceeds `PAIR_LIMIT` in magnitude.
+targets/onnxruntime/saturation.toml lists the operators that use such kernels.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ class SaturatingPath:
     """Describe a kernel that adds two products in 16 bits.
 
     Attributes:
-        operators: operator types of the optimised graph that take it.
+        operators: operator types of the optimised graph that use it.
         left, right: dtypes of the operands of its matrix product.
-        swapped: the weight is the left operand, not the right one.
-        order: how k runs in a convolution.
-        exact_depthwise: a convolution with one input channel per group takes another, exact kernel.
-        any_neighbours: kernels differ in their pairs (`possible_sums`).
-        even_channels: a convolution has the channels of each tap in pairs of their own, so that where they are odd in
-            number the last is alone: "always", or "ungrouped" where it has no groups.
-        exact_padding: what a convolution's padding contributes is added up in 32 bits.
-        features: of the CPUs whose kernels these are; none: all that another path does not name.
+        swapped: whether the weight is the left operand instead of the right one.
+        order: order of the elements along k in a convolution.
+        exact_depthwise: whether convolutions with one input channel per group use another, exact kernel.
+        any_neighbours: whether kernels differ in the elements that they pair (`possible_sums`).
+        even_channels: when a convolution pairs only channels of the same tap, so that the last of an odd number of
+            channels has no partner: "always", "ungrouped" if it has no groups, or "" for never.
+        exact_padding: whether a convolution adds the contribution of its padding in 32 bits.
+        features: features of the CPUs that have this kernel; none means all CPUs that no earlier path covers.
         modelled: whether `edgeq.emulate.kernels` computes the operator.
     """
 
@@ -56,9 +56,7 @@ class SaturatingPath:
     modelled: bool = False
 
     def evens(self, group: int) -> bool:
-        """Return whether a convolution with the given number of groups has each tap's channels in pairs of their
-        own.
-        """
+        """Return whether a convolution with this number of groups pairs only channels of the same tap."""
         return self.even_channels == "always" or (self.even_channels == "ungrouped" and group == 1)
 
     @property
@@ -74,14 +72,14 @@ class SaturatingPath:
 
 @dataclass(frozen=True)
 class SaturationTable:
-    """List every saturating path, and the session option that makes some of them exact."""
+    """List all saturating paths, and the session option that makes some operators exact."""
 
     paths: tuple[SaturatingPath, ...]
     precision_option: str
     precision_operators: frozenset[str]
 
     def path(self, op_type: str, activation: str, weight: str) -> SaturatingPath | None:
-        """Return the path that an operator with operands of these dtypes takes; None where it is exact."""
+        """Return the saturating path of an operator with operands of these dtypes; None if the operator is exact."""
         return next(
             (p for p in self.paths if op_type in p.operators and (p.activation, p.weight) == (activation, weight)), None
         )
@@ -105,8 +103,8 @@ class _File:
 def saturation_table(
     file: str = "onnxruntime/saturation.toml", features: frozenset[str] = frozenset()
 ) -> SaturationTable:
-    """Return the kernels of a file under targets/ on a CPU with `features`; the default is of ONNX Runtime's own
-    kernels.
+    """Return the saturating kernels on a CPU with `features`, from a file under targets/. The default file describes
+    ONNX Runtime's own kernels.
 
     Raises:
         HardwareError: the file is malformed.
@@ -117,21 +115,23 @@ def saturation_table(
 
 
 def exact_options() -> dict[str, str]:
-    """Return the session options with which ONNX Runtime's own kernels are exact on every CPU, for the operators
-    that `SaturationTable.precision_operators` names.
+    """Return the session options that make ONNX Runtime's own kernels exact on every CPU. They affect the operators in
+    `SaturationTable.precision_operators`.
     """
     return {saturation_table().precision_option: "1"}
 
 
 def pairs_vary(depth: int, channels: int) -> bool:
-    """Return whether kernels differ in what they pair along k: an odd number of channels in a tap, or more than 256
-    products, which some of them split into equal parts of an odd size.
+    """Return whether kernels pair the elements along k in different ways. This is the case if a tap has an odd number
+    of channels, or if k exceeds 256 and some kernels split it into equal parts of an odd size.
     """
     return channels % 2 == 1 or (depth > _MOST_AT_ONCE and -(-depth // -(-depth // _MOST_AT_ONCE)) % 2 == 1)
 
 
 def with_even_channels(values: NDArray[Any], fill: int = 0, *, group: int = 1) -> NDArray[Any]:
-    """Return [N, C, ...], with one more channel of `fill` in each group whose number of channels is odd."""
+    """Return [N, C, ...] with one more channel, filled with `fill`, in each group if groups have an odd number of
+    channels.
+    """
     n, channels, *rest = values.shape
     if channels // group % 2 == 0:
         return values
@@ -141,7 +141,7 @@ def with_even_channels(values: NDArray[Any], fill: int = 0, *, group: int = 1) -
 
 
 def as_pairs(rows: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return the weights [N, K] of even and of odd k, each [N, ceil(K / 2)]; what an odd K lacks is 0."""
+    """Return the weights [N, K] at even and at odd k, each [N, ceil(K / 2)]. If K is odd, the missing weight is 0."""
     first, second = rows[:, 0::2], rows[:, 1::2]
     if second.shape[1] < first.shape[1]:
         second = np.pad(second, ((0, 0), (0, 1)))
@@ -149,8 +149,8 @@ def as_pairs(rows: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
 
 
 def pair_sums(rows: NDArray[Any]) -> NDArray[Any]:
-    """Return, for each pair along k of weights [N, K], the larger of the sums of its positive and its negative
-    parts, as [N, ceil(K / 2)]; int32 for integers.
+    """Return the largest magnitude that each pair along k can reach, as [N, ceil(K / 2)]: the sum of its positive
+    weights or of its negative weights, whichever is larger. `rows` is [N, K]. The result of integers is int32.
     """
     if rows.dtype.kind in "iu":
         rows = rows.astype(np.int32)
@@ -162,13 +162,14 @@ def pair_sums(rows: NDArray[Any]) -> NDArray[Any]:
 
 
 def neighbour_sums(rows: NDArray[Any]) -> NDArray[Any]:
-    """As `pair_sums`, of every two neighbours along k, [N, K]: whatever pairs a kernel makes of them, where it splits k
-    at an odd place or leaves the last channel of a tap alone."""
+    """Return `pair_sums` of every two neighbours along k, [N, K]. This covers kernels that split k at an odd place or
+    leave the last channel of a tap without a partner.
+    """
     return np.concatenate([pair_sums(rows), pair_sums(rows[:, 1:])], axis=1)
 
 
 def largest_two(rows: NDArray[Any]) -> NDArray[Any]:
-    """As `pair_sums`, of any two of a row, [N, 1]."""
+    """Return the largest of `pair_sums` over any two elements of a row, [N, 1]."""
     ordered = np.sort(rows.astype(np.int32) if rows.dtype.kind in "iu" else rows, axis=1)
     above, below = np.maximum(ordered[:, -2:], 0).sum(axis=1), np.minimum(ordered[:, :2], 0).sum(axis=1)
     result: NDArray[Any] = np.maximum(above, -below)[:, None]
@@ -176,10 +177,11 @@ def largest_two(rows: NDArray[Any]) -> NDArray[Any]:
 
 
 def possible_sums(rows: NDArray[Any], channels: int) -> NDArray[Any]:
-    """As `pair_sums`, of all pairs that kernels differ in making.
+    """Return `pair_sums` for all pairs that different kernels may form.
 
     Args:
-        channels: of its image that one output of a convolution sees, of one of them any two taps; 0: a matrix product.
+        channels: number of image channels that one output of a convolution reads; with 1, any two taps may be a pair; 0
+            for a matrix product.
     """
     if channels == 1:
         return largest_two(rows)
@@ -187,7 +189,7 @@ def possible_sums(rows: NDArray[Any], channels: int) -> NDArray[Any]:
 
 
 def conv_rows(weight: NDArray[Any], order: Order = "taps, channels") -> NDArray[Any]:
-    """Return a convolution's weight, [cout, cin / group, *kernel], as rows of k: [cout, K]."""
+    """Return a convolution's weight [cout, cin / group, *kernel] as rows along k: [cout, K]."""
     if order == "taps, channels":
         weight = np.moveaxis(weight, 1, -1)
     return weight.reshape(len(weight), -1)

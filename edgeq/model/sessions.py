@@ -1,4 +1,4 @@
-"""Open sessions of models in memory: each model is made ready once, and parts of it are opened as protobuf."""
+"""Open sessions of models in memory. Each model is converted once, and its parts are opened as protobufs."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from edgeq.run.session import SessionSettings, open_session
 
 _HANDED_OVER = frozenset(getattr(onnx.TensorProto, name) for name in ("FLOAT", "FLOAT16", "DOUBLE", "INT8", "UINT8"))
 _LEAST = 1 << 12
-"""Bytes of a weight. Smaller ones, and integers that may be a shape or axes, stay in the graph, where shape inference
-and constant folding read them."""
+"""Smallest size in bytes of a weight that is passed separately. Smaller weights, and integers that may be a shape or
+axes, stay in the graph for shape inference and constant folding."""
 _FOLDER = "session.model_external_initializers_file_folder_path"
 
 
 @dataclass(frozen=True)
 class Loadable:
-    """Hold a model as sessions take it.
+    """Hold a model in the form that sessions open.
 
     Attributes:
-        proto: the model, whose large weights are references; it is not to be changed.
-        weights: the values of those that are in memory, by name.
-        folder: where the others lie; None: there are none.
+        proto: the model, with references in place of large weights; it must not be changed.
+        weights: values of the referenced weights that are in memory, by name.
+        folder: folder of the referenced weights that are in files; None if there are none.
     """
 
     proto: onnx.ModelProto
@@ -41,7 +41,7 @@ class Loadable:
 
     @classmethod
     def of_proto(cls, model: onnx.ModelProto, folder: Path) -> Loadable:
-        """Take a protobuf, whose external data, where it has any, lie in `folder`."""
+        """Convert a protobuf. `folder` contains its external data, if it has any."""
         is_whole = not any(map(is_external, iter_tensors(model)))
         proto = without_initializers(model)
         weights: dict[str, NDArray[Any]] = {}
@@ -56,7 +56,7 @@ class Loadable:
 
     @classmethod
     def of(cls, model: ir.Model | GraphIndex | Loadable) -> Loadable:
-        """Take a model, which is not changed; an index keeps the result, and has it of its file where there is one."""
+        """Convert a model without changing it. An index keeps the result, and uses its file if it has one."""
         if isinstance(model, Loadable):
             return model
         if isinstance(model, GraphIndex):
@@ -86,8 +86,9 @@ class Loadable:
         return cls(to_proto(bare), weights, external_folder(model))
 
     def with_outputs(self, names: Iterable[str]) -> Loadable:
-        """Return the model that gives the tensors `names` too, behind its own outputs. Types that are not known are
-        left to the runtime."""
+        """Return a model that also outputs the tensors `names`, after its own outputs. Unknown types stay unknown: the
+        runtime infers them.
+        """
         proto = onnx.ModelProto()
         proto.CopyFrom(self.proto)
         present = {value.name for value in proto.graph.output}
@@ -96,10 +97,10 @@ class Loadable:
         return replace(self, proto=proto)
 
     def only(self, names: Iterable[str], *, inputs: Collection[str] | None = None) -> Loadable:
-        """Return the model that gives `names`, with only the nodes and constants that they need.
+        """Return a model that outputs only `names`, with the nodes and constants that they need.
 
         Args:
-            inputs: graph inputs to keep although nothing needs them; None keeps all.
+            inputs: graph inputs to keep even if nothing reads them; None keeps all.
         """
         outputs = list(dict.fromkeys(names))
         graph, wanted, nodes = self.proto.graph, set(outputs), []
@@ -137,10 +138,10 @@ class Loadable:
 
 
 def open_in_memory(model: ir.Model, settings: SessionSettings | None = None) -> Any:
-    """Open an `onnxruntime.InferenceSession` for a model in memory; external data is found where it is.
+    """Open an `onnxruntime.InferenceSession` for a model in memory. External data is read from its own files.
 
     Args:
-        model: it is not changed.
+        model: the model, which is not changed.
 
     Raises:
         RuntimeUnavailableError: onnxruntime is missing, or refuses the model or the settings.
@@ -154,13 +155,13 @@ def _is_large(tensor: ir.TensorProtocol) -> bool:
 
 
 def _refer(kept: onnx.TensorProto, name: str, data_type: int, dims: Iterable[int]) -> None:
-    """Make a tensor a reference to values that the session is given."""
+    """Make a tensor a reference to values that are passed to the session."""
     kept.name, kept.data_type, kept.data_location = name, data_type, onnx.TensorProto.EXTERNAL
     kept.dims.extend(dims)
     kept.external_data.add(key="location", value="weights")
 
 
 def _infos(graph: onnx.GraphProto) -> Any:
-    """Return what gives the description of a tensor by its name."""
+    """Return a function that returns the description of a tensor by its name."""
     known = {value.name: value for value in (*graph.value_info, *graph.input, *graph.output)}
     return lambda name: known.get(name) or onnx.ValueInfoProto(name=name)

@@ -1,4 +1,4 @@
-"""Infer the shapes of every tensor: symbolic inference, onnx's own where that gives up, and an upper bound on sizes."""
+"""Infer the shape of every tensor and limit sizes. If symbolic inference fails, onnx's own inference is used."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from edgeq.model.tensors import skeleton, weight_bytes
 
 SYMBOLIC_LIMIT_S = 10.0
 SYMBOLIC_LIMIT_OF_NODE_S = 0.002
-"""Processor time for symbolic inference, and what each node adds to it. It grows its expressions from node to node, in
-some models without end."""
+"""CPU time allowed for symbolic inference, and the time added for each node. In some models the expressions grow
+without end."""
 
 
 @dataclass(frozen=True)
 class SymbolicOptions:
-    """Choose for ONNX Runtime's symbolic inference where a model leaves it a choice.
+    """Set the options of ONNX Runtime's symbolic inference.
 
     Attributes:
-        int_max: integers from this on stand for "to the end", as in Slice.
-        guess_output_rank: give operators that it does not know the rank of their first input.
-        verbose: 0 to 3, what it logs.
+        int_max: integers of at least this value mean "to the end", for example in Slice.
+        guess_output_rank: whether unknown operators get the rank of their first input.
+        verbose: amount of logging, 0 to 3.
     """
 
     int_max: int = 2**31 - 1
@@ -42,11 +42,11 @@ class SymbolicOptions:
 
 
 def symbolic_shapes(bare: onnx.ModelProto, options: SymbolicOptions) -> onnx.ModelProto:
-    """Infer the shapes of a model without weights, step by step: the tool's own driver leaves a file in the working
-    directory where the inference is incomplete.
+    """Infer the shapes of a model without weights. The steps are called one by one, because the tool's own driver
+    leaves a file in the working directory if the inference is incomplete.
 
     Raises:
-        Exception: of any kind, as sympy and the tool have it; `reason` words it.
+        Exception: any kind that sympy and the tool raise; `reason` turns it into a message.
     """
     inference = _cautious()(options.int_max, True, options.guess_output_rank, options.verbose)
     inference._preprocess(bare)
@@ -64,7 +64,7 @@ def symbolic_shapes(bare: onnx.ModelProto, options: SymbolicOptions) -> onnx.Mod
 
 
 def reason(error: Exception) -> str:
-    """Say why the inference gave up, to a reader who does not know its source."""
+    """Return why the inference failed, for a reader who does not know its source."""
     text = one_line(error, most=200)
     if isinstance(error, AssertionError | LookupError | AttributeError | TypeError) or not text:
         return "it does not know how to treat these shapes"
@@ -73,7 +73,9 @@ def reason(error: Exception) -> str:
 
 @cache
 def _cautious() -> type:
-    """Return onnxruntime's inference with a fresh symbol wherever that one assumes two sizes to be equal."""
+    """Return a variant of onnxruntime's inference that uses a new symbol wherever the original assumes two sizes to be
+    equal.
+    """
     import sympy
     from onnxruntime.tools.symbolic_shape_infer import SymbolicShapeInference, is_literal
 
@@ -90,11 +92,11 @@ def _cautious() -> type:
             """Merge nothing."""
 
         def _merge_symbols(self, dims: Sequence[Any]) -> Any:
-            """Return the size of tensors that are joined on another axis: they must have it in common."""
+            """Return the common size of tensors that are joined along another axis: a number if one is known."""
             return next(filter(is_literal, dims), dims[0])
 
         def _broadcast_shapes(self, shape1: Sequence[Any], shape2: Sequence[Any]) -> list[Any]:
-            """Return the shape that two operands give; a number counts more than a symbol, which may be 1."""
+            """Return the broadcast shape of two operands. A number wins over a symbol, because the symbol may be 1."""
             rank = max(len(shape1), len(shape2))
             padded = ([1] * (rank - len(shape)) + list(shape) for shape in (shape1, shape2))
             met = [{size for size in sizes if size != 1} or {1} for sizes in zip(*padded, strict=True)]
@@ -104,7 +106,7 @@ def _cautious() -> type:
             return next(iter(sizes)) if len(sizes) == 1 else self._fresh()
 
         def _onnx_infer_single_node(self, node: Any) -> None:
-            """Infer what onnx knows, with symbols for the sizes that it leaves open: they would end the inference."""
+            """Infer with onnx. Sizes that it leaves open would end the inference, so they get new symbols."""
             super()._onnx_infer_single_node(node)
             for name in filter(None, node.output):
                 sizes = self.known_vi_[name].type.tensor_type.shape.dim
@@ -115,7 +117,7 @@ def _cautious() -> type:
             return not symbol or bool(self._is_none_dim(symbol))
 
         def _infer_Slice(self, node: Any) -> None:  # noqa: N802
-            """Keep a computed end for unknown: whether it lies within the tensor is a guess."""
+            """Treat a computed end as unknown, because the original only guesses whether it is inside the tensor."""
             super()._infer_Slice(node)
             ends, axes = (self._try_get_value(node, place) for place in (2, 3))
             if ends is not None:
@@ -125,7 +127,7 @@ def _cautious() -> type:
                 )
 
         def _infer_symbolic_compute_ops(self, node: Any) -> None:
-            """Leave out what Equal says of sizes that may be equal; onnxruntime takes two expressions for two sizes."""
+            """Discard the result of Equal for sizes that may be equal. onnxruntime takes two expressions as unequal."""
             if node.op_type != "Equal":
                 super()._infer_symbolic_compute_ops(node)
                 return
@@ -135,7 +137,9 @@ def _cautious() -> type:
                 self.sympy_data_[node.output[0]] = found
 
         def _onnx_infer_subgraph(self, node: Any, *given: Any, **named: Any) -> Any:
-            """Infer a body without the values in it: onnxruntime uses a tool of its own for that, which merges."""
+            """Infer a body and discard its values. onnxruntime infers them with its original class, which merges
+            symbols.
+            """
             inferred = super()._onnx_infer_subgraph(node, *given, **named)
             inferred.sympy_data_.clear()
             return inferred
@@ -160,11 +164,13 @@ def _cautious() -> type:
 
 
 def _within(limit: float, infer: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Refuse `infer` of a node once this thread has used `limit` seconds more of the processor."""
+    """Return `infer` with a time limit: it raises TimeoutError once this thread has used `limit` more seconds of CPU
+    time.
+    """
     ends = time.thread_time() + limit
 
     def infer_in_time(node: Any) -> Any:
-        """Infer one node, unless the time is up."""
+        """Infer one node if there is time left."""
         if time.thread_time() > ends:
             raise TimeoutError(f"it takes more than {limit:.3g} s")
         return infer(node)
@@ -173,32 +179,32 @@ def _within(limit: float, infer: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 MAX_ACTIVATION_BYTES = 2**36
-"""Bytes. A static shape that needs more than this for one tensor is taken for an attack or an error."""
+"""Largest number of bytes of one tensor. A larger static shape is treated as an attack or an error."""
 _OF_WHAT_IS_THERE = 64
-"""Bytes that one tensor may take for each byte of weights and inputs, beyond `sample` of the budget. Models of few
-weights have results of 25 times their input; those with larger ones have the weights to make them."""
+"""Bytes that one tensor may need for each byte of weights and inputs, besides `sample` of the budget. Real models with
+few weights have results of up to 25 times their input. Models with larger results have more weights."""
 _COPIES = 32
-"""Bytes that shape inference may take for each byte of a model without its weights."""
+"""Bytes that shape inference may use for each byte of a model without its weights."""
 _DEFAULT = SymbolicOptions()
 _ELEMENT_TYPES = frozenset(onnx.TensorProto.DataType.values())
 _PROPAGATED = 2**16
-"""Elements of a vector of integers up to which onnx may follow the values in it from node to node."""
+"""Largest number of elements of an integer vector whose values onnx may propagate from node to node."""
 
 
 def infer_shapes(
     model: ir.Model, symbolic: SymbolicOptions | None = _DEFAULT, bare: onnx.ModelProto | None = None
 ) -> tuple[dict[str, ir.Value], str]:
-    """Return a value with the type and shape of each tensor of the main graph by its name, and why symbolic inference
-    could not be used ("" when it could).
+    """Return tensor name → value with type and shape, for the main graph, and why symbolic inference failed ("" if it
+    did not).
 
-    A size is a number or a symbol of the inputs only where it is the same at every size that the inputs allow: ONNX
-    Runtime reuses memory and folds constants by what it reads in a file. What a file says of its own tensors may be
-    left from other sizes, so that where inputs have free sizes no more than its ranks count. Weights may be external:
-    they are not read.
+    A size is a number or a symbol of the inputs only if that is true for all sizes of the inputs. This matters because
+    ONNX Runtime uses the sizes in a file to reuse memory and fold constants. Shapes that a file states for its own
+    tensors may be left over from other sizes. If inputs have free sizes, only the stated ranks are used. Weights may be
+    external and are not read.
 
     Args:
-        symbolic: None leaves it to onnx's own inference.
-        bare: the model's skeleton, where it is at hand; it is changed.
+        symbolic: options of symbolic inference; None uses only onnx's own inference.
+        bare: the model's skeleton, if the caller already has it; it is changed.
     """
     bare = bare or skeleton(model)
     symbols, fixed = _symbols(bare.graph), _has_fixed_inputs(bare.graph)
@@ -209,7 +215,8 @@ def infer_shapes(
     if symbolic is not None and not is_complete(own.graph):
         try:
             _add(known, _described(symbolic_shapes(bare, symbolic).graph))
-        except Exception as error:  # sympy, assertions and bare Exceptions of the tool: any of them means fallback
+        # sympy's errors, assertions and bare Exceptions of the tool; all of them mean that onnx's inference is used
+        except Exception as error:
             problem = reason(error)
     _add(known, claims, numbers=fixed)
     return known, problem
@@ -225,8 +232,9 @@ def _has_fixed_inputs(graph: onnx.GraphProto) -> bool:
 
 
 def _take_claims(graph: onnx.GraphProto) -> list[onnx.ValueInfoProto]:
-    """Remove from a graph and the bodies in it what they say of the shapes of their tensors, but for the outputs of
-    bodies, and return it."""
+    """Remove the stated shapes of tensors from a graph and its bodies, in place, and return those of the main graph.
+    Outputs of bodies keep theirs.
+    """
     for body in inner_graphs(graph.node):
         del body.value_info[:]
     claims = [*graph.value_info, *(onnx.ValueInfoProto.FromString(v.SerializeToString()) for v in graph.output)]
@@ -239,7 +247,7 @@ def _take_claims(graph: onnx.GraphProto) -> list[onnx.ValueInfoProto]:
 
 
 def _is_stated(kind: onnx.TypeProto) -> bool:
-    """Return whether a type can be read, down to the elements of sequences and optional values."""
+    """Return whether a type is complete, including the element type of a sequence or optional value."""
     name = kind.WhichOneof("value")
     if name in ("sequence_type", "optional_type"):
         return _is_stated(getattr(kind, name).elem_type)
@@ -247,8 +255,9 @@ def _is_stated(kind: onnx.TypeProto) -> bool:
 
 
 def _inferred_alone(bare: onnx.ModelProto) -> onnx.ModelProto:
-    """Return what onnx's own inference finds, which takes milliseconds: without values where that finds all sizes, or
-    where there are vectors of integers that take long to follow."""
+    """Return the result of onnx's own inference, which takes milliseconds. Values are propagated only if some sizes are
+    still missing and no vector of integers is so long that following it takes time.
+    """
     own = inferred_shapes(bare)
     long = any(
         value.type.tensor_type.elem_type in (onnx.TensorProto.INT32, onnx.TensorProto.INT64)
@@ -265,8 +274,9 @@ def _add(
     *,
     numbers: bool = True,
 ) -> None:
-    """Add what is described of tensors where less is known of them, in place: types, ranks, and of their sizes those
-    that are one of `symbols` or, with `numbers`, a number."""
+    """Add types, ranks and sizes from `described` to `known`, in place, where less is known. Of the sizes, only those
+    in `symbols` and, with `numbers`, numbers are added.
+    """
     for info in described:
         value = ir.serde.deserialize_value_info_proto(info, None)
         before = known.setdefault(info.name, value)
@@ -290,14 +300,14 @@ def _is_open(size: int | ir.SymbolicDim) -> bool:
 
 
 def is_complete(graph: onnx.GraphProto) -> bool:
-    """Return whether every tensor that a node makes has sizes that are numbers or the inputs' own symbols; a graph
-    with bodies never counts as complete.
+    """Return whether all sizes of every tensor that a node makes are numbers or symbols of the inputs. A graph with
+    bodies is never complete.
     """
     types = {value.name: value.type.tensor_type for value in (*graph.value_info, *graph.output)}
     symbols = _symbols(graph)
 
     def sized(name: str) -> bool:
-        """Return whether every size of the tensor is known: a number, or a symbol of the inputs."""
+        """Return whether every size of the tensor is a number or a symbol of the inputs."""
         found = types.get(name)
         known = found is not None and found.HasField("shape")
         return known and all(d.HasField("dim_value") or d.dim_param in symbols for d in types[name].shape.dim)
@@ -310,10 +320,10 @@ def inferred_shapes(bare: onnx.ModelProto, where: object = "the model", *, data_
     """Return the result of onnx's own inference on a model without its weights.
 
     Raises:
-        ModelError: types or shapes contradict each other in a way that it cannot go on from.
+        ModelError: types or shapes contradict each other so that inference cannot continue, or need too much memory.
     """
     try:
-        # A few nodes can double ranks, and values of shapes, until there is no memory.
+        # A few nodes can double ranks and shape values until memory runs out.
         with allowance(largest_sample() + _COPIES * bare.ByteSize()):
             return onnx.shape_inference.infer_shapes(bare, data_prop=data_prop)
     except MemoryError as error:
@@ -321,13 +331,13 @@ def inferred_shapes(bare: onnx.ModelProto, where: object = "the model", *, data_
             f"the shapes of {where} take more than {largest_sample()} bytes",
             f"If it was downloaded, do not trust it; {VARIABLE} sets sample",
         ) from error
-    except Exception as error:  # its C++ side raises InferenceError, RuntimeError, IndexError and others
+    except Exception as error:  # The C++ code raises InferenceError, RuntimeError, IndexError and others.
         text = one_line(error, most=300)
         raise ModelError(f"the shapes of {where} cannot be inferred: {text}", "Export the model again") from error
 
 
 def _described(graph: onnx.GraphProto) -> Iterator[onnx.ValueInfoProto]:
-    """Yield what a graph and the bodies in it say of their values; names are unique among them."""
+    """Yield the descriptions of values in a graph and its bodies. Their names are unique."""
     for scope in (*inner_graphs(graph.node), graph):
         yield from scope.value_info
         yield from scope.output
@@ -336,13 +346,13 @@ def _described(graph: onnx.GraphProto) -> Iterator[onnx.ValueInfoProto]:
 def write_shapes(
     model: ir.Model, symbolic: SymbolicOptions | None = _DEFAULT, bare: onnx.ModelProto | None = None
 ) -> str:
-    """Write what `infer_shapes` finds into the values between the nodes and the outputs that lack a shape, in place.
+    """Write the result of `infer_shapes` to all inner tensors, and to outputs without a shape, in place.
 
     Args:
-        symbolic, bare: as `infer_shapes` has them.
+        symbolic, bare: as for `infer_shapes`.
 
     Returns:
-        Why symbolic inference could not be used; "" when it could.
+        Why symbolic inference failed; "" if it did not.
     """
     shapes, problem = infer_shapes(model, symbolic, bare)
     for node in model.graph:
@@ -354,14 +364,15 @@ def write_shapes(
 
 
 def unknown_shapes(model: ir.Model) -> tuple[str, ...]:
-    """Return the names of the tensors between nodes whose rank is not known."""
+    """Return the names of the tensors that nodes make and whose rank is not known."""
     made = [value for node in model.graph for value in node.outputs]
     return tuple(value.name for value in made if value.name and value.shape is None)
 
 
 def element_types(model: ir.Model | GraphIndex) -> dict[str, ir.DataType]:
-    """Return the element type of each tensor of the main graph whose type the model has or onnx can infer, by its name;
-    UNDEFINED for sequences, maps and other values that are not tensors. An index keeps it."""
+    """Return tensor name → element type, for tensors of the main graph whose type the model has or onnx can infer.
+    Sequences, maps and other values that are not tensors are UNDEFINED. An index keeps the result.
+    """
     graph = indexed(model)
     return graph.once("element types", lambda: _element_types(graph))
 
@@ -377,20 +388,20 @@ def _element_types(graph: GraphIndex) -> dict[str, ir.DataType]:
 
 
 def describe(model: ir.Model, path: Path, bare: onnx.ModelProto | None = None) -> None:
-    """Write what onnx's own inference finds into the values between the nodes, in place of what the file says where
-    inputs have free sizes; see `infer_shapes`.
+    """Write the result of onnx's own inference to the inner tensors, in place. If inputs have free sizes, it replaces
+    the shapes in the file; see `infer_shapes`.
 
     Args:
         path: the model's file, for messages.
-        bare: the model's skeleton, where it is at hand; it is changed.
+        bare: the model's skeleton, if the caller already has it; it is changed.
 
     Raises:
-        ModelError: a tensor is too large for any machine; nothing has tried to allocate it then.
+        ModelError: a tensor is too large for any machine; it has not been allocated.
     """
     bare = bare or skeleton(model)
     check_sizes(model, path, bare)
     write_shapes(model, None, bare)
-    # What computed shapes say is known now.
+    # The results of shape arithmetic are known now.
     made = (value for graph in model.graphs() for node in graph for value in node.outputs)
     every = dict.fromkeys((*made, *(value for graph in model.graphs() for value in graph.outputs)))
     _check_sizes(bare.graph.input, map(ir.serde.serialize_value, every), weight_bytes(model), path)
@@ -400,10 +411,10 @@ def describe(model: ir.Model, path: Path, bare: onnx.ModelProto | None = None) -
 
 
 def check_sizes(model: ir.Model, path: Path, bare: onnx.ModelProto | None = None) -> None:
-    """Refuse a model that makes much of little before anything follows its shapes further.
+    """Refuse a model with a tensor far larger than its inputs and weights, before its shapes are used further.
 
     Args:
-        bare: the model's skeleton, where it is at hand.
+        bare: the model's skeleton, if the caller already has it.
 
     Raises:
         ModelError: a tensor is too large for any machine.
@@ -411,7 +422,7 @@ def check_sizes(model: ir.Model, path: Path, bare: onnx.ModelProto | None = None
     unclaimed = onnx.ModelProto()
     unclaimed.CopyFrom(bare or skeleton(model))
     _take_claims(unclaimed.graph)
-    # Without data propagation: that computes values, however many there are.
+    # Data propagation stays off, because it computes values in any number.
     inferred = inferred_shapes(unclaimed, path).graph
     _check_sizes(inferred.input, _described(inferred), weight_bytes(model), path)
 
@@ -419,7 +430,7 @@ def check_sizes(model: ir.Model, path: Path, bare: onnx.ModelProto | None = None
 def _check_sizes(
     inputs: Sequence[onnx.ValueInfoProto], made: Iterable[onnx.ValueInfoProto], weights: int, path: Path
 ) -> None:
-    """Refuse a model that makes much of little: a tensor of many times the bytes of its inputs and weights."""
+    """Refuse a tensor that has many times the bytes of the model's inputs and weights."""
     most = largest_sample() + _OF_WHAT_IS_THERE * (weights + sum(map(_least_bytes, inputs)))
     limits = ((MAX_ACTIVATION_BYTES, inputs), (min(most, MAX_ACTIVATION_BYTES), made))
     for info, limit in ((info, limit) for limit, infos in limits for info in infos):
@@ -428,12 +439,12 @@ def _check_sizes(
             sizes = [d.dim_value for d in info.type.tensor_type.shape.dim if d.dim_value > 0]
             raise ModelError(
                 f"{path}: tensor {info.name!r} has the shape {sizes}, {size} bytes, in a model of {weights} bytes",
-                f"Do not trust the file; where you do, {VARIABLE}=sample={(size >> 20) + 1}MiB allows it",
+                f"Do not trust the file; if you do, {VARIABLE}=sample={(size >> 20) + 1}MiB allows it",
             )
 
 
 def _least_bytes(info: onnx.ValueInfoProto) -> int:
-    """Return the bytes of a tensor whose open sizes are 1."""
+    """Return the bytes of a tensor with 1 for each open size."""
     tensor = info.type.tensor_type
     elements: int = math.prod(d.dim_value for d in tensor.shape.dim if d.dim_value > 0)
     return elements * ELEMENT_BITS.get(tensor.elem_type, 8) // 8

@@ -1,4 +1,4 @@
-"""Locate tensors as ONNX stores them, and check that they are as large as they should be."""
+"""Locate tensors in ONNX files, and check that they have the right size."""
 
 from __future__ import annotations
 
@@ -30,8 +30,9 @@ class ExternalSpan:
     """Locate the bytes of one external tensor.
 
     Attributes:
-        file: absolute path, proven to be inside the model's folder or that of the file that the model is a link to.
-        location: the path as the model spells it, relative to the model's folder.
+        file: absolute path, proven to be inside the model's folder. If the model is a link, the folder of its target is
+            allowed as well.
+        location: the path as written in the model, relative to the model's folder.
         offset, length: bytes, proven to be inside the file.
     """
 
@@ -54,7 +55,7 @@ def iter_graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
 
 
 def iter_nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
-    """Yield every node of a model: main graph, subgraphs and model-local functions."""
+    """Yield every node of a model: those of the main graph, of subgraphs and of the model's functions."""
     for graph in iter_graphs(model.graph):
         yield from graph.node
     for function in model.functions:
@@ -64,9 +65,7 @@ def iter_nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
 
 
 def iter_tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
-    """Yield every tensor of a model: initializers, tensor attributes and the parts of sparse tensors, wherever
-    nested.
-    """
+    """Yield every tensor of a model at any depth: initializers, tensor attributes and the parts of sparse tensors."""
     for graph in all_graphs(model):
         yield from graph.initializer
     for node in iter_nodes(model):
@@ -79,7 +78,7 @@ def iter_tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
 
 
 def iter_sparse_tensors(model: onnx.ModelProto) -> Iterator[onnx.SparseTensorProto]:
-    """Yield every sparse tensor of a model: initializers and attributes, wherever nested."""
+    """Yield every sparse tensor of a model at any depth: initializers and attributes."""
     for graph in all_graphs(model):
         yield from graph.sparse_initializer
     for node in iter_nodes(model):
@@ -95,8 +94,8 @@ def is_external(tensor: onnx.TensorProto) -> bool:
 
 
 def tensor_bytes(tensor: onnx.TensorProto) -> int:
-    """Return the size in bytes that dtype and dims announce, computed without allocating; strings count what they
-    contain.
+    """Return the size in bytes according to dtype and dims, without allocating memory. For strings it is the size of
+    the texts.
     """
     if tensor.data_type == onnx.TensorProto.STRING:
         return sum(len(s) for s in tensor.string_data)
@@ -105,12 +104,12 @@ def tensor_bytes(tensor: onnx.TensorProto) -> int:
 
 
 def weight_bytes(model: ir.Model) -> int:
-    """Return the bytes of all initializers and of the tensors in attributes, those of bodies included."""
+    """Return the bytes of all initializers and tensor attributes, including those in bodies."""
     return sum(int(tensor.nbytes) for tensor in weight_tensors(model))
 
 
 def weight_tensors(model: ir.Model) -> Iterator[ir.TensorProtocol]:
-    """Yield all initializers and the tensors in attributes, those of bodies and functions included."""
+    """Yield all initializers and tensor attributes, including those in bodies and functions."""
     for graph in model.graphs():
         yield from (value.const_value for value in graph.initializers.values() if value.const_value is not None)
     for node in every_node(model):
@@ -118,10 +117,13 @@ def weight_tensors(model: ir.Model) -> Iterator[ir.TensorProtocol]:
 
 
 def check_tensor(tensor: onnx.TensorProto, path: Path) -> None:
-    """Refuse a tensor whose dtype is unknown or whose data is not as long as its dims say.
+    """Refuse a tensor with an unknown dtype, or with data whose length does not match its dims.
 
     Args:
         path: the model file, for the message.
+
+    Raises:
+        ModelError: the tensor is damaged.
     """
     name = tensor.name or "(unnamed)"
     if tensor.data_type != onnx.TensorProto.STRING and tensor.data_type not in ELEMENT_BITS:
@@ -133,13 +135,17 @@ def check_tensor(tensor: onnx.TensorProto, path: Path) -> None:
     announced, held = _announced_and_held(tensor)
     if announced != held:
         raise ModelError(
-            f"{path}: tensor {name!r} of shape {list(tensor.dims)} needs {announced} values and holds {held}", DAMAGED
+            f"{path}: tensor {name!r} of shape {list(tensor.dims)} needs {announced} values and has {held}", DAMAGED
         )
 
 
 def check_sparse_tensor(sparse: onnx.SparseTensorProto, path: Path) -> None:
-    """Refuse a sparse tensor that is far larger as a dense one, which runtimes make it: more than the budget's `sample`
-    beyond a hundred times its values."""
+    """Refuse a sparse tensor that would be far too large when a runtime makes it dense. The limit is a hundred times
+    the bytes of its values plus the budget's `sample`.
+
+    Raises:
+        ModelError: the dense tensor would be too large.
+    """
     values = tensor_bytes(sparse.values)
     one = max(1, ELEMENT_BITS.get(sparse.values.data_type, 0) // 8)
     if any(d < 0 for d in sparse.dims) or math.prod(sparse.dims) * one > largest_sample() + 100 * values:
@@ -150,30 +156,30 @@ def check_sparse_tensor(sparse: onnx.SparseTensorProto, path: Path) -> None:
 
 
 def check_external(tensors: Iterable[onnx.TensorProto], path: Path) -> int:
-    """Return the bytes of all external tensors.
+    """Check all external tensors and return their bytes.
 
     Raises:
-        ModelError: one is not where it may be, as `external_span`; or they share so many bytes of their files that they
-            would be more than twice as large, and the budget's `sample`, where each is stored by itself.
+        ModelError: a tensor fails `external_span`, or too many tensors share the same bytes. Stored separately, all
+            tensors may need twice the size of the files plus the budget's `sample`.
     """
     spans = [external_span(tensor, path) for tensor in tensors]
     total = sum(span.length for span in spans)
     held = sum(file.stat().st_size for file in {span.file for span in spans})
     if total > 2 * held + largest_sample():
-        raise ModelError(f"{path}: its external tensors are {total} bytes of {held} in its files", DAMAGED)
+        raise ModelError(f"{path}: its external tensors have {total} bytes, but their files only {held}", DAMAGED)
     return total
 
 
 def external_span(tensor: onnx.TensorProto, model_path: Path, folder: Path | None = None) -> ExternalSpan:
-    """Check one external tensor and give the place of its bytes, which are not read.
+    """Check one external tensor and return the location of its bytes, which are not read.
 
     Args:
-        folder: where external data lie; None: the model's folder, or where `model_path` is a link, the folder of the
-            file that it leads to, as caches that keep files by their hashes have it. ONNX Runtime has the same rule.
+        folder: folder of external data; None for the model's folder. If `model_path` is a link, the folder of its
+            target is allowed as well, for caches that store files by their hashes. ONNX Runtime has the same rule.
 
     Raises:
-        ModelError: the location is absolute, leaves those folders (also through a symbolic link), is missing or
-            no regular file; or offset and length do not fit the file or the tensor.
+        ModelError: the location is absolute, leaves those folders (also through a symbolic link), is missing or is not
+            a regular file; or offset and length do not fit the file or the tensor.
     """
     entries = {entry.key: entry.value for entry in tensor.external_data}
     location = entries.get("location", "")
@@ -197,8 +203,8 @@ def external_span(tensor: onnx.TensorProto, model_path: Path, folder: Path | Non
 
 
 def _contained(location: str, allowed: Sequence[Path], where: str) -> Path:
-    """The file that `location` names in the first of the folders `allowed`, which lies in one of them."""
-    fix = "External data must lie in the model's folder or below; put it there and export again"
+    """Return the file at `location` in the first of the folders `allowed`. Its real path must be inside one of them."""
+    fix = "External data must be in the model's folder or below; put it there and export again"
     if not location or "\0" in location:
         raise ModelError(f"{where} names no data file", DAMAGED)
     windows = PureWindowsPath(location)
@@ -229,7 +235,7 @@ def _number(text: str, field: str, where: str) -> int:
 
 
 def _announced_and_held(tensor: onnx.TensorProto) -> tuple[int, int]:
-    """(expected, present): bytes for raw data, elements of the typed field otherwise."""
+    """Return (expected, present) sizes: bytes for raw data, otherwise elements of the typed field."""
     elements = math.prod(tensor.dims)
     data_type = tensor.data_type
     if data_type == onnx.TensorProto.STRING:
@@ -239,31 +245,32 @@ def _announced_and_held(tensor: onnx.TensorProto) -> tuple[int, int]:
     bits = ELEMENT_BITS.get(data_type, 0)
     if data_type in (onnx.TensorProto.COMPLEX64, onnx.TensorProto.COMPLEX128):
         elements *= 2
-    elif bits < 8:  # packed, several in a byte, one byte in an int32
+    elif bits < 8:  # Packed types store several elements in a byte, and one byte in each int32.
         elements = (elements * bits + 7) // 8
     fields = (tensor.float_data, tensor.int32_data, tensor.int64_data, tensor.double_data, tensor.uint64_data)
     return elements, sum(len(f) for f in fields)
 
 
 def all_graphs(model: onnx.ModelProto) -> Iterator[onnx.GraphProto]:
-    """Yield the main graph, and every graph inside a node of it or of a function."""
+    """Yield the main graph, and every graph inside one of its nodes or inside a function."""
     yield from iter_graphs(model.graph)
     for function in model.functions:
         yield from inner_graphs(function.node)
 
 
 _STRINGS = {"value_string": 0, "value_strings": 1}
-"""Attribute → axes of the tensor that it stands for."""
+"""Attribute → number of axes of the tensor that it describes."""
 
 
 def settle_constants(model: onnx.ModelProto, path: Path) -> None:
-    """Leave each Constant node its first attribute, in place, and make tensors of texts, which onnx_ir reads as ASCII.
+    """Keep only the first attribute of each Constant node, and turn strings into tensors, in place. onnx_ir would read
+    string attributes as ASCII.
 
     Args:
         path: the model file, for the message.
 
     Raises:
-        ModelError: one has no value.
+        ModelError: a Constant has no value.
     """
     for node in iter_nodes(model):
         if node.op_type != "Constant" or node.domain not in ("", "ai.onnx"):
@@ -284,16 +291,16 @@ Array = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 
 
 def float_constant(value: ir.Value | None) -> Array | None:
-    """Return the values of a constant of floats, as float64; None for what is computed, and for other types."""
+    """Return the values of a float constant as float64; None for computed values and other types."""
     tensor = constant_tensor(value)
     if tensor is None or not tensor.dtype.is_floating_point():
         return None
-    with np.errstate(invalid="ignore"):  # a weight may be a signalling NaN
+    with np.errstate(invalid="ignore"):  # A weight may be a signalling NaN.
         return np.asarray(tensor.numpy()).astype(np.float64)
 
 
 def output_channels(layer: ir.Node, weight: tuple[int, ...]) -> int:
-    """Return how many channels a Conv, ConvTranspose, Gemm or MatMul with a weight of that shape gives."""
+    """Return the number of output channels of a Conv, ConvTranspose, Gemm or MatMul whose weight has this shape."""
     if layer.op_type == "ConvTranspose":
         return weight[1] * int(layer.attributes.get_int("group", 1))
     outputs_first = layer.op_type == "Conv" or layer.attributes.get_int("transB", 0) != 0
@@ -301,8 +308,9 @@ def output_channels(layer: ir.Node, weight: tuple[int, ...]) -> int:
 
 
 def set_parameter(editor: Editor, layer: ir.Node, place: int, values: Array) -> None:
-    """Make `values` the weights (`place` 1) or the bias (2) of a layer, in the element type of its weights. What other
-    nodes read too is left to them."""
+    """Make `values` the weights (`place` 1) or the bias (2) of a layer, in the element type of its weights. If other
+    nodes read the old tensor, they keep it.
+    """
     weight, old = layer.inputs[1], node_input(layer, place)
     assert weight is not None
     assert weight.dtype is not None
@@ -311,17 +319,17 @@ def set_parameter(editor: Editor, layer: ir.Node, place: int, values: Array) -> 
 
 
 KEPT_BYTES = 1024
-"""Tensors up to this size stay: they may be shapes, axes or scales that shape inference and conversion read."""
+"""Largest tensor that a skeleton keeps. It may be a shape, axes or a scale that shape inference and conversion read."""
 
 
 def skeleton(model: ir.Model) -> onnx.ModelProto:
-    """Return the protobuf of `model` where every larger or external initializer of the main graph has become a graph
-    input of its type and shape. Initializers of bodies stay: a body cannot choose its own inputs.
+    """Return the protobuf of `model` without large and external initializers of the main graph. They become graph
+    inputs of the same type and shape. Initializers of bodies stay, because a body cannot get additional inputs.
     """
     graph = model.graph
     large = {name for name, value in graph.initializers.items() if _is_large(value.const_value)}
     values = graph.initializers.values()
-    # A view takes a third of the time that a copy does, which counts in models of many nodes.
+    # A view takes a third of the time of a copy, which matters in models of many nodes.
     view = ir.GraphView(
         [*graph.inputs, *(v for v in values if v.name in large and not v.is_graph_input())],
         graph.outputs,
@@ -351,7 +359,7 @@ def _is_large(tensor: ir.TensorProtocol | None) -> bool:
 
 
 def proto_skeleton(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return `skeleton` of a protobuf, which need not be checked yet."""
+    """Return the `skeleton` of a protobuf, which may be unchecked."""
     copy = without_initializers(model)
     inputs = {i.name for i in model.graph.input}
     for tensor in model.graph.initializer:
@@ -378,8 +386,9 @@ def without_initializers(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def shaped_skeleton(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return `proto_skeleton` with a shape on every input and output. onnx's checker wants one; ONNX Runtime does not,
-    and many exporters leave it out."""
+    """Return `proto_skeleton` with a shape on every input and output. onnx's checker requires one. ONNX Runtime does
+    not, and many exporters leave it out.
+    """
     bare = proto_skeleton(model)
     for value in [*bare.graph.input, *bare.graph.output]:
         if value.type.HasField("tensor_type"):
@@ -388,8 +397,8 @@ def shaped_skeleton(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def reattach(bare: onnx.ModelProto, model: ir.Model) -> ir.Model:
-    """Return the model of `bare`, a skeleton of `model` that may have been changed since, with the weights of
-    `model`.
+    """Return the model of `bare` with the weights of `model`. `bare` is a skeleton of `model` and may have been
+    changed.
     """
     whole = ir.serde.deserialize_model(bare)
     inputs = {value.name: value for value in whole.graph.inputs}
@@ -416,7 +425,7 @@ def _assign(message: object, name: str, value: object) -> None:
 
 
 _ALIGNMENT = 4096
-"""Bytes: weights start at pages, so that a runtime can map them."""
+"""Bytes: each weight starts at a page boundary, so that a runtime can map it."""
 _SAFE = frozenset(string.ascii_letters + string.digits + "_-.")
 _FIELDS = ("raw_data", "float_data", "int32_data", "int64_data", "double_data", "uint64_data", "external_data")
 
@@ -424,13 +433,13 @@ _FIELDS = ("raw_data", "float_data", "int32_data", "int64_data", "double_data", 
 def save_external(
     model: onnx.ModelProto, path: Path, *, origin: Path, location: str | None = None, threshold: int = 1024
 ) -> None:
-    """Write a model with its initializers of `threshold` bytes or more in data files next to it.
+    """Write a model, with its initializers of at least `threshold` bytes in data files next to it.
 
     Args:
-        model: changed in place: afterwards it refers to the new files.
-        path: the model file, in a folder that holds no file of the names that are written.
-        origin: model file whose external tensors `model` has.
-        location: name of the one file for all weights; None gives each its own, named after it.
+        model: the model; it is changed in place to refer to the new files.
+        path: the model file; its folder must not contain any of the files that are written.
+        origin: the model file that the external tensors of `model` refer to.
+        location: name of one file for all weights; None gives each weight its own file, named after it.
 
     Raises:
         UsageError: `location` is not the name of a file next to the model.
@@ -458,7 +467,9 @@ def save_external(
 
 
 def _own_name(tensor: str, taken: set[str]) -> str:
-    """A file name made of the tensor's, unique among `taken`, also on file systems that ignore case."""
+    """Return a file name made from the tensor's name. It is unique among `taken`, also on file systems that ignore
+    case.
+    """
     stem = "".join(c if c in _SAFE else "_" for c in tensor).strip(".")[:100] or "weight"
     name, number = stem, 1
     while name.lower() in taken:
@@ -468,7 +479,7 @@ def _own_name(tensor: str, taken: set[str]) -> str:
 
 
 def _move(tensor: onnx.TensorProto, origin: Path, file: IO[bytes], name: str) -> None:
-    """Append a tensor's bytes to a file, and let it refer to them."""
+    """Append a tensor's bytes to a file, and make the tensor refer to them."""
     file.write(b"\0" * (-file.tell() % _ALIGNMENT))
     offset = file.tell()
     file.write(_bytes(tensor, origin))
@@ -480,7 +491,7 @@ def _move(tensor: onnx.TensorProto, origin: Path, file: IO[bytes], name: str) ->
 
 
 def _bytes(tensor: onnx.TensorProto, origin: Path) -> bytes:
-    """The tensor as `raw_data` would hold it."""
+    """Return the tensor's data in the format of `raw_data`."""
     if is_external(tensor):
         return external_span(tensor, origin).read()
     if tensor.HasField("raw_data"):
@@ -497,14 +508,14 @@ def _clear(tensor: onnx.TensorProto) -> None:
 
 
 PROTOBUF_LIMIT = 2**31 - 1
-"""Bytes. A protobuf message cannot be longer; larger models keep their weights in external data."""
+"""Largest number of bytes of a protobuf message. Larger models keep their weights in external data."""
 
 
 def parse_model(path: Path) -> onnx.ModelProto:
-    """Return the protobuf in a file: a graph with nodes, of an opset that onnx knows. Nothing else of it is checked.
+    """Return the protobuf in a file. It has a graph with nodes and an opset that onnx knows; nothing else is checked.
 
     Raises:
-        ModelError: it cannot be read, or is something else.
+        ModelError: the file cannot be read or is not such a model.
     """
     from google.protobuf.message import DecodeError
 
@@ -512,7 +523,7 @@ def parse_model(path: Path) -> onnx.ModelProto:
     model = onnx.ModelProto()
     try:
         model.ParseFromString(content)
-        # Many byte strings happen to parse: as unknown fields, or as a message that holds next to nothing.
+        # Many byte strings parse by chance, as unknown fields or as a message that is almost empty.
         parsed = model.HasField("graph") and model.ir_version > 0 and bool(model.opset_import) and _text_is_text(model)
     except DecodeError:
         parsed = False
@@ -538,7 +549,7 @@ def _read(path: Path) -> bytes:
             raise ModelError(f"{path} is a directory, not a model", "Give the .onnx file in it")
         if not path.exists():
             if interrupted(path):
-                fix = "A run that was killed has moved it away; write to that name again, which puts it back first"
+                fix = "A killed run has moved it; write to that name again, which first restores it"
                 raise ModelError(f"{path} is not there now", fix)
             raise ModelError(f"{path} does not exist", "Check the path of the model")
         if not path.is_file():
@@ -559,15 +570,15 @@ def _read(path: Path) -> bytes:
 
 
 def opset_of_proto(model: onnx.ModelProto) -> int:
-    """Return the version of the main operator set; 0 where a model imports none."""
+    """Return the version of the main operator set; 0 if the model does not import it."""
     return max((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), default=0)
 
 
 def _text_is_text(message: Any) -> bool:
-    """Return whether every string in a message is UTF-8. The parser lets others through as bytes, which break later
+    """Return whether every string in a message is UTF-8. The parser returns other strings as bytes, which break later
     steps.
 
-    Recursion is bounded by the parser, which refuses messages nested deeper than 100.
+    The parser refuses messages nested deeper than 100, which limits the recursion.
     """
     from google.protobuf.descriptor import FieldDescriptor
 

@@ -65,7 +65,7 @@ def test_an_existing_directory_is_kept_without_force(tmp_path: Path) -> None:
 
 
 def test_a_place_without_statistics_is_named(tmp_path: Path) -> None:
-    with pytest.raises(CalibrationError, match="holds no calibration statistics"):
+    with pytest.raises(CalibrationError, match="contains no calibration statistics"):
         load_statistics(tmp_path)
 
 

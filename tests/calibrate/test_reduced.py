@@ -121,7 +121,7 @@ def test_a_convolution_that_overflows_is_found(tmp_path: Path, used: list[bool])
     }}"""
     path, items = write(tmp_path / "m.onnx", body, weights), images(COUNT, SIZE)
     items[-1]["x"][0, :2, 9, 9] = 3e38
-    with pytest.raises(CalibrationError, match=f"'y' in sample sample-{COUNT - 1}: it holds NaN"):
+    with pytest.raises(CalibrationError, match=f"'y' in sample sample-{COUNT - 1}: it contains NaN"):
         collect(read_model(path), ListSamples(items), ["conv", "y"], threads=1)
     assert used == [True] * (COUNT - FIRST - 2) + [False]
 

@@ -180,7 +180,7 @@ def test_a_foreign_file_in_a_calibration_survives(workspace: Workspace) -> None:
     home = workspace.path / "home"
     (home / "photos").mkdir(parents=True)
     (home / "photos" / "one.jpg").write_bytes(b"dear to somebody")
-    workspace.refused(9, *CALIBRATE, "-o", "home", "--resume", says="holds no calibration statistics")
+    workspace.refused(9, *CALIBRATE, "-o", "home", "--resume", says="contains no calibration statistics")
     for file in (workspace.path / "cal").iterdir():
         shutil.copy(file, home)
     workspace.refused(

@@ -115,7 +115,7 @@ def test_a_bound_of_no_number(workspace: Workspace) -> None:
 def test_a_bundle_is_named_as_one_where_a_model_is_wanted(workspace: Workspace, bundle: Path) -> None:
     workspace.refused(3, "inspect", bundle, says="is a bundle, not a model. Give the .onnx file in it; `edgeq verify`")
     Path("b.edgeq").write_bytes(b"PK\x03\x04")
-    workspace.refused(3, "inspect", "b.edgeq", says="is not an ONNX model: it is named as a bundle")
+    workspace.refused(3, "inspect", "b.edgeq", says="is not an ONNX model: it has the suffix of a bundle")
 
 
 def test_how_many_samples_of_data_that_are_not_given(workspace: Workspace) -> None:

@@ -172,8 +172,8 @@ def test_workers_are_checked_before_anything_is_read(workspace: Workspace, comma
         (("--dynamic", "--weight-type", "uint8"), USAGE, "Name it with --op-type"),
         (("--dynamic", "--op-type", "Conv"), USAGE, "no weight type for dynamic Conv. Name one with --weight-type"),
         (("--count", "0"), USAGE, "'--count': 0 is not in the range x>=1. See `edgeq "),
-        (("--calibration", "absent"), CalibrationError.exit_code, "absent holds no calibration statistics"),
-        (("--calibration", "empty"), CalibrationError.exit_code, "empty holds no calibration statistics"),
+        (("--calibration", "absent"), CalibrationError.exit_code, "absent contains no calibration statistics"),
+        (("--calibration", "empty"), CalibrationError.exit_code, "empty contains no calibration statistics"),
         (("--frobnicate",), USAGE, "No such option '--frobnicate'"),
     ],
 )

@@ -88,11 +88,11 @@ def test_external_data_of_the_input_is_never_replaced(workspace: Workspace, monk
 def test_models_and_bundles_are_named_as_what_they_are(workspace: Workspace) -> None:
     assert workspace.run("quantize", *GOOD, "-o", "int8.onnx").code == 0
     for command in (("quantize", *GOOD), ("retarget", "int8.onnx")):
-        says = "out.EDGEQ is named as a bundle, but a model goes there"
+        says = "out.EDGEQ has the suffix of a bundle, but this command writes a model"
         workspace.refused(OUTPUT, *command, "-o", "out.EDGEQ", says=says)
     reference = f"127.0.0.1:9/net@sha256:{0:064}"
     for command in (("package", *GOOD), ("tune", *GOOD[:3]), ("pull", reference)):
-        says = "out.onnx is named as a model, but a bundle goes there"
+        says = "out.onnx has the suffix of a model, but this command writes a bundle"
         workspace.refused(OUTPUT, *command, "-o", "out.onnx", says=says)
     assert workspace.run("package", *GOOD, "-o", "out.EDGEQ").code == 0
     assert (workspace.path / "out.EDGEQ").is_file()

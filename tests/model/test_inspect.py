@@ -77,7 +77,7 @@ def test_notes(tmp_path: Path) -> None:
     notes = " ".join(inspect_model(write(tmp_path / "m.onnx", proto)).notes)
     assert "com.microsoft" in notes
     assert "16-bit" in notes
-    assert "1 weights are listed as inputs" in notes
+    assert "weights also listed as inputs: 1" in notes
 
 
 def test_an_output_that_is_no_tensor_is_named(tmp_path: Path) -> None:
@@ -176,7 +176,7 @@ def test_open_sizes_are_assumed_and_reported_or_given(tmp_path: Path) -> None:
     assert (report.parameters, report.parameter_bytes) == (12, 48), "in a Constant node"
     assert report.assumed == {"x": (1, 3, 224, 224)}
     assert report.macs == 12 * 224 * 224
-    assert any("counted with x of 1,3,224,224" in note and "--shape" in note for note in report.notes)
+    assert any("counted with x = 1,3,224,224" in note and "--shape" in note for note in report.notes)
     batch = write(tmp_path / "batch.onnx", model([node("Relu", ["x"], ["y"])], {"x": ["N", 4]}, outputs=("y",)))
     assert not any("counted with" in note for note in inspect_model(batch).notes), "one sample is not an assumption"
     given = inspect_model(path, shapes={"x": (2, 3, 10, 10)})

@@ -229,7 +229,7 @@ class TestTensors:
         proto = model([node("Constant", [], ["c"], value=good), node("Add", ["x", "c"], ["y"])], {"x": [3]})
         load_model(write(tmp_path / "good.onnx", proto))
         proto.graph.node[0].attribute[0].t.dims[0] = 1000
-        with pytest.raises(ModelError, match="needs 1000 values and holds 3"):
+        with pytest.raises(ModelError, match="needs 1000 values and has 3"):
             load_model(write(tmp_path / "bad.onnx", proto))
 
     @pytest.mark.parametrize(
@@ -270,7 +270,7 @@ class TestExternalData:
             proto.graph.initializer.add().CopyFrom(proto.graph.initializer[0])
             proto.graph.initializer[-1].name = f"w{number}"
         write(path, proto)
-        with pytest.raises(ModelError, match="external tensors are 6464 bytes of 64 in its files"):
+        with pytest.raises(ModelError, match="external tensors have 6464 bytes, but their files only 64"):
             load_model(path, external_data="none")
 
     def test_good(self, tmp_path: Path) -> None:

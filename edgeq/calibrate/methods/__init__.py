@@ -1,4 +1,6 @@
-"""Find calibration methods by name: one file each, with its object `METHOD`; plug-ins add theirs by an entry point."""
+"""Find calibration methods by name. Each method is one file with an object `METHOD`. Plug-ins add methods by an entry
+point.
+"""
 
 from __future__ import annotations
 

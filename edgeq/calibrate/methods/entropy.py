@@ -1,12 +1,13 @@
 """Choose thresholds that lose the least information: minimum Kullback-Leibler divergence.
 
-For a threshold T the reference P is the distribution with everything beyond ±T moved into the outermost bins; Q is what
-remains of the distribution without that when its bins are joined into as many levels as the integer type has and each
-level's weight is spread evenly over its bins that are not empty. The threshold with the least D(P‖Q) wins (Migacz,
-"8-bit inference with TensorRT", GTC 2017). Exact zeros are left out: they are represented exactly at every threshold.
+For a threshold T, the reference P is the distribution with everything beyond ±T moved into the outermost bins. Q is the
+distribution inside ±T after quantization: its bins are joined into as many levels as the integer type has, and the
+weight of each level is spread evenly over those of its bins that are not empty. The threshold with the smallest D(P‖Q)
+is used (Migacz, "8-bit inference with TensorRT", GTC 2017). Exact zeros are left out, because every threshold
+represents them exactly.
 
-A window must hold half of the data. Where all data lie away from zero, one that holds none, or only the first few, has
-P and Q alike, everything in the outermost bin, and would win with a divergence of zero.
+A window must contain half of the data. If no data are near zero, a window without data, or with only the smallest
+values, has everything in the outermost bin. P and Q are then equal, and the window would win with a divergence of zero.
 """
 
 from __future__ import annotations
@@ -20,20 +21,20 @@ from edgeq.calibrate.statistics import BINS, Float64s, Int64s, Linear, TensorSta
 from edgeq.model.quant_params import Grid
 
 CANDIDATES = 128
-"""Thresholds tried: every 32nd bin."""
+"""Number of thresholds that are tried: every 32nd bin."""
 LEAST_HELD = 0.5
-"""Share of the data that a window must hold."""
+"""Share of the data that a window must contain."""
 FLOOR = 1e-4
-"""Weight, in elements, of a bin of Q that is empty where P is not; without it the divergence would be infinite."""
+"""Weight, in elements, of a bin that is empty in Q but not in P. With zero the divergence would be infinite."""
 
 
 def entropy_range(linear: Linear, *, levels: int, symmetric: bool) -> tuple[float, float]:
-    """Return the window that minimises the divergence, as (low, high).
+    """Return the window with the smallest divergence, as (low, high).
 
     Args:
-        levels: values of the integer type that are used, such as 256.
-        symmetric: the window is ±T even where the data have one sign or unequal tails. Otherwise ends that no data
-            reach are left off.
+        linear: histogram of the tensor.
+        levels: number of values of the integer type in use, such as 256.
+        symmetric: whether the window is always ±T. If not, it is cut off where the data end.
     """
     start, stop = windows(linear.counts, levels, symmetric=symmetric)
     sums = _running(linear.counts)
@@ -43,7 +44,7 @@ def entropy_range(linear: Linear, *, levels: int, symmetric: bool) -> tuple[floa
 
 
 def windows(counts: Float64s, levels: int, *, symmetric: bool) -> tuple[Int64s, Int64s]:
-    """Return candidate windows as half-open ranges of bins, the smallest first. The widest contains everything."""
+    """Return candidate windows as half-open ranges of bins. They grow, and the last one contains everything."""
     used = np.flatnonzero(counts)
     first, last = (int(used[0]), int(used[-1]) + 1) if used.size else (BINS - 1, BINS + 1)
     reach = max(BINS - first, last - BINS, 1)
@@ -57,7 +58,7 @@ def windows(counts: Float64s, levels: int, *, symmetric: bool) -> tuple[Int64s, 
 
 
 def divergences(counts: Float64s, start: Int64s, stop: Int64s, levels: int) -> Float64s:
-    """Return D(P‖Q) for each window, all at once, from running sums: O(levels) a window instead of O(bins)."""
+    """Return D(P‖Q) for all windows. Running sums make this O(levels) for each window instead of O(bins)."""
     total = counts.sum()
     if total == 0:
         return np.zeros(start.size)
@@ -91,7 +92,9 @@ def divergences(counts: Float64s, start: Int64s, stop: Int64s, levels: int) -> F
 
 
 def _first_level(place: Int64s) -> Int64s:
-    """The level that holds a window's first bin: with fewer bins than levels, the first ones are empty."""
+    """Return the level that contains a window's first bin. If there are fewer bins than levels, the first levels are
+    empty.
+    """
     return np.asarray(np.argmax(np.diff(place, axis=1) > 0, axis=1), np.int64)
 
 

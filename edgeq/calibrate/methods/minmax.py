@@ -1,4 +1,4 @@
-"""Choose the extrema of all samples: nothing that calibration saw is clipped."""
+"""Choose the extrema of all samples. Values that calibration saw are never clipped."""
 
 from __future__ import annotations
 

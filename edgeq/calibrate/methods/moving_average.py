@@ -1,4 +1,4 @@
-"""Choose the mean over samples of each sample's extrema, whatever the order of the samples."""
+"""Choose the mean of the samples' extrema. It does not depend on the order of the samples."""
 
 from __future__ import annotations
 

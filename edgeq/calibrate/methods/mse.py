@@ -1,4 +1,4 @@
-"""Choose ranges with the least expected squared quantization error."""
+"""Choose ranges with the smallest expected squared quantization error."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from edgeq.calibrate.statistics import BINS, Float64s, Linear, TensorStatistics,
 from edgeq.model.quant_params import Grid, QuantParams
 
 COARSE = 2.0 ** (-np.arange(13) / 2.0)
-"""Shares of the extremes that are tried first; the best is then refined by ever smaller factors."""
+"""Shares of the extrema that are tried first. The best one is then refined by smaller and smaller factors."""
 REFINEMENTS = 2.0 ** (-1.0 / np.array([4.0, 8.0, 16.0, 32.0, 64.0]))
 
 TRIED = 16
-"""Of many ranges, those that are tried before the others, which mostly need not be then."""
+"""Number of ranges that are tried first, out of many. Most of the others can then be skipped."""
 ROUNDING = 1e-9
-"""What the error of a range may be wrong by, as a part of the power of all values."""
+"""Largest rounding error in the error of a range, relative to the power of all values."""
 
 
 def mse_range(linear: Linear, minimum: float, maximum: float, grid: Grid) -> tuple[float, float]:
-    """Return the range whose quantization of the histogram has the least squared error, among a grid that is then
-    refined.
+    """Return the range with the smallest squared error when the histogram is quantized. A coarse grid of ranges is
+    searched first, then refined.
 
-    With zero inside, both ends are searched; a symmetric grid or data of one sign leave one end to search.
+    If the data have both signs, both ends are searched. For a symmetric grid or data of one sign, one end is enough.
     """
     low, high = min(minimum, 0.0), max(maximum, 0.0)
     bound = max(-low, high)
@@ -62,17 +62,17 @@ class Moments:
 
 
 def moments_of(linear: Linear) -> Moments:
-    """Return the running sums of a histogram, from which `squared_errors` takes the error of any range."""
+    """Return the running sums of a histogram. `squared_errors` computes the error of any range from them."""
     centres = linear.centres()
     weighted = linear.counts * centres
     return Moments(_running(linear.counts), _running(weighted), _running(weighted * centres), linear.width)
 
 
 def squared_errors(moments: Moments, params: QuantParams) -> Float64s:
-    """Return the summed squared error of the bins' centres, quantized with each of several scales, all at once.
+    """Return the summed squared error of the bins' centres for each of several scales.
 
-    Every level's values lie between two midpoints, so running sums of counts, first and second moments give the error
-    in O(levels) for each scale.
+    The values of one level are between two midpoints. So running sums of counts, first and second moments give the
+    error in O(levels) for each scale.
     """
     levels = (np.arange(params.low, params.high + 1) - params.zero_point[:, None]) * params.scale[:, None]
     midpoints = (levels[:, :-1] + levels[:, 1:]) / 2
@@ -89,7 +89,9 @@ def _least(moments: Moments, share: Float64s, low: float, high: float, grid: Gri
 
 
 def _promising(moments: Moments, share: Float64s, low: float, high: float, grid: Grid) -> Float64s:
-    """`share` without those that err more by clipping alone than one of the few that clip least errs in all."""
+    """Return `share` without ranges that cannot be best. These are ranges whose clipping error alone exceeds the total
+    error of one of the `TRIED` ranges that clip least.
+    """
     if len(share) <= TRIED:
         return share
     clipped = clipped_errors(moments, grid.params(*_ends(share, low, high, grid)))
@@ -103,7 +105,9 @@ def _ends(share: Float64s, low: float, high: float, grid: Grid) -> tuple[Float64
 
 
 def clipped_errors(moments: Moments, params: QuantParams) -> Float64s:
-    """Return the summed squared error of the bins' centres beyond the outermost levels of each of several scales."""
+    """Return the clipping error for each of several scales: the summed squared error of centres beyond the outermost
+    levels.
+    """
     ends = (np.array([[params.low], [params.high]]) - params.zero_point) * params.scale
     place = np.ceil(ends / moments.width - 0.5).clip(-BINS, BINS).astype(np.int64) + BINS
     zeroth, first, second = (
@@ -115,7 +119,7 @@ def clipped_errors(moments: Moments, params: QuantParams) -> Float64s:
 
 
 def _between(sums: Float64s, inner: np.ndarray) -> Float64s:
-    """Sums per level from running sums: the first and last level reach to infinity."""
+    """Return the sums of each level from running sums. The first and the last level extend to infinity."""
     at = sums[inner]
     whole = np.empty((inner.shape[0], inner.shape[1] + 1))
     whole[:, 0] = at[:, 0]

@@ -14,12 +14,12 @@ from edgeq.model.quant_params import Grid
 def percentile_range(histogram: Histogram, percentile: float, *, symmetric: bool) -> tuple[float, float]:
     """Return the range that keeps `percentile` percent of the values.
 
-    What is cut is cut in halves from both ends; with `symmetric`, from the magnitudes. The ends are those of the bins
-    that hold the exact order statistics (the smallest value with at least the wanted share at or under it), so that
-    those are inside.
+    Half of the removed values are at each end; with `symmetric`, they are the largest magnitudes. The ends are edges of
+    the bins that contain the exact order statistics (the smallest value such that at least the wanted share does not
+    exceed it), so these are inside the range.
 
     Args:
-        percentile: above 0 and at most 100.
+        percentile: share in percent, above 0 and at most 100.
     """
     lower, upper = histogram.edges()
     total = histogram.total
@@ -35,7 +35,7 @@ def percentile_range(histogram: Histogram, percentile: float, *, symmetric: bool
 
 
 def _place(cumulated: np.ndarray, share: float, total: int) -> int:
-    """Index of the bin that holds the order statistic of rank ceil(share × total), at least 1."""
+    """Return the index of the bin that contains the order statistic of rank ceil(share × total), at least 1."""
     rank = max(1, int(np.ceil(share * total)))
     return int(np.searchsorted(cumulated, min(rank, total)))
 
@@ -49,6 +49,6 @@ METHOD = RangeMethod(
     "the range that keeps a share of the values",
     _range,
     options=(Option("percentile", 99.99, "share of the values kept, in percent", above=0.0, most=100.0),),
-    # One value in 100 000, 10 000 and 1000 is clipped.
+    # These clip one value in 100 000, 10 000 and 1000.
     search=tuple({"percentile": share} for share in (99.999, 99.99, 99.9)),
 )
