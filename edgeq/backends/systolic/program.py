@@ -299,8 +299,7 @@ class Fc(Unary):
 
     Attributes:
         weights: int8 [O, K].
-        bias: int32 [O].
-        Others as in `Conv`.
+        bias: int32 [O]. Others as in `Conv`.
     """
 
     weights: Array
