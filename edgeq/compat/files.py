@@ -92,7 +92,7 @@ def check_options(given: Mapping[str, Any] | None) -> dict[str, Any]:
         UsageError: the options are not a mapping, or SmoothQuant is set. No release of its dependency supports it.
     """
     if given is not None and not isinstance(given, Mapping):
-        raise UsageError(f"extra_options is of type {type(given).__name__}", "Give a dict of names and values")
+        raise UsageError(f"extra_options are given as {type(given).__name__}", "Give a dict of names and values")
     options = dict(given or {})
     if options.get("SmoothQuant"):
         raise UsageError(

@@ -333,7 +333,7 @@ def test_what_it_cannot_do_is_refused_and_nothing_is_written(model: Path, tmp_pa
             quantize_static(
                 model, output, Reader(), calibrate_method="Percentile", extra_options={"CalibPercentile": percentile}
             )
-    with pytest.raises(UsageError, match="extra_options is of type str"):
+    with pytest.raises(UsageError, match="extra_options are given as str"):
         quantize_static(model, output, Reader(), extra_options="ActivationSymmetric")  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="the model is given as bytes"):
         quantize_static(model.read_bytes(), output, Reader())  # type: ignore[arg-type]
