@@ -169,7 +169,7 @@ def test_workers_are_checked_before_anything_is_read(workspace: Workspace, comma
         (("--dynamic", "--format", "QDQ"), USAGE, "--format and --dynamic exclude each other"),
         (("--weight-only", "4", "--method", "mse"), USAGE, "--method and --weight-only exclude each other"),
         (("--weight-only", "4", "--per-channel"), USAGE, "--per-channel and --weight-only exclude each other"),
-        (("--dynamic", "--weight-type", "uint8"), USAGE, "Name it with --op-type"),
+        (("--dynamic", "--weight-type", "uint8"), USAGE, "Name the types with --op-type"),
         (("--dynamic", "--op-type", "Conv"), USAGE, "no weight type for dynamic Conv. Name one with --weight-type"),
         (("--count", "0"), USAGE, "'--count': 0 is not in the range x>=1. See `edgeq "),
         (("--calibration", "absent"), CalibrationError.exit_code, "absent holds no calibration statistics"),

@@ -102,7 +102,7 @@ def test_few_samples_with_another_class_say_nothing(top1: float | None, count: i
             {"coverage": Coverage(int8_macs=1, float_macs=60, nodes=(), float_nodes=(NODE,), basis="native")},
             "most of the arithmetic stays in float; the largest part is conv (Conv: kept in float on request)",
         ),
-        ({"held_out": False}, "accuracy was measured on the calibration samples; give --val"),
+        ({"held_out": False}, "accuracy was measured on the calibration samples; give held-out samples with --val"),
     ],
 )
 def test_warnings(changes: dict[str, Any], words: str) -> None:
