@@ -133,4 +133,4 @@ def test_a_self_test_of_more_samples_than_there_are(workspace: Workspace) -> Non
 
 
 def test_a_report_of_a_variant_that_is_not_timed(workspace: Workspace, bundle: Path) -> None:
-    workspace.refused(2, "report", bundle, "--variant", "other", "-o", "r.html", says="--variant goes with --bench")
+    workspace.refused(2, "report", bundle, "--variant", "other", "-o", "r.html", says="--variant needs --bench")
