@@ -80,7 +80,7 @@ def find(name: str, module: str = "") -> Any:
         return list(_FUNCTIONS)
     if name in _OWN:
         return getattr(importlib.import_module(_PACKAGE + _OWN[name]), name)
-    if name.startswith("_"):  # import reads __path__
+    if name.startswith("_"):  # the import system reads __path__
         raise AttributeError(f"module {(_PACKAGE + module).rstrip('.')!r} has no attribute {name!r}")
     return getattr(quantization_tools(module), name)
 
@@ -119,7 +119,7 @@ class _HandedOn(ModuleType):
 
 
 class _Finder(MetaPathFinder, Loader):
-    """Make the modules that have no file, and refuse those that are left out."""
+    """Make the modules that have no file, and refuse modules that are left out."""
 
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: Any = None) -> ModuleSpec | None:
         """Return the spec of a module that is passed on. Return None for other names, so that other finders search for
@@ -133,7 +133,7 @@ class _Finder(MetaPathFinder, Loader):
         return ModuleSpec(fullname, self, is_package=any(known.startswith(f"{module}.") for known in _HANDED_ON))
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        """Make the module."""
+        """Return a module that passes on onnxruntime's names."""
         return _HandedOn(spec.name)
 
     def exec_module(self, module: ModuleType) -> None:

@@ -35,7 +35,7 @@ from edgeq.util.outputs import check_apart, output_file
 from edgeq.util.public import make_callable
 
 _SIZES = 3
-"""The number of arguments of a function of the older form: the path of the image and two sizes."""
+"""A function of the older form has this many arguments: the path of the image and two sizes."""
 
 
 def own_preprocess(text: str, model: Path) -> Preprocess:
@@ -140,7 +140,7 @@ def command(
     augmented_model_path: str | None = None,
     force_fusions: str | None = None,
 ) -> list[str]:
-    """Calibrate and quantize a model as the older calibrate.py did."""
+    """Calibrate and quantize a model with the options of the older calibrate.py."""
     del augmented_model_path, force_fusions
     assumed = []
     weight_types = _FASTEST if mode is None else dict.fromkeys(_FASTEST, _MODES[mode])

@@ -381,7 +381,7 @@ class CalibraterBase:
         }, infos
 
     def get_augment_model(self) -> onnx.ModelProto:
-        """Return the model as `augment_graph` left it."""
+        """Return the model in the state after `augment_graph`."""
         return self.model
 
     def augment_graph(self) -> Any:

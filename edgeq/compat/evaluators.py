@@ -81,7 +81,7 @@ class Evaluator:
         return self._meter.result()
 
     def evaluate(self, result: Mapping[str, float] | None = None) -> Mapping[str, float]:
-        """Print `result` in the form of the examples and return it. If it is None, use the result of `get_result`."""
+        """Print `result` in the form of the examples and return it. If `result` is None, use that of `get_result`."""
         return printed(result if result is not None else self.get_result())
 
 

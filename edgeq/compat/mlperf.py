@@ -65,7 +65,7 @@ DEVICE = "cpu"
 @click.option("-n", "--count", type=click.IntRange(min=1), help="Items of the data set to use. [accuracy: all]")
 @click.option("--threads", type=click.IntRange(min=0), default=0, help="Threads inside an operator; 0: all cores.")
 @click.option("--max-batchsize", type=click.IntRange(min=1), default=1, help="Items per run: Offline, MultiStream.")
-@click.option("--time", "seconds", type=click.FloatRange(min=0), default=2.0, help="Least duration in seconds.")
+@click.option("--time", "seconds", type=click.FloatRange(min=0), default=2.0, help="Minimum duration in seconds.")
 @click.option("--qps", type=OneOf(click.FLOAT), help="Server: queries per second. [the most within the limit]")
 @click.option("--max-latency", type=OneOf(click.FLOAT), help="Server: limit of the 99th percentile, in seconds.")
 @click.option("--outputs", help="Output to evaluate, if the model has several.")

@@ -38,7 +38,7 @@ from edgeq.util.display import SILENT, Progress
 from edgeq.util.outputs import check_apart, output_file
 
 LEAST_SQNR_DB = 40.0
-"""The least SQNR of the outputs. Fused operators add in another order, and may approximate Gelu in another way."""
+"""The minimum SQNR of the outputs. Fused operators add in another order, and may approximate Gelu in another way."""
 _HALF_SQNR_DB = 25.0
 _SIZE = 8
 """The size of every free axis of the generated inputs."""

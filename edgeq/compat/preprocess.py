@@ -170,7 +170,7 @@ def write(
 
     Args:
         source: the model file. Neither it nor its data may be replaced.
-        Others: see `quant_pre_process`.
+        Other arguments: see `quant_pre_process`.
     """
     kept = model_files(source)
     check_apart(output, kept)

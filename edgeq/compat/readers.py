@@ -87,7 +87,7 @@ class DataReader:
         return {}
 
     def set_range(self, start_index: int, end_index: int) -> None:
-        """Read other samples from now on."""
+        """Choose the samples to read from now on, and start at the first of them."""
         if end_index and end_index <= start_index:
             raise UsageError(
                 f"the range of samples from {start_index} to {end_index} is empty", "Give a larger end_index, or 0"

@@ -23,7 +23,10 @@ from edgeq.compat.readers import RESNET50, DataReader
 @click.option("--calibrate_dataset", default="./test_images", help="Images, .npz, .pb ...")
 @click.option("--preprocess", help=f"Preprocessing; see `edgeq preprocess`. [images: {RESNET50}]")
 @click.option(
-    "--count", type=click.IntRange(min=1), default=8, help="Most samples to use; memory holds all their activations."
+    "--count",
+    type=click.IntRange(min=1),
+    default=8,
+    help="Maximum number of samples. Memory holds all their activations.",
 )
 @says
 def command(

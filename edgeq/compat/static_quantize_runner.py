@@ -54,7 +54,7 @@ def parser() -> ArgumentParser:
     options.add_argument("--per_channel", action="store_true", help="One weight scale per output channel.")
     options.add_argument("--nodes_to_quantize", nargs="+", help="The only nodes to quantize.")
     options.add_argument("--nodes_to_exclude", nargs="+", help="Nodes to keep in float.")
-    options.add_argument("--minimum_real_range", type=float, default=0.0001, help="Least width of a range.")
+    options.add_argument("--minimum_real_range", type=float, default=0.0001, help="Minimum width of a range.")
     options.add_argument("--disable_quantize_bias", action="store_true", help="Biases stay float.")
     options.add_argument("--quantize_bias", action="store_true", help="Biases become integers (the default).")
     options.add_argument("--tensor_quant_overrides", type=Path, help="JSON: {tensor: [{scale, zero_point}]}.")

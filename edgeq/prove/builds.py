@@ -146,7 +146,7 @@ def check_measurable(
     """
     for target in targets:
         if runs_natively(target, machine) or backend_named(target.backend).targeted:
-            continue  # a compiler of edgeq itself knows where it placed each operator
+            continue  # edgeq's own compilers know where they placed each operator
         reason = _why_not(route_for(target, machine, engine), emulate=emulate)
         if reason:
             raise unchecked(f"{target.name}: {reason}")
@@ -202,7 +202,7 @@ def _measure(
             ) from error
 
 
-# The least share of work in int8, and of bytes saved. If both shares are smaller, quantization had no useful effect.
+# The minimum share of work in int8, and of bytes saved. If both shares are smaller, quantization had no useful effect.
 _LEAST_SHARE = 0.01
 
 

@@ -19,7 +19,7 @@ from edgeq.run.engines import Engine
 from edgeq.run.session import EngineFiles, Guest, SessionSettings, open_session, start_engine
 
 LEAST_DB = 90.0
-"""Least SQNR in dB of f32 against ONNX Runtime's float32. Rounding in another order stays above it; bf16 does not."""
+"""Minimum SQNR in dB of f32 to ONNX Runtime's float32. Rounding in another order stays above it; bf16 does not."""
 
 
 _PRODUCTS = 256

@@ -96,7 +96,9 @@ def computed_as_there(artifact: Artifact, target: Target, host: Profile | None) 
 
 
 def _saturates(host: Profile, scheme: Scheme) -> bool:
-    """Return whether kernels of `host` saturate. The kernels of a dynamic scheme multiply the types of a static one."""
+    """Return whether this machine's kernels saturate for a scheme. The kernels of a dynamic scheme multiply the same
+    types as those of a static one.
+    """
     return host.saturates(scheme) or (scheme.mode == "dynamic" and bool(host.hazards.get("saturates_int16")))
 
 
@@ -114,7 +116,7 @@ class Job:
         workers: the processes that share all work that is not timed.
         float_outputs: the float model's outputs for each validation sample, if it was calibrated on the same samples;
             else empty.
-        host: the profile of this machine. None treats its kernels like a target's.
+        host: the profile of this machine; None to ignore differences between its kernels and a target's.
         static: True if any scheme needs ranges.
         machine: this machine.
         task: the task that labels measure; None measures agreement with float32.
@@ -411,7 +413,7 @@ def share(option: str, text: str | None) -> float | None:
     return value
 
 
-# Most bytes of decoded samples that stay in memory from the calibration to the proof.
+# The maximum number of bytes of decoded samples that stay in memory from the calibration to the proof.
 _HELD_BYTES = 2**28
 
 
@@ -452,7 +454,7 @@ class Request:
         return cls(path_of(model), as_data(data), as_data(validation), folder, measured)
 
     def paths(self) -> list[Path]:
-        """Return the files and folders that the job reads.
+        """Return all files and folders that the job reads.
 
         Raises:
             ModelError: the model cannot be read.
@@ -529,7 +531,7 @@ class Request:
             adopting: True to accept a model that is quantized already (Q/DQ pairs), with its parameters.
             fix: input size name → number, for sizes that the model leaves free.
             workers: the processes that share the samples of the calibration and the proofs.
-            machine: this machine. None treats its kernels like a target's.
+            machine: this machine; None to ignore differences between its kernels and a target's.
 
         Raises:
             UsageError: samples are needed and were not given, or `exclude` names an unknown node.

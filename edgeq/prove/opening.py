@@ -45,7 +45,7 @@ _GARBAGE_DB, _POOR_DB = 3.0, 10.0
 # An optimizer that is known to change outputs, and the session option that disables it.
 _DISABLED = "optimization.disable_specified_optimizers"
 _REQUANTIZER = "WeightBiasQuantization"
-# Most characters to quote of another library's message.
+# The maximum number of characters to quote of another library's message.
 _REASON = 120
 
 
@@ -342,9 +342,9 @@ def _fixes(signature: Signature, given: Shapes, tried: Shapes) -> str:
 
 
 LEAST_DB = 30.0
-"""Enough SQNR in dB. A source in 16-bit floats rounds differently from its float32 form, mostly at 40 to 60 dB."""
+"""The minimum SQNR in dB of a prepared model. 16-bit floats round differently, mostly at 40 to 60 dB."""
 _FAR_DB = 10.0
-"""The distance in dB from the SQNR between two optimisation levels of the source itself that is still accepted."""
+"""A prepared model may have this many dB less than the SQNR between two optimisation levels of its source."""
 
 
 def check_preparation(prepared: PreparedModel, samples: Samples) -> PreparedModel:

@@ -34,13 +34,13 @@ FLOAT, INT8 = "float32", "int8"
 # Multiply-accumulates that a simulator of an engine's hardware computes in about half a minute.
 _SIMULATED_MACS = 1_000_000_000
 _LEAST_SIMULATED = 16
-# The least SQNR in dB at a size other than the samples'. Below it, half of the power is noise.
+# The minimum SQNR in dB at a size other than the samples'. Below it, half of the power is noise.
 _WRONG_DB = 3.0
-# The least SQNR in dB of a part of an output. Below it, half of the part's power is noise.
+# The minimum SQNR in dB of a part of an output. Below it, half of the part's power is noise.
 _DEAD_SQNR_DB = 3.0
 POOR_DROP = 0.05
 """The loss of accuracy, as a fraction, above which there is a warning. --max-drop sets the loss that is refused."""
-# The least number of samples with another top-1 that allows a conclusion about other samples.
+# The minimum number of samples with another top-1 that allows a conclusion about other samples.
 _LEAST_CHANGED = 3
 _POOR_COVERAGE = 0.25
 

@@ -322,8 +322,8 @@ def _measured(mitigation: Mitigation, safe: bool, evaluation: Evaluation, full: 
 
 
 def _seen(mitigation: Mitigation, evaluation: Evaluation, found: Audit) -> Mitigation:
-    """Judge a range fitted to the samples, which other inputs can saturate. If sums saturate on the audited samples,
-    subtract that loss from the SQNR and leave out the metric. Otherwise use the metric of exact kernels.
+    """Judge a range that is fitted to the samples, so that other inputs may saturate. If sums saturate on the audited
+    samples, subtract that loss from the SQNR and leave out the metric. Otherwise use the metric of exact kernels.
     """
     sqnr_db = evaluation.agreement[mitigation.name].sqnr_db
     if found.float_db is not None and found.clipped:

@@ -73,8 +73,8 @@ def coverage_check(found: Coverage) -> Check:
 
 
 def saturation_check(built: Built, decision: Decision | None) -> Check | None:
-    """Check by the weights whether kernels that add two products in 16 bits saturate. Return None if the artifact's
-    kernels do not add so, or if nothing is known about those of its plug-in.
+    """Check by the weights whether sums of two products saturate in 16 bits. Return None if the artifact's kernels do
+    not add in 16 bits, or if nothing is known about those of its plug-in.
 
     Args:
         decision: the decision on a mitigation.

@@ -47,7 +47,7 @@ class Limits:
 
     Attributes:
         max_drop: the accuracy that B may lose, in the unit of the task's primary metric.
-        min_speedup: the least speed of B, as a multiple of A's.
+        min_speedup: the minimum speed of B, as a multiple of A's.
         max_growth, max_memory_growth: the share by which B's size and peak memory may exceed A's.
     """
 
@@ -63,9 +63,10 @@ class LimitCheck:
 
     Attributes:
         what: "latency", "accuracy", "size" or "memory".
-        limit: the number: a share, or for latency the least speed as a multiple.
+        limit: the number: a share, or for latency the minimum speed as a multiple.
         text: the limit as text for users.
-        outcome: "unsettled" if the measurement shows neither that the limit holds nor that it does not.
+        outcome: "held", "missed" or "unsettled". It is unsettled if the measurement shows neither that the limit holds
+            nor that it does not.
         sentence: the finding; "" if the limit holds.
     """
 
@@ -276,7 +277,7 @@ def check_limits(found: Comparison, a: str = "A", b: str = "B") -> tuple[LimitCh
     """Check each limit. Sentences call the two models `a` and `b`.
 
     A limit is missed if its figure could not be measured. The exception is a speed that the machine was too busy to
-    settle. Accuracy is the accuracy on these samples, for which it is exact.
+    settle. Accuracy is measured on these samples, and is exact for them.
     """
     limits = found.limits
     checks = []
@@ -362,8 +363,8 @@ class CompareRequest:
         task: the task to measure against the labels of the samples; None compares only the outputs.
         preprocess: the preprocessing of the samples; None takes that of a bundle.
         timed: True to time both models.
-        duration_s: the least time for each model, in seconds.
-        attempts: the most times to time them. Each attempt takes twice as long as the one before, until a limit on
+        duration_s: the minimum time for each model, in seconds.
+        attempts: the maximum number of timings. Each takes twice as long as the one before. They end when a limit on
             speed is settled.
         sessions: the number of sessions in which small models are timed; None means `sessions_to_time`.
         session_options: session options for model files. They take precedence over options in the files.
@@ -413,10 +414,10 @@ def compare(
         options: the options of a task that is given by name.
         preprocess: the preprocessing of the samples; None takes that of a bundle.
         timed: True to time both models, interleaved.
-        duration_s: the least time for each model, in seconds.
+        duration_s: the minimum time for each model, in seconds.
         max_drop: the accuracy that B may lose on these samples, in the unit of the task's primary metric (0.01 is one
             point of a share). It needs `task`. `Comparison.check` raises if B loses more.
-        min_speedup: the least speed of B, as a multiple of A's. The lower end of the interval must reach it.
+        min_speedup: the minimum speed of B, as a multiple of A's. The lower end of the interval must reach it.
         session_options: session options for model files. They take precedence over options in the files. A bundle has
             its own.
 

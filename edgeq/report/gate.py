@@ -35,7 +35,7 @@ from edgeq.util.outputs import check_apart, check_free, check_outside, output_di
 from edgeq.util.records import computed, read_toml
 
 _ATTEMPTS = 2
-# With twelve pairs, a 95 % interval excludes two pairs at either end, so that one odd session does not widen it.
+# With twelve pairs, the 95 % interval leaves out two pairs at each end, so that one odd session does not widen it.
 _SESSIONS = 12
 _MARKS = {HELD: "✅", MISSED: "❌", UNSETTLED: "❔"}
 _TITLES = {HELD: "passed", MISSED: "failed", UNSETTLED: "inconclusive"}
@@ -176,10 +176,10 @@ def gate(
 
 
 def check_junit(junit: Path, request: CompareRequest, limits: Path | None, *, force: bool) -> None:
-    """Refuse a path for the JUnit XML that exists already, or that contains an input of the gate.
+    """Refuse a path for the JUnit XML that exists already, or that is an input of the gate or inside one.
 
     Raises:
-        OutputError: names the existing content.
+        OutputError: the path is refused.
         ModelError: a model cannot be read.
     """
     check_free(junit, force=force, kind="file")

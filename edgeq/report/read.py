@@ -255,7 +255,7 @@ def _machine(plain: Mapping[str, Any]) -> Pairs:
 
 Tone = Literal["good", "bad", "neutral"]
 _SMALL_LOSS = 0.01
-"""Without a limit, a loss below this in a metric that is a share is not coloured as bad."""
+"""If no limit is set, a smaller loss in a metric that is a share is not coloured as bad."""
 
 
 @dataclass(frozen=True)

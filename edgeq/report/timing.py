@@ -104,7 +104,7 @@ class BenchModel:
 
 @dataclass(frozen=True)
 class BenchSettings:
-    """Describe how latency was measured; see `edgeq_device.bench`."""
+    """Describe how latency was measured. See `edgeq_device.bench`."""
 
     min_duration_s: Positive | None = None
     threads: int | None = None

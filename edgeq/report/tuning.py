@@ -34,7 +34,7 @@ _USUAL = {"mode": "static", "weight_symmetric": "yes", "activation_symmetric": "
 
 
 def trial_settings(trial: TrialRecord) -> Pairs:
-    """Return how a candidate was made."""
+    """Return the settings that a candidate was made with, without defaults."""
     scheme = [(key, value) for key, value in pairs(trial.scheme, 30) if _USUAL.get(key) != value]
     rest = {
         "engine": trial.engine,
@@ -91,7 +91,7 @@ NAMES = {
 _DASHES = (None, "5 3", "1.5 3")
 _DRAWN_LAST = ("float32", "front", "chosen")
 _WINDOW = 5.0
-"""The length of the accuracy axis below the best, in allowed losses. Worse candidates are drawn at its edge."""
+"""The accuracy axis extends this many allowed losses below the best candidate. Worse ones are drawn at its edge."""
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ Basis = Literal["labels", "agreement", "noise"]
 
 FLOAT = "float32"
 MOST_CANDIDATES = 300
-"""The most candidates that are drawn."""
+"""The maximum number of candidates that are drawn."""
 _AGAINST_FLOAT = ("top-1 agreement", "agreement", "cosine")
 """Metrics of agreement with float32. float32 itself has 1."""
 _DRAWN = {"chosen": "chosen", "short": "short", "eliminated": "dropped", "slow": "slow", FLOAT: FLOAT}
@@ -39,7 +39,7 @@ class Screening:
         structure: a hash of the graph without the values of scales and weights. The same structure has the same speed.
         content: a hash of the file. The same content is the same model.
         int8_mac_share: the share of the multiply-accumulates in int8, after the runtime's optimisation.
-        wide_share: the share of activations in 16 bits, by bytes as if all were in 8 bits.
+        wide_share: the share of the activations' elements in 16 bits.
         sqnr_db: the SQNR of the worst output against float32 on a few samples; infinity if all are equal.
         build_s: the time of the build in seconds.
     """
@@ -106,7 +106,7 @@ class Assessment:
         return max(self.bound, self.expected + _NINE_OF_TEN * math.hypot(self.doubt, error))
 
     def least_bound(self, share: float) -> float:
-        """Return the least value that `bound` will have on all samples, with a certainty of 97.5 %. `share` is the
+        """Return the minimum value that `bound` will have on all samples, with a certainty of 97.5 %. `share` is the
         share of all samples that this assessment uses.
 
         The mean over a share s of some samples differs from the mean over all of them by its standard error times
@@ -294,7 +294,7 @@ class TuningRecord:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Return the verdict, and what would be needed to meet the goal."""
+        """Return the sentences of the verdict, and what would be needed to meet the goal."""
         return (*self.verdict[:12], *self.needed[:12])
 
     @cached_property
@@ -331,7 +331,9 @@ class TuningRecord:
 
     @property
     def least_accuracy(self) -> float | None:
-        """Return the least accuracy that the goal allows, in the unit of the metric; None if there is no such limit."""
+        """Return the minimum accuracy that the goal allows, in the unit of the metric; None if the goal has no such
+        limit.
+        """
         base, drop = self._base, self.goal.max_drop
         return None if base is None or drop is None else base - self._sign * drop
 
