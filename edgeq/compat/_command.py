@@ -1,6 +1,4 @@
-"""Share the parts that the command lines of the older tools have in common: their spelling of booleans, and errors in
-one line.
-"""
+"""Share the common parts of the older tools' command lines: their spelling of booleans, and errors in one line."""
 
 from __future__ import annotations
 

@@ -273,7 +273,9 @@ class Builds:
         return self.for_target(target, dataclasses.replace(known, artifact=artifact))
 
     def for_target(self, target: Target, built: Built) -> Built:
-        """Return an artifact of another target for this one. Its proof uses kernels that compute like this target's."""
+        """Return an artifact that was built for another target, for use on this one. Its proof uses kernels that
+        compute like this target's.
+        """
         artifact = computed_as_there(built.artifact, target, self.job.host)
         return dataclasses.replace(built, target=target, artifact=artifact)
 

@@ -52,8 +52,8 @@ from edgeq.util.display import SILENT, Progress
 from edgeq.util.outputs import check_apart, check_free
 
 _LEFT = (
-    "outputs were checked on this machine's kernels, which can saturate where the target's do not: onnxruntime has no "
-    "exact kernels for this model here"
+    "outputs were checked on this machine's kernels, which can saturate although the target's do not: onnxruntime has "
+    "no exact kernels for this model here"
 )
 
 

@@ -54,7 +54,7 @@ class Speed:
     """Compare the speeds of float32 and the artifact on this machine, in interleaved runs.
 
     Attributes:
-        latency: by name, of the undisturbed runs; of all runs if every run was disturbed.
+        latency: the latencies by name, from the undisturbed runs; from all runs if every run was disturbed.
         ratio: what can be claimed of the artifact's speed against float32's.
     """
 

@@ -147,8 +147,8 @@ FULL = "full range"
 # The loss against exact kernels that is allowed: in dB of SQNR, or in the unit of the task's metric (half a point).
 TOLERATED_DB, TOLERATED_METRIC = 0.5, 0.005
 _SAMPLES = 16
-# Samples for the audit of the full range. It is chosen only if its weights are safe, so its loss is only shown to
-# users.
+# Samples for the audit of the full range. The full range is chosen only if its weights are safe, so the loss in the
+# audit is only shown to users.
 _AUDITED = 2
 
 

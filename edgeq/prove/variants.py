@@ -102,8 +102,8 @@ def _answers(session: Session, case: SelfTestCase) -> dict[str, Array]:
 def _allowed(
     name: str, pairs: Sequence[tuple[SelfTestCase, Array]], factor: float
 ) -> tuple[float, tuple[SliceTolerance, ...]]:
-    """Return the tolerance of an output and those of its slices. A tolerance is a share of the size, or `factor` times
-    the distance from the other outputs.
+    """Return the tolerance of an output and those of its slices. A tolerance is the larger of two values: a share of
+    the size, and `factor` times the distance from the other outputs.
     """
     if any(case.outputs[name].dtype.kind != "f" for case, _ in pairs):
         return 0.0, ()

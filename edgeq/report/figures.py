@@ -170,8 +170,8 @@ def nice_ticks(low: float, high: float, most: int = 6) -> tuple[float, ...]:
 
 
 def log_ticks(low: float, high: float, most: int = 6) -> tuple[float, ...]:
-    """Return 1, 2 and 5 times powers of ten within low..high, or a part of them. If there are too few, return evenly
-    spaced ticks.
+    """Return 1, 2 and 5 times powers of ten within low..high, or only some of them if they are too many. If there are
+    too few, return evenly spaced ticks.
     """
     exponents = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     for factors in ((1, 2, 5), (1, 3), (1,)):
