@@ -1,9 +1,9 @@
-"""Provide the interfaces of ONNX Runtime's quantization tools, 2019 to 2026: change the import, keep the script.
+"""Provide the interfaces of ONNX Runtime's quantization tools of 2019 to 2026. Change the import and keep the script.
 
     from onnxruntime.quantization import quantize_static, CalibrationDataReader, QuantType      # before
     from edgeq.compat import quantize_static, CalibrationDataReader, QuantType                  # after
 
-docs/migration.md says, era by era, what is the same and what is better.
+docs/migration.md lists for each era what stays the same and what is better.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""Share what the command lines of the older tools have in common: their way of writing booleans, and errors in one
-line.
-"""
+"""Share the common parts of the older tools' command lines: their spelling of booleans, and errors in one line."""
 
 from __future__ import annotations
 
@@ -28,7 +26,7 @@ _YEARS = 1 << 30
 
 
 class PrintedProgress:
-    """Show the progress of a command that users redirect: its notes on stderr, nothing else."""
+    """Print the notes of a command on stderr and nothing else, because users redirect the output."""
 
     @contextmanager
     def stage(self, title: str, total: int | None = None) -> Iterator[Advance]:
@@ -42,13 +40,13 @@ class PrintedProgress:
 
 
 def say(*lines: str) -> None:
-    """Print lines, or a text of several, whose names are untrusted."""
+    """Print texts of one or more lines. Escape the control characters in them, because names may be untrusted."""
     for line in lines:
         click.echo("\n".join(map(printable, line.split("\n"))))
 
 
 def says(run: Callable[..., Iterable[str]]) -> Callable[..., None]:
-    """Return a function that prints the lines that `run` gives."""
+    """Return a function that prints the lines that `run` returns."""
 
     @functools.wraps(run)
     def saying(**options: Any) -> None:
@@ -58,45 +56,47 @@ def says(run: Callable[..., Iterable[str]]) -> Callable[..., None]:
 
 
 def switch(*names: str, help: str) -> Callable[[F], F]:
-    """Define a boolean that may stand alone (`--flag`) or state its value (`--flag True`, `--flag=false`, `--flag 0`).
+    """Define a boolean option with an optional value (`--flag`, `--flag True`, `--flag=false`, `--flag 0`).
 
-    The older tools took some of theirs as text of which every spelling, "False" too, was true.
+    The older tools read some of their booleans as text. Any text counted as true, even "False".
     """
     return click.option(*names, is_flag=False, flag_value="true", default="false", type=click.BOOL, help=help)
 
 
 class OneOf(click.ParamType):  # type: ignore[type-arg]  # not generic in click 8.1
-    """Take one value, where the older tool took a comma-separated list and ran once for each."""
+    """Take one value. The older tool took a comma-separated list and ran once for each value."""
 
     def __init__(self, value: click.ParamType) -> None:  # type: ignore[type-arg]
         self._value, self.name = value, value.name
 
     def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str | None:
-        """As the value's own type writes it."""
+        """Return the placeholder of the value's own type."""
         return self._value.get_metavar(param, ctx)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return the value; a list is refused with what to type."""
+        """Return the converted value. Refuse a list, with a message that shows what to type."""
         if isinstance(value, str) and "," in value and param is not None:
             first = value.split(",")[0].strip()
-            self.fail(f"one value a run is taken. Type {param.opts[0]} {first}, then run the others", param, ctx)
+            self.fail(
+                f"only one value per run is allowed. Type {param.opts[0]} {first}, then run the others", param, ctx
+            )
         return self._value.convert(value, param, ctx)
 
 
 class Command(click.Command):
-    """Define a command that ends with at most one line on errors, wrong options among them, and with their exit
-    code.
+    """Define a command that prints at most one line for an error and exits with the error's code. Wrong options are
+    errors as well.
     """
 
     def main(self, *args: Any, **options: Any) -> Any:
-        """Run it and exit."""
+        """Run the command and exit."""
         with ends_in_one_line():
             code = super().main(*args, **{**options, "standalone_mode": False})
             sys.exit(code if isinstance(code, int) else 0)
 
 
 def run_printed(run: Callable[[Sequence[str]], str]) -> None:
-    """Print what a command with a parser of its own says, given the arguments of the process."""
+    """Run a command that has its own parser on the arguments of the process, and print the text that it returns."""
     with ends_in_one_line():
         print(run(sys.argv[1:]))
 
@@ -104,11 +104,12 @@ def run_printed(run: Callable[[Sequence[str]], str]) -> None:
 def run_program(command: Callable[[], Any]) -> None:
     """Run a module's command as the program that `python -m` started, under the limits of a budget.
 
-    The module must not have imported onnxruntime: it starts threads, which a process does not take along when it forks.
+    The module must not have imported onnxruntime before. onnxruntime starts threads, and a forked process loses them.
     """
     budget = begin()
     if budget is not None and budget.seconds:
-        # Many of these commands report no progress, which would renew their time: only a model's shapes are timed.
+        # Only the work on a model's shapes has a time limit. Progress renews the limit, and many of these commands
+        # report none.
         renew(replace(budget, seconds=_YEARS))
     command()
 
@@ -122,9 +123,10 @@ class ArgumentParser(argparse.ArgumentParser):
 
 
 def images_or_arrays(dataset: str, for_images: str) -> str | None:
-    """Return the preprocessing `for_images` where a data set is images without a record of theirs; else None, which
-    takes that record or leaves arrays as they are."""
-    if find_sidecar([Path(dataset)]) is not None:  # it may choose among several kinds of files
+    """Return the preprocessing `for_images` if a data set consists of images and has no record of its own
+    preprocessing. Otherwise return None: then the record applies, or arrays stay as they are.
+    """
+    if find_sidecar([Path(dataset)]) is not None:  # the record may choose among several kinds of files
         return None
     found = find_files(dataset)
     return for_images if found.kind == "images" and find_sidecar([found.root]) is None else None

@@ -1,7 +1,7 @@
-"""Find what the modules of onnxruntime.quantization have: edgeq's own names first, then onnxruntime's.
+"""Find the names of the modules of onnxruntime.quantization: first among edgeq's own names, then among onnxruntime's.
 
-Most of those modules are rows of a table here and no files. `import edgeq.compat.qdq_quantizer` works all the same: a
-finder on `sys.meta_path` makes the module.
+Most of those modules are rows of a table here and have no file. `import edgeq.compat.qdq_quantizer` works all the same,
+because a finder on `sys.meta_path` makes the module.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any
 
 ONNXRUNTIME = "1.32"
-"""The release whose public names were gone through."""
+"""The release of onnxruntime whose public names the tables cover."""
 _PACKAGE = "edgeq.compat."
 _FUNCTIONS = {
     "CalibraterBase": "calibrators",
@@ -36,7 +36,7 @@ _OWN = {
     **dict.fromkeys(("YoloV3VariantDataReader", "YoloV3VisionDataReader"), "readers"),
     **dict.fromkeys(("ImageClassificationEvaluator", "YoloV3Evaluator", "YoloV3VariantEvaluator"), "evaluators"),
 }
-"""Names that edgeq has in place of onnxruntime's, and of the examples', with the module that each is in."""
+"""Names of onnxruntime and of its examples that edgeq replaces, each with edgeq's module for it."""
 _WITH_ALL = ("calibrate", "quant_utils", "quantize")
 """Modules from which `import *` gives edgeq's functions."""
 _FILES = (
@@ -50,7 +50,7 @@ _HANDED_ON = (
     *("execution_providers.qnn.mixed_precision_overrides_utils", "execution_providers.qnn.preprocess"),
     "execution_providers.qnn.quant_config",
 )
-"""Modules that have no file: their names are onnxruntime's, but for those that edgeq has."""
+"""Modules without a file. Their names are onnxruntime's, except for those that edgeq replaces."""
 _PASS = "It is a pass of qnn_preprocess_model. Call edgeq.compat.execution_providers.qnn.qnn_preprocess_model"
 LEFT_OUT: Mapping[str, str] = {
     "execution_providers.qnn.fusion_lpnorm": _PASS,
@@ -58,17 +58,17 @@ LEFT_OUT: Mapping[str, str] = {
     "fusions": "Its classes are passes of onnxruntime's pre-processing. Call edgeq.compat.quant_pre_process",
     "neural_compressor": "It is a copy of another tool's code, which MatMulNBitsQuantizer calls. "
     "Give a configuration of edgeq.compat.matmul_nbits_quantizer to its MatMulNBitsQuantizer",
-    "operators": "Its classes say how onnxruntime's quantizer writes one operator, and edgeq does not ask them. "
+    "operators": "Its classes write single operators for onnxruntime's quantizer, and edgeq does not use them. "
     "Import them from onnxruntime.quantization.operators",
 }
-"""Modules of onnxruntime.quantization without a counterpart: why, and what to do instead, a sentence each."""
+"""Modules of onnxruntime.quantization without a counterpart: one sentence on the reason, one on what to do instead."""
 
 
 def find(name: str, module: str = "") -> Any:
-    """Return what `edgeq.compat`, or its module `module`, has under a name.
+    """Return the object that `edgeq.compat`, or its module `module`, has under a name.
 
     Raises:
-        AttributeError: neither edgeq nor onnxruntime's module has the name, or it is left out.
+        AttributeError: neither edgeq nor onnxruntime's module has the name, or edgeq leaves the module out.
         RuntimeUnavailableError: onnxruntime is not installed.
     """
     place = f"{module}.{name}" if module else name
@@ -80,13 +80,15 @@ def find(name: str, module: str = "") -> Any:
         return list(_FUNCTIONS)
     if name in _OWN:
         return getattr(importlib.import_module(_PACKAGE + _OWN[name]), name)
-    if name.startswith("_"):  # import asks for __path__
+    if name.startswith("_"):  # the import system reads __path__
         raise AttributeError(f"module {(_PACKAGE + module).rstrip('.')!r} has no attribute {name!r}")
     return getattr(quantization_tools(module), name)
 
 
 def names() -> set[str]:
-    """Return what `edgeq.compat` has: its own names and modules, and what onnxruntime.quantization exports."""
+    """Return the names in `edgeq.compat`: its own names and modules, and the names that onnxruntime.quantization
+    exports.
+    """
     theirs = {name for name, value in vars(quantization_tools()).items() if not isinstance(value, ModuleType)}
     modules = {place for place in (*_FILES, *_HANDED_ON) if "." not in place}
     return {*_OWN, *modules, *(name for name in theirs if not name.startswith("_"))}
@@ -105,22 +107,24 @@ def quantization_tools(module: str = "") -> Any:
 
 
 def why(module: str) -> str:
-    """Say in one line why a module is left out and what to do instead."""
+    """Return one line: why edgeq leaves a module out, and what to do instead."""
     return f"edgeq.compat has no {module}. {LEFT_OUT[module]}"
 
 
 class _HandedOn(ModuleType):
-    """A module of edgeq.compat that hands on onnxruntime's module of the same name."""
+    """Pass on the names of onnxruntime's module of the same name."""
 
     def __getattr__(self, name: str) -> Any:
         return find(name, self.__name__.removeprefix(_PACKAGE))
 
 
 class _Finder(MetaPathFinder, Loader):
-    """Make the modules that have no file, and refuse those that are left out."""
+    """Make the modules that have no file, and refuse modules that are left out."""
 
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: Any = None) -> ModuleSpec | None:
-        """Return the spec of a module that is handed on; None leaves the name to other finders."""
+        """Return the spec of a module that is passed on. Return None for other names, so that other finders search for
+        them.
+        """
         module = fullname.removeprefix(_PACKAGE)
         if module == fullname or module not in (*LEFT_OUT, *_HANDED_ON):
             return None
@@ -129,11 +133,11 @@ class _Finder(MetaPathFinder, Loader):
         return ModuleSpec(fullname, self, is_package=any(known.startswith(f"{module}.") for known in _HANDED_ON))
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        """Make the module."""
+        """Return a module that passes on onnxruntime's names."""
         return _HandedOn(spec.name)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Run nothing: a name of the module is found when a script reads it."""
+        """Run nothing: a name of the module is looked up when a script reads it."""
 
 
 sys.meta_path.append(_Finder())

@@ -1,13 +1,14 @@
-"""Call a user's preprocessing function as the older calibrate.py did: file name, height and width to an array.
+"""Run the calibrate command of ONNX Runtime's 2020 tool and of its RISC-V fork: python -m edgeq.compat.calibrate.
 
-python -m edgeq.compat.calibrate: the calibrate command of ONNX Runtime's 2020 tool and its RISC-V fork.
+The command takes the same options and the same data sets: a folder of images, test_data_set_N folders, a folder with
+input_0.pb, or one stacked .pb. It makes the same choices:
 
-Its options, its data sets (a folder of images, test_data_set_N folders, a folder with input_0.pb, one stacked .pb) and
-its choices: static int8 is the fork's dialect for the systolic array (with a model next to it that stock ONNX Runtime
-runs), uint8 is asymmetric QOperator; scalar weight scales, ranges from minima and maxima; what is not static is in
-ConvInteger and MatMulInteger, with weights of the type of --mode. Without --static and --mode,
-which only the fork has, the result is uint8. Everything behind is edgeq's own `quantize`. Imported, it stands for
-`onnxruntime.quantization.calibrate`.
+- Static int8 gives the fork's dialect for the systolic array, and next to it a model that stock ONNX Runtime runs.
+- Static uint8 gives asymmetric QOperator. Without --static and --mode, which only the fork has, the result is uint8.
+- Dynamic quantization gives ConvInteger and MatMulInteger, with weights of the type of --mode.
+- Weight scales are per tensor, and ranges are minima and maxima.
+
+edgeq's own `quantize` does the work. The module also replaces `onnxruntime.quantization.calibrate` in imports.
 """
 
 from __future__ import annotations
@@ -34,18 +35,19 @@ from edgeq.util.outputs import check_apart, output_file
 from edgeq.util.public import make_callable
 
 _SIZES = 3
-"""Arguments that a function of the older form needs: the image's file, and two sizes."""
+"""A function of the older form has this many arguments: the path of the image and two sizes."""
 
 
 def own_preprocess(text: str, model: Path) -> Preprocess:
     """Return the preprocessing "file.py:function".
 
-    A function of one argument is edgeq's own form (see `edgeq.data.preprocess.register`). One of three gets the path of
-    an image (str), and height and width of the model's first input, in the order of its arguments' names.
+    A function of one argument has edgeq's own form (see `edgeq.data.preprocess.register`). A function of three
+    arguments gets the path of an image (str), and the height and width of the model's first input. The names of its
+    arguments give the order of the two sizes.
 
     Raises:
         DataError: the file or the function cannot be loaded.
-        UsageError: the sizes are needed, and the model leaves them free.
+        UsageError: the function needs the sizes, and the model leaves them free.
     """
     loaded = load_preprocess(text)
     function = loaded.function
@@ -65,7 +67,7 @@ def own_preprocess(text: str, model: Path) -> Preprocess:
 
 
 def _needed(function: Callable[..., Any]) -> list[str]:
-    """Return names of the positional arguments that have no default."""
+    """Return the names of the positional arguments that have no default."""
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     found = inspect.signature(function).parameters.values()
     return [entry.name for entry in found if entry.kind in kinds and entry.default is inspect.Parameter.empty]
@@ -75,7 +77,7 @@ _ARRAY = "gemmini"
 _PREPROCESS = {name: name for name in ("mxnet", "caffe", "caffe2", "rcnn", "preprocess_method1", "preprocess_method2")}
 _PREPROCESS |= {"method1": "preprocess_method1", "method2": "preprocess_method2", "None": "none", "none": "none"}
 _MODES = {"int8": "int8", "int": "int8", "uint8": "uint8"}
-"""`int` is what the object-detection notes of the fork say; its parser did not know it."""
+"""`int` comes from the fork's notes on object detection; the fork's parser did not know it."""
 _METHODS = {"naive": "minmax", "minmax": "minmax", "mean": "moving-average", "percentile": "percentile"}
 _METHODS |= {"entropy": "entropy", "mse": "mse"}
 _TRUE = ("true", "1", "yes")
@@ -83,8 +85,8 @@ _FASTEST = {
     **dict.fromkeys(("Attention", "EmbedLayerNormalization", "GRU", "Gather", "Gemm", "LSTM", "MatMul"), "int8"),
     "Conv": "uint8",
 }
-"""Operator types that become integer operators without --static, and the weights that their kernels are fastest with:
-MatMulInteger of onnxruntime 1.31 takes 2.4 times as long with uint8, ConvInteger 4.8 times as long with int8."""
+"""Operator types that become integer operators without --static → the weight type of their fastest kernels. In
+onnxruntime 1.31, MatMulInteger takes 2.4 times as long with uint8, ConvInteger 4.8 times as long with int8."""
 _UPSTREAM = (
     "static uint8 for stock ONNX Runtime, as in 2019 and 2020; for the systolic array add --static=True --mode=int8"
 )
@@ -97,23 +99,29 @@ _UPSTREAM = (
     "--output_model_path",
     type=click.Path(path_type=Path),
     default=Path("calibrated_quantized_model.onnx"),
-    help="Quantized model; replaced if it exists, as it always was.",
+    help="Quantized model; an existing file is replaced.",
 )
-@click.option("--dataset_size", type=click.IntRange(min=0), default=0, help="First so many samples; 0 takes all.")
+@click.option("--dataset_size", type=click.IntRange(min=0), default=0, help="Number of samples to use; 0 means all.")
 @click.option(
     "--data_preprocess",
     help=f"{', '.join(_PREPROCESS)}, a .toml file, or file.py:function(path, height, width). [images: {RESNET50}; "
     "tensors: None]",
 )
-@click.option("--static", help="true, 1 or yes: ranges from the samples. Else: measured at run time. [true]")
+@click.option(
+    "--static", help="true, 1 or yes: ranges come from the samples. Else they are measured at run time. [true]"
+)
 @click.option("--mode", type=click.Choice(list(_MODES)), help="Integer type. [int8 with --static, else uint8]")
 @click.option("--calib_mode", type=click.Choice(list(_METHODS)), default="naive", help="How ranges are derived.")
 @click.option("--op_types", help="Operator types to quantize, separated by commas.")
 @click.option("--black_nodes", help="Nodes to keep in float, separated by commas.")
 @click.option("--white_nodes", help="The only nodes to quantize, separated by commas.")
-@click.option("--augmented_model_path", help="Not needed any more; accepted and not written.", expose_value=False)
+@click.option("--augmented_model_path", help="Accepted and ignored: no augmented model is needed.", expose_value=False)
 @click.option(
-    "--force_fusions", is_flag=False, flag_value="true", help="Fusions are always done; accepted.", expose_value=False
+    "--force_fusions",
+    is_flag=False,
+    flag_value="true",
+    help="Accepted and ignored: edgeq always fuses.",
+    expose_value=False,
 )
 @says
 def command(
@@ -132,13 +140,15 @@ def command(
     augmented_model_path: str | None = None,
     force_fusions: str | None = None,
 ) -> list[str]:
-    """Calibrate and quantize a model as the older calibrate.py did."""
+    """Calibrate and quantize a model with the options of the older calibrate.py."""
     del augmented_model_path, force_fusions
     assumed = []
     weight_types = _FASTEST if mode is None else dict.fromkeys(_FASTEST, _MODES[mode])
     if mode is None:
         mode = "uint8" if static is None else "int8"
-        assumed = [f"note: neither --static nor --mode: {_UPSTREAM}"] if static is None else []
+        assumed = (
+            [f"note: neither --static nor --mode is given, so the result is {_UPSTREAM}"] if static is None else []
+        )
     integer, is_static = _MODES[mode], static is None or static.strip().lower() in _TRUE
     overrides: dict[str, Any] = {"method": _METHODS[calib_mode], "method_options": {}}
     if not is_static:
@@ -155,9 +165,7 @@ def command(
     preprocess: Any
     if data_preprocess is None:
         preprocess = images_or_arrays(dataset_path, RESNET50)
-        assumed += (
-            [f"note: no --data_preprocess: images as --data_preprocess={preprocess} has them"] if preprocess else []
-        )
+        assumed += [f"note: no --data_preprocess is given; using --data_preprocess={preprocess}"] if preprocess else []
     else:
         preprocess = _preprocess(data_preprocess, model_path)
     data = Data(dataset_path, preprocess, count=dataset_size or None)
@@ -166,7 +174,7 @@ def command(
 
 
 def _preprocess(given: str, model: Path) -> Any:
-    """Return what `--data_preprocess` names, as `load_preprocess` takes it."""
+    """Return the value of `--data_preprocess` in the form that `load_preprocess` takes."""
     if given in _PREPROCESS:
         return _PREPROCESS[given]
     if ".py:" in given:
@@ -189,8 +197,8 @@ def _for_cpus(model: Path, data: Data, output: Path, overrides: Mapping[str, Any
 
 
 def _for_the_array(model: Path, data: Data, output: Path, overrides: Mapping[str, Any]) -> str:
-    """Return the file for the fork's runtime at `output`; next to it the one for stock ONNX Runtime, and the
-    program.
+    """Write the file for the fork's runtime at `output`, and next to it the file for stock ONNX Runtime and the
+    program. Return the lines to print.
     """
     check_apart(output, [*model_files(model), Path(data.source)])
     with output_file(output, force=True, ours=belongs_to_program) as draft:
@@ -198,8 +206,10 @@ def _for_the_array(model: Path, data: Data, output: Path, overrides: Mapping[str
         result = job.quantize(model, data, host_model, target=_ARRAY, overrides=overrides, timed=False, effort=None)
         dialect = host_model.with_name(f"{host_model.stem}.dialect.onnx")
         if not dialect.exists():
-            why = next((note for note in result.notes if note.startswith("no file for ")), "it has none")
-            raise ModelError(f"{model}: {why}", "Quantize it with `edgeq quantize`, or leave out the nodes named")
+            why = next(
+                (note for note in result.notes if note.startswith("no file for ")), "no file for the fork was written"
+            )
+            raise ModelError(f"{model}: {why}", "Quantize it with `edgeq quantize`, or leave out the named nodes")
         dialect.replace(draft)
     notes = "".join(f"\nnote: {note}" for note in result.notes)
     return (
@@ -212,7 +222,7 @@ def _listed(text: str | None) -> Sequence[str]:
 
 
 def _others(model_path: Path, kept: Sequence[str]) -> Sequence[str]:
-    """Return all nodes but `kept`, when there are any to keep."""
+    """Return the names of all nodes except `kept`. Return an empty list if `kept` is empty."""
     if not kept:
         return []
 

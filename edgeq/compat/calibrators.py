@@ -1,9 +1,8 @@
-"""Provide the calibrators of ONNX Runtime's documentation, 2021 to 2026, and the ranges that the older functions take
-from them.
+"""Provide the calibrators of ONNX Runtime's documentation of 2021 to 2026, and compute ranges for the older functions.
 
-The built-in ones observe the model as it is, in edgeq's one pass, whatever the shapes and in constant memory; nothing
-is augmented. A user's own class derives from `CalibraterBase`, augments the graph itself, and is given a session of
-what it wrote.
+The built-in calibrators observe the model as it is, in edgeq's one pass. They work for any shapes, need constant
+memory, and add no outputs to the graph. A user's own class derives from `CalibraterBase`. It adds outputs to the graph
+itself and gets a session of the model that it wrote.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ from edgeq.run.session import SessionSettings, open_session
 from edgeq.util.outputs import output_file
 
 Span = tuple[NDArray[np.float32], NDArray[np.float32]]
-"""The lowest and the highest value of a tensor, float32[] each, or float32[channels]; zero may be outside."""
+"""The lowest and highest value of a tensor, each float32[] or float32[channels]. Zero may be outside."""
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
 
 
@@ -62,13 +61,13 @@ class CalibratorOptions:
     """Hold the options of onnxruntime's calibrators that decide ranges.
 
     Attributes:
-        symmetric: of MinMax: -bound..bound; of Percentile: the share is cut from the magnitudes. None takes the
-            method's default, True for Percentile. Entropy looks at magnitudes either way.
-        moving_average: of MinMax: the mean of the samples' extrema.
+        symmetric: for MinMax: the range -bound..bound. For Percentile: the share is cut from the magnitudes. None means
+            the method's default, which is True for Percentile. Entropy always looks at magnitudes.
+        moving_average: for MinMax: the mean of the samples' extrema.
         percentile: the share of values that Percentile keeps, in percent.
-        per_channel: of MinMax: a range for each channel, along axis 1.
-        num_bins, num_quantized_bins: of Entropy, which searches among the windows of so many quantized bins or more.
-            With as many bins as quantized bins, the default, there is one: the whole range.
+        per_channel: for MinMax: one range per channel, along axis 1.
+        num_bins, num_quantized_bins: for Entropy, which searches among the windows of at least `num_quantized_bins`
+            bins. With the default, both are equal, and the only window is the whole range.
     """
 
     symmetric: bool | None = None
@@ -80,10 +79,10 @@ class CalibratorOptions:
 
     @classmethod
     def read(cls, given: Mapping[str, Any]) -> CalibratorOptions:
-        """Read options by name; None takes the default, but for `symmetric`, where it is false as in onnxruntime.
+        """Read options by name. None means the default; for `symmetric` it means False, as in onnxruntime.
 
         Raises:
-            UsageError: a value that is not a number, or out of its bounds.
+            UsageError: a value is not a number, or is out of its bounds.
         """
         flags = {name: bool(given[name]) for name in ("symmetric", "moving_average", "per_channel") if name in given}
         return cls(
@@ -97,12 +96,14 @@ class CalibratorOptions:
 def statistics_of(
     prepared: PreparedModel, reader: Any, *, stride: int | None = None, per_channel: bool = False
 ) -> Statistics:
-    """Run the float model over what a reader gives and keep the statistics of every float tensor.
+    """Run the float model over a reader's samples and return the statistics of every float tensor.
 
     Args:
         reader: a CalibrationDataReader, or anything else that `edgeq.open_samples` takes.
-        stride: with a reader that has a length and `set_range`: read it in parts of so many, which must divide it.
-        per_channel: keep the extrema of each channel too, along axis 1 of tensors that are known to have it.
+        stride: the number of samples per part, for a reader that has a length and `set_range`. It must divide the
+            length.
+        per_channel: True to keep the extrema of each channel as well, along axis 1 of tensors that are known to have
+            it.
     """
     source = _in_parts(reader, stride) if stride else reader
     samples = open_samples(source, prepared.signature, model=prepared.source)
@@ -112,8 +113,9 @@ def statistics_of(
 
 
 def activations(model: ir.Model) -> tuple[str, ...]:
-    """Return names of the inputs and of every node's outputs, those that may hold floats; nothing is left out, since
-    nothing is folded."""
+    """Return the names of the inputs and of every node's outputs that may contain floats. The list is complete, because
+    the model keeps all its nodes.
+    """
     types = element_types(model)
     made = [value for node in model.graph for value in node.outputs]
     names = [v.name for v in (*model.graph.inputs, *made) if v.name and not v.is_initializer()]
@@ -121,35 +123,35 @@ def activations(model: ir.Model) -> tuple[str, ...]:
 
 
 def _with_channels(model: ir.Model, names: tuple[str, ...]) -> list[str]:
-    """Return those of the tensors that are known to have two axes or more."""
+    """Return the tensors that are known to have two axes or more."""
     made = (value for node in model.graph for value in node.outputs)
     axes = {name_of(v): len(v.shape) for v in (*model.graph.inputs, *made) if v.shape is not None}
     return [name for name in names if axes.get(name, 0) > 1]
 
 
 def ranges_of(statistics: Statistics, method: Any, options: CalibratorOptions) -> dict[str, Range]:
-    """Return the ranges of `spans_of` as quantization takes them: zero is inside each.
+    """Return the ranges of `spans_of`, widened to include zero, which quantization needs.
 
     Raises:
-        UsageError: as `spans_of`.
+        UsageError: see `spans_of`.
     """
     return as_ranges(spans_of(statistics, method, options))
 
 
 def spans_of(statistics: Statistics, method: Any, options: CalibratorOptions) -> dict[str, Span]:
-    """Return what the `compute_data` of onnxruntime's calibrator has for each tensor.
+    """Return for each tensor the range that `compute_data` of onnxruntime's calibrator computes.
 
     Args:
         method: a CalibrationMethod or its name.
 
     Raises:
-        UsageError: a method without ranges of integers, or options that do not go together.
+        UsageError: the method has no integer ranges, or the options exclude each other.
     """
     name = name_of_member(method)
     if name not in METHODS:
-        raise UsageError(f"calibration method {name} gives no ranges of integers", f"It can be {', '.join(METHODS)}")
+        raise UsageError(f"calibration method {name} gives no integer ranges", f"It can be {', '.join(METHODS)}")
     if name == "MinMax" and options.per_channel and options.moving_average:
-        raise UsageError("per_channel and moving_average do not go together", "Leave one of them out")
+        raise UsageError("per_channel and moving_average cannot be combined", "Leave one of them out")
     return {tensor: _span(known, name, options) for tensor, known in statistics.tensors.items()}
 
 
@@ -165,7 +167,7 @@ def _span(tensor: TensorStatistics, method: str, options: CalibratorOptions) -> 
         ends = percentile_range(tensor.histogram, options.percentile, symmetric=options.symmetric is not False)
     elif options.num_bins // 2 > options.num_quantized_bins // 2:
         ends = entropy_range(linear_of(tensor.histogram), levels=options.num_quantized_bins, symmetric=True)
-    # Both cut their ranges back to what was seen, symmetric ones too.
+    # Both methods clip their ranges, symmetric ones included, to the extrema of the samples.
     return _pair(max(ends[0], tensor.minimum), min(ends[1], tensor.maximum))
 
 
@@ -182,10 +184,10 @@ def _pair(low: float, high: float) -> Span:
 
 
 def read_cache(path: Path, method: Any) -> dict[str, Range]:
-    """Read ranges from a `calibration_cache_path` that an earlier run, of edgeq or of onnxruntime, wrote.
+    """Read the ranges of a `calibration_cache_path` that an earlier run of edgeq or of onnxruntime wrote.
 
     Raises:
-        CalibrationError: it is unreadable or of another method.
+        CalibrationError: the file cannot be read, or another method made it.
     """
     from onnxruntime.quantization import load_tensors_data
 
@@ -193,22 +195,24 @@ def read_cache(path: Path, method: Any) -> dict[str, Range]:
         data = load_tensors_data(path)
         found = {name: _range(value) for name, value in data.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CalibrationError(f"{path} is not a calibration cache: {error}", "Delete it or name another") from error
+        raise CalibrationError(
+            f"{path} is not a calibration cache: {error}", "Delete it, or name another file"
+        ) from error
     wanted = name_of_member(method)
     if data.calibration_method.name != wanted:
         raise CalibrationError(
-            f"{path} was made with {data.calibration_method.name}, not {wanted}", "Delete it or name another"
+            f"{path} was made with {data.calibration_method.name}, not {wanted}", "Delete it, or name another file"
         )
     return found
 
 
 def as_ranges(data: Any) -> dict[str, Range]:
-    """Return ranges from what a calibrator computed: `TensorsData`, or a dict of pairs, arrays or `TensorData`."""
+    """Return the ranges in a calibrator's result: `TensorsData`, or a dict of pairs, arrays or `TensorData`."""
     return {str(name): _range(value) for name, value in data.items()}
 
 
 def _range(value: Any) -> Range:
-    """Return the range of a tensor, over all channels where each has its own."""
+    """Return the range of a tensor. If each channel has its own range, return one range over all channels."""
     if hasattr(value, "range_value"):
         value = value.range_value
     low, high = (np.asarray(end, np.float64) for end in value)
@@ -227,7 +231,7 @@ def _percentile(given: Any) -> float:
 
 def _bins(name: str, given: Any) -> int:
     if not isinstance(given, int | np.integer) or given < 2:
-        raise UsageError(f"{name} is {given!r}", "Give a whole number from 2 on, such as 2048")
+        raise UsageError(f"{name} is {given!r}", "Give a whole number of 2 or more, such as 2048")
     return int(given)
 
 
@@ -240,30 +244,32 @@ def _in_parts(reader: Any, size: Any) -> Iterator[Any]:
         set_range = reader.set_range
         if not rest:
             set_range(start_index=0, end_index=size)
-    # onnxruntime's CalibrationDataReader has both, and they raise.
+    # onnxruntime's CalibrationDataReader has both methods, and they raise.
     except (NotImplementedError, AttributeError, TypeError) as error:
         raise UsageError(
-            f"CalibStridedMinMax is {size}, and {type(reader).__name__} has no length or no set_range",
+            f"CalibStridedMinMax is {size}, but {type(reader).__name__} has no length or no set_range",
             "Leave it out: memory does not grow with the samples",
         ) from error
     if rest:
-        raise UsageError(f"CalibStridedMinMax is {size}, the reader has {total} samples", "Let it divide them")
+        raise UsageError(
+            f"CalibStridedMinMax is {size}, but the reader has {total} samples", f"Give a divisor of {total}"
+        )
     for start in range(0, total, size):
         set_range(start_index=start, end_index=start + size)
         yield from given_by(reader)
 
 
 def write_calibration_table(calibration_cache: Mapping[str, Any], dir: str | Path = ".") -> None:
-    """Write calibration.flatbuffers, calibration.json and calibration.cache, replacing those that are there.
+    """Write calibration.flatbuffers, calibration.json and calibration.cache, replacing existing ones.
 
-    Each tensor gets its largest magnitude, which is what the TensorRT provider reads (onnxruntime's function writes the
-    upper end of the range, so a tensor of negative numbers loses its scale).
+    Each tensor gets its largest magnitude, which the TensorRT provider reads. onnxruntime's function writes the upper
+    end of the range instead, so that a tensor of negative numbers loses its scale.
 
     Args:
-        calibration_cache: what compute_data or compute_range gave, or a dict of pairs or of magnitudes.
+        calibration_cache: the result of compute_data or compute_range, or a dict of pairs or of magnitudes.
 
     Raises:
-        CalibrationError: a range is not finite, or a name has white space in it.
+        CalibrationError: a range is not finite, or a name contains white space.
     """
     pairs = {
         name: value if np.ndim(value) or hasattr(value, "range_value") else (-abs(float(value)), abs(float(value)))
@@ -280,16 +286,16 @@ def calibrate(
     white_nodes: Sequence[str] = (),
     augmented_model_path: str = "augmented_model.onnx",
 ) -> dict[str, list[Any]]:
-    """Return scales and zero points of the inputs and outputs of some operators, for `quantize`'s
-    quantization_params.
+    """Return the scales and zero points of the inputs and outputs of some operators, for the `quantization_params` of
+    `quantize`.
 
     Args:
-        op_types: operator types; `white_nodes` are taken as well, `black_nodes` are not.
+        op_types: the operator types. Nodes in `white_nodes` are added, and nodes in `black_nodes` are left out.
         augmented_model_path: accepted; no augmented model is needed.
 
     Returns:
         {tensor: [zero point (uint8), scale (float32)]}, from minima and maxima. A tensor that only a Relu or Clip reads
-        has the range of what that gives, so that it can be dropped.
+            gets the range of that node's output, so that the node can be dropped.
     """
     del augmented_model_path
     with tempfile.TemporaryDirectory(prefix="edgeq-calibrate-") as folder:
@@ -317,12 +323,13 @@ _NOT_NEEDED = frozenset({"averaging_constant", "max_intermediate_outputs", "scen
 
 
 class CalibraterBase:
-    """Define what a calibrator needs. Override `augment_graph`, `collect_data`, and `compute_data` or `compute_range`.
+    """Define the methods of a calibrator. Override `augment_graph`, `collect_data`, and `compute_data` or
+    `compute_range`.
 
     Attributes:
         model: the model with shapes, to be augmented in place or copied.
-        augmented_model_path: where `augment_graph` writes what `create_inference_session` opens.
-        infer_session: the session, once there is one.
+        augmented_model_path: the file that `augment_graph` writes and `create_inference_session` opens.
+        infer_session: the session, after `create_inference_session` opened it.
     """
 
     def __init__(
@@ -352,13 +359,13 @@ class CalibraterBase:
         self.create_inference_session()
 
     def create_inference_session(self) -> None:
-        """Open the augmented model, with nothing fused away."""
+        """Open the augmented model without graph optimisation, so that no tensor is fused away."""
         settings = SessionSettings(providers=tuple(self.execution_providers), optimization="none")
         self.infer_session = open_session(Path(self.augmented_model_path), settings)
 
     def select_tensors_to_calibrate(self, model: onnx.ModelProto) -> tuple[set[str], dict[str, onnx.ValueInfoProto]]:
-        """Return the float inputs and outputs of nodes of the chosen types that are not weights, and what is known
-        of values.
+        """Return the names of the float inputs and outputs of nodes of the chosen types, without weights. Return with
+        them the value infos of the model by name.
         """
         graph = model.graph
         infos = {value.name: value for value in [*graph.value_info, *graph.output, *graph.input]}
@@ -374,25 +381,25 @@ class CalibraterBase:
         }, infos
 
     def get_augment_model(self) -> onnx.ModelProto:
-        """Return the model as `augment_graph` left it."""
+        """Return the model in the state after `augment_graph`."""
         return self.model
 
     def augment_graph(self) -> Any:
-        """Make `model` give what `collect_data` needs, and write it to `augmented_model_path`."""
+        """Add the outputs that `collect_data` needs to `model`, and write it to `augmented_model_path`."""
         raise NotImplementedError(f"{type(self).__name__}.augment_graph")
 
     def collect_data(self, data_reader: Any) -> None:
-        """Run the session over the reader's data. May be called again with more."""
+        """Run the session over the reader's data. Further calls add more data."""
         raise NotImplementedError(f"{type(self).__name__}.collect_data")
 
     def compute_data(self) -> Any:
-        """Return ranges by tensor, as onnxruntime's `TensorsData`, from what `compute_range` gives, its older form."""
+        """Return ranges by tensor as onnxruntime's `TensorsData`, from the pairs that `compute_range` returns."""
         if type(self).compute_range is CalibraterBase.compute_range:
             raise NotImplementedError(f"{type(self).__name__}.compute_data")
         return tensors_data(as_ranges(self.compute_range()), "MinMax")
 
     def compute_range(self) -> dict[str, tuple[Any, Any]]:
-        """Return ranges by tensor, as pairs: the form of 2021 and 2022."""
+        """Return ranges by tensor as pairs, the form of 2021 and 2022."""
         return {name: (r.low, r.high) for name, r in as_ranges(self.compute_data()).items()}
 
 
@@ -400,7 +407,7 @@ CalibratorBase = CalibraterBase
 
 
 class EdgeqCalibrater(CalibraterBase):
-    """Calibrate with a built-in method: collect once, then derive ranges by any method, any number of times."""
+    """Calibrate with a built-in method. Collect once, then derive ranges by any method, any number of times."""
 
     def __init__(
         self,
@@ -426,20 +433,18 @@ class EdgeqCalibrater(CalibraterBase):
         """Do nothing: the model is observed as it is."""
 
     def create_inference_session(self) -> None:
-        """Do nothing: sessions are opened while collecting, on the CPU."""
+        """Do nothing: `collect_data` opens sessions, on the CPU."""
 
     def collect_data(self, data_reader: Any) -> None:
-        """Observe more samples. Raises DataError where the reader has none."""
+        """Observe more samples. Raises DataError if the reader has no samples."""
         more = statistics_of(self._prepared, data_reader, per_channel=self.per_channel)
         if self._statistics is None:
             self._statistics = more
-        elif more.data_digest not in self._statistics.data_digest.split("+"):  # else it is all known already
+        elif more.data_digest not in self._statistics.data_digest.split("+"):  # otherwise this data was counted before
             self._statistics = self._statistics.merge(more)
 
     def compute_data(self) -> Any:
-        """Return ranges by tensor, as onnxruntime's `TensorsData`. Raises CalibrationError where nothing was
-        collected.
-        """
+        """Return ranges by tensor as onnxruntime's `TensorsData`. Raises CalibrationError if no data was collected."""
         from onnxruntime.quantization import TensorData, TensorsData
 
         spans = self._spans().items()
@@ -447,8 +452,8 @@ class EdgeqCalibrater(CalibraterBase):
         return TensorsData(self.method, data)
 
     def compute_range(self) -> dict[str, tuple[Any, Any]]:
-        """Return ranges by tensor, as pairs of numbers, or of arrays where each channel has its own. Raises
-        CalibrationError where nothing was collected.
+        """Return ranges by tensor as pairs of numbers, or as pairs of arrays if each channel has its own range. Raises
+        CalibrationError if no data was collected.
         """
         return {
             name: (low.tolist(), high.tolist()) if not low.ndim else (low, high)
@@ -457,7 +462,7 @@ class EdgeqCalibrater(CalibraterBase):
 
     def _spans(self) -> dict[str, Span]:
         if self._statistics is None:
-            raise CalibrationError("nothing was collected", "Call collect_data first")
+            raise CalibrationError("no data was collected", "Call collect_data first")
         found = spans_of(self._statistics, self.method, self.options)
         wanted, _ = self.select_tensors_to_calibrate(to_proto(self._prepared.model))
         return {name: span for name, span in found.items() if name in wanted}
@@ -472,14 +477,15 @@ def create_calibrator(
     providers: Sequence[str] | None = None,
     extra_options: Mapping[str, Any] | None = None,
 ) -> EdgeqCalibrater:
-    """Return a calibrator, ready to collect.
+    """Return a calibrator that is ready to collect.
 
     Args:
-        calibrate_method: CalibrationMethod or its name.
-        augmented_model_path: where readers open the model to see its inputs. It is copied there, if nothing is.
+        calibrate_method: a CalibrationMethod or its name.
+        augmented_model_path: the file that readers open to see the model's inputs. If it does not exist, edgeq copies
+            the model to it.
         use_external_data_format, providers: accepted.
-        extra_options: those of `CalibratorOptions`. averaging_constant and max_intermediate_outputs are accepted: the
-            result does not depend on how data is split over calls, nor memory on the samples.
+        extra_options: the options of `CalibratorOptions`. averaging_constant and max_intermediate_outputs are accepted:
+            neither the number of calls nor the number of samples changes the result or the memory.
     """
     del providers
     calibrater = EdgeqCalibrater(

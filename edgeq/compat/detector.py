@@ -1,7 +1,7 @@
 """Run the object detection example of ONNX Runtime's quantization tools, end to end: python -m edgeq.compat.detector.
 
-Calibrates a detector on a folder of images, part by part, writes the tables for the TensorRT provider, and measures
-the mean average precision of the model on annotated images.
+The command calibrates a detector on a folder of images, part by part, and writes the tables for the TensorRT provider.
+Then it measures the mean average precision of the model on annotated images.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ TABLES = "calibration.flatbuffers, calibration.json and calibration.cache"
 
 @dataclass(frozen=True)
 class _Runs:
-    """A reader's runs as calibration takes them: batches without what fills the last one."""
+    """Give calibration the runs of a reader, without the rows that fill up the last batch."""
 
     reader: DataReader
 
     @property
     def source(self) -> str:
-        """Return a description of where the samples come from, for people."""
+        """Return a readable description of the source of the samples."""
         return self.reader.samples.source
 
     def __len__(self) -> int:
@@ -47,18 +47,19 @@ class _Runs:
             yield self.reader.unfilled(run)
 
     def digest(self) -> str:
-        """Return the digest of the samples behind the reader; stacking in batches does not change it."""
+        """Return the digest of the reader's samples. Stacking them in batches does not change it."""
         return self.reader.samples.digest()
 
 
 def collect_readers(model_path: str | Path, readers: Iterable[DataReader]) -> Statistics:
-    """Return what a model's tensors hold over all readers, which may be parts of one data set: merging loses nothing.
+    """Return the statistics of a model's tensors over all readers. The readers may be parts of one data set, because
+    merging statistics is exact.
 
-    The model is observed as it is, so that the tensors have the names that a runtime will ask for.
+    The model is observed as it is, so that the tensors keep the names that a runtime looks up.
 
     Raises:
         UsageError: there are no readers.
-        DataError, CalibrationError: as `edgeq.calibrate.collect` has it.
+        DataError, CalibrationError: see `edgeq.calibrate.collect`.
     """
     path = Path(model_path)
     digest, model = model_digest(path), read_model(path)
@@ -73,19 +74,19 @@ def collect_readers(model_path: str | Path, readers: Iterable[DataReader]) -> St
 
 @click.command("detector", cls=Command, context_settings=SETTINGS)
 @click.option("--model", type=click.Path(path_type=Path), required=True, help="Float model.")
-@click.option("--calibration_dataset", help="Images to calibrate with; without them nothing is calibrated.")
-@click.option("--validation_dataset", help="Annotated images; without them nothing is evaluated.")
-@click.option("--annotations", type=click.Path(path_type=Path), help="COCO instances of the annotated images.")
-@click.option("--decoder", help=f"Of the model's head: {', '.join(DECODERS.names())}, or path.py:function.")
-@click.option("--calibrate_method", type=click.Choice(list(METHODS)), default="Entropy", help="How ranges are found.")
-@click.option("--width", type=click.IntRange(min=1), default=416, help="Of the model's input.")
-@click.option("--height", type=click.IntRange(min=1), default=416, help="Of the model's input.")
-@click.option("--preprocess", help="Instead of a letterbox in the centre, RGB in 0..1.")
+@click.option("--calibration_dataset", help="Images for the calibration. Without them, it is skipped.")
+@click.option("--validation_dataset", help="Annotated images for the evaluation. Without them, it is skipped.")
+@click.option("--annotations", type=click.Path(path_type=Path), help="COCO instances file of the annotated images.")
+@click.option("--decoder", help=f"Decoder of the model's head: {', '.join(DECODERS.names())}, or path.py:function.")
+@click.option("--calibrate_method", type=click.Choice(list(METHODS)), default="Entropy", help="How ranges are derived.")
+@click.option("--width", type=click.IntRange(min=1), default=416, help="Width of the model's input.")
+@click.option("--height", type=click.IntRange(min=1), default=416, help="Height of the model's input.")
+@click.option("--preprocess", help="Preprocessing. [letterbox in the centre, RGB in 0..1]")
 @click.option("--start_index", type=click.IntRange(min=0), default=0, help="First image.")
-@click.option("--end_index", type=click.IntRange(min=0), default=0, help="First image left out; 0: none.")
-@click.option("--stride", type=click.IntRange(min=1), default=1000, help="Images a part.")
-@click.option("--batch_size", type=click.IntRange(min=1), default=1, help="Images a run.")
-@click.option("--output_dir", type=click.Path(path_type=Path), default=Path(), help="Where the tables go.")
+@click.option("--end_index", type=click.IntRange(min=0), default=0, help="First image to leave out; 0: none.")
+@click.option("--stride", type=click.IntRange(min=1), default=1000, help="Images per part.")
+@click.option("--batch_size", type=click.IntRange(min=1), default=1, help="Images per run.")
+@click.option("--output_dir", type=click.Path(path_type=Path), default=Path(), help="Folder for the tables.")
 @click.option("--provider", default="CPUExecutionProvider", help="Execution provider for the evaluation.")
 @says
 def command(
@@ -111,7 +112,7 @@ def command(
         raise UsageError("there is nothing to do", "Give --calibration_dataset, --validation_dataset, or both")
 
     def readers(dataset: str) -> Iterator[DataReader]:
-        """Readers of the data set, each over the next `stride` images."""
+        """Yield a reader of the data set for each part of `stride` images."""
         reader = YoloDataReader(
             dataset, width, height, start_index, end_index, 1, batch_size, model, preprocess=preprocess
         )
@@ -124,7 +125,7 @@ def command(
     if validation_dataset is not None:
         if annotations is None or decoder is None:
             raise UsageError("an evaluation needs annotations and a decoder", "Give --annotations and --decoder")
-        # Opened before minutes of calibration.
+        # Open the evaluator first: a wrong option then fails before the calibration, which takes minutes.
         evaluator = DetectionEvaluator(model, None, providers=[provider], annotations=annotations, decoder=decoder)
     if calibration_dataset is not None:
         statistics = collect_readers(model, readers(calibration_dataset))

@@ -1,6 +1,7 @@
-"""Measure a model's accuracy by a task of edgeq, reader by reader; detectors' boxes in COCO's form.
+"""Measure a model's accuracy by a task of edgeq, reader by reader, and write detectors' boxes in COCO's form.
 
-Evaluators with the methods of ONNX Runtime's quantization examples: predict over one or several readers, then judge.
+The evaluators have the methods of ONNX Runtime's quantization examples: predict over one or several readers, then
+evaluate.
 
 evaluator = DetectionEvaluator("yolox.onnx", None, annotations="instances_val.json", decoder="yolox")
 for start in range(0, 5000, 1000):
@@ -35,7 +36,7 @@ class Evaluator:
     """Measure a model's accuracy by a task of edgeq, reader by reader.
 
     Args:
-        data_reader: may be set later, and again for the next part of the data.
+        data_reader: the first reader. `set_data_reader` sets it later, and again for each further part of the data.
         providers: execution providers, in order of preference.
     """
 
@@ -53,7 +54,7 @@ class Evaluator:
         self._seen = 0
 
     def set_data_reader(self, data_reader: DataReader) -> None:
-        """Choose what `predict` reads next. Earlier predictions count too."""
+        """Choose the reader for the next `predict`. Earlier predictions still count."""
         self.data_reader = data_reader
 
     def predict(self) -> None:
@@ -74,32 +75,32 @@ class Evaluator:
         return reader.runs()
 
     def get_result(self) -> Mapping[str, float]:
-        """Return metric → value, over all predictions."""
+        """Return metric → value over all predictions."""
         if not self._seen:
             raise UsageError("nothing was predicted", "Call predict first")
         return self._meter.result()
 
     def evaluate(self, result: Mapping[str, float] | None = None) -> Mapping[str, float]:
-        """Print `result`, or what `get_result` gives, as the examples did."""
+        """Print `result` in the form of the examples and return it. If `result` is None, use that of `get_result`."""
         return printed(result if result is not None else self.get_result())
 
 
 def printed(found: Mapping[str, float]) -> Mapping[str, float]:
-    """Print `found`, one line each, and return it."""
+    """Print each metric of `found` on its own line, and return `found`."""
     for name, value in found.items():
         print(f"{name}: {value:.4f}")
     return found
 
 
 class DetectionEvaluator(Evaluator):
-    """Measure a detector's COCO mean average precision. `width` and `height` are the model's and the reader's;
-    accepted.
+    """Measure a detector's COCO mean average precision. `width` and `height` are accepted; the model and the reader
+    determine them.
 
     Args:
         annotations: COCO instances file.
-        decoder: of the model's head: a registered name such as "yolox", or "path.py:function".
-        confidence, iou: as `edgeq eval` has them.
-        class_file: names of the model's classes, one a line; without it, class i is the i-th category.
+        decoder: the decoder of the model's head: a registered name such as "yolox", or "path.py:function".
+        confidence, iou: see `edgeq eval`.
+        class_file: names of the model's classes, one per line. Without it, class i is the i-th category.
     """
 
     def __init__(
@@ -122,7 +123,9 @@ class DetectionEvaluator(Evaluator):
         super().__init__(model_path, data_reader, task, providers)
 
     def _runs(self, reader: DataReader) -> Iterable[Sample]:
-        """Image by image where the model chooses boxes itself: what it chose of a batch does not come row by row."""
+        """Return the reader's runs. If the model chooses boxes itself, return single images: the boxes that it chooses
+        for a batch are not sorted by image.
+        """
         return iter(reader.samples) if chooses(self.model_path) else reader.runs()
 
     def boxes(self) -> list[dict[str, Any]]:
@@ -132,12 +135,12 @@ class DetectionEvaluator(Evaluator):
 
 
 def chooses(model: Path) -> bool:
-    """Return whether the model suppresses boxes itself: indices are among its outputs."""
+    """Return whether the model suppresses boxes itself, which integer outputs (indices) show."""
     return any(spec.dtype.kind == "i" for spec in model_signature(model).outputs)
 
 
 class YoloV3Evaluator:
-    """Collect a detector's boxes in COCO's form, part by part, as the example has it.
+    """Collect a detector's boxes in COCO's form, part by part, as in the example.
 
     for start in range(0, 5000, 1000):
         evaluator = YoloV3Evaluator("yolov3.onnx", YoloV3DataReader("val2017", start_index=start, size_limit=1000))
@@ -146,11 +149,13 @@ class YoloV3Evaluator:
     evaluator.evaluate(results, "annotations/instances_val2017.json")
 
     Args:
-        width, height, ground_truth_object_class_file: accepted; the reader has the size, the annotations the classes.
-        onnx_object_class_file: names of the model's classes, one a line; without it, class i is the i-th category.
-        annotations: COCO instances file; the reader's if not given.
-        decoder: of the model's head; "yolov3-nms" for a model that suppresses boxes itself, else "yolov3".
-        confidence, iou: as `edgeq eval` has them.
+        width, height, ground_truth_object_class_file: accepted; the reader has the size, the annotations have the
+            classes.
+        onnx_object_class_file: names of the model's classes, one per line. Without it, class i is the i-th category.
+        annotations: COCO instances file; the reader's file if not given.
+        decoder: the decoder of the model's head. The default is "yolov3-nms" for a model that suppresses boxes itself,
+            else "yolov3".
+        confidence, iou: see `edgeq eval`.
     """
 
     def __init__(
@@ -179,15 +184,15 @@ class YoloV3Evaluator:
         self._options["class_file"] = onnx_object_class_file
 
     def set_data_reader(self, data_reader: YoloDataReader) -> None:
-        """Choose what `predict` reads next. Earlier predictions count too."""
+        """Choose the reader for the next `predict`. Earlier predictions still count."""
         self.data_reader = data_reader
 
     def predict(self) -> None:
         """Run the model over all of the reader's images.
 
         Raises:
-            UsageError: no reader, or outputs that the decoder cannot read.
-            DataError: annotations that cannot be read, or that lack an image or a class.
+            UsageError: there is no reader, or the decoder cannot read the outputs.
+            DataError: the annotations cannot be read, or an image or a class is missing from them.
         """
         if self.data_reader is None:
             raise UsageError("there is no data reader", "Give one, or set it with set_data_reader")
@@ -202,21 +207,21 @@ class YoloV3Evaluator:
         self.prediction_result_list += part.boxes()
 
     def get_result(self) -> list[dict[str, Any]]:
-        """Return {image_id, category_id, bbox (left, top, width, height), score} of each box."""
+        """Return {image_id, category_id, bbox (left, top, width, height), score} for each box."""
         return self.prediction_result_list
 
     def evaluate(self, prediction_result: Sequence[Mapping[str, Any]], annotations: str | Path) -> Mapping[str, float]:
-        """Print COCO's metrics of boxes over all annotated images, and return them as metric → value."""
+        """Print COCO's box metrics over all annotated images, and return them as metric → value."""
         truth = load_annotations(Path(annotations))
         return printed(score_guesses(truth, list(truth.images.values()), prediction_result, load_package()))
 
 
 class YoloV3VariantEvaluator(YoloV3Evaluator):
-    """Evaluate the variants, whose heads are raw."""
+    """Evaluate the YOLOv3 variants, which have raw heads."""
 
 
 def _with_classes(task: Detection, class_file: Path) -> Detection:
-    """Let the model's classes have the names of a file in place of the order of the annotations."""
+    """Return the task with the class names of a file instead of the order of the annotations."""
     names = {name: category for category, name in task.annotations.names.items()}
     order = [_SYNONYMS.get(line.strip(), line.strip()) for line in read_text(class_file).split("\n") if line]
     missing = next((name for name in order if name not in names), None)
@@ -245,7 +250,7 @@ _SYNONYMS = {
     "sofa": "couch",
     "tvmonitor": "tv",
 }
-"""Darknet's names for COCO's."""
+"""Darknet's name of a class → COCO's name."""
 
 
 __all__ = [
@@ -259,10 +264,10 @@ __all__ = [
 
 
 class ClassificationEvaluator(Evaluator):
-    """Measure ImageNet accuracy: top-1 and top-5. Labels are the reader's.
+    """Measure ImageNet accuracy, top-1 and top-5, against the reader's labels.
 
     Args:
-        class_offset: scores in front of class 0 that are not a class.
+        class_offset: the number of scores before class 0 that are not classes.
     """
 
     def __init__(
@@ -278,11 +283,11 @@ class ClassificationEvaluator(Evaluator):
 
 
 class ImageClassificationEvaluator:
-    """Measure ImageNet accuracy as the image classification example for TensorRT does.
+    """Measure ImageNet accuracy in the way of the image classification example for TensorRT.
 
     Args:
-        synset_id: labels, one-hot, [samples, classes]; see `ImageNetDataReader.get_synset_id`.
-        data_reader: anything with `get_next`.
+        synset_id: one-hot labels, [samples, classes]; see `ImageNetDataReader.get_synset_id`.
+        data_reader: any object with `get_next`.
     """
 
     def __init__(
@@ -309,7 +314,7 @@ class ImageClassificationEvaluator:
         """Print top-1 and top-5 of the first output, and return them as metric → value.
 
         Raises:
-            DataError: there are not as many labels as results.
+            DataError: the numbers of labels and results differ.
         """
         scores = np.concatenate([outputs[0] for outputs in prediction_results])
         truth = np.asarray(self.synset_id).argmax(axis=1)
@@ -323,6 +328,6 @@ class ImageClassificationEvaluator:
 def __getattr__(name: str) -> Any:
     if name in ("YoloV3Variant2Evaluator", "YoloV3Variant3Evaluator", "YoloV3VisionEvaluator"):
         raise UsageError(
-            f"{name} read its author's models alone", "Use YoloV3Evaluator(..., decoder='path.py:function')"
+            f"{name} read only its author's models", "Use YoloV3Evaluator(..., decoder='path.py:function')"
         )
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -39,7 +39,7 @@ from edgeq.quantize.weight_only import standard_attentions
 from edgeq.retarget.run import retarget
 from edgeq.util.outputs import output_file
 
-# Read by onnxruntime's quantizer, which writes the model here too.
+# onnxruntime's quantizer, which writes the model here as well, reads these options.
 WRITER = frozenset(
     {
         "ActivationRestrictedAsymmetric",
@@ -63,7 +63,7 @@ WRITER = frozenset(
         "extra.Sigmoid.nnapi",
     }
 )
-# Read by edgeq's calibration.
+# edgeq's calibration reads these options.
 CALIBRATION = frozenset(
     {
         "CalibMaxIntermediateOutputs",
@@ -86,10 +86,10 @@ _SMOOTH = ("SmoothQuant", "SmoothQuantAlpha", "SmoothQuantFolding")
 def check_options(given: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return a copy of the options.
 
-    Unknown keys are ignored, as they always were, but no longer in silence.
+    Unknown keys are ignored, as the older functions ignored them, but a warning names each.
 
     Raises:
-        UsageError: they are not a mapping, or SmoothQuant is set, which no release of its dependency has.
+        UsageError: the options are not a mapping, or SmoothQuant is set. No release of its dependency supports it.
     """
     if given is not None and not isinstance(given, Mapping):
         raise UsageError(f"extra_options are given as {type(given).__name__}", "Give a dict of names and values")
@@ -107,10 +107,10 @@ def check_options(given: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def writer_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what is left for the quantizer that writes the model; `None` means not set."""
+    """Return the options that the quantizer that writes the model reads. `None` means not set."""
     chosen = {name: value for name, value in options.items() if name in WRITER and value is not None}
     if "TensorQuantOverrides" in chosen:
-        # The quantizer insists on arrays in place of numpy's scalars.
+        # The quantizer needs arrays instead of numpy scalars.
         chosen["TensorQuantOverrides"] = {
             tensor: [
                 {key: np.asarray(value) if isinstance(value, np.generic) else value for key, value in override.items()}
@@ -141,29 +141,30 @@ def quantize_static(
     *,
     optimize_model: bool | None = None,
 ) -> Written:
-    """Calibrate and quantize a model; every parameter has the meaning of ONNX Runtime's documentation.
+    """Calibrate and quantize a model. Every parameter has the meaning of ONNX Runtime's documentation.
 
-    The model is quantized node by node as onnxruntime's quantizer does it, from ranges of edgeq's calibration. See
-    docs/migration.md for what differs, and why it is better.
+    edgeq quantizes the model node by node as onnxruntime's quantizer does, but with ranges from edgeq's calibration.
+    docs/migration.md describes the differences and their reasons.
 
     Args:
-        quant_format: QuantFormat, or its name; so for the other enumerations.
-        calibration_data_reader: a CalibrationDataReader or other data; None with a cache that exists.
-        calibrate_method: also a class derived from CalibraterBase, or an object of one that is ready to collect.
+        quant_format: QuantFormat or its name. The other enumerations can be names as well.
+        calibration_data_reader: a CalibrationDataReader or other data; None if the calibration cache exists.
+        calibrate_method: a CalibrationMethod, a class derived from CalibraterBase, or an instance of such a class that
+            is ready to collect.
         calibration_providers: accepted; edgeq calibrates on the CPU.
-        calibration_cache_path: ranges are read from it if it exists, and written to it if not.
-        optimize_model: of the documentation of 2021 to 2022; optimisation before quantization is `edgeq preprocess`'
-            and ONNX Runtime's own business, and False is always what is done.
+        calibration_cache_path: a file of ranges. edgeq reads it if it exists and writes it if not.
+        optimize_model: a parameter of 2021 to 2022; accepted. edgeq never optimises here: `edgeq preprocess` and ONNX
+            Runtime do that.
 
     Raises:
-        UsageError, ModelError, DataError, CalibrationError: bad arguments, model, data or cache.
-        RuntimeUnavailableError: ONNX Runtime does not take the result.
+        UsageError, ModelError, DataError, CalibrationError: wrong arguments, model, data or cache.
+        RuntimeUnavailableError: ONNX Runtime cannot open the result.
     """
     del calibration_providers, optimize_model
     options = check_options(extra_options)
     types = quant_type(activation_type), quant_type(weight_type)
     if [t.name for t in types] == ["QInt8", "QUInt8"]:
-        raise UsageError("int8 activations with uint8 weights have no kernels", "Make weight_type QuantType.QInt8")
+        raise UsageError("int8 activations with uint8 weights have no kernels", "Set weight_type to QuantType.QInt8")
     output = path_of(model_output, "output")
     included, excluded = listed(nodes_to_quantize), listed(nodes_to_exclude)
     with (
@@ -197,12 +198,12 @@ def quantize_static(
             quantize_with_ranges(prepared, draft, ranges, float_nodes=kept, **arguments)
             return checked(draft, output, notes)
         except RuntimeUnavailableError:
-            # Some nodes (a dilated AveragePool) cannot run between Q/DQ as onnxruntime's quantizer writes them.
+            # Between the Q/DQ nodes that onnxruntime's quantizer writes, some nodes (a dilated AveragePool) cannot run.
             predicted = predict_int8(prepared.model, int8_rules("cpu"))
             float_only = {node.name for node in predicted if node.verdict == "float"} - kept
             if not float_only:
                 raise
-            LOG.warning("kept in float, for want of an integer form: %s", ", ".join(sorted(float_only)))
+            LOG.warning("kept in float, because they have no integer form: %s", ", ".join(sorted(float_only)))
             quantize_with_ranges(prepared, draft, ranges, float_nodes=kept | float_only, **arguments)
             return checked(draft, output, notes)
 
@@ -210,8 +211,9 @@ def quantize_static(
 def _kept_clamps(
     model: ir.Model, ranges: Mapping[str, Range], activation_type: Any, options: Mapping[str, Any]
 ) -> frozenset[str]:
-    """Return the Relu and Clip nodes that onnxruntime's quantizer must not drop: see `edgeq.quantize.qdq`, and those
-    of tensors whose scales the user has set."""
+    """Return the Relu and Clip nodes that onnxruntime's quantizer must not drop (see `edgeq.quantize.qdq`), and the
+    Relu and Clip nodes whose input has a scale set by the user.
+    """
     dtype, symmetric = ir.DataType(int(activation_type.tensor_type)), bool(options.get("ActivationSymmetric"))
     overridden = options.get("TensorQuantOverrides") or ()
     free = {name: found for name, found in ranges.items() if name not in overridden}
@@ -221,13 +223,15 @@ def _kept_clamps(
 
 
 def _with_plain_gemms(prepared: PreparedModel, folder: Path) -> PreparedModel:
-    """onnxruntime's quantizer multiplies a bias by beta and keeps beta, and scales it as if alpha were 1; per channel,
-    it takes a bias for one value per output. No node is added, so that a user's names and ranges still fit."""
+    """Return the model with plain Gemm nodes: without factors, and with one bias value per output. onnxruntime's
+    quantizer multiplies a bias by beta and still keeps beta, computes its scale as if alpha were 1, and per channel
+    expects one value per output. The change adds no node, so that a user's names and ranges still fit.
+    """
     model = prepared.model.clone()
     changed = plain_gemms(model, add_nodes=False)
     if not changed:
         return prepared
-    note = f"{changed} Gemm without factors, with one bias for each output"
+    note = f"{changed} Gemm nodes rewritten without factors, with one bias value per output"
     return rewritten(prepared, model, folder / "plain.onnx", note)
 
 
@@ -286,17 +290,18 @@ def quantize_dynamic(
     optimize_model: bool | None = None,
     quant_format: Any = "QOperator",
 ) -> Written:
-    """Quantize weights; ranges of activations are measured at run time. Parameters as in the documentation.
+    """Quantize weights; the runtime measures the ranges of activations. The parameters are those of the documentation.
 
     Args:
-        weight_type: QuantType or its name; products take QInt8 and QUInt8, tables of Gather others too.
-        activation_type: of the documentation of 2020 to 2022; the runtime has QUInt8 only.
-        optimize_model: of the documentation of 2021 to 2022; accepted.
-        quant_format: of the documentation of 2022. QDQ is refused: onnxruntime's function does not take it either.
+        weight_type: QuantType or its name. Matrix products take QInt8 and QUInt8; the tables of Gather take other types
+            as well.
+        activation_type: a parameter of 2020 to 2022; the runtime supports only QUInt8.
+        optimize_model: a parameter of 2021 to 2022; accepted.
+        quant_format: a parameter of 2022. QDQ is refused, because onnxruntime's function does not take it either.
 
     Raises:
-        UsageError, ModelError: bad arguments or model.
-        RuntimeUnavailableError: ONNX Runtime does not take the result.
+        UsageError, ModelError: wrong arguments or model.
+        RuntimeUnavailableError: ONNX Runtime cannot open the result.
     """
     from onnxruntime.quantization import quantize_dynamic as write
 
@@ -307,7 +312,9 @@ def quantize_dynamic(
             "Leave quant_format out",
         )
     if quant_type(activation_type).name != "QUInt8":
-        raise UsageError("dynamic quantization measures activations as uint8", "Make activation_type QuantType.QUInt8")
+        raise UsageError(
+            "dynamic quantization measures activations as uint8", "Set activation_type to QuantType.QUInt8"
+        )
     options = check_options(extra_options)
     for name in sorted(CALIBRATION & set(options)):
         LOG.warning("extra option %r has no effect on dynamic quantization", name)
@@ -350,20 +357,21 @@ def quantize_qat(
     nodes_to_exclude: Sequence[str] | None = None,
     use_external_data_format: bool = False,
 ) -> Written:
-    """Make integer operators of what stands between QuantizeLinear and DequantizeLinear nodes.
+    """Replace operators between DequantizeLinear and QuantizeLinear nodes by integer operators.
 
-    ONNX Runtime runs such models as they are too, and as fast; `edgeq retarget` changes their types alone.
+    ONNX Runtime runs the original model just as fast. To change only the integer types, use `edgeq retarget`.
 
     Args:
-        activation_type: QuantType or its name; int8 activations become uint8 exactly, by shifting zero points.
-        weight_type: None leaves weights in the type that training gave them.
-        per_channel, reduce_range: were decided in training; accepted.
-        op_types_to_quantize, nodes_to_quantize, nodes_to_exclude: which operators to rewrite; None or empty: all.
-        use_external_data_format: accepted: large models always keep their weights next to the file.
+        activation_type: QuantType or its name. int8 activations become uint8 exactly, by a shift of the zero points.
+        weight_type: QuantType or its name; None keeps the type that training chose.
+        per_channel, reduce_range: accepted; training decided them.
+        op_types_to_quantize, nodes_to_quantize, nodes_to_exclude: the choice of operators to rewrite. None or empty
+            means all.
+        use_external_data_format: accepted; large models always keep their weights next to the file.
 
     Raises:
         ModelError: the model has no Q and DQ nodes with constant scales, or is damaged.
-        CheckFailedError: the rewritten model answers otherwise.
+        CheckFailedError: the rewritten model gives other outputs.
     """
     del use_external_data_format
     if per_channel or reduce_range:

@@ -1,10 +1,11 @@
-"""Convert scales and zero points as the `quantize` of 2019 to 2020 took them to today's runtime.
+"""Provide the `quantize` of 2019 to 2020 (and of the RISC-V fork) on a ModelProto, for today's runtime.
 
-`quantize(model, …)` on a ModelProto, as it was from 2019 to 2020 (and in the RISC-V fork), on today's runtime.
+IntegerOps gives ConvInteger and MatMulInteger. QLinearOps gives QLinearConv and similar operators. This module mends
+three faults of the old function:
 
-IntegerOps gives ConvInteger and MatMulInteger, QLinearOps QLinearConv and its like. What was wrong then is right here:
-a model of an older opset is converted, not relabelled; Relu and Clip go only where a scale does their work; the bias of
-a QLinearConv with a measured input scale is quantized while the model runs.
+- A model of an older opset is converted, not only relabelled.
+- Relu and Clip are dropped only if a scale clips the values in the same way.
+- If the input scale of a QLinearConv is measured at run time, its bias is quantized at run time as well.
 """
 
 from __future__ import annotations
@@ -44,13 +45,13 @@ _TYPES = {"uint8": ir.DataType.UINT8, "int8": ir.DataType.INT8}
 def read_params(
     names: frozenset[str], both: Given | None, inputs: Given | None, outputs: Given | None
 ) -> dict[str, tuple[NDArray[Any], np.float32]]:
-    """Return {tensor: [zero point, scale]} from the three arguments of that time, checked and merged.
+    """Return {tensor: [zero point, scale]}, checked and merged from the three arguments of the old function.
 
     Args:
-        names: tensors of the model; others are ignored, with a warning.
+        names: tensors of the model. Other names are ignored with a warning.
 
     Raises:
-        UsageError: not a zero point and a scale, or a tensor with two different ones.
+        UsageError: a value is not a zero point and a scale, or a tensor has two different ones.
     """
     found: dict[str, tuple[NDArray[Any], np.float32]] = {}
     for argument, given in (
@@ -64,8 +65,8 @@ def read_params(
                 LOG.warning("%s: the model has no tensor %r; it is ignored", argument, name)
             elif name in found and found[name] != pair:
                 raise UsageError(
-                    f"tensor {name!r} has {found[name]} and, in {argument}, {pair}",
-                    "A tensor keeps one scale and zero point now: give the same in both",
+                    f"tensor {name!r} has {found[name]}, but {pair} in {argument}",
+                    "A tensor has one zero point and scale: give the same in both",
                 )
             else:
                 found[name] = pair
@@ -73,8 +74,9 @@ def read_params(
 
 
 def in_type(given: Mapping[str, tuple[NDArray[Any], np.float32]], dtype: str) -> dict[str, QuantParams]:
-    """Return the same quantization with integers of one type: 128 more or less changes no number that is
-    represented."""
+    """Return the same quantization with integers of one type. A shift by 128 changes no number that the integers
+    represent.
+    """
     wanted = _TYPES[dtype]
     shifted = {}
     for name, (zero_point, scale) in given.items():
@@ -86,15 +88,15 @@ def in_type(given: Mapping[str, tuple[NDArray[Any], np.float32]], dtype: str) ->
 def fold_clamps(
     model: ir.Model, params: Mapping[str, QuantParams], quantized: frozenset[str]
 ) -> tuple[dict[str, QuantParams], frozenset[str]]:
-    """Find the Relu and Clip nodes that a scale makes superfluous, and give their input the scale of their output.
+    """Find the Relu and Clip nodes that a scale makes unnecessary, and give their input the scale of their output.
 
-    The older tool dropped every one behind a quantized node, whatever the scales.
+    The older tool dropped every Relu and Clip after a quantized node, whatever the scales.
 
     Args:
         quantized: tensors that quantized nodes produce.
 
     Returns:
-        The parameters, changed; the names of the nodes that can go.
+        The changed parameters, and the names of the nodes that can be dropped.
     """
     merged, gone = dict(params), set()
     for node in reversed(list(clamps(model.graph))):
@@ -122,7 +124,7 @@ def _pair(argument: str, name: str, value: Any) -> tuple[NDArray[Any], np.float3
             "Give [zero_point, scale], such as [np.uint8(113), np.float32(0.05)]",
         ) from error
     if zero.dtype.kind not in "iu" or not (np.isfinite(number) and number > 0):
-        raise UsageError(f"{argument} of {name!r} is {value!r}", "A zero point is an integer, a scale above 0")
+        raise UsageError(f"{argument} of {name!r} is {value!r}", "Give an integer zero point and a scale above 0")
     if str(zero.dtype) not in _TYPES:
         zero = zero.astype(np.int8 if zero < 0 else np.uint8)
     return zero, number
@@ -131,7 +133,7 @@ def _pair(argument: str, name: str, value: Any) -> tuple[NDArray[Any], np.float3
 _FIRST_QUANTIZED_OPSET = 10
 _PRODUCTS = frozenset({"Conv", "MatMul"})
 _INTEGER = _PRODUCTS | {"Gather", "Transpose", "Attention", "EmbedLayerNormalization"}
-# Types with parameters of their own for what they give; and those that hand their input's on.
+# _COMPUTING: operators whose outputs need their own parameters. _HANDING_ON: operators that pass on their input's.
 _COMPUTING = frozenset(
     {"Add", "Mul", "Gemm", "LeakyRelu", "Sigmoid", "AveragePool", "GlobalAveragePool", "Concat", "Softmax", "Where"}
 )
@@ -156,24 +158,25 @@ def quantize_model(
     nodes_to_exclude: Sequence[str] | None = None,
     op_types_to_quantize: Sequence[str] | None = None,
 ) -> onnx.ModelProto:
-    """Return the quantized form of a float model, which stays as it is.
+    """Return the quantized form of a float model. The float model does not change.
 
     Args:
-        per_channel: one scale per output channel of a Conv's weights (int8 then); QLinearOps only.
+        per_channel: True for one scale per output channel of a Conv's weights, which are then int8; QLinearOps only.
         nbits: 8, or 7 for weights of 7 bits.
         quantization_mode: QuantizationMode or its name.
-        static: whether activations have the parameters given, or are measured at run time. A QLinear node's output
-            needs parameters either way.
-        force_fusions: always done where it matters; accepted.
-        asymmetric_input_types: weights int8 instead of uint8; activations are uint8 (2019 to early 2020).
-        symmetric_activation, symmetric_weight: int8 instead of uint8 (from 2020 on).
-        input_quantization_params, output_quantization_params, quantization_params: {tensor: [zero_point, scale]}. The
-            zero point may be of either type; all are shifted to the activations' type, which is exact.
-        nodes_to_quantize, nodes_to_exclude: names; op_types_to_quantize: types. None or empty: all.
+        static: True if activations use the given parameters, False if the runtime measures them. The output of a
+            QLinear node needs parameters in both cases.
+        force_fusions: accepted; edgeq always fuses where it matters.
+        asymmetric_input_types: True for int8 weights instead of uint8; activations are uint8 (2019 to early 2020).
+        symmetric_activation, symmetric_weight: True for int8 instead of uint8 (from 2020 on).
+        input_quantization_params, output_quantization_params, quantization_params: {tensor: [zero_point, scale]}. A
+            zero point may have either type. edgeq shifts all of them to the type of the activations, which is exact.
+        nodes_to_quantize, nodes_to_exclude: names of nodes. `op_types_to_quantize`: operator types. None or empty means
+            all.
 
     Raises:
-        UsageError: a missing or contradictory parameter, or a combination that no operator has.
-        ModelError: not a float model that can be quantized.
+        UsageError: a parameter is missing or contradicts another, or no operator has this combination.
+        ModelError: the model is not a float model that can be quantized.
     """
     del force_fusions
     mode = str(member("QuantizationMode", quantization_mode).name)
@@ -183,7 +186,7 @@ def quantize_model(
         prepared = as_given(model, Path(folder))
         graph = prepared.model.clone()
         _warn_of_conversion(model, opset_of(graph))
-        ir.external_data.load_to_model(graph)  # the result is one message, without files next to it
+        ir.external_data.load_to_model(graph)  # the result is one message without files next to it
         warn_unknown_nodes(graph, nodes_to_quantize, nodes_to_exclude)
         chosen = [
             node
@@ -199,13 +202,14 @@ def quantize_model(
             )
         given = read_params(_tensors(graph), quantization_params, input_quantization_params, output_quantization_params)
         weights = "int8" if symmetric_weight or asymmetric_input_types else "uint8"
-        # int8 activations with uint8 weights have no kernels; as uint8 they stand for the same numbers. Those that are
-        # measured at run time are uint8 as well: DynamicQuantizeLinear gives nothing else, and finer steps.
+        # int8 activations with uint8 weights have no kernels, and uint8 activations represent the same numbers.
+        # Activations that are measured at run time are uint8 as well: DynamicQuantizeLinear gives only uint8, and its
+        # steps are finer.
         activations = "int8" if symmetric_activation and weights == "int8" and static else "uint8"
         params = in_type(given, activations)
         if mode == "IntegerOps":
             names = [str(node.name) for node in chosen if node.op_type in _INTEGER]
-            if not static:  # the quantizer then makes a MatMul of this name, and an Add, of each plain Gemm
+            if not static:  # the quantizer then splits each plain Gemm into a MatMul of this name and an Add
                 names += [f"{node.name}_MatMul" for node in chosen if node.op_type == "Gemm"]
         else:
             params, names = _qlinear_nodes(graph, chosen, params)
@@ -230,7 +234,9 @@ def quantize_model(
 
 
 def _warn_of_conversion(model: onnx.ModelProto, opset: int) -> None:
-    """Log that a model of an opset without quantized operators was converted, as the older function did."""
+    """Log a warning if the model's opset has no quantized operators and the model was converted. The older function did
+    the same.
+    """
     before = max(
         (imported.version for imported in model.opset_import if imported.domain in MAIN_DOMAINS), default=opset
     )
@@ -246,8 +252,9 @@ def _warn_of_conversion(model: onnx.ModelProto, opset: int) -> None:
 def _qlinear_nodes(
     model: ir.Model, chosen: Sequence[ir.Node], params: Mapping[str, QuantParams]
 ) -> tuple[dict[str, QuantParams], list[str]]:
-    """Return the parameters with those of dropped Relu and Clip nodes folded in, and the nodes that can be
-    quantized."""
+    """Return the parameters, merged across dropped Relu and Clip nodes, and the names of the nodes that can be
+    quantized.
+    """
     computing = [node for node in chosen if node.op_type in _COMPUTING]
     products = [node for node in chosen if node.op_type in _PRODUCTS]
     makers = frozenset(name_of(node.outputs[0]) for node in [*products, *computing])
@@ -268,7 +275,7 @@ def _qlinear_nodes(
 def _check_inputs(
     model: ir.Model, names: Sequence[str], params: Mapping[str, QuantParams], *, quantized_outputs: bool
 ) -> None:
-    """Refuse a Conv or MatMul with an input of unknown scale: neither given, nor handed on by a quantized node."""
+    """Refuse a Conv or MatMul that has an input of unknown scale: not given, and not passed on by a quantized node."""
     taken = [node for node in model.graph if node.name in names]
     known = {o for node in taken if quantized_outputs or node.op_type in _HANDING_ON for o in node.outputs}
     for node in taken:
@@ -307,7 +314,8 @@ def _written(
         ]
         for name, p in params.items()
     }
-    nothing = TensorData(lowest=np.float32(0), highest=np.float32(1))  # overridden, but there has to be one
+    # the overrides replace it, but the quantizer needs a value
+    nothing = TensorData(lowest=np.float32(0), highest=np.float32(1))
     biases = _take_biases(model, names) if mode == "QLinearOps" and not static else {}
     op_types = sorted({"MatMul", *(node.op_type for node in model.graph)})
     try:
@@ -331,14 +339,16 @@ def _written(
                 },
             )
             quantizer.quantize_model()
-    except CalibrationError as error:  # ranges are an argument here
+    except CalibrationError as error:  # here the ranges come from an argument
         raise UsageError(error.problem, "Add the tensor to quantization_params, or use static=False") from error
     quantized: onnx.ModelProto = quantizer.model.model
     return _with_biases(quantized, biases) if biases else quantized
 
 
 def _take_biases(model: ir.Model, names: Sequence[str]) -> dict[str, tuple[str, NDArray[Any]]]:
-    """Take the constant biases off the Conv nodes of these names, in place; their names and values by node."""
+    """Remove the constant biases from the Conv nodes of these names, in place. Return the name and values of each bias
+    by node name.
+    """
     taken = {}
     for node in model.graph:
         bias = node_input(node, 2) if is_op(node, "Conv") and node.name in names else None
@@ -350,8 +360,9 @@ def _take_biases(model: ir.Model, names: Sequence[str]) -> dict[str, tuple[str, 
 
 
 def _with_biases(quantized: onnx.ModelProto, biases: Mapping[str, tuple[str, NDArray[Any]]]) -> onnx.ModelProto:
-    """Give QLinearConv nodes their biases back: int32 in units of input scale times weight scale, which are known only
-    when the model runs."""
+    """Return the model with the biases of its QLinearConv nodes restored. A bias is int32 in units of input scale times
+    weight scale, and these are known only when the model runs.
+    """
     model = from_proto(quantized)
     editor = Editor(model)
     for node in model.graph:

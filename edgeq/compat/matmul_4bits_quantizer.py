@@ -1,4 +1,4 @@
-"""Stand in for `onnxruntime.quantization.matmul_4bits_quantizer`, 2023 to 2025: `matmul_nbits_quantizer` since."""
+"""Replace `onnxruntime.quantization.matmul_4bits_quantizer` of 2023 to 2025, now `matmul_nbits_quantizer`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def __getattr__(name: str) -> Any:
 
 
 class MatMul4BitsQuantizer(MatMulNBitsQuantizer):
-    """Quantize as `MatMulNBitsQuantizer` with 4 bits, its arguments in their earlier order."""
+    """Quantize like `MatMulNBitsQuantizer` with 4 bits. The arguments have their earlier order."""
 
     def __init__(
         self,

@@ -1,5 +1,8 @@
-"""Stand in for `onnxruntime.quantization.matmul_bnb4_quantizer`: weights of MatMul in 4-bit floats, FP4 or NF4; also
-a command, `python -m edgeq.compat.matmul_bnb4_quantizer`. The integers are onnxruntime's own.
+"""Replace `onnxruntime.quantization.matmul_bnb4_quantizer`, which puts weights of MatMul into 4-bit floats (FP4 or
+NF4).
+
+The module is also a command: `python -m edgeq.compat.matmul_bnb4_quantizer`. onnxruntime's own code computes the
+integers.
 """
 
 from __future__ import annotations
@@ -29,11 +32,11 @@ def __getattr__(name: str) -> Any:
 
 
 class MatMulBnb4Quantizer:
-    """Provide the quantizer of the documentation, with its arguments: `process()`, then
+    """Provide the quantizer of the documentation with the same arguments. Call `process()`, then
     `model.save_model_to_file(path)`.
 
     Attributes:
-        model: onnxruntime's ONNXModel; quantized, once `process` was called.
+        model: onnxruntime's ONNXModel, quantized after `process`.
     """
 
     FP4 = 0
@@ -45,7 +48,7 @@ class MatMulBnb4Quantizer:
         if quant_type not in (self.FP4, self.NF4):
             raise UsageError(f"quant_type is {quant_type!r}", "Give 0 for FP4, or 1 for NF4")
         if not isinstance(block_size, int) or block_size < 16 or block_size & (block_size - 1):
-            raise UsageError(f"block_size is {block_size!r}", "Give a power of two from 16 on")
+            raise UsageError(f"block_size is {block_size!r}", "Give a power of two, 16 or more")
         if not isinstance(model, onnx.ModelProto):
             model = load_model(path_of(model), external_data="all")
         theirs = quantization_tools("matmul_bnb4_quantizer").MatMulBnb4Quantizer
@@ -53,10 +56,10 @@ class MatMulBnb4Quantizer:
         self.model = self._quantizer.model
 
     def process(self) -> None:
-        """Quantize.
+        """Quantize the model.
 
         Raises:
-            ModelError: the quantizer refuses the model, or it has no MatMul with a constant matrix.
+            ModelError: the quantizer refuses the model, or the model has no MatMul with a constant matrix.
         """
         with refusals("the model", "Keep the node in float with nodes_to_exclude"):
             self._quantizer.process()
@@ -67,19 +70,19 @@ class MatMulBnb4Quantizer:
 
 
 def parser() -> ArgumentParser:
-    """Make the parser of the command's options."""
+    """Return the parser of the command's options."""
     options = ArgumentParser("edgeq.compat.matmul_bnb4_quantizer", description="Put weights into 4-bit floats.")
     options.add_argument("--input_model", type=Path, required=True, help="Float model.")
     options.add_argument("--output_model", type=Path, required=True, help="Quantized model; must not exist.")
     options.add_argument("--quant_type", type=int, choices=[0, 1], default=1, help="0 for FP4, 1 for NF4.")
-    options.add_argument("--block_size", type=int, default=64, help="Weights that share a scale.")
+    options.add_argument("--block_size", type=int, default=64, help="Number of weights that share a scale.")
     options.add_argument("-v", "--verbose", action="store_true", help="Accepted.")
     options.add_argument("--nodes_to_exclude", nargs="+", default=[], help="Nodes to keep in float.")
     return options
 
 
 def run(arguments: Sequence[str]) -> str:
-    """Do what the arguments say and return the line to print."""
+    """Run the command with the given arguments and return the line to print."""
     chosen = parser().parse_args(arguments)
     if chosen.output_model.exists():
         raise UsageError(f"{chosen.output_model} exists", "Choose another --output_model, or remove it")

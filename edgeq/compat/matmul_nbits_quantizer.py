@@ -1,9 +1,9 @@
-"""Stand in for `onnxruntime.quantization.matmul_nbits_quantizer`: weights in blocks of 4 or 8 bits; also a command,
-`python -m edgeq.compat.matmul_nbits_quantizer`.
+"""Replace `onnxruntime.quantization.matmul_nbits_quantizer`, which puts weights into blocks of 4 or 8 bits.
 
-The scales of products are edgeq's, which are searched, with onnxruntime's default algorithm, RTN and k_quant; the file
-has the same form and size. All else (QDQ, tables of Gather, other algorithms, float16) is done by onnxruntime's own
-quantizer.
+The module is also a command: `python -m edgeq.compat.matmul_nbits_quantizer`.
+
+With onnxruntime's default algorithm, RTN and k_quant, edgeq searches the scales of matrix products. The file keeps its
+form and size. onnxruntime's own quantizer does everything else: QDQ, tables of Gather, other algorithms, and float16.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from edgeq.scheme import ALL_NODES, BLOCK_SIZES, WEIGHT_BITS, Scheme
 from edgeq.util.outputs import output_file
 
 _SEARCHED = ("DEFAULT", "RTN", "k_quant")
-"""Algorithms of which only scale and zero point of a block are different."""
+"""Algorithms that differ only in the scale and zero point of a block."""
 _OWN_WAYS = ("channel_wised_quantize", "ratios", "customized_weight_config")
-"""Options that are onnxruntime's quantizer's alone."""
+"""Options that only onnxruntime's own quantizer supports."""
 _HALVES = (onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
 _METHODS = {
     "default": "DefaultWeightOnlyQuantConfig",
@@ -47,12 +47,12 @@ def __getattr__(name: str) -> Any:
 
 
 class MatMulNBitsQuantizer:
-    """Provide the quantizer of the documentation, with its arguments: `process()`, then
+    """Provide the quantizer of the documentation with the same arguments. Call `process()`, then
     `model.save_model_to_file(path)`.
 
     Attributes:
-        model: onnxruntime's ONNXModel; quantized, once `process` was called.
-        algo_config: a configuration of this module's; default: made from the arguments.
+        model: onnxruntime's ONNXModel, quantized after `process`.
+        algo_config: a configuration of this module. The default is made from the arguments.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class MatMulNBitsQuantizer:
         self._given = model
         size = getattr(algo_config, "block_size", block_size)
         if not isinstance(size, int) or size < 16 or size & (size - 1):
-            raise UsageError(f"block_size is {size!r}", "Give a power of two from 16 on")
+            raise UsageError(f"block_size is {size!r}", "Give a power of two, 16 or more")
         if not isinstance(model, onnx.ModelProto):
             model = load_model(path_of(model), external_data="all")
         self._source = model
@@ -101,7 +101,7 @@ class MatMulNBitsQuantizer:
         self.model = quantization_tools("onnx_model").ONNXModel(model)
 
     def process(self) -> None:
-        """Quantize.
+        """Quantize the model.
 
         Raises:
             UsageError: onnxruntime's quantizer does not take these options.
@@ -131,7 +131,7 @@ class MatMulNBitsQuantizer:
         self.model = own.model
 
     def _searches(self) -> bool:
-        """Return whether edgeq writes what the options name."""
+        """Return whether edgeq, and not onnxruntime's quantizer, writes the products for these options."""
         config = self.algo_config
         return (
             config.algorithm in _SEARCHED
@@ -146,7 +146,9 @@ class MatMulNBitsQuantizer:
         )
 
     def _chosen(self, option: str) -> Any:
-        """By the configuration, or the argument where it leaves that open."""
+        """Return the value of an option in the configuration. If the configuration does not have it, return the
+        argument.
+        """
         return getattr(self.algo_config, option, self._how[option])
 
     def _in_searched_blocks(self, folder: Path) -> onnx.ModelProto:
@@ -166,7 +168,7 @@ class MatMulNBitsQuantizer:
 
 
 def _with_level(model: onnx.ModelProto, level: int | None) -> onnx.ModelProto:
-    """`model`, whose products have the accuracy level that was asked for; None leaves it to the kernels."""
+    """Set the accuracy level of all products and return `model`. None leaves the level to the kernels."""
     for node in model.graph.node:
         if node.op_type == OPERATOR:
             others = [attribute for attribute in node.attribute if attribute.name != LEVEL]
@@ -177,14 +179,14 @@ def _with_level(model: onnx.ModelProto, level: int | None) -> onnx.ModelProto:
 
 
 def in_blocks(model: ModelInput, output: Path, **options: Any) -> Written:
-    """Quantize a model and write it, checked.
+    """Quantize a model, check the result, and write it.
 
     Args:
-        options: of `MatMulNBitsQuantizer`.
+        options: the options of `MatMulNBitsQuantizer`.
 
     Raises:
         ModelError: the model is damaged or refused, or nothing in it was quantized.
-        RuntimeUnavailableError: onnxruntime does not take the result.
+        RuntimeUnavailableError: onnxruntime cannot open the result.
     """
     with output_file(output, force=True, beside=siblings(model, output)) as draft:
         quantizer = MatMulNBitsQuantizer(model, **options)
@@ -198,25 +200,27 @@ def _theirs() -> Any:
 
 
 def parser() -> ArgumentParser:
-    """Make the parser of the command's options."""
+    """Return the parser of the command's options."""
     options = ArgumentParser(
         "edgeq.compat.matmul_nbits_quantizer", description="Put weights into blocks of 4 or 8 bits."
     )
     options.add_argument("--input_model", type=Path, required=True, help="Float model.")
     options.add_argument("--output_model", type=Path, required=True, help="Quantized model; must not exist.")
-    options.add_argument("--block_size", type=int, default=32, help="Weights that share a scale.")
+    options.add_argument("--block_size", type=int, default=32, help="Number of weights that share a scale.")
     options.add_argument(
         "--quant_method", choices=[*_METHODS, "gptq", "nvidia_awq"], default="default", help="Algorithm."
     )
-    options.add_argument("--bits", type=int, default=4, help="Bits of a weight.")
+    options.add_argument("--bits", type=int, default=4, help="Bits per weight.")
     options.add_argument("--symmetric", type=_boolean, nargs="?", const=True, default=True, help="No zero points.")
-    options.add_argument("--accuracy_level", type=int, help="What products compute in: 4 is int8, 1 float32.")
+    options.add_argument("--accuracy_level", type=int, help="Type that products compute in: 4: int8, 1: float32.")
     options.add_argument("-v", "--verbose", action="store_true", help="Accepted.")
     options.add_argument("--nodes_to_exclude", nargs="+", default=[], help="Nodes to keep in float.")
     options.add_argument("--nodes_to_include", nargs="+", help="Nodes to quantize, whatever their type.")
-    options.add_argument("--quant_format", choices=["QOperator", "QDQ"], default="QOperator", help="Form of the file.")
+    options.add_argument(
+        "--quant_format", choices=["QOperator", "QDQ"], default="QOperator", help="Format of the file."
+    )
     options.add_argument("--op_types_to_quantize", nargs="+", choices=["MatMul", "Gather"], help="Default: MatMul.")
-    options.add_argument("--quant_axes", type=_axis, nargs="+", help="OP_TYPE:AXIS, as MatMul:0 Gather:1.")
+    options.add_argument("--quant_axes", type=_axis, nargs="+", help="OP_TYPE:AXIS, such as MatMul:0 Gather:1.")
     return options
 
 
@@ -235,7 +239,7 @@ def _axis(text: str) -> tuple[str, int]:
 
 
 def run(arguments: Sequence[str]) -> str:
-    """Do what the arguments say and return the line to print."""
+    """Run the command with the given arguments and return the line to print."""
     chosen = parser().parse_args(arguments)
     if chosen.quant_method not in _METHODS:
         raise UsageError(

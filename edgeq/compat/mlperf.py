@@ -1,11 +1,12 @@
-"""Run main.py of MLPerf inference's vision benchmark, for what its options mean here: python -m edgeq.compat.mlperf.
+"""Run main.py of MLPerf inference's vision benchmark with edgeq: python -m edgeq.compat.mlperf.
 
     python -m edgeq.compat.mlperf --profile resnet50-onnxruntime --model resnet50.onnx --dataset-path imagenet/ \\
         --accuracy --count 500
-    python -m edgeq.compat.mlperf onnxruntime resnet50 cpu --accuracy --count 5000        # as run_local.sh has it
+    python -m edgeq.compat.mlperf onnxruntime resnet50 cpu --accuracy --count 5000        # as in run_local.sh
 
-With --accuracy, top-1 or mean average precision of the first --count items; without, latency and throughput in a
-scenario. It measures as `edgeq eval` and `edgeq bench` do; it is not a submission and needs no loadgen.
+With --accuracy, it measures top-1 or mean average precision over the first --count items. Without it, it measures
+latency and throughput in a scenario. It measures like `edgeq eval` and `edgeq bench`. The result is not a submission,
+and loadgen is not needed.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ SCENARIOS = {
     "Offline": "offline",
 }
 VAL_MAP = "val_map.txt"
-"""Where the benchmark keeps ImageNet's labels: lines of file name and class, next to the images."""
+"""The benchmark's file of ImageNet labels, next to the images. Each line has a file name and a class."""
 _TABLES = toml_table(Path(__file__).with_suffix(".toml"), UsageError, "Install edgeq again")
 DATASETS: Mapping[str, Mapping[str, Any]] = _TABLES["datasets"]
 PROFILES: Mapping[str, str] = _TABLES["profiles"]
@@ -51,31 +52,35 @@ DEVICE = "cpu"
 @click.argument("words", nargs=-1, metavar="[onnxruntime MODEL [cpu]]")
 @click.option("--model", type=click.Path(path_type=Path), help="Model, or a bundle. [the file in $MODEL_DIR]")
 @click.option("--dataset-path", type=click.Path(path_type=Path), help="Folder of the data set. [$DATA_DIR]")
-@click.option("--dataset", type=click.Choice(list(DATASETS)), help="Which data set; the profile's if not given.")
+@click.option("--dataset", type=click.Choice(list(DATASETS)), help="Kind of data set. [the profile's]")
 @click.option("--dataset-list", help=f"ImageNet: file of names and classes [{VAL_MAP}]; COCO: instances file.")
-@click.option("--profile", type=click.Choice(list(PROFILES)), default="defaults", help="A model of the benchmark.")
-@click.option("--backend", type=click.Choice([BACKEND]), default=BACKEND, help="There is one.", expose_value=False)
-@click.option("--scenario", type=OneOf(click.Choice([*SCENARIOS])), default="SingleStream", help="Without --accuracy.")
+@click.option("--profile", type=click.Choice(list(PROFILES)), default="defaults", help="Model of the benchmark.")
+@click.option(
+    "--backend", type=click.Choice([BACKEND]), default=BACKEND, help="Accepted: there is only one.", expose_value=False
+)
+@click.option(
+    "--scenario", type=OneOf(click.Choice([*SCENARIOS])), default="SingleStream", help="Scenario of the speed."
+)
 @click.option("--accuracy", is_flag=True, help="Measure accuracy, not speed.")
 @click.option("-n", "--count", type=click.IntRange(min=1), help="Items of the data set to use. [accuracy: all]")
 @click.option("--threads", type=click.IntRange(min=0), default=0, help="Threads inside an operator; 0: all cores.")
-@click.option("--max-batchsize", type=click.IntRange(min=1), default=1, help="Items a run: Offline, MultiStream.")
-@click.option("--time", "seconds", type=click.FloatRange(min=0), default=2.0, help="Seconds at least.")
-@click.option("--qps", type=OneOf(click.FLOAT), help="Server: arrivals a second; else the most that holds is searched.")
-@click.option("--max-latency", type=OneOf(click.FLOAT), help="Server: bound on the 99th percentile, in seconds.")
-@click.option("--outputs", help="The output to look at, where there are several.")
+@click.option("--max-batchsize", type=click.IntRange(min=1), default=1, help="Items per run: Offline, MultiStream.")
+@click.option("--time", "seconds", type=click.FloatRange(min=0), default=2.0, help="Minimum duration in seconds.")
+@click.option("--qps", type=OneOf(click.FLOAT), help="Server: queries per second. [the most within the limit]")
+@click.option("--max-latency", type=OneOf(click.FLOAT), help="Server: limit of the 99th percentile, in seconds.")
+@click.option("--outputs", help="Output to evaluate, if the model has several.")
 @click.option("--output", "folder", type=click.Path(path_type=Path), help="Folder for results.json.")
 @click.option("--cache", type=int, help="Accepted: nothing needs to be cached.", expose_value=False)
 @click.option(
     *("--mlperf_conf", "--user_conf", "--inputs", "--data-format", "unused"),
-    help="Accepted, not needed.",
+    help="Accepted and ignored.",
     expose_value=False,
 )
-@click.option("--preprocess", help="Instead of the data set's: a name, a .toml file, or steps.")
-@click.option("--class-offset", type=int, help="Scores in front of class 0.")
-@click.option("--decoder", help=f"COCO: {', '.join(DECODERS.names())}, or path.py:function.")
+@click.option("--preprocess", help="Preprocessing: a name, a .toml file, or steps. [the data set's]")
+@click.option("--class-offset", type=int, help="Number of scores before class 0.")
+@click.option("--decoder", help=f"COCO: decoder of the head: {', '.join(DECODERS.names())}, or path.py:function.")
 def command(**options: Any) -> None:
-    """Measure accuracy or speed of an image model as MLPerf's main.py does."""
+    """Measure the accuracy or speed of an image model with the options of MLPerf's main.py."""
     result = run(**options)
     say(line_of(result))
 
@@ -102,7 +107,7 @@ def run(
     max_latency: float | None,
     words: Sequence[str],
 ) -> dict[str, Any]:
-    """Do what the options say and return what was found, as results.json has it."""
+    """Measure with these options and return the results in the form of results.json."""
     named = _named(words)
     if named is not None:
         profile = f"{named}-{BACKEND}"
@@ -117,7 +122,7 @@ def run(
     chosen = preprocess or known.get("preprocess")
     if chosen is None:
         raise UsageError(
-            f"--dataset {name} does not say how images become inputs",
+            f"--dataset {name} has no preprocessing for its images",
             f"Add --preprocess (`edgeq preprocess list`), --decoder ({', '.join(DECODERS.names())}) and "
             "--dataset-list instances.json",
         )
@@ -160,13 +165,15 @@ def run(
 
 
 def _named(words: Sequence[str]) -> str | None:
-    """Return the model among run_local.sh's words, which come in any order: backend, model, device."""
+    """Return the model among the words of run_local.sh: backend, model and device, in any order. Return None without
+    words.
+    """
     found = [word for word in words if word in FILES]
     other = next((word for word in words if word not in (*FILES, BACKEND, DEVICE)), None)
     if other is not None or (words and len(found) != 1):
         model = found[0] if found else next(iter(FILES))
         raise UsageError(
-            f"{other!r} is not measured here" if other is not None else "there is no one model among these words",
+            f"unknown word {other!r}" if other is not None else "these words do not name exactly one model",
             f"Type {BACKEND} {model} {DEVICE}; models: {', '.join(FILES)}",
         )
     return found[0] if found else None
@@ -183,11 +190,11 @@ def _check_results(place: Path) -> None:
     """Refuse to replace anything but earlier results."""
     kept = read_object(place)
     if place.exists() and (kept is None or not {"model", "dataset", "scenario"} <= kept.keys()):
-        raise OutputError(f"{shown(place)} holds no earlier results", "Move it, or choose another --output")
+        raise OutputError(f"{shown(place)} does not contain earlier results", "Move it, or choose another --output")
 
 
 def line_of(result: Mapping[str, Any]) -> str:
-    """Return the line that main.py ends with."""
+    """Return the last line of main.py's output."""
     figures = ", ".join(f"{k}={v:.4g}" for k, v in result["figures"].items())
     if "metrics" not in result:
         return f"TestScenario.{result['scenario']} {figures}"
@@ -196,7 +203,7 @@ def line_of(result: Mapping[str, Any]) -> str:
 
 
 def _speed(model: Path, data: BenchData, settings: BenchSettings) -> dict[str, float]:
-    """Measure a model in one scenario and return the numbers that were found."""
+    """Measure a model in one scenario and return the figures."""
     with device_errors():
         settings.check()
     found = bench(model, data=data, settings=settings, progress=PrintedProgress())

@@ -1,6 +1,6 @@
 """Run the command that precedes calibrate.py in ONNX Runtime's RISC-V fork: python -m edgeq.compat.optimize.
 
-Constants become initializers, BatchNormalization is folded. `edgeq.compat.preprocess` has more options.
+The command turns constants into initializers and folds BatchNormalization. `edgeq.compat.preprocess` has more options.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from edgeq.compat.preprocess import quant_pre_process
 @click.option("--output", type=click.Path(path_type=Path), required=True, help="Result; replaced if it exists.")
 @switch("--replace_gemm", help="Accepted: a Gemm is quantized as it is.")
 def command(source: Path, output: Path, replace_gemm: bool) -> None:
-    """Fold what can be folded, in preparation for calibrate."""
+    """Fold constants and BatchNormalization to prepare a model for calibrate."""
     del replace_gemm
     quant_pre_process(source, output, skip_symbolic_shape=True, progress=PrintedProgress())
     say(f"{output}: next, python -m edgeq.compat.calibrate --model_path {output} --dataset_path FOLDER")

@@ -1,8 +1,8 @@
-"""Run ONNX Runtime's `transformers.optimizer`, checked: python -m edgeq.compat.optimizer, or `optimize_model` as a
-function.
+"""Run ONNX Runtime's `transformers.optimizer` and check its result: python -m edgeq.compat.optimizer, or the function
+`optimize_model`.
 
-The fusions are ONNX Runtime's, with all its options. What they make is looked at before it is written: it must load,
-and answer what the model answered.
+The fusions are ONNX Runtime's, with all their options. Before the command writes the result, it checks that the result
+loads and gives the same outputs as the original model.
 
     python -m edgeq.compat.optimizer --input bert.onnx --output bert.opt.onnx --model_type bert
     quantize_dynamic("bert.opt.onnx", "bert.int8.onnx", op_types_to_quantize=["Attention", "MatMul", ...])
@@ -38,21 +38,22 @@ from edgeq.util.display import SILENT, Progress
 from edgeq.util.outputs import check_apart, output_file
 
 LEAST_SQNR_DB = 40.0
-"""Fused operators add in another order, and a fused Gelu may be another approximation of it; no more."""
+"""The minimum SQNR of the outputs. Fused operators add in another order, and may approximate Gelu in another way."""
 _HALF_SQNR_DB = 25.0
 _SIZE = 8
-"""Of every free axis of made-up inputs."""
+"""The size of every free axis of the generated inputs."""
 
 
 def optimize_model(input: str | Path | onnx.ModelProto, model_type: str = "bert", **options: Any) -> Any:
     """Run `onnxruntime.transformers.optimizer.optimize_model` with its arguments and return its `OnnxModel`.
 
-    Where PyTorch is not installed, which onnxruntime asks for before it runs its own optimisation, the basic level is
-    done without it. An Unsqueeze over several axes is split before: only so is an attention mask recognised.
+    onnxruntime needs PyTorch to run its own optimisation. If PyTorch is not installed, edgeq runs the basic level
+    without it. Before the fusions, edgeq splits each Unsqueeze over several axes, because otherwise onnxruntime does
+    not recognise an attention mask.
 
     Raises:
         ModelError: the model is damaged, or the optimizer fails on it.
-        UsageError: an option that the installed onnxruntime does not know.
+        UsageError: the installed onnxruntime does not know an option.
         RuntimeUnavailableError: the options need PyTorch.
     """
     with tempfile.TemporaryDirectory(prefix="edgeq-optimizer-") as folder:
@@ -66,8 +67,9 @@ def optimize_model(input: str | Path | onnx.ModelProto, model_type: str = "bert"
 
 
 def _prepared(path: Path, model_type: str, level: int | None, folder: Path) -> tuple[Path, int | None]:
-    """Return the model to give to onnxruntime's optimizer, and its level: masks in the form that it recognises, and the
-    basic level done where it would want PyTorch."""
+    """Return the model and the level to pass to onnxruntime's optimizer. The masks have the form that it recognises. If
+    the basic level would need PyTorch, edgeq has already run it.
+    """
     from onnxruntime.transformers.optimizer import MODEL_TYPES
 
     if model_type not in MODEL_TYPES:
@@ -75,7 +77,7 @@ def _prepared(path: Path, model_type: str, level: int | None, folder: Path) -> t
     wanted = MODEL_TYPES[model_type][2] if level is None else level
     if wanted > 1 and find_spec("torch") is None:
         raise RuntimeUnavailableError(
-            f"onnxruntime's optimizer needs torch for level {wanted}", "pip install torch, or take level 0 or 1"
+            f"onnxruntime's optimizer needs torch for level {wanted}", "pip install torch, or use level 0 or 1"
         )
     if wanted == 1 and find_spec("torch") is None:
         basic = folder / "basic.onnx"
@@ -91,11 +93,11 @@ def _prepared(path: Path, model_type: str, level: int | None, folder: Path) -> t
 
 @contextmanager
 def _failures(path: Path) -> Iterator[None]:
-    """Raise what onnxruntime's optimizer raises as edgeq's errors."""
+    """Turn the exceptions of onnxruntime's optimizer into edgeq's errors."""
     try:
         yield
     except TypeError as error:
-        raise UsageError(f"onnxruntime's optimizer: {one_line(error)}", "See its documentation") from error
+        raise UsageError(f"onnxruntime's optimizer: {one_line(error)}", "See onnxruntime's documentation") from error
     except (ValueError, RuntimeError, AssertionError, KeyError, IndexError) as error:
         raise ModelError(
             f"{path}: onnxruntime's optimizer fails: {one_line(error)}", "Try another model type"
@@ -103,14 +105,14 @@ def _failures(path: Path) -> Iterator[None]:
 
 
 def check_same(before: Path, after: Path, *, least_sqnr_db: float = LEAST_SQNR_DB, progress: Progress = SILENT) -> None:
-    """Hold an optimised model's answer to a made-up input against the answer of the model that it was made from.
+    """Compare the outputs of an optimised model with those of its original, on a generated input.
 
-    Models are not comparable where their inputs differ (`--input_int32`) or the original does not take made-up values;
-    then a note says so.
+    If the inputs of the two models differ (`--input_int32`), or the original does not accept generated values, the
+    models are not compared, and a note states that.
 
     Raises:
         ModelError: the optimised model does not load.
-        CheckFailedError: it answers something else.
+        CheckFailedError: its outputs differ.
     """
     load_model(after, external_data="none")
     try:
@@ -119,23 +121,23 @@ def check_same(before: Path, after: Path, *, least_sqnr_db: float = LEAST_SQNR_D
         raise ModelError(error.problem, "Run it on the provider that it was optimised for") from error
     signature = model_signature(before)
     if signature.inputs != model_signature(after).inputs:
-        progress.note("not compared with the model before: the inputs differ")
+        progress.note("not compared with the original model: the inputs differ")
         return
 
     feed = made_up_inputs(before, seed=0, free=_SIZE)
     try:
         found = evaluate_sessions(sessions, open_samples([feed], signature), reference="before").agreement["after"]
     except (DataError, RuntimeUnavailableError) as error:
-        progress.note(f"not compared with the model before: it does not take made-up inputs ({error.problem})")
+        progress.note(f"not compared with the original model: it refuses generated inputs ({error.problem})")
         return
     if not found.compared and not any(output.mismatched for output in found.outputs):
-        progress.note("not compared with the model before: it answers no numbers")
+        progress.note("not compared with the original model: its outputs are not numbers")
         return
     if found.sqnr_db < least_sqnr_db or any(output.nonfinite or output.mismatched for output in found.outputs):
         raise CheckFailedError(
-            f"the optimised model answers otherwise ({found.sqnr_db:.1f} dB)", "Disable fusions until it does not"
+            f"the optimised model gives other outputs ({found.sqnr_db:.1f} dB)", "Disable fusions until they agree"
         )
-    progress.note(f"same answer as before: {found.sqnr_db:.0f} dB")
+    progress.note(f"same outputs as before: {found.sqnr_db:.0f} dB")
 
 
 @click.command("optimizer", cls=Command, context_settings={**SETTINGS, "ignore_unknown_options": True})
@@ -148,7 +150,7 @@ def command(source: Path, output: Path, extra_arguments: tuple[str, ...]) -> Non
 
 
 def run(source: Path, output: Path, extra_arguments: Sequence[str], *, progress: Progress = SILENT) -> str:
-    """Do what the options say and return the line to print."""
+    """Run the command with these options and return the line to print."""
     before = load_model(source, external_data="none")
     check_apart(output, model_files(source))
     with (
@@ -172,7 +174,7 @@ def run(source: Path, output: Path, extra_arguments: Sequence[str], *, progress:
 
 
 def _theirs(source: Path, draft: Path, extra_arguments: Sequence[str]) -> None:
-    """onnxruntime's own command, in this process: its options are its business."""
+    """Run onnxruntime's own command in this process. It parses its options itself."""
     arguments = sys.argv
     sys.argv = ["optimizer", "--input", str(source), "--output", str(draft), *extra_arguments]
     try:
@@ -182,7 +184,7 @@ def _theirs(source: Path, draft: Path, extra_arguments: Sequence[str]) -> None:
             main()
     except SystemExit as error:
         if error.code:
-            raise UsageError("onnxruntime's optimizer refuses an option", "The lines above name it") from None
+            raise UsageError("onnxruntime's optimizer refuses an option", "See the lines above") from None
     finally:
         sys.argv = arguments
 

@@ -1,9 +1,8 @@
-"""Run ONNX Runtime's `quantization.preprocess`: python -m edgeq.compat.preprocess, or `quant_pre_process` as a
-function.
+"""Run ONNX Runtime's `quantization.preprocess`: python -m edgeq.compat.preprocess, or the function `quant_pre_process`.
 
-Symbolic shape inference, ONNX Runtime's basic optimisation and onnx's shape inference, each of which can be skipped.
-The model keeps its operator set, its types and the names of what survives. What differs from the older tool is in
-docs/migration-tools.md.
+The steps are symbolic shape inference, ONNX Runtime's basic optimisation, and onnx's shape inference. Each can be
+skipped. The model keeps its opset, its types, and the names of the nodes and tensors that remain.
+docs/migration-tools.md lists the differences from the older tool.
 """
 
 from __future__ import annotations
@@ -60,28 +59,29 @@ def quant_pre_process(
     input_model_path: str | Path | None = None,
     progress: Progress = SILENT,
 ) -> None:
-    """Infer shapes and optimise, in preparation for quantization.
+    """Infer shapes and optimise a model to prepare it for quantization.
 
     Args:
         input_model: a path, or a model in memory (of less than 2 GB).
-        output_model_path: replaced if it exists, with its data files.
-        skip_optimization, skip_onnx_shape, skip_symbolic_shape: leave out a step.
-        auto_merge: accepted; sizes that may differ stay apart, and the inference goes on.
+        output_model_path: the result. An existing file and its data files are replaced.
+        skip_optimization, skip_onnx_shape, skip_symbolic_shape: True to leave out a step.
+        auto_merge: accepted. Sizes that may differ stay distinct, and the inference continues.
         int_max, guess_output_rank, verbose: see `edgeq.model.shapes.SymbolicOptions`.
-        save_as_external_data: weights next to the model; a model too large for one file is always saved so.
-        all_tensors_to_one_file: in one file, else in one each.
-        external_data_location: name of that one file; "<output>.data" if not given.
-        external_data_size_threshold: bytes from which on a weight goes there.
-        input_model_path: what `input_model` was called until 2023.
+        save_as_external_data: True to keep weights next to the model. A model too large for one file is always saved
+            so.
+        all_tensors_to_one_file: True for one data file, False for a file per tensor.
+        external_data_location: the name of that one file; "<output>.data" if not given.
+        external_data_size_threshold: the smallest size in bytes of a weight that goes there.
+        input_model_path: the name of `input_model` until 2023.
 
     Raises:
-        UsageError: arguments that make no sense.
+        UsageError: the arguments contradict each other or lack a path.
         ModelError: the model is damaged, or onnxruntime refuses it.
         OutputError: the output cannot be written.
     """
     source = input_model if input_model is not None else input_model_path
     if source is None or output_model_path is None:
-        raise UsageError("a model and a place for the result are needed", "Give input_model and output_model_path")
+        raise UsageError("the model or the path of the result is missing", "Give input_model and output_model_path")
     symbolic = None if skip_symbolic_shape else SymbolicOptions(int_max, guess_output_rank, verbose)
     output = path_of(output_model_path, "output")
     with tempfile.TemporaryDirectory(prefix="edgeq-preprocess-") as folder:
@@ -129,11 +129,11 @@ def preprocessed(
     """Return the model after the chosen steps.
 
     Args:
-        path: of the model.
-        workdir: where optimisation works; the result may refer to external data in it.
-        symbolic: options of symbolic shape inference; None leaves it out.
-        optimize: whether ONNX Runtime's basic optimisation is done.
-        onnx_shapes: whether onnx's shape inference is done.
+        path: the model.
+        workdir: the folder for temporary files of the optimisation. The result may refer to external data in it.
+        symbolic: the options of symbolic shape inference; None to leave it out.
+        optimize: True to run ONNX Runtime's basic optimisation.
+        onnx_shapes: True to run onnx's shape inference.
 
     Raises:
         ModelError: the model is damaged, or onnxruntime refuses it.
@@ -142,14 +142,14 @@ def preprocessed(
     check_sizes(model, path)
     named = name_nodes(model)
     if named:
-        progress.note(f"{named} nodes named, which had no name of their own")
+        progress.note(f"{named} nodes without a name got one")
     if symbolic is not None:
         _describe(model, symbolic, progress)
     if optimize:
         model = _optimized(model, path, workdir, progress)
     if onnx_shapes:
         _describe(model, None, progress)
-    # Optimisation makes tensors that the first inference has not seen.
+    # Optimisation creates tensors that the first inference did not see.
     if optimize and symbolic is not None and unknown_shapes(model):
         _describe(model, symbolic, progress)
     _check(model, path)
@@ -169,8 +169,8 @@ def write(
     """Write a model in one step, replacing an earlier one.
 
     Args:
-        source: model file that must not be replaced, nor its data.
-        Others as `quant_pre_process` has them.
+        source: the model file. Neither it nor its data may be replaced.
+        Other arguments: see `quant_pre_process`.
     """
     kept = model_files(source)
     check_apart(output, kept)
@@ -194,16 +194,17 @@ def _describe(model: ir.Model, symbolic: SymbolicOptions | None, progress: Progr
     """Write inferred shapes into the model, in place."""
     inference_problem = write_shapes(model, symbolic)
     if inference_problem:
-        progress.note(f"symbolic shape inference gave up ({inference_problem}); onnx's own was used")
+        progress.note(f"symbolic shape inference failed ({inference_problem}); onnx's own was used")
 
 
 def _optimized(model: ir.Model, source: Path, workdir: Path, progress: Progress) -> ir.Model:
-    """ONNX Runtime's basic optimisation, with 16-bit floats widened before: it runs them in float32 on a CPU, and would
-    leave a Cast behind every weight."""
+    """Run ONNX Runtime's basic optimisation after widening 16-bit floats to float32. On a CPU, ONNX Runtime computes
+    16-bit floats in float32 and would leave a Cast after every weight.
+    """
     tidy(model)
     widened = widen_half(model)
     if widened:
-        progress.note(f"16-bit floats widened to float32 ({widened} weights): that is what int8 is made from")
+        progress.note(f"16-bit floats widened to float32 ({widened} weights): int8 is made from float32")
     raw, optimized = workdir / "raw.onnx", workdir / "optimized.onnx"
     save_model(model, raw)
     optimize_basic(raw, optimized, source=source, external=weight_bytes(model) > INLINE_LIMIT)
@@ -221,20 +222,20 @@ def _check(model: ir.Model, path: Path) -> None:
 
 
 def symbolic_options(function: Any) -> Any:
-    """Add the options of symbolic inference, which two commands have."""
+    """Add the options of symbolic shape inference to a command. Two commands share them."""
     for option in (
-        switch("--auto_merge", help="Accepted; sizes that may differ stay apart, and the inference goes on."),
-        click.option("--int_max", type=int, default=_INT_MAX, help="Integers from this on mean: to the end."),
+        switch("--auto_merge", help="Accepted and ignored: sizes that may differ stay distinct."),
+        click.option("--int_max", type=int, default=_INT_MAX, help="Integers of this size or more mean: to the end."),
         switch("--guess_output_rank", help="Give unknown operators the rank of their first input."),
         click.option("--verbose", type=click.IntRange(0, 3), default=0, help="0: quiet, 1: warnings, 3: all."),
         switch("--save_as_external_data", help="Keep weights next to the model."),
-        switch("--all_tensors_to_one_file", help="Keep them in one file, not in one each."),
-        click.option("--external_data_location", help="Name of that one file."),
+        switch("--all_tensors_to_one_file", help="Keep them in one file, not in a file per weight."),
+        click.option("--external_data_location", help="Name of that file."),
         click.option(
             "--external_data_size_threshold",
             type=click.IntRange(min=0),
             default=1024,
-            help="Bytes from which on a weight is kept there.",
+            help="Smallest size in bytes of a weight that is kept there.",
         ),
     ):
         function = option(function)
@@ -249,7 +250,7 @@ def symbolic_options(function: Any) -> Any:
 @switch("--skip_symbolic_shape", help="Leave out symbolic shape inference.")
 @symbolic_options
 def command(**options: Any) -> None:
-    """Optimise a model and infer its shapes, in preparation for quantization."""
+    """Optimise a model and infer its shapes to prepare it for quantization."""
     quant_pre_process(**options, progress=PrintedProgress())
 
 

@@ -1,7 +1,7 @@
-"""Provide ONNX Runtime's `quantization.qdq_loss_debug`: the same functions, the same dictionaries.
+"""Provide ONNX Runtime's `quantization.qdq_loss_debug` with the same functions and the same dictionaries.
 
-Weights are matched in every quantized format, not by name in QDQ models alone. `edgeq debug` finds more: which layers
-lose the accuracy, and why (docs/debug.md).
+edgeq matches weights in every quantized format, not only by name in QDQ models. `edgeq debug` finds more: which layers
+lose accuracy, and why (docs/debug.md).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ WeightError = Callable[[Any, Any], float]
 ActivationError = Callable[[Any, Any], float]
 
 SAVED = "_ReshapedSavedOutput"
-"""What the older tool appends to the name of a tensor that it makes an output, as one row of numbers."""
+"""The suffix that the older tool appends to the name of a tensor that it outputs as one row of numbers."""
 _SHAPE = "EdgeqSavedOutputShape"
 _QUANTIZED_INPUT = "_QuantizeLinear_Input"
 _DEQUANTIZED = re.compile(r"(?P<name>.+)_DequantizeLinear_Output(_\d+)?")
@@ -46,14 +46,14 @@ def modify_model_output_intermediate_tensors(
     op_types_for_saving: Sequence[str] | None = None,
     save_as_external_data: bool = False,
 ) -> None:
-    """Write a model that also gives the float tensors that its nodes read and make, flattened, for debugging.
+    """Write a model for debugging that also outputs the float tensors that its nodes read and produce, flattened.
 
-    Tensors of the main graph; constants are left out, and tensors whose type cannot be inferred.
+    Only tensors of the main graph are output. Constants and tensors whose type cannot be inferred are left out.
 
     Args:
-        output_model_path: replaced if it exists.
-        op_types_for_saving: the operator types whose inputs and outputs to give; None takes all.
-        save_as_external_data: keep weights in a file next to the model; large models always do.
+        output_model_path: the result. An existing file is replaced.
+        op_types_for_saving: the operator types whose inputs and outputs to save; None means all.
+        save_as_external_data: True to keep weights in a file next to the model. Large models always do.
     """
     source, output = path_of(input_model_path), path_of(output_model_path, "output")
     model = read_model(source)
@@ -67,12 +67,12 @@ def collect_activations(
     session_options: Any = None,
     execution_providers: Sequence[str] | None = None,
 ) -> dict[str, list[Array]]:
-    """Run a model that `modify_model_output_intermediate_tensors` wrote and keep, per tensor, one array a batch.
+    """Run a model that `modify_model_output_intermediate_tensors` wrote. Return one array per batch for each tensor.
 
     Args:
         input_reader: an object with `get_next`, or anything else that `edgeq.data.samples.open_samples` takes.
-        session_options: onnxruntime's `SessionOptions`; without them the graph runs as it is written.
-        execution_providers: the CPU if not given.
+        session_options: onnxruntime's `SessionOptions`. Without them, onnxruntime does not optimise the graph.
+        execution_providers: the execution providers; the CPU if not given.
 
     Raises:
         DataError: there are no inputs, or the model refuses one.
@@ -84,7 +84,7 @@ def collect_activations(
     found: dict[str, list[Array]] = {}
     for _, outputs in inferences({str(path): session}, samples):
         for name, array in outputs[str(path)].items():
-            # What is saved goes before the model's own output of that name.
+            # A saved tensor takes precedence over the model's own output of the same name.
             if f"{name}{SAVED}" not in outputs[str(path)]:
                 found.setdefault(name.removesuffix(SAVED), []).append(array)
     return found
@@ -93,13 +93,14 @@ def collect_activations(
 def create_activation_matching(
     qdq_activations: Mapping[str, Arrays], float_activations: Mapping[str, Arrays] | None = None
 ) -> dict[str, dict[str, Arrays]]:
-    """Return activations of a QDQ model before and after QuantizeLinear/DequantizeLinear, and those of the float model.
+    """Return the activations of a QDQ model before and after QuantizeLinear/DequantizeLinear, and those of the float
+    model.
 
     Args:
-        qdq_activations, float_activations: what `collect_activations` gave of each model.
+        qdq_activations, float_activations: the result of `collect_activations` for each model.
 
     Returns:
-        name → "pre_qdq", "post_qdq" and, with `float_activations` and where that model has the tensor, "float".
+        name → "pre_qdq" and "post_qdq", and "float" if `float_activations` has the tensor.
     """
     found: dict[str, dict[str, Arrays]] = {}
     for name, before, after in _pairs(qdq_activations):
@@ -110,11 +111,12 @@ def create_activation_matching(
 
 
 def create_weight_matching(float_model_path: str | Path, qdq_model_path: str | Path) -> dict[str, dict[str, Array]]:
-    """Return weights of the float model and those that the quantized one computes with: name → "float", "dequantized".
+    """Return the weights of the float model and those that the quantized model computes with: name → "float",
+    "dequantized".
 
     Args:
-        float_model_path: the model that was quantized: preprocessed, where it was.
-        qdq_model_path: QDQ, QOperator, or dynamically quantized.
+        float_model_path: the model that was quantized. If it was preprocessed first, the preprocessed model.
+        qdq_model_path: a model in QDQ or QOperator form, or a dynamically quantized one.
     """
     float_graph, quantized = (GraphIndex(read_model(Path(path))) for path in (float_model_path, qdq_model_path))
     found: dict[str, dict[str, Array]] = {}
@@ -125,8 +127,8 @@ def create_weight_matching(float_model_path: str | Path, qdq_model_path: str | P
 
 
 def compute_signal_to_quantization_noice_ratio(x: Array | Arrays, y: Array | Arrays) -> float:
-    """Return 20 log10(|x| / |x - y|) in dB over all arrays; norms are at least the smallest step of a double above
-    1, so that it is finite. The spelling is the older tool's.
+    """Return 20 log10(|x| / |x - y|) in dB over all arrays. Each norm is at least the epsilon of a double, so that the
+    result is finite. The spelling of the name is the older tool's.
     """
     left, right = _in_a_row(x), _in_a_row(y)
     if left.size != right.size:
@@ -139,7 +141,7 @@ def compute_weight_error(
     weights_match: Mapping[str, Mapping[str, Array]],
     err_func: WeightError = compute_signal_to_quantization_noice_ratio,
 ) -> dict[str, float]:
-    """Return `err_func` of each weight of `create_weight_matching`."""
+    """Return `err_func` for each weight of `create_weight_matching`."""
     return {name: err_func(match["float"], match["dequantized"]) for name, match in weights_match.items()}
 
 
@@ -147,8 +149,8 @@ def compute_activation_error(
     activations_match: Mapping[str, Mapping[str, Arrays]],
     err_func: ActivationError = compute_signal_to_quantization_noice_ratio,
 ) -> dict[str, dict[str, float]]:
-    """Return `err_func` of each activation of `create_activation_matching`: "qdq_err" of rounding it, and
-    "xmodel_err" of the two models where the float model's was given.
+    """Return `err_func` for each activation of `create_activation_matching`: "qdq_err" for its rounding, and
+    "xmodel_err" between the two models if the float model's activation is given.
     """
     found: dict[str, dict[str, float]] = {}
     for name, match in activations_match.items():
@@ -159,7 +161,7 @@ def compute_activation_error(
 
 
 def _float_tensors(model: ir.Model, op_types: Sequence[str] | None) -> dict[ir.Value, ir.DataType]:
-    """Tensors that nodes read and make, and their element type, in the order of the graph."""
+    """Return the tensors that nodes read and produce, with their element types, in the order of the graph."""
     inferred = infer_shapes(model)[0]
     found: dict[ir.Value, ir.DataType] = {}
     for node in model.graph:
@@ -176,7 +178,7 @@ def _float_tensors(model: ir.Model, op_types: Sequence[str] | None) -> dict[ir.V
 
 def _add_outputs(model: ir.Model, tensors: Mapping[ir.Value, ir.DataType]) -> None:
 
-    # The format's oldest version, 3, requires every initializer among the inputs.
+    # The oldest version of the format, 3, requires every initializer to be an input.
     model.ir_version = max(model.ir_version, FREE_INITIALIZERS)
     editor = Editor(model)
     shape = editor.constant(_SHAPE, np.array([-1], np.int64))
@@ -187,11 +189,11 @@ def _add_outputs(model: ir.Model, tensors: Mapping[ir.Value, ir.DataType]) -> No
 
 
 def _pairs(activations: Mapping[str, Arrays]) -> Iterator[tuple[str, str, str]]:
-    """(activation, its tensor before rounding, and after), each activation once."""
+    """Yield (activation, its tensor before rounding, its tensor after rounding), each activation once."""
     seen: set[str] = set()
     for name in activations:
         if name.endswith(_QUANTIZED_INPUT):
-            # A graph output keeps its name behind DequantizeLinear.
+            # A graph output keeps its name after DequantizeLinear.
             pair = (name.removesuffix(_QUANTIZED_INPUT), name, name.removesuffix(_QUANTIZED_INPUT))
         elif match := _DEQUANTIZED.fullmatch(name):
             pair = (match["name"], match["name"], name)

@@ -1,4 +1,4 @@
-"""Stand in for `onnxruntime.quantization.quant_utils`: QuantType, QuantFormat, write_calibration_table,
+"""Replace `onnxruntime.quantization.quant_utils`: QuantType, QuantFormat, write_calibration_table,
 load_model_with_shape_infer. Other helpers are onnxruntime's own.
 """
 

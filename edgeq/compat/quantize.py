@@ -1,5 +1,6 @@
-"""Stand in for `onnxruntime.quantization.quantize`: the module that scripts import from, and the function of its
-name, which took a ModelProto until 2020 and has taken files with a configuration since 2022.
+"""Replace `onnxruntime.quantization.quantize`, both the module and the function of the same name.
+
+The function took a ModelProto until 2020. Since 2022 it takes files with a configuration.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ from edgeq.util.public import make_callable
 
 
 def quantize(*arguments: Any, **options: Any) -> Written | onnx.ModelProto:
-    """Call either of the two, chosen by the arguments.
+    """Call one of the two functions of this name. The arguments decide which.
 
-    `quantize(model_input, model_output, quant_config)`: StaticQuantConfig, DynamicQuantConfig, what get_qdq_config or
-    get_qnn_qdq_config gives, or a configuration of MatMulNBitsQuantizer.
-    `quantize(model, per_channel=False, nbits=8, quantization_mode=…, static=False, …)`: a ModelProto in, a ModelProto
-    out; see `edgeq.compat.legacy.quantize_model`.
+    `quantize(model_input, model_output, quant_config)` takes a StaticQuantConfig, a DynamicQuantConfig, the result of
+    get_qdq_config or get_qnn_qdq_config, or a configuration of MatMulNBitsQuantizer. `quantize(model,
+    per_channel=False, nbits=8, quantization_mode=…, static=False, …)` takes and returns a ModelProto; see
+    `edgeq.compat.legacy.quantize_model`.
     """
     names_output = len(arguments) > 1 and isinstance(arguments[1], str | os.PathLike)
     if names_output or "model_output" in options or "quant_config" in options:
@@ -45,7 +46,7 @@ def quantize_with_config(model_input: ModelInput, model_output: str | Path, quan
     """Quantize a file by a configuration object of onnxruntime.
 
     Raises:
-        UsageError: the object is not a configuration. Else as quantize_static and quantize_dynamic.
+        UsageError: the object is not a configuration. For other errors, see quantize_static and quantize_dynamic.
     """
     if hasattr(quant_config, "algorithm"):
         return in_blocks(model_input, path_of(model_output, "output"), algo_config=quant_config)

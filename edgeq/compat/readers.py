@@ -1,10 +1,10 @@
-"""Provide data readers with the arguments of ONNX Runtime's quantization examples: a range of a folder, serial or in
-batches.
+"""Provide data readers with the arguments of ONNX Runtime's quantization examples. A reader takes a range of a folder,
+sample by sample or in batches.
 
-An object with `get_next` is what the older calibrators take. The same reader gives labels and the geometry of each
-image to an evaluator (`edgeq.compat.evaluators`), which `get_next` cannot.
+The older calibrators take an object with `get_next`. The same reader also gives an evaluator
+(`edgeq.compat.evaluators`) the labels and the geometry of each image, which `get_next` cannot.
 
-The examples loaded `stride` images at a time into memory and the next ones when those were used up. Here each is read
+The examples loaded `stride` images into memory, and the next ones after those were used up. Here, each image is read
 when it is needed: `stride` is accepted and changes nothing.
 """
 
@@ -28,29 +28,31 @@ from edgeq.signature import Signature
 Feed = dict[str, NDArray[Any]]
 
 RESNET50 = "preprocess_method2"
-"""Of the CPU example: resized to the model, RGB, minus the mean colour."""
+"""The preprocessing of the CPU example: resize to the model's input, RGB, subtract the mean colour."""
 IMAGENET = "imagenet"
 CLASSES = 1000
 
 
 def letterbox(width: int, height: int) -> str:
-    """Return the steps of the YOLO examples: aspect kept, in the centre of grey, RGB in 0..1, channels first."""
+    """Return the preprocessing steps of the YOLO examples: fit the image into the centre of a grey canvas, keep its
+    aspect ratio, scale RGB to 0..1, and put channels first.
+    """
     return f"letterbox={width}x{height}:center:128:bicubic,divide=255,layout=NCHW"
 
 
 class DataReader:
-    """Read samples `start_index` to `end_index` of a data set, `batch_size` a run.
+    """Read the samples from `start_index` to `end_index` of a data set, `batch_size` samples per run.
 
     Args:
-        dataset: whatever `edgeq.data.samples.open_samples` takes: a folder of images, .npz, .pb, Python objects.
-        model_path: the model, or one made of it with the same inputs.
-        preprocess, labels: as `open_samples` takes them.
-        end_index: the first sample that is left out; 0 goes to the end.
+        dataset: anything that `edgeq.data.samples.open_samples` takes: a folder of images, .npz, .pb, Python objects.
+        model_path: the model, or a model made from it with the same inputs.
+        preprocess, labels: see `open_samples`.
+        end_index: the first sample that is left out; 0 reads to the end.
         stride: accepted.
-        batch_size: samples stacked along the first axis, which the model must leave free; the last batch is shorter.
+        batch_size: samples stacked along the first axis, which must be free in the model. The last batch is shorter.
 
     Raises:
-        UsageError: a batch or a range of samples that makes no sense.
+        UsageError: the batch size is below 1, or the range contains no samples.
         DataError, ModelError: the data set or the model cannot be read.
     """
 
@@ -69,7 +71,7 @@ class DataReader:
 
         del stride
         if batch_size < 1:
-            raise UsageError(f"a batch of {batch_size} makes no sense", "Give 1 or more")
+            raise UsageError(f"batch_size is {batch_size}", "Give 1 or more")
         self.model_path = Path(model_path)
         self.batch_size = batch_size
         signature = model_signature(self.model_path)
@@ -80,14 +82,16 @@ class DataReader:
         self.set_range(start_index, end_index)
 
     def _constants(self, signature: Signature) -> Feed:
-        """Inputs that are the same in every run."""
+        """Return the inputs that are the same in every run."""
         del signature
         return {}
 
     def set_range(self, start_index: int, end_index: int) -> None:
-        """Read other samples from now on."""
+        """Choose the samples to read from now on, and start at the first of them."""
         if end_index and end_index <= start_index:
-            raise UsageError(f"samples {start_index} to {end_index} are none", "Give a larger end_index, or 0")
+            raise UsageError(
+                f"the range of samples from {start_index} to {end_index} is empty", "Give a larger end_index, or 0"
+            )
         opened = open_samples(
             self._dataset,
             self._signature,
@@ -100,32 +104,34 @@ class DataReader:
         self.rewind()
 
     def get_next(self) -> Feed | None:
-        """Return the inputs of the next run; None when there are no more."""
+        """Return the inputs of the next run, or None after the last run."""
         sample = next(self._runs, None)
         if sample is None:
             return None
         return dict(self.unfilled(sample).inputs)
 
     def rewind(self) -> None:
-        """Start again."""
+        """Start again at the first sample."""
         self._runs = self.runs()
 
     def runs(self) -> Iterator[Sample]:
-        """Return the runs as samples. A gathered batch is filled to its size; its context says how many rows count."""
+        """Return the runs as samples. An incomplete batch is filled up to its size. Its context states how many rows
+        count.
+        """
         return iter(self.samples) if self.batch_size == 1 else rebatch(self.samples, self.batch_size)
 
     def complete(self, run: Sample) -> Sample:
-        """Return a run with the inputs that are the same in every run."""
+        """Return a run with the inputs that are the same in every run added."""
         return replace(run, inputs={**run.inputs, **self.constants})
 
     def unfilled(self, run: Sample) -> Sample:
-        """Return a complete run without what fills the last batch."""
+        """Return a complete run without the rows that fill up the last batch."""
         filled = run.context.get("valid")
         inputs = {name: array[:filled] if array.ndim else array for name, array in run.inputs.items()}
         return self.complete(replace(run, inputs=inputs))
 
     def get_batch_size(self) -> int:
-        """Return the samples in each run."""
+        """Return the number of samples in each run."""
         return self.batch_size
 
     def get_dataset_size(self) -> int:
@@ -146,12 +152,12 @@ class DataReader:
         return feed
 
     def __len__(self) -> int:
-        """Runs."""
+        """Return the number of runs."""
         return -(-len(self.samples) // self.batch_size)
 
 
 class ResNet50DataReader(DataReader):
-    """Read data as the image classification example for CPUs does."""
+    """Read data in the way of the image classification example for CPUs."""
 
     def __init__(
         self, calibration_image_folder: Any, model_path: str | Path = "augmented_model.onnx", *, preprocess: Any = None
@@ -160,11 +166,12 @@ class ResNet50DataReader(DataReader):
 
 
 class ImageNetDataReader(DataReader):
-    """Read data as the image classification example for TensorRT does: short side 256, centre 224, mean and deviation.
+    """Read data in the way of the image classification example for TensorRT: short side 256, crop of 224 in the centre,
+    normalized by mean and deviation.
 
     Args:
-        image_folder: the images, or the folder whose `val` they are.
-        width, height, input_name: taken from the model; accepted.
+        image_folder: the folder of images, or the folder whose subfolder `val` contains them.
+        width, height, input_name: accepted; the model determines them.
     """
 
     def __init__(
@@ -196,7 +203,8 @@ class ImageNetDataReader(DataReader):
         )
 
     def get_synset_id(self, image_folder: Any = None, offset: int = 0, dataset_size: int = 0) -> NDArray[np.float32]:
-        """Return the labels of the reader's range, one-hot, [samples, 1000]. Arguments are accepted.
+        """Return the one-hot labels of the reader's range, [samples, 1000]. The arguments are accepted and change
+        nothing.
 
         Raises:
             UsageError: the reader has no labels.
@@ -210,16 +218,18 @@ class ImageNetDataReader(DataReader):
 
 
 class YoloDataReader(DataReader):
-    """Read data as the object detection example does.
+    """Read data in the way of the object detection example.
 
-    A second input `image_shape`, as the model zoo's YOLOv3 has it, is fed with height and width of the model's input.
+    The YOLOv3 of the model zoo has a second input `image_shape`. The reader feeds it the height and width of the
+    model's input.
 
     Args:
         is_evaluation: accepted.
-        annotations: COCO instances file, for an evaluator that is given none.
+        annotations: COCO instances file, for an evaluator without annotations of its own.
         preprocess: the letterbox that the model was trained with, if it is not `letterbox(width, height)`.
-        size_limit, augmented_model_path: of 2021: images from `start_index` on (0: all), and the model.
-        preprocess_func: refused; `preprocess` has its place.
+        size_limit, augmented_model_path: parameters of 2021: the number of images from `start_index` on (0: all), and
+            the model.
+        preprocess_func: refused; use `preprocess`.
     """
 
     def __init__(
@@ -243,7 +253,7 @@ class YoloDataReader(DataReader):
         del is_evaluation
         if preprocess_func is not None:
             raise UsageError(
-                "a preprocess_func over a whole folder is not called", "Give preprocess='file.py:function'"
+                "a preprocess_func for a whole folder is not supported", "Give preprocess='file.py:function'"
             )
         self.annotations = Path(annotations)
         self._size = (height, width)
@@ -266,7 +276,7 @@ YoloV3DataReader = YoloDataReader
 
 
 class YoloV3VariantDataReader(YoloDataReader):
-    """Read data for the variants, whose input is larger."""
+    """Read data for the YOLOv3 variants, which have a larger input."""
 
     def __init__(self, calibration_image_folder: Any, width: int = 608, height: int = 384, *others: Any, **named: Any):
         super().__init__(calibration_image_folder, width, height, *others, **named)

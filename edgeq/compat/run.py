@@ -1,7 +1,7 @@
 """Run the command of ONNX Runtime's image classification example (run.py): python -m edgeq.compat.run.
 
-Calibrates on a folder, quantizes, and times both models. Behind it is `edgeq quantize`: the profile of this machine
-chooses integer types and the operators that are worth it, and the result is proven before it is written.
+The command calibrates on a folder, quantizes, and times both models. `edgeq quantize` does the work: the profile of
+this machine chooses the integer types and the operators to quantize, and edgeq proves the result before it writes it.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _FORMATS = ("QDQ", "QOperator")
 @click.option("--output_model", type=click.Path(path_type=Path), required=True, help="Result; replaced if it exists.")
 @click.option("--calibrate_dataset", default="./test_images", help="Images, .npz, .pb ...")
 @click.option(
-    "--quant_format", type=click.Choice(_FORMATS, case_sensitive=False), default="QDQ", help="Form of the result."
+    "--quant_format", type=click.Choice(_FORMATS, case_sensitive=False), default="QDQ", help="Format of the result."
 )
-@switch("--per_channel", help="One weight scale a channel.")
-@click.option("--preprocess", help=f"Preprocessing, as `edgeq preprocess` lists them. Images: [{RESNET50}]")
+@switch("--per_channel", help="One weight scale per channel.")
+@click.option("--preprocess", help=f"Preprocessing; see `edgeq preprocess`. [images: {RESNET50}]")
 @click.option("--profile", default="auto", help="Hardware that the model is for; auto is this machine.")
 @says
 def command(

@@ -1,7 +1,7 @@
 """Run the debugging command of ONNX Runtime's examples (run_qdq_debug.py): python -m edgeq.compat.run_qdq_debug.
 
-Prints how well each weight and each activation of the quantized model stands for the float model's, in dB.
-`edgeq debug` finds which of them cost the accuracy, and why.
+The command prints for each weight and each activation how close the quantized model is to the float model, in dB.
+`edgeq debug` finds which of them cost accuracy, and why.
 """
 
 from __future__ import annotations
@@ -21,15 +21,20 @@ from edgeq.compat.readers import RESNET50, DataReader
 @click.option("--float_model", type=click.Path(path_type=Path), required=True, help="Model that was quantized.")
 @click.option("--qdq_model", type=click.Path(path_type=Path), required=True, help="Quantized model.")
 @click.option("--calibrate_dataset", default="./test_images", help="Images, .npz, .pb ...")
-@click.option("--preprocess", help=f"Preprocessing, as `edgeq preprocess` lists them. Images: [{RESNET50}]")
-@click.option("--count", type=click.IntRange(min=1), default=8, help="Samples at most; all their activations are kept.")
+@click.option("--preprocess", help=f"Preprocessing; see `edgeq preprocess`. [images: {RESNET50}]")
+@click.option(
+    "--count",
+    type=click.IntRange(min=1),
+    default=8,
+    help="Maximum number of samples. Memory holds all their activations.",
+)
 @says
 def command(
     *, float_model: Path, qdq_model: Path, calibrate_dataset: str, preprocess: str | None, count: int
 ) -> Iterator[str]:
     """Compare the weights and activations of a float model and its quantized form."""
     weights = debug.compute_weight_error(debug.create_weight_matching(float_model, qdq_model))
-    yield "Weights, float against dequantized:"
+    yield "Weights: float against dequantized:"
     for name, error in weights.items():
         yield f"  {name}: {error:.2f} dB"
     preprocess = preprocess or images_or_arrays(calibrate_dataset, RESNET50)
@@ -40,7 +45,7 @@ def command(
             debug.modify_model_output_intermediate_tensors(model, augmented)
             reader = DataReader(calibrate_dataset, model, preprocess=preprocess, end_index=count)
             activations.append(debug.collect_activations(augmented, reader))
-    yield "Activations, the float model's against the quantized one's, and before against after rounding:"
+    yield "Activations: float model against quantized model, and before against after rounding:"
     for name, errors in debug.compute_activation_error(debug.create_activation_matching(*activations)).items():
         across = f"{errors['xmodel_err']:.2f} dB" if "xmodel_err" in errors else "not in the float model"
         yield f"  {name}: {across}, {errors['qdq_err']:.2f} dB"

@@ -1,4 +1,4 @@
-"""Accept onnxruntime's enumerations by member or by name: scripts of several eras and packages mix them."""
+"""Accept onnxruntime's enumerations by member or by name, because scripts of several eras and packages mix them."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from edgeq.quantize.quantizer import settle
 from edgeq.run.session import SessionSettings, open_session
 
 METHODS: Mapping[str, str] = {"MinMax": "minmax", "Entropy": "entropy", "Percentile": "percentile"}
-"""CalibrationMethod that gives ranges of integers → edgeq's method."""
+"""CalibrationMethod with integer ranges → edgeq's method."""
 
 
 def member(enumeration: str, value: Any) -> Any:
-    """Return the member of `onnxruntime.quantization.<enumeration>` that `value`, a member or its name, stands for.
+    """Return a member of `onnxruntime.quantization.<enumeration>`, given as the member or its name.
 
     Raises:
-        UsageError: there is none.
+        UsageError: the enumeration has no such member.
     """
     import onnxruntime.quantization
 
@@ -40,15 +40,15 @@ def member(enumeration: str, value: Any) -> Any:
 
 
 def name_of_member(value: Any) -> str:
-    """Return the name of an enumeration's member, given as the member or as that name."""
+    """Return the name of an enumeration's member, given as the member or its name."""
     return str(getattr(value, "name", value))
 
 
 def quant_type(value: Any) -> Any:
-    """Return a QuantType of integers, by member or name.
+    """Return an integer QuantType, given as the member or its name.
 
     Raises:
-        UsageError: unknown, or a float type.
+        UsageError: the type is unknown, or a float type.
     """
     found = member("QuantType", value)
     if "FLOAT" in found.name:
@@ -58,18 +58,19 @@ def quant_type(value: Any) -> Any:
 
 LOG = logging.getLogger("edgeq.compat")
 ModelInput = str | os.PathLike[str] | onnx.ModelProto
-"""What the documentation calls `model_input`."""
+"""The type of `model_input` in the documentation."""
 
 
 @dataclass(frozen=True)
 class Written:
-    """Report what an older function wrote. Those functions returned nothing, so scripts may ignore it.
+    """Report what an older function wrote. The functions of onnxruntime returned None, so scripts may ignore this
+    value.
 
     Attributes:
         output: the quantized model.
-        session_options: session configuration entries to set when it is run; without them ONNX Runtime's optimiser may
-            make it slower or less accurate.
-        notes: what was done to the model and what is worth knowing.
+        session_options: session configuration entries to set when the model runs. Without them, ONNX Runtime's
+            optimiser may make it slower or less accurate.
+        notes: changes to the model, and other facts that are useful to know.
     """
 
     output: Path
@@ -78,11 +79,11 @@ class Written:
 
 
 def as_given(model: ModelInput, folder: Path) -> PreparedModel:
-    """Return the model in the form that the quantizer needs, with all its own nodes: nothing is folded or optimised,
-    because the older functions did not either and their users name nodes and tensors.
+    """Return the model in the form that the quantizer needs, with all its own nodes. Nothing is folded or optimised:
+    the older functions did not do it either, and their users refer to nodes and tensors by name.
 
-    What does change: opset under 13 is raised, nodes without a name get one, weights stop being inputs, Constant nodes
-    become weights, 16-bit floats are widened, shapes are inferred.
+    The following does change: an opset below 13 is raised, nodes without a name get one, weights are no longer inputs,
+    Constant nodes become weights, 16-bit floats are widened, and shapes are inferred.
 
     Args:
         folder: a private folder.
@@ -91,17 +92,17 @@ def as_given(model: ModelInput, folder: Path) -> PreparedModel:
 
 
 def siblings(model: ModelInput, output: Path) -> tuple[str, ...]:
-    """Return `edgeq.model.load.data_beside` of a model by path; nothing for one in memory, which is no larger than a
-    file.
+    """Return `edgeq.model.load.data_beside` of a model given by its path. Return an empty tuple for a model in memory,
+    which always fits in one file.
     """
     return () if isinstance(model, onnx.ModelProto) else data_beside(output, path_of(model))
 
 
 def as_file(model: ModelInput, folder: Path) -> Path:
-    """Return the path of a model; one in memory is written to `folder`.
+    """Return the path of a model. Write a model in memory to `folder` first.
 
     Raises:
-        UsageError: neither a path nor a ModelProto.
+        UsageError: the model is neither a path nor a ModelProto.
     """
     if not isinstance(model, onnx.ModelProto):
         return path_of(model)
@@ -112,24 +113,27 @@ def as_file(model: ModelInput, folder: Path) -> Path:
 
 
 def checked(draft: Path, output: Path, notes: Iterable[str]) -> Written:
-    """Check a written model against the format's rules and with ONNX Runtime, and find what its sessions need.
+    """Check a written model against the format's rules and with ONNX Runtime. Find the session options that it needs.
 
     Args:
-        draft: the file; `output`: where it will be, for messages.
-        notes: of what was done before.
+        draft: the file.
+        output: the later path of the file, for messages.
+        notes: notes of the earlier steps.
 
     Raises:
-        ModelError: the checker refuses it.
-        RuntimeUnavailableError: ONNX Runtime does.
+        ModelError: the checker refuses the model.
+        RuntimeUnavailableError: ONNX Runtime refuses the model.
     """
     model = read_model(draft)
     missing = sorted({node.domain for node in model.graph} - {*model.opset_imports, *MAIN_DOMAINS})
     if missing:
-        raise ModelError(f"{output} would use operators of {missing[0]!r} without importing it", "Please report this")
+        raise ModelError(
+            f"{output} uses operators of {missing[0]!r} without importing that domain", "Please report this"
+        )
     if not is_quantized(model):
         raise ModelError(
             f"{output}: nothing in it was quantized",
-            "Choose operator types and nodes that the model has, or static quantization for one of convolutions",
+            "Choose operator types and nodes of the model. For convolutions, use static quantization",
         )
     options, why, changed = settle(model, guard=False)
     if changed:
@@ -145,12 +149,12 @@ def checked(draft: Path, output: Path, notes: Iterable[str]) -> Written:
 
 
 def listed(names: str | Iterable[str] | None) -> list[str]:
-    """Return names of nodes, or operator types, as a list: one name alone is a list of one."""
+    """Return names of nodes or operator types as a list. A single name becomes a list of one."""
     return [names] if isinstance(names, str) else list(names or ())
 
 
 def warn_unknown_nodes(model: ir.Model, *lists: Iterable[str] | None) -> None:
-    """Log a warning for each name that no node of the model has; the older functions ignored those silently."""
+    """Log a warning for each name that no node of the model has. The older functions ignored such names silently."""
     known = {node.name for node in model.graph}
     for name in dict.fromkeys(name for names in lists for name in names or ()):
         if name not in known:

@@ -1,7 +1,8 @@
-"""Run the static quantization command of ONNX Runtime, 2025 on: python -m edgeq.compat.static_quantize_runner.
+"""Run the static quantization command that ONNX Runtime has had since 2025: python -m
+edgeq.compat.static_quantize_runner.
 
-The samples are the test_data_set_N folders next to the model. The options are read with argparse, as they always were:
-several take lists of names (`--nodes_to_exclude conv1 conv2`).
+The samples are in the test_data_set_N folders next to the model. argparse reads the options, as in the original,
+because several take lists of names (`--nodes_to_exclude conv1 conv2`).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from edgeq.util.records import json_object
 _INTEGERS = {f"q{sign.lower()}{bits}": f"Q{sign}{bits}" for sign in ("Int", "UInt") for bits in (4, 8, 16)}
 _METHODS = {"minmax": "MinMax", "entropy": "Entropy", "percentile": "Percentile", "distribution": "Distribution"}
 _FORMATS = {"qdq": "QDQ", "qoperator": "QOperator"}
-# Flag → extra option that it sets.
+# Flag → the extra option that it sets.
 _FLAGS = {
     "enable_subgraph": "EnableSubgraph",
     "force_quantize_no_input_check": "ForceQuantizeNoInputCheck",
@@ -38,25 +39,30 @@ _FLAGS = {
 
 
 def parser() -> ArgumentParser:
-    """Make the parser of the command's options."""
+    """Return the parser of the command's options."""
     options = ArgumentParser("edgeq.compat.static_quantize_runner", description="Quantize a model.")
     options.add_argument("-i", "--input_model_path", type=Path, required=True, help="Float model.")
     options.add_argument("-o", "--output_quantized_model_path", type=Path, required=True, help="Quantized model.")
     options.add_argument(
-        "--activation_type", choices=list(_INTEGERS), default="quint8", help="Integers of activations."
+        "--activation_type", choices=list(_INTEGERS), default="quint8", help="Integer type of activations."
     )
-    options.add_argument("--weight_type", choices=list(_INTEGERS), default="qint8", help="Weights' integers.")
-    options.add_argument("--quant_format", choices=list(_FORMATS), default="qdq", help="How quantization is written.")
-    options.add_argument("--calibration_method", choices=list(_METHODS), default="minmax", help="How ranges are found.")
+    options.add_argument("--weight_type", choices=list(_INTEGERS), default="qint8", help="Integer type of weights.")
+    options.add_argument("--quant_format", choices=list(_FORMATS), default="qdq", help="Format of the result.")
+    options.add_argument(
+        "--calibration_method", choices=list(_METHODS), default="minmax", help="How ranges are derived."
+    )
     options.add_argument("--per_channel", action="store_true", help="One weight scale per output channel.")
     options.add_argument("--nodes_to_quantize", nargs="+", help="The only nodes to quantize.")
     options.add_argument("--nodes_to_exclude", nargs="+", help="Nodes to keep in float.")
-    options.add_argument("--minimum_real_range", type=float, default=0.0001, help="Ranges are at least this wide.")
+    options.add_argument("--minimum_real_range", type=float, default=0.0001, help="Minimum width of a range.")
     options.add_argument("--disable_quantize_bias", action="store_true", help="Biases stay float.")
-    options.add_argument("--quantize_bias", action="store_true", help="Biases become integers; they do by default.")
+    options.add_argument("--quantize_bias", action="store_true", help="Biases become integers (the default).")
     options.add_argument("--tensor_quant_overrides", type=Path, help="JSON: {tensor: [{scale, zero_point}]}.")
     options.add_argument(
-        "--op_types_to_exclude_output_quantization", nargs="+", default=[], help="Types whose outputs stay float."
+        "--op_types_to_exclude_output_quantization",
+        nargs="+",
+        default=[],
+        help="Operator types whose outputs stay float.",
     )
     options.add_argument(
         "--op_per_channel_axis",
@@ -72,7 +78,7 @@ def parser() -> ArgumentParser:
 
 
 def run(arguments: Sequence[str]) -> str:
-    """Do what the arguments say and return the line to print."""
+    """Run the command with the given arguments and return the line to print."""
     chosen = parser().parse_args(arguments)
     extra: dict[str, Any] = {option: getattr(chosen, flag) for flag, option in _FLAGS.items()}
     extra |= {
@@ -116,7 +122,7 @@ def _overrides(path: Path | None) -> dict[str, Any]:
             for tensor, entries in content.items()
         }
     except (ValueError, TypeError, AttributeError, KeyError, OverflowError) as error:
-        raise UsageError(f"{path} holds no overrides ({error!r})", fix) from error
+        raise UsageError(f"{path} does not contain overrides ({error!r})", fix) from error
 
 
 main = partial(run_printed, run)

@@ -1,7 +1,7 @@
-"""Run ONNX Runtime's `tools.symbolic_shape_infer`, with its options: python -m edgeq.compat.symbolic_shape_infer.
+"""Run ONNX Runtime's `tools.symbolic_shape_infer` with its options: python -m edgeq.compat.symbolic_shape_infer.
 
-The inference is ONNX Runtime's, but two sizes that may differ are never taken for one. Where it gives up, what onnx's
-own inference finds is written, with a note.
+The inference is ONNX Runtime's, but it never merges two sizes that may differ. If it fails, the result of onnx's own
+inference is written, with a note.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from edgeq.model.shapes import SymbolicOptions, unknown_shapes
 
 @click.command("symbolic_shape_infer", cls=Command, context_settings=SETTINGS)
 @click.option("--input", "source", type=click.Path(path_type=Path), required=True, help="Model.")
-@click.option("--output", type=click.Path(path_type=Path), help="Result; without it, only unknown shapes are printed.")
+@click.option("--output", type=click.Path(path_type=Path), help="Result. Without it, only unknown shapes are printed.")
 @symbolic_options
 @says
 def command(

@@ -1,6 +1,7 @@
 """Race int8 against float compute for products with 4-bit weights on this machine.
 
-With few rows the int8 kernels win, with many float's do; where the turn is depends on the machine and the shapes.
+The int8 kernels are faster for few rows, the float kernels for many. The machine and the shapes decide where that
+changes.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from edgeq.quantize.block_weights import DETAIL, BlockCompute, kinds_of, set_com
 from edgeq.run.session import open_session
 from edgeq.scheme import ALL_NODES
 
-# Samples whose sizes are looked at, and those of them, from the smallest to the largest, that are raced on.
+# _SEEN: samples whose sizes are read. _RACED: those used in the race, from the smallest to the largest.
 _SEEN, _RACED = 64, 4
 
 
@@ -35,11 +36,11 @@ def must_race(compute: BlockCompute | None) -> bool:
 
 
 def race_compute(job: Job, built: Built) -> Built:
-    """Return the artifact with its 4-bit products in float, in its own place, where that is not slower here beyond
-    doubt; else as it was, with what was measured.
+    """Race both kinds of compute. If float is certainly not slower here, replace the artifact's 4-bit products by float
+    ones, in place. Otherwise keep them. In both cases, return the artifact with the measurement added.
 
     Args:
-        built: for this machine, by its own kernels.
+        built: an artifact for this machine that runs on onnxruntime's own kernels.
 
     Raises:
         DataError: ONNX Runtime refuses a sample.
@@ -47,7 +48,7 @@ def race_compute(job: Job, built: Built) -> Built:
     artifact = built.artifact
     compute: BlockCompute = artifact.details[DETAIL]
     model = read_model(artifact.model)
-    ir.external_data.load_to_model(model)  # what is saved may take the place of what was read
+    ir.external_data.load_to_model(model)  # the saved file may replace the one that the weights came from
     in_float = tuple(sorted({*compute.float_compute, ALL_NODES}))
     set_compute(model, in_float)
     other = job.folder / "float-compute.onnx"
@@ -66,14 +67,14 @@ def race_compute(job: Job, built: Built) -> Built:
     if found.verdict in (SLOWER, UNKNOWN):
         return replace(built, artifact=described(artifact, replace(compute, why=f"{compute.why}; {measured}")))
     save_model(model, artifact.model)
-    why = f"float, the more accurate: {measured}"
+    why = f"float, which is more accurate: {measured}"
     kinds = kinds_of(model, compute.noise)
     chosen = replace(compute, float_compute=in_float, why=why, kinds=kinds)
     return replace(built, artifact=described(artifact, chosen))
 
 
 def raced_feeds(samples: Samples) -> list[Mapping[str, Any]]:
-    """Return a few samples that stand for all by their sizes."""
+    """Return the inputs of a few samples that represent the sizes of all samples."""
     seen = [sample.inputs for sample in spread_over(samples, _SEEN)]
     by_size = sorted(seen, key=lambda inputs: sum(array.size for array in inputs.values()))
     shapes = {tuple((name, array.shape) for name, array in sorted(inputs.items())) for inputs in by_size}

@@ -1,9 +1,9 @@
-"""Build the artifacts of one job: what several targets share is built and proven once.
+"""Build the artifacts of one job. Parts that several targets share are built and proven once.
 
-What runs in int8 on a target: measured on its own kernels wherever those run here, else a forecast by rules. What a
-plug-in runs is measured in the plug-in, or not known.
+If a target's kernels run here, edgeq measures on them what runs in int8 there. Otherwise rules forecast it. For a
+plug-in, it is measured in the plug-in, or unknown.
 
-Another CPU's fusions say nothing: ONNX Runtime's optimiser fuses int8 convolutions on one architecture that it leaves
+Another CPU's fusions do not count: ONNX Runtime's optimiser fuses int8 convolutions on one architecture and leaves them
 in float on another.
 """
 
@@ -44,12 +44,12 @@ from edgeq.util.records import plain
 
 _SAMPLES = 2
 _TABLE = "targets/onnxruntime/versions.toml"
-# Scheme fields by which a user has decided already.
+# If a user sets one of these fields of a scheme, the user has chosen.
 _DECIDED = frozenset({"mode", "format", "activation_type", "weight_type", "reduce_range", "fit_pairs"})
 
 
 def finished(job: Job, built: Built) -> Built:
-    """Return `built` as its backend ships it. See `Backend.finished`."""
+    """Return `built` in the form that its backend ships. See `Backend.finished`."""
     folder = Path(tempfile.mkdtemp(prefix="finished-", dir=job.folder))
     backend = backend_for(built.target)
     artifact = backend.finished(built.artifact, job.prepared, job.validation, folder, progress=job.progress)
@@ -57,12 +57,14 @@ def finished(job: Job, built: Built) -> Built:
 
 
 def with_compiled(job: Job, built: Built) -> Built:
-    """Return `built` with its compiled form among its alternatives, where the engine simulates its hardware here and
-    can compile for it: loaded again, its answers are those of the model that it was made from.
+    """Add the compiled form of `built` to its alternatives and return the result. If the engine does not simulate its
+    hardware here, there is no compiled form.
+
+    The compiled form is loaded again. Its outputs must equal those of the model that it was compiled from.
 
     Raises:
         EngineError: the engine refuses the model.
-        CheckFailedError: the compiled form answers otherwise.
+        CheckFailedError: the compiled form gives other outputs.
     """
     built = finished(job, built)
     artifact, target = built.artifact, built.target
@@ -76,7 +78,9 @@ def with_compiled(job: Job, built: Built) -> Built:
         for sample in itertools.islice(job.validation, _SAMPLES):
             online, compiled = (session.run(None, dict(sample.inputs)) for session in sessions)
             if not all(map(np.array_equal, online, compiled)):
-                raise CheckFailedError(f"{target.name}: what was compiled here answers otherwise", "Report this model")
+                raise CheckFailedError(
+                    f"{target.name}: the compiled model gives other outputs than its source", "Report this model"
+                )
     maker = installed_package(plugin.engine)
     built_for = {"target": target.name, "profile": target.profile.name}
     requires = {**artifact.requires, **built_for, COMPILED: maker, **target.device.get("engine_options", {})}
@@ -87,7 +91,7 @@ def with_compiled(job: Job, built: Built) -> Built:
     return replace(built, artifact=replace(artifact, alternatives=(alternative, *artifact.alternatives)))
 
 
-_LEFT_OUT = "--no-emulate leaves its kernels out"
+_LEFT_OUT = "--no-emulate excludes its kernels"
 _NOTED_S = 60.0
 
 
@@ -95,18 +99,18 @@ def target_coverage(job: Job, built: Built, *, emulate: bool = True, route: Exec
     """Return the coverage of `built` on its target.
 
     Args:
-        route: to the target's kernels, where it is known: a board of that kind.
-        emulate: whether the target's kernels are emulated where that is possible.
+        route: the route to the target's kernels, if it is known, as for a board of that kind.
+        emulate: True to emulate the target's kernels if possible.
 
     Raises:
-        CheckFailedError: the target's own kernels refuse it.
-        RuntimeUnavailableError: this machine's do, for a target that this machine is.
+        CheckFailedError: the target's own kernels refuse the model.
+        RuntimeUnavailableError: the target is this machine, and its kernels refuse the model.
     """
     if built.artifact.coverage is not None:
         return built.artifact.coverage
     if route is not None and built.artifact.plugin is not None:
-        # Of a profile, a board sends the events of onnxruntime's own kernels.
-        return Coverage(basis="unknown", how=f"what {built.artifact.plugin.name} executes is not read from a board")
+        # A board sends only the profiling events of onnxruntime's own kernels.
+        return Coverage(basis="unknown", how=f"a board does not report what {built.artifact.plugin.name} executes")
     target, feed, source = built.target, next(iter(job.validation)).inputs, job.prepared.model
     machine, progress = job.machine, job.progress
     rules = int8_rules(target.backend)
@@ -134,47 +138,47 @@ def target_coverage(job: Job, built: Built, *, emulate: bool = True, route: Exec
 def check_measurable(
     targets: Iterable[Target], machine: Machine, *, engine: Engine | None = None, emulate: bool = True
 ) -> None:
-    """Refuse a bar on the coverage of targets whose kernels, or those of `engine` for them, cannot be run here, before
-    any work is done.
+    """Refuse a required coverage, before any work is done, if the kernels of a target (or `engine`'s kernels for it)
+    cannot run here.
 
     Raises:
-        RuntimeUnavailableError: names the first, and what to do.
+        RuntimeUnavailableError: names the first such target, and what to do.
     """
     for target in targets:
         if runs_natively(target, machine) or backend_named(target.backend).targeted:
-            continue  # a compiler of edgeq's own knows what it placed where
+            continue  # edgeq's own compilers know where they placed each operator
         reason = _why_not(route_for(target, machine, engine), emulate=emulate)
         if reason:
             raise unchecked(f"{target.name}: {reason}")
 
 
 def too_slow(route: ExecutionRoute, coverage: Coverage, inferences: int, target: Target, progress: Progress) -> str:
-    """Return why the target's kernels are not waited for; "" where they are, after a note where that takes a minute or
-    more.
+    """Return why a run on the target's kernels would take too long; "" if it would not. If the run takes a minute or
+    more, write a note.
 
     Args:
-        coverage: of the model, for its multiply-accumulates.
+        coverage: the model's coverage, for its multiply-accumulates.
     """
     one = route.seconds(coverage.int8_macs, coverage.float_macs)
     if one > REQUEST_S:
         return f"one inference would take about {one / 3600:.1f} h on {route.how}"
     if one * inferences >= _NOTED_S:
         takes = f"running it on {route.how} takes about {one * inferences / 60:.0f} min"
-        progress.note(f"{target.name}: {takes}; --no-emulate leaves that out")
+        progress.note(f"{target.name}: {takes}; --no-emulate skips that")
     return ""
 
 
 def _why_not(route: ExecutionRoute, *, emulate: bool) -> str:
-    """Return why the target's kernels are not run; "" where they are."""
+    """Return why the target's kernels are not run; "" if they are."""
     if route.where not in (NATIVE, EMULATED) or route.start is None:
-        return route.reason or f"{route.how} has no kernels to look at"
+        return route.reason or f"{route.how} has no kernels to run"
     return "" if emulate or route.where == NATIVE else _LEFT_OUT
 
 
 def _measure(
     built: Built, route: ExecutionRoute, feed: Mapping[str, Any], source: ir.Model, explain: Explain, progress: Progress
 ) -> Coverage | str:
-    """Return the coverage by running it as `route` says; or why the kernels could not be started."""
+    """Run the model on `route` and return its coverage. If the kernels cannot be started, return the reason."""
     assert route.start is not None
     settings = built.artifact.settings(threads=0 if route.native_speed else 1)
     basis: Basis = "native" if route.where == NATIVE else "emulated"
@@ -182,14 +186,14 @@ def _measure(
         stack.enter_context(progress.stage(f"Coverage on {route.how}"))
         try:
             opener = stack.enter_context(route.start()).open
-        except BoardError:  # it says nothing of the model
+        except BoardError:  # the board failed, not the model
             raise
         except EdgeqError as error:
             return str(error)
         try:
             model = built.artifact.model
             return measure_coverage(model, settings, feed, source, explain, basis=basis, how=route.how, opener=opener)
-        except BoardError:  # it says nothing of the model
+        except BoardError:  # the board failed, not the model
             raise
         except (RuntimeUnavailableError, ValueError) as error:
             raise CheckFailedError(
@@ -198,22 +202,24 @@ def _measure(
             ) from error
 
 
-# Of the work in int8, and of the bytes saved: with less of both, nothing was quantized worth the name.
+# The minimum share of work in int8, and of bytes saved. If both shares are smaller, quantization had no useful effect.
 _LEAST_SHARE = 0.01
 
 
 def artifact_key(target: Target, scheme: Scheme) -> str:
-    """Return what decides the artifact for `target`: targets with the same need share one."""
+    """Return a key made of everything that decides the artifact for `target`. Targets with the same key share an
+    artifact.
+    """
     own = target.name if backend_named(target.backend).targeted else ""
     return json.dumps([target.backend, own, plain(scheme)], sort_keys=True)
 
 
 class Builds:
-    """Hold the artifacts of `job`, in a private folder.
+    """Hold the artifacts of `job` in a private folder.
 
     Args:
-        timed: whether proofs time the artifacts against float32.
-        emulate: whether a target's kernels are emulated to see what runs in int8 there.
+        timed: True if proofs time the artifacts against float32.
+        emulate: True to emulate a target's kernels to find out what runs in int8 there.
     """
 
     def __init__(self, job: Job, folder: Path, *, timed: bool = True, emulate: bool = True) -> None:
@@ -228,7 +234,7 @@ class Builds:
         """Return the artifact for `target` by exactly this scheme.
 
         Raises:
-            EdgeqError: as the backend has it.
+            EdgeqError: the backend cannot build it.
         """
         key = artifact_key(target, scheme)
         if key not in self._built:
@@ -238,10 +244,11 @@ class Builds:
         return self.for_target(target, self._built[key])
 
     def build_at(self, target: Target, scheme: Scheme, destination: Path) -> Built:
-        """Return `build`, with the model at `destination`: a copy where it was built before and is one file.
+        """Return the result of `build` with the model at `destination`. If the artifact exists and is one file, copy
+        it.
 
         Raises:
-            EdgeqError: as the backend has it.
+            EdgeqError: the backend cannot build it.
         """
         known = self._built.get(artifact_key(target, scheme))
         if known is None or not _is_one_file(known):
@@ -252,7 +259,7 @@ class Builds:
         )
 
     def _build(self, target: Target, scheme: Scheme, destination: Path) -> Built:
-        """Return a new artifact, made of one that differs in session options alone where there is one."""
+        """Return a new artifact. If a known one differs only in session options, derive the new artifact from it."""
 
         def alike(known: Built) -> bool:
             same = known.target.backend == target.backend and scheme.equals_but_options(known.artifact.scheme)
@@ -266,16 +273,19 @@ class Builds:
         return self.for_target(target, dataclasses.replace(known, artifact=artifact))
 
     def for_target(self, target: Target, built: Built) -> Built:
-        """Return what was built for another target, proven on kernels as this one has them."""
+        """Return an artifact that was built for another target, for use on this one. Its proof uses kernels that
+        compute like this target's.
+        """
         artifact = computed_as_there(built.artifact, target, self.job.host)
         return dataclasses.replace(built, target=target, artifact=artifact)
 
     def prove(self, built: Built, scheme: Scheme | None, *, native: bool) -> Proof:
-        """Return the proof of an artifact, in the engine that it names.
+        """Return the proof of an artifact in the engine that it names.
 
         Args:
-            scheme: `build` gave the artifact for it; None: something else did, and its proof is not kept.
-            native: whether this machine's kernels are the target's, so that timings are those of the target.
+            scheme: the scheme that `build` made the artifact by. None if it was made in another way; its proof is then
+                not cached.
+            native: True if this machine's kernels are the target's. Timings then are those of the target.
         """
         job, timed = self.job, self._timed and native
         if scheme is None:
@@ -320,10 +330,10 @@ def prove_built(
 
 
 def check_gain(job: Job, built: Built, coverage: Coverage) -> None:
-    """Refuse a dynamic or weight-only model that is float as before, in a file that is no smaller.
+    """Refuse a dynamic or weight-only model that still runs in float and whose file is no smaller.
 
     Raises:
-        ModelError: names the operator that has most of the work.
+        ModelError: names the operator with the most work.
     """
     scheme, total = built.artifact.scheme, coverage.int8_macs + coverage.float_macs
     if scheme.mode == "static" or coverage.int8_macs >= max(1, _LEAST_SHARE * total) or not total:
@@ -339,27 +349,28 @@ def check_gain(job: Job, built: Built, coverage: Coverage) -> None:
 
 
 def explainer(built: Built, predicted: tuple[NodePrediction, ...]) -> Explain:
-    """Return what gives the reason for (node, operator type): the scheme, the backend's rules, the optimiser's fusions.
+    """Return a function of (node, operator type) that explains why the node runs in float: by the scheme, the backend's
+    rules, or the optimiser's fusions.
 
     Args:
-        predicted: of the prepared model under the scheme that was built.
+        predicted: the predictions for the prepared model under the scheme that was built.
     """
     scheme, plugin = built.artifact.scheme, built.artifact.plugin
     known = {node.name: node for node in predicted}
 
     def explain(name: str, op_type: str) -> str:
-        """See `explainer`."""
+        """Return the reason. See `explainer`."""
         node = known.get(name)
         if node is not None and node.verdict == "float":
             return node.reason
         if plugin is not None:
             return _in_plugin(plugin.engine, scheme, node.op_type if node else op_type)
         if scheme.mode == "weight-only" and {name, ALL_NODES}.intersection(scheme.float_compute or ()):
-            return "its weights in blocks are expanded to float as it computes"
+            return "it expands its weights in blocks to float"
         if scheme.mode == "static":
             if node is None:
-                return "ONNX Runtime's optimiser made it of nodes that are not all in int8"
-            return "it could run in int8, but what surrounds it is not all in int8, so ONNX Runtime did not fuse it"
+                return "ONNX Runtime's optimiser made it from nodes that are not all in int8"
+            return "it could run in int8, but not all of its neighbours are in int8, so ONNX Runtime did not fuse it"
         whole = known.get(name.partition("/")[0])
         if node is None and whole is not None and whole.op_type == "GRU":
             return f"of {whole.name}, only the products run in int8"
@@ -367,7 +378,7 @@ def explainer(built: Built, predicted: tuple[NodePrediction, ...]) -> Explain:
         if kind not in (scheme.quantized_types or ()):
             return foreign(kind)
         if kind == "GRU":
-            return "it is too narrow to gain by integer products, or of a form that is not written out with them"
+            return "it is too narrow to gain from integer products, or has a form that cannot be rewritten with them"
         return "onnxruntime's quantizer left it in float"
 
     return explain
@@ -380,20 +391,21 @@ def _in_plugin(engine: Engine, scheme: Scheme, op_type: str) -> str:
         return f"{engine.name} has no integer kernels for {scheme.pair}"
     if engine.int8.operators and op_type not in engine.int8.operators:
         return f"{engine.name} has no integer form of {op_type}"
-    return f"it could run in int8, but what surrounds it is not all in int8, so {engine.name} did not fuse it"
+    return f"it could run in int8, but not all of its neighbours are in int8, so {engine.name} did not fuse it"
 
 
 def runtime_requirements(job: Job, target: Target, artifact: Artifact) -> tuple[Compatibility, Check]:
-    """Return what an artifact needs of onnxruntime, held against what the target has.
+    """Return what an artifact needs of onnxruntime, and the check of these needs against the target's release.
 
     Raises:
-        CheckFailedError: the target's is too old, or computes some of it wrongly on such a CPU.
-        ModelError: no release that was probed could load it.
+        CheckFailedError: the target's release is too old, or it computes some products wrongly on such a CPU.
+        ModelError: none of the releases that were probed could load the artifact.
     """
     needed = compatibility(shared_model(artifact.model, job.prepared.graph).model, target.architecture)
     device = target.runtime.get("onnxruntime")
     for row in known_wrong():
-        # A target that names no release may have any; weights that are right in all of them cost nothing.
+        # A target that names no release may have any. Then only faults with a weight limit count: weights within the
+        # limit are right in every release and cost nothing.
         there = row.in_release(device) if device is not None else row.weight_limit > 0
         concerned = row.provider == artifact.provider and set(row.products).intersection(needed.products)
         if there and concerned and row.on(target.architecture, target.features):
@@ -403,16 +415,16 @@ def runtime_requirements(job: Job, target: Target, artifact: Artifact) -> tuple[
     if not needed.runs_on(device):
         raise CheckFailedError(
             f"{target.name}: {needed.explain(device)}",
-            "Update it there and correct [runtime] in the target's file, or choose another scheme",
+            "Update onnxruntime there and correct [runtime] in the target's file, or choose another scheme",
         )
     return needed, Check("runtime", "modelled", _TABLE, needed.explain(device), True)
 
 
 def kernels_saturate(target: Target, scheme: Scheme, engine: Engine | None = None) -> bool:
-    """Return whether the kernels that multiply a scheme's types add two products in 16 bits on a target.
+    """Return whether the target's kernels for a scheme's types add two products in 16 bits.
 
     Args:
-        engine: the plug-in whose kernels count; None: ONNX Runtime's own.
+        engine: the plug-in whose kernels count; None means ONNX Runtime's own.
     """
     if engine is None:
         return target.profile.saturates(scheme)
@@ -422,19 +434,21 @@ def kernels_saturate(target: Target, scheme: Scheme, engine: Engine | None = Non
 
 
 def must_decide(target: Target, scheme: Scheme, overrides: Mapping[str, Any], engine: Engine | None = None) -> bool:
-    """Return whether there is something to decide: saturating kernels, known mitigations, and a user who has not
-    decided.
+    """Return whether edgeq must choose a mitigation: the kernels saturate, mitigations are known, and the user has not
+    chosen.
 
     Args:
-        engine: as for `kernels_saturate`.
+        engine: see `kernels_saturate`.
     """
     undecided = not _DECIDED.intersection(overrides)
     return undecided and bool(mitigation_costs(target, engine)) and kernels_saturate(target, full_range(scheme), engine)
 
 
 def mitigation_costs(target: Target, engine: Engine | None) -> Mapping[str, float]:
+    """Return mitigation → its time relative to the full range, from the plug-in or the target's profile."""
     return engine.int8.remedy_cost if engine is not None else target.profile.hazards.get("remedy_cost", {})
 
 
 def full_range(scheme: Scheme) -> Scheme:
+    """Return the scheme with weights of all eight bits and no mitigation of saturation."""
     return scheme.replace(reduce_range=False, fit_pairs=False, fit_seen=False)

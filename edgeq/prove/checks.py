@@ -1,4 +1,4 @@
-"""Compare built models with the float model on few samples, and count what of them runs in int8."""
+"""Compare built models with the float model on a few samples, and compute the share of their work that runs in int8."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from edgeq.run.session import open_session
 def agreements(
     job: Job, artifacts: Mapping[str, Artifact], samples: Samples, *, count: int | None = None
 ) -> Mapping[str, Agreement]:
-    """Return the agreement of each artifact with the float model over the first `count` of `samples`, or over all.
+    """Return the agreement of each artifact with the float model over the first `count` of `samples`. None means all
+    samples.
 
     Raises:
         RuntimeUnavailableError: an artifact does not load, or fails while it runs.
@@ -30,8 +31,9 @@ def agreements(
 
 
 def int8_share(job: Job, built: Built) -> float:
-    """Return the share of the multiply-accumulates that run in int8, by the backend's own account or by its rules; 1
-    where there are none."""
+    """Return the share of the multiply-accumulates that run in int8, from the artifact's coverage or the backend's
+    rules. Return 1 if the rules find no multiply-accumulates.
+    """
     if built.artifact.coverage is not None:
         return built.artifact.coverage.int8_mac_share or 0.0
     predicted = predict_int8(job.prepared.graph, int8_rules(built.target.backend), built.artifact.scheme)

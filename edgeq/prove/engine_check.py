@@ -1,4 +1,4 @@
-"""Check an installed engine: are its integers exact, and is its float32 float32?"""
+"""Check whether the integers of an installed engine are exact, and whether its float32 is really float32."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from edgeq.run.engines import Engine
 from edgeq.run.session import EngineFiles, Guest, SessionSettings, open_session, start_engine
 
 LEAST_DB = 90.0
-"""How close f32 must come to ONNX Runtime's float32: what rounding in another order leaves, and bf16 does not."""
+"""Minimum SQNR in dB of f32 to ONNX Runtime's float32. Rounding in another order stays above it; bf16 does not."""
 
 
 _PRODUCTS = 256
@@ -28,7 +28,7 @@ _PRODUCTS = 256
 _CPU = "CPU"
 
 
-# What one step of difference in some of 256 leaves.
+# The SQNR in dB that remains if some of 256 levels differ by one step.
 _LEAST_PAIRS_DB = 30.0
 
 
@@ -44,15 +44,16 @@ pairs (float[1, 16, 8, 8] x) => (float[1, 16, 8, 8] y)
 }"""
 
 
-# Products of two weights of 7 bits and two activations of 8 bits fit into 16 bits.
+# _SMALL: two products of a 7-bit weight and an 8-bit activation fit into 16 bits. _LARGE: with 8-bit weights they may
+# not.
 _SMALL, _LARGE = 63, 127
 
 
 def check_engine(engine: Engine, precisions: tuple[str, ...]) -> tuple[bool, str]:
-    """Return whether the answers of an installed plug-in are right, and what was found, in one line.
+    """Return whether the outputs of an installed plug-in are right, and the findings in one line.
 
     Args:
-        precisions: those to try besides f32.
+        precisions: the precisions to test besides f32.
     """
     if _CPU not in engine.devices or engine.suffix:
         return _check_elsewhere(engine, precisions)
@@ -64,20 +65,23 @@ def check_engine(engine: Engine, precisions: tuple[str, ...]) -> tuple[bool, str
         return False, str(error)
     faults = []
     if exact[_SMALL]:
-        faults.append(f"int8 answers are wrong by up to {exact[_SMALL]:.2g} of the largest")
+        faults.append(f"int8 outputs are wrong by up to {exact[_SMALL]:.2g} of the largest")
     if db[FLOAT] < LEAST_DB:
         faults.append(_not_float32(db[FLOAT]))
     if faults:
         return False, "; ".join(faults)
-    limit = f"8-bit weights saturate, by up to {exact[_LARGE]:.2g} of the largest answer" if exact[_LARGE] else "exact"
+    limit = f"8-bit weights saturate, by up to {exact[_LARGE]:.2g} of the largest output" if exact[_LARGE] else "exact"
     figures = ", ".join(f"{name} {value:.1f} dB" for name, value in db.items())
-    return True, f"int8 {limit}; to onnxruntime's float32: {figures}"
+    return True, f"int8 {limit}; against onnxruntime's float32: {figures}"
 
 
 def _check_elsewhere(engine: Engine, precisions: tuple[str, ...]) -> tuple[bool, str]:
-    """Check an engine for other hardware, which need not round as CPUs do, or of a format of its own: a convolution
-    between Q/DQ pairs, held against ONNX Runtime's kernels, and the float demo model, unless the engine runs only what
-    a backend has built for it."""
+    """Check an engine for other hardware, or an engine with its own file format. Such an engine need not round as CPUs
+    do.
+
+    The check compares a convolution between Q/DQ pairs with ONNX Runtime's kernels. It also compares the float demo
+    model, unless the engine runs only models that a backend built for it.
+    """
     random = np.random.default_rng(0)
     x = random.normal(size=(1, 16, 8, 8)).astype(np.float32)
     model = bytes_of_text(_PAIRS, {"w": random.integers(-127, 128, (16, 16, 3, 3)).astype(np.int8)})
@@ -97,17 +101,18 @@ def _check_elsewhere(engine: Engine, precisions: tuple[str, ...]) -> tuple[bool,
     pairs = decibels(float((right**2).sum()), float(((found - right) ** 2).sum()))
     kind = "its simulator" if engine.simulated else "it"
     figures = "".join(f", {name} {value:.1f} dB" for name, value in db.items())
-    what = f"a Q/DQ convolution in {kind}: {pairs:.1f} dB to onnxruntime's CPU kernels{figures}"
+    what = f"a Q/DQ convolution in {kind}: {pairs:.1f} dB against onnxruntime's CPU kernels{figures}"
     return pairs >= _LEAST_PAIRS_DB, what
 
 
 def _not_float32(db: float) -> str:
-    return f"f32 is not float32: {db:.1f} dB to ONNX Runtime's, {LEAST_DB:g} at least"
+    return f"f32 is not float32: {db:.1f} dB against ONNX Runtime's, at least {LEAST_DB:g} needed"
 
 
 def _wrong_by(guest: Guest, engine: Engine, folder: Path, largest: int) -> float:
     """Return the largest error of an integer Conv and MatMul with weights up to ±`largest`, as a share of the largest
-    answer."""
+    output.
+    """
     random = np.random.default_rng(largest)
     weights = random.integers(-largest, largest + 1, (16, _PRODUCTS)).astype(np.int8)
     weights[0] = largest
@@ -123,7 +128,7 @@ def _wrong_by(guest: Guest, engine: Engine, folder: Path, largest: int) -> float
 
 
 def _agreement(guest: Guest, engine: Engine, precision: str) -> float:
-    """SQNR in dB of the demo model in `engine` to ONNX Runtime's float32."""
+    """Return the SQNR in dB of the demo model in `engine` against ONNX Runtime's float32."""
     with np.load(demo.CALIBRATION) as samples:
         feed = {"image": samples["image"][:8]}
     right = open_session(demo.MODEL).run(None, feed)[0].astype(np.float64)
@@ -133,12 +138,12 @@ def _agreement(guest: Guest, engine: Engine, precision: str) -> float:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """Hold all checks, in order."""
+    """Hold all checks in order."""
 
     checks: tuple[Check, ...]
 
     def check(self, *, gpu: bool) -> None:
-        """Raise CheckFailedError where something failed, or where required GPU checks did not run."""
+        """Raise CheckFailedError if a check failed, or if a required GPU check did not run."""
         bad = [c for c in self.checks if c.status == "failed" or (gpu and c.status == "not run")]
         if bad:
             raise CheckFailedError(f"{bad[0].name}: {bad[0].detail}", "See the checks above")

@@ -1,6 +1,6 @@
-"""Make one model with its data ready once for any number of targets, and build the artifact for one of them.
+"""Prepare one model and its data once for any number of targets, and build the artifact for one of them.
 
-A `Request` is what a job is given, checked before any work is done; a `Job` is what it became.
+A `Request` is the input of a job, checked before any work is done. A `Job` is the prepared result.
 """
 
 from __future__ import annotations
@@ -52,20 +52,21 @@ from edgeq.util.display import SILENT, Progress
 from edgeq.util.outputs import check_apart, check_free
 
 _LEFT = (
-    "answers were checked on this machine's kernels, which can saturate where the target's do not: onnxruntime has no "
-    "exact ones for it here"
+    "outputs were checked on this machine's kernels, which can saturate although the target's do not: onnxruntime has "
+    "no exact kernels for this model here"
 )
 
 
 def on_exact_kernels(settings: SessionSettings) -> SessionSettings:
-    """Return `settings` with what makes onnxruntime's own kernels exact on any x86-64 CPU."""
+    """Return `settings` with the options that make onnxruntime's own kernels exact on any x86-64 CPU."""
     return replace(settings, config={**settings.config, **exact_options()})
 
 
 def exact_settings(artifact: Artifact) -> SessionSettings | None:
-    """Return settings with which onnxruntime computes `artifact` without saturation on any x86-64 CPU; None where it
-    cannot: an operator has no exact kernel, or the option makes a graph of it that onnxruntime itself refuses (two
-    layers that share a weight, S8S8 in the QOperator format)."""
+    """Return settings with which onnxruntime computes `artifact` without saturation on any x86-64 CPU. Return None if
+    there are none: an operator has no exact kernel, or onnxruntime refuses the graph that the option makes (two layers
+    that share a weight, S8S8 in the QOperator format).
+    """
     exact = on_exact_kernels(artifact.settings())
     try:
         return None if audit(artifact.model, exact).layers else exact
@@ -74,17 +75,17 @@ def exact_settings(artifact: Artifact) -> SessionSettings | None:
 
 
 def computed_as_there(artifact: Artifact, target: Target, host: Profile | None) -> Artifact:
-    """Return `artifact`, proven with exact kernels where those of `host`, this machine, saturate and are not the
-    target's; a note says where that cannot be.
+    """Return `artifact` with proof options for exact kernels, if the kernels of `host`, this machine, saturate and are
+    not the target's. If exact kernels are not available, a note states that.
 
-    What saturated sums answer says nothing of a target whose kernels are exact; of one whose own saturate, the audit
-    does.
+    Saturated sums would prove nothing for a target with exact kernels. For a target whose own kernels saturate, the
+    audit measures the effect.
     """
     runs_here = artifact.device == "cpu" and artifact.simulation is None and artifact.plugin is None
     foreign = host is not None and host.name != target.profile.name and _saturates(host, artifact.scheme)
     needed = runs_here and foreign
     if needed and (artifact.proof_options or _LEFT in artifact.notes):
-        return artifact  # it was looked at for another such target
+        return artifact  # another such target was handled before
     exact = needed and exact_settings(artifact) is not None
     notes = tuple(note for note in artifact.notes if note != _LEFT)
     return replace(
@@ -95,7 +96,9 @@ def computed_as_there(artifact: Artifact, target: Target, host: Profile | None) 
 
 
 def _saturates(host: Profile, scheme: Scheme) -> bool:
-    """Return whether kernels of `host` do: those of a dynamic scheme multiply the types of a static one."""
+    """Return whether this machine's kernels saturate for a scheme. The kernels of a dynamic scheme multiply the same
+    types as those of a static one.
+    """
     return host.saturates(scheme) or (scheme.mode == "dynamic" and bool(host.hazards.get("saturates_int16")))
 
 
@@ -105,18 +108,18 @@ class Job:
 
     Attributes:
         source: the user's model.
-        calibration: samples for ranges; None where statistics were given, or nothing static is built.
+        calibration: samples for ranges; None if statistics were given, or no scheme is static.
         validation: samples for the proof.
-        held_out: whether validation samples come from somewhere else than the calibration's.
-        statistics: None where nothing static is built.
-        adopted: ranges that a model which was quantized already came with; they go before the statistics'.
-        workers: that what is not timed may be shared among.
-        float_outputs: what the float model made of each validation sample when it was calibrated on them; empty where
-            that is not known.
-        host: the profile of this machine; None makes no difference between its kernels and a target's.
-        static: whether any scheme needs ranges.
-        machine: this one.
-        task: what is measured by labels; None measures agreement with float32.
+        held_out: True if the validation samples are not among the calibration samples.
+        statistics: the statistics of the calibration samples; None if no scheme is static.
+        adopted: ranges from a model that was quantized already. They take precedence over the statistics.
+        workers: the processes that share all work that is not timed.
+        float_outputs: the float model's outputs for each validation sample, if it was calibrated on the same samples;
+            else empty.
+        host: the profile of this machine; None to ignore differences between its kernels and a target's.
+        static: True if any scheme needs ranges.
+        machine: this machine.
+        task: the task that labels measure; None measures agreement with float32.
     """
 
     source: Path
@@ -136,13 +139,13 @@ class Job:
 
     @property
     def folder(self) -> Path:
-        """Return the private folder for what is made on the way."""
+        """Return the private folder for intermediate files."""
         return self.prepared.path.parent
 
 
 @dataclass(frozen=True)
 class Built:
-    """Pair an artifact with what it was built from."""
+    """Pair an artifact with its target and ranges."""
 
     target: Target
     artifact: Artifact
@@ -150,14 +153,15 @@ class Built:
 
 
 Builder = Callable[[Job, Target, Scheme, Path, Progress], Built]
-"""Writes the artifact of a scheme to a path."""
+"""A function that writes the artifact of a scheme to a path."""
 
 
 def collect_statistics(job: Job, statistics: Path | None = None) -> Job:
-    """Return the job with what one float32 pass over the calibration samples saw, if anything static is to be built.
+    """Return the job with the statistics of one float32 pass over the calibration samples. If no scheme is static,
+    return the job unchanged.
 
     Args:
-        statistics: a folder that `edgeq calibrate` wrote, instead of a pass.
+        statistics: a folder that `edgeq calibrate` wrote, to read instead of running a pass.
 
     Raises:
         UsageError: there are no calibration samples.
@@ -190,8 +194,12 @@ def collect_statistics(job: Job, statistics: Path | None = None) -> Job:
 
 @dataclass(frozen=True)
 class Derived:
-    """Hold what follows from statistics under a scheme: ranges; and for backends that need it, the unclipped ranges,
-    and the share of each tensor's power that its range cuts off.
+    """Hold the values that follow from statistics under a scheme.
+
+    Attributes:
+        ranges: the ranges by tensor.
+        observed: the unclipped ranges, for backends that need them.
+        cut: the share of each tensor's power that its range cuts off, for backends that need it.
     """
 
     ranges: Mapping[str, Range] = field(default_factory=dict)
@@ -205,9 +213,7 @@ def build(job: Job, target: Target, scheme: Scheme, destination: Path) -> Built:
 
 
 def build_derived(job: Job, target: Target, scheme: Scheme, derived: Derived, destination: Path) -> Built:
-    """Run `build` with what was derived before: it depends on the scheme's calibration method and type, not on the
-    rest.
-    """
+    """Run `build` with values derived before. They depend only on the scheme's calibration method and types."""
     backend = backend_for(target, derived.observed, derived.cut)
     if scheme.fit_seen:
         backend = _fitting(job, backend, scheme, derived, destination)
@@ -216,7 +222,7 @@ def build_derived(job: Job, target: Target, scheme: Scheme, derived: Derived, de
 
 
 def _fitting(job: Job, backend: Backend, scheme: Scheme, derived: Derived, beside: Path) -> Backend:
-    """Return the backend that knows the largest sums of two products in the model with full ranges."""
+    """Return the backend with the largest sums of two products in the model with full ranges."""
     if job.calibration is None:
         raise UsageError("fit_seen needs calibration samples", "Use fit_pairs")
     full = scheme.replace(fit_pairs=False, fit_seen=False)
@@ -228,21 +234,21 @@ def _fitting(job: Job, backend: Backend, scheme: Scheme, derived: Derived, besid
 
 
 def derive(job: Job, target: Target, scheme: Scheme) -> Derived:
-    """Return what follows from the job's statistics under `scheme`; nothing where it is not static."""
+    """Derive the values for `scheme` from the job's statistics. They are empty if the scheme is not static."""
     if scheme.mode != "static":
         return Derived()
     return with_extrema(job, target, job_ranges(job, scheme))
 
 
 def job_ranges(job: Job, scheme: Scheme) -> dict[str, Range]:
-    """Return the ranges of a static scheme by the job's statistics; those that the model came with go before them."""
+    """Return the ranges of a static scheme from the job's statistics. Ranges of the model itself take precedence."""
     assert job.statistics is not None
     ranges = scheme_ranges(job.statistics, scheme)
     return {**ranges, **{name: known for name, known in job.adopted.items() if name in ranges}}
 
 
 def with_extrema(job: Job, target: Target, ranges: Mapping[str, Range]) -> Derived:
-    """Return `ranges` with what the target's backend needs next to them of the job's statistics."""
+    """Return `ranges` with the other values that the target's backend needs from the job's statistics."""
     if job.statistics is None or not backend_named(target.backend).targeted:
         return Derived(ranges)
     return Derived(ranges, derive_ranges(job.statistics, "minmax"), clipped_power(job.statistics, ranges))
@@ -261,13 +267,14 @@ _SCHEME_FIELDS = (
 )
 
 
-# What says nothing where activations stay float in the file: dynamic quantization has its own form, blocks theirs.
+# Options without a meaning if activations stay float in the file: dynamic quantization and weights in blocks have forms
+# of their own.
 _NOT_DYNAMIC = ("method", "activation_type", "activation_symmetric", "format", "fit_pairs")
 _NOT_IN_BLOCKS = (*_NOT_DYNAMIC, "per_channel", "reduce_range", "weight_type")
 
 
 def build_arguments(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments that `quantize` and `package` have in common, from the options of `edgeq.cli._options`."""
+    """Return the arguments that `quantize` and `package` share, from the options of `edgeq.cli._options`."""
     return {
         **_data_arguments(options),
         "overrides": _overrides(options),
@@ -281,7 +288,7 @@ def build_arguments(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def tune_arguments(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of `edgeq.tune` but for its goal, and "max_drop" for that."""
+    """Return the arguments of `edgeq.tune` except its goal, and "max_drop" for the goal."""
     same = ("target", "with_float", "resume", "force")
     return {
         **_data_arguments(options),
@@ -303,11 +310,11 @@ def _data_arguments(options: Mapping[str, Any]) -> dict[str, Any]:
         task = make_task(name, named)
     elif named.given():
         raise UsageError("task options without a task", "Give a --task")
-    listed = isinstance(options["labels"], Labels) and options["labels"].where is None  # --classes alone
+    listed = isinstance(options["labels"], Labels) and options["labels"].where is None  # only --classes
     if options["labels"] and not options["val"] and not listed:
-        raise UsageError("--labels says where the labels of --val are", "Give --val, or leave it out")
+        raise UsageError("--labels needs --val, whose labels it names", "Give --val, or leave out --labels")
     if options["count"] is not None and not options["data"]:
-        raise UsageError("--count is how many samples of --data are taken", "Give --data, or leave it out")
+        raise UsageError("--count needs --data, whose samples it limits", "Give --data, or leave out --count")
     preprocess, classes = options["preprocess"], options["labels"] if listed and not options["val"] else None
     return {
         "data": Data(options["data"], preprocess, classes, count=options["count"]) if options["data"] else None,
@@ -324,14 +331,14 @@ def _overrides(options: Mapping[str, Any]) -> dict[str, Any]:
     given = [_setting(text) for text in options["method_options"]]
     if options["percentile"] is not None:
         if options["method"] != "percentile":
-            raise UsageError("--percentile goes with --method percentile")
+            raise UsageError("--percentile needs --method percentile")
         given.append(("percentile", options["percentile"]))
     settings = dict(given)
     if len(settings) < len(given):
         raise UsageError("an option of the method is given twice", "Give --percentile, or --method-option, once")
     if settings:
         if options["method"] is None:
-            raise UsageError("--method-option goes with --method", "Name the method that has this option")
+            raise UsageError("--method-option needs --method", "Name the method that has this option")
         chosen["method_options"] = METHODS.load(options["method"]).settings(settings)
     if options["dynamic"]:
         chosen |= _dynamic(options)
@@ -342,17 +349,15 @@ def _overrides(options: Mapping[str, Any]) -> dict[str, Any]:
         bits = int(options["weight_only"])
         chosen |= {"mode": "weight-only", "weight_bits": bits, "weight_symmetric": SYMMETRIC_BLOCKS[bits]}
         if options["block_compute"] == "float32" and bits != 4:
-            raise UsageError(
-                "--block-compute float32 goes with 4 bits: with 8, float is many times slower", "Leave it out"
-            )
+            raise UsageError("--block-compute float32 needs 4 bits: with 8, float is many times slower", "Leave it out")
         if options["block_compute"]:
             chosen["float_compute"] = (ALL_NODES,) if options["block_compute"] == "float32" else ()
     if options["block_compute"] and not options["weight_only"]:
-        raise UsageError("--block-compute goes with --weight-only", "Make it --weight-only 4")
+        raise UsageError("--block-compute needs --weight-only", "Add --weight-only 4")
     if options["op_types"]:
         chosen["op_types"] = options["op_types"]
     if options["eight_bit"] and options["weight_only"] != "4":
-        raise UsageError("--eight-bit goes with --weight-only 4", "Make it that, or leave --eight-bit out")
+        raise UsageError("--eight-bit needs --weight-only 4", "Add --weight-only 4, or leave out --eight-bit")
     for name in ("exclude", "wide", "eight_bit"):
         if options[name]:
             chosen[name] = options[name]
@@ -369,13 +374,15 @@ def _setting(text: str) -> tuple[str, float]:
 
 
 def _dynamic(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what --dynamic sets. --weight-type counts for the types that --op-type names: each wants its own."""
+    """Return the scheme fields that --dynamic sets. --weight-type applies to the types that --op-type names, because
+    the best type differs between operators.
+    """
     why = "Dynamic quantization takes unsigned activations and measures their ranges at run time"
     _refuse_given(options, _NOT_DYNAMIC, "--dynamic", why)
     if options["weight_type"] is None:
         return {"mode": "dynamic"}
     if not options["op_types"]:
-        raise UsageError("dynamic weight types are per operator type", "Name it with --op-type")
+        raise UsageError("dynamic quantization sets weight types by operator type", "Name the types with --op-type")
     return {"mode": "dynamic", "dynamic_weight_types": dict.fromkeys(options["op_types"], options["weight_type"])}
 
 
@@ -386,7 +393,11 @@ def _refuse_given(options: Mapping[str, Any], names: Sequence[str], other: str, 
 
 
 def share(option: str, text: str | None) -> float | None:
-    """Return a fraction from "0.01", "1%" or "1pt"."""
+    """Return a fraction from "0.01", "1%" or "1pt".
+
+    Raises:
+        UsageError: the text is not a number, or not between 0 and 1.
+    """
     if text is None:
         return None
     number, scale = text.strip(), 1.0
@@ -402,20 +413,20 @@ def share(option: str, text: str | None) -> float | None:
     return value
 
 
-# Of decoded samples that stay in memory from the calibration to the proof.
+# The maximum number of bytes of decoded samples that stay in memory from the calibration to the proof.
 _HELD_BYTES = 2**28
 
 
 @dataclass(frozen=True)
 class Request:
-    """Hold a model with its data, as `quantize`, `package` and `tune` are given them.
+    """Hold a model with its data: the input of `quantize`, `package` and `tune`.
 
     Attributes:
-        data: calibration samples; None with `statistics`, or where nothing static is built.
-        validation: held-out samples for the proof; None proves on `data`: on a quarter of it, which is left out of the
-            calibration, where there are 64 samples or more.
-        statistics: folder written by `edgeq calibrate`, instead of a calibration pass.
-        task: what to measure by labels.
+        data: calibration samples; None with `statistics`, or if no scheme is static.
+        validation: held-out samples for the proof. None uses `data` for the proof. If `data` has 64 samples or more, a
+            quarter of it is kept for the proof and left out of the calibration.
+        statistics: a folder written by `edgeq calibrate`, instead of a calibration pass.
+        task: the task to measure by labels.
     """
 
     model: Path
@@ -433,17 +444,17 @@ class Request:
         statistics: str | Path | None,
         task: Task | str | None,
     ) -> Request:
-        """Return the request for what a user names.
+        """Return the request for the arguments of a user.
 
         Raises:
-            UsageError: an argument of another type, or an unknown task.
+            UsageError: an argument has a wrong type, or the task is unknown.
         """
         folder = path_of(statistics, "statistics") if statistics is not None else None
         measured = as_task(task) if task is not None else None
         return cls(path_of(model), as_data(data), as_data(validation), folder, measured)
 
     def paths(self) -> list[Path]:
-        """Return the files and folders that the job reads.
+        """Return all files and folders that the job reads.
 
         Raises:
             ModelError: the model cannot be read.
@@ -452,13 +463,14 @@ class Request:
         return [*model_files(self.model), *sample_paths((self.data, self.validation)), *folders]
 
     def check_output(self, output: Path, *, force: bool, bundle: bool = True) -> None:
-        """Refuse an output that cannot be written, that is in the way, or that would replace something that is read.
+        """Refuse an output that cannot be written, that exists already, or that would replace an input.
 
         Args:
-            bundle: whether it is a bundle, which is a directory or a file by its name, and not a model.
+            bundle: True if the output is a bundle (a directory or a file, by its name), False if it is a model.
 
         Raises:
-            OutputError: and ModelError where the model cannot be read.
+            OutputError: the output is refused.
+            ModelError: the model cannot be read.
         """
         is_file = not bundle or is_named_bundle(output)
         check_free(output, force=force, kind="file" if is_file else "directory")
@@ -471,8 +483,8 @@ class Request:
             for folder in sample_paths((self.data, self.validation)):
                 if folder.is_dir() and folder.resolve() in output.resolve().parents:
                     raise OutputError(
-                        f"{output} lies in the data folder {folder}",
-                        "Choose an output outside: the bundle's test vectors would be read as samples next time",
+                        f"{output} is in the data folder {folder}",
+                        "Choose an output outside: the next run would read the bundle's test vectors as samples",
                     )
         if bundle:
             check_bundle_name(output)
@@ -480,12 +492,12 @@ class Request:
     def schemes(
         self, targets: Sequence[Target], overrides: Mapping[str, Any] | None = None, *, max_drop: float | None = None
     ) -> list[Scheme]:
-        """Return each target's scheme with what the user has set instead.
+        """Return each target's scheme with the user's overrides.
 
         Raises:
-            UsageError: no build could meet the request: a backend cannot build a scheme, the overrides are given as
-                something else than fields of a scheme, or a bound on the accuracy has nothing that measures it.
-            HardwareError: a backend is not there.
+            UsageError: no build could meet the request. A backend cannot build a scheme, the overrides are not a
+                mapping of scheme fields, or nothing measures the accuracy that is limited.
+            HardwareError: a backend is not available.
         """
         if overrides is not None and not isinstance(overrides, Mapping):
             raise UsageError(
@@ -493,7 +505,7 @@ class Request:
             )
         if max_drop is not None and self.task is None and self.validation is None:
             fix = "Give labelled --val data: class folders, --labels FILE, or --annotations FILE for a detector"
-            raise UsageError("a bound on the accuracy drop needs labels", fix)
+            raise UsageError("a limit on the accuracy drop needs labels", fix)
         schemes = [target.profile.scheme.replace(**(overrides or {})) for target in targets]
         for target, scheme in zip(targets, schemes, strict=True):
             backend_for(target).check(scheme)
@@ -511,18 +523,18 @@ class Request:
         machine: Machine | None = None,
         progress: Progress = SILENT,
     ) -> Job:
-        """Prepare the model and open its samples: a job without statistics.
+        """Prepare the model and open its samples. Return a job without statistics.
 
         Args:
-            static: whether any scheme needs ranges.
-            exclude: names of nodes to be kept in float, looked up before anything is calibrated.
-            adopting: whether a model that is quantized already (Q/DQ pairs) is taken, with its parameters.
-            fix: numbers for free sizes of the inputs, by name.
-            workers: that the calibration samples, and those of proofs, are shared among.
-            machine: this one; None makes no difference between its kernels and a target's.
+            static: True if any scheme needs ranges.
+            exclude: names of nodes to keep in float. They are looked up before the calibration.
+            adopting: True to accept a model that is quantized already (Q/DQ pairs), with its parameters.
+            fix: input size name → number, for sizes that the model leaves free.
+            workers: the processes that share the samples of the calibration and the proofs.
+            machine: this machine; None to ignore differences between its kernels and a target's.
 
         Raises:
-            UsageError: samples are needed and were not given; `exclude` names a node that is not there.
+            UsageError: samples are needed and were not given, or `exclude` names an unknown node.
             ModelError: the model has no input, or no float tensor to quantize.
         """
         model, data, validation = self.model, self.data, self.validation
@@ -537,11 +549,11 @@ class Request:
         else:
             prepared = prepare_model(model, workdir, fix=fix, progress=progress)
         if not prepared.signature.inputs:
-            raise ModelError(f"{model} takes no inputs", "Give a model whose inputs are not built in")
+            raise ModelError(f"{model} has no inputs", "Give a model whose inputs are not constants")
         if static and not quantizable_tensors(prepared.graph):
             if any(value.dtype == ir.DataType.DOUBLE for value in prepared.model.graph.initializers.values()):
                 raise ModelError(
-                    f"{model} computes in float64, and quantization starts from float32",
+                    f"{model} computes in float64, but quantization starts from float32",
                     "Export it in float32 (PyTorch: model.float())",
                 )
             raise ModelError(f"{model} computes nothing in float: there is nothing to quantize", "Give a float32 model")
@@ -558,7 +570,7 @@ class Request:
         assert judged is not None
 
         def opened(data: Data, known: Preprocess | None = None) -> Samples:
-            """Open samples; images without a preprocessing by `known`, or by what labels decide on."""
+            """Open samples. Images without their own preprocessing get `known`, or the one that labels decide on."""
             samples = open_or_search(
                 data,
                 prepared.signature,
@@ -583,7 +595,7 @@ class Request:
         if validation is None and self.statistics is None and len(proof_samples) >= _ENOUGH:
             calibration, proof_samples = _parted(proof_samples)
             held_out, every = True, len(calibration) + len(proof_samples)
-            note = f"{len(proof_samples)} of the {every} samples are left out of the calibration, for the proof"
+            note = f"{len(proof_samples)} of the {every} samples are kept for the proof and left out of the calibration"
             prepared = replace(prepared, notes=(*prepared.notes, note))
         if not adopted:
             with progress.stage("Checking the preparation"):
@@ -610,27 +622,30 @@ class Request:
         )
 
 
-# Of so many samples, some can be left out of the calibration; for each of the others one is.
+# With _ENOUGH samples or more, every _PARTS-th sample is left out of the calibration.
 _ENOUGH, _PARTS = 64, 4
 
 
 def _parted(samples: Samples) -> tuple[Samples, Samples]:
-    """Return samples for the calibration, and for the proof every fourth, which says something of others."""
+    """Split samples into those for the calibration and those for the proof, which gets every fourth. The calibration
+    never sees the samples of the proof.
+    """
     proof = range(_PARTS // 2, len(samples), _PARTS)
     others = [number for number in range(len(samples)) if number not in proof]
     return chosen_of(samples, others), chosen_of(samples, list(proof))
 
 
 def _same_source(one: Any, other: Any) -> bool:
-    """Return whether two sources are one file or folder, or one object: both are read from their beginning."""
+    """Return whether two sources are the same path or the same object, so that both give the same first samples."""
     if isinstance(one, str | Path) and isinstance(other, str | Path):
         return Path(one).absolute() == Path(other).absolute()
     return one is other
 
 
 def _apart(calibration: Samples | None, proof: Samples, progress: Progress) -> tuple[Samples, bool] | None:
-    """Return the calibration samples without those of files that the proof takes, and whether any are left; where none
-    are, all of them. None where samples are not files."""
+    """Return the calibration samples without the files of the proof, and True. If none would be left, return all of
+    them, and False. Return None if the samples are not files.
+    """
     if not isinstance(calibration, SourceSamples) or not isinstance(proof, SourceSamples):
         return None
     files = calibration.files()
@@ -643,7 +658,7 @@ def _apart(calibration: Samples | None, proof: Samples, progress: Progress) -> t
     if not left.selection:
         return calibration, False
     progress.note(
-        f"{len(files) - len(left.selection)} of {len(files)} calibration samples are among the validation samples "
-        f"too, and left out of the calibration: {min(shared).name}" + (" …" if len(shared) > 1 else "")
+        f"{len(files) - len(left.selection)} of {len(files)} calibration samples are also validation samples, "
+        f"so they are left out of the calibration: {min(shared).name}" + (" …" if len(shared) > 1 else "")
     )
     return left, True

@@ -1,8 +1,9 @@
-"""Open the file that ships as devices open it: at their optimisation level, with the options that it comes with.
+"""Open the file that ships as devices open it: at their optimisation level, with the options that ship with it.
 
-ONNX Runtime rewrites a graph when it opens it, most of that before it knows which provider runs what. So a file that is
-proven in a simulation is opened here too, on CPU kernels, and so is the same file without optimisation. Where
-the first answers worse than the second, or than the simulation, it is not the file that was proven."""
+ONNX Runtime rewrites a graph when it opens it, mostly before it assigns nodes to providers. So edgeq also opens a file
+that a simulation proves, on CPU kernels, with and without optimisation. If the optimised graph is worse than the
+unoptimised one or than the simulation, the proof does not hold for the file that ships.
+"""
 
 from __future__ import annotations
 
@@ -31,18 +32,20 @@ from edgeq.run.session import Engines, SessionSettings, onnxruntime, open_sessio
 from edgeq.signature import Signature
 
 _OPENED, _WRITTEN = "as opened", "as written"
-# The graph as written runs on reference kernels, which are slow.
+# An unoptimised graph runs on reference kernels, which are slow.
 _SAMPLES = 8
-# In dB: fusing changes roundings, which cost less; a simulation rounds in more places, which can change more.
+# Losses in dB that are normal. Fusing changes roundings, which costs less than _LOSS_DB. A simulation rounds in more
+# places and may differ by up to _UNLIKE_DB.
 _LOSS_DB, _UNLIKE_DB = 3.0, 10.0
-# Nothing that int8 does is to be seen above this, in dB.
+# Above this SQNR in dB, no effect of int8 is visible.
 _EXACT_DB = 60.0
-# Noise is half of the output's power, or a tenth. From there on, the figures of orders and indices differ by chance.
+# Noise is half of the output's power (3 dB), or a tenth of it (10 dB). With so much noise, the SQNR of outputs that are
+# orders or indices varies by chance.
 _GARBAGE_DB, _POOR_DB = 3.0, 10.0
-# The optimizer that is known to change answers, and the session option that leaves it out.
+# An optimizer that is known to change outputs, and the session option that disables it.
 _DISABLED = "optimization.disable_specified_optimizers"
 _REQUANTIZER = "WeightBiasQuantization"
-# Characters of another library's message.
+# The maximum number of characters to quote of another library's message.
 _REASON = 120
 
 
@@ -51,13 +54,13 @@ class Opening:
     """Hold the SQNR against float32 of one file, in dB, on the same few samples.
 
     Attributes:
-        opened: with the level and the options with which devices open it.
-        written: without graph optimisation.
-        claimed: of the simulation that stands for the file in the proof; None where the file itself is proven, as it is
-            opened or as it is written.
-        changer: the engine that opened it.
-        cure: the session option that brings back what is lost, and the SQNR with it; None where none is known.
-        notes: files that were not opened here, with the reason, one sentence each.
+        opened: the SQNR with the level and the options of devices.
+        written: the SQNR without graph optimisation.
+        claimed: the SQNR of the simulation that the proof uses instead of the file; None if the proof uses the file
+            itself, as opened or as written.
+        changer: the engine that opened the file.
+        cure: the session option that restores the loss, and the SQNR with it; None if no such option is known.
+        notes: files that were not opened here, each with the reason in one sentence.
     """
 
     opened: float
@@ -69,24 +72,24 @@ class Opening:
 
     @property
     def loss(self) -> bool:
-        """Return whether the session answers worse than the file as written, or far worse than its simulation."""
+        """Return whether the opened file is worse than the file as written, or far worse than its simulation."""
         claimed = self.opened if self.claimed is None else self.claimed
         due = max(min(self.written, _EXACT_DB) - _LOSS_DB, min(claimed, _EXACT_DB) - _UNLIKE_DB)
         return self.opened < due
 
     @property
     def sentence(self) -> str:
-        """Say what opening the file changes, and what helps."""
+        """Return one sentence on what opening the file changes, and which option helps."""
         changer = "ONNX Runtime's optimiser" if self.changer == DEFAULT else self.changer
         claimed = "" if self.claimed is None else f", {self.claimed:.1f} dB in simulation"
         cure = "" if self.cure is None else f"; with the session option {self.cure[0]} it is {self.cure[1]:.1f} dB"
         return (
-            f"{changer} changes the answer: {self.opened:.1f} dB SQNR against float32 on the optimised graph, "
+            f"{changer} changes the outputs: {self.opened:.1f} dB SQNR against float32 on the optimised graph, "
             f"{self.written:.1f} dB on the graph as written{claimed}{cure}"
         )
 
     def check(self, model: Path) -> None:
-        """Refuse a file of which opening makes garbage, or anything else than the simulation claims.
+        """Refuse a file that opening turns into garbage, or that differs from its simulation when opened.
 
         Raises:
             CheckFailedError: names the file, the loss and what helps.
@@ -110,11 +113,11 @@ def open_as_device(
     """Open the file of `artifact` as devices do, and as it is written, on this machine's CPU kernels.
 
     Args:
-        proven: the session of the float model, then that of what stands for the artifact in its proof.
-        known: what the float model makes of each sample, if that is known.
+        proven: two sessions by name: first that of the float model, then that of the artifact in its proof.
+        known: the float model's outputs for each sample, if they are known.
     """
     reference, subject = proven
-    if artifact.plugin is not None and artifact.plugin.engine.suffix:  # nothing opens the ONNX file on the device
+    if artifact.plugin is not None and artifact.plugin.engine.suffix:  # the device does not open the ONNX file
         own = _level(
             evaluate_sessions(proven, samples, reference=reference, count=_SAMPLES, known=known).agreement[subject]
         )
@@ -155,7 +158,7 @@ def open_as_device(
 
 
 def open_stand_in(artifact: Artifact, float_model: Path, samples: Samples) -> Opening:
-    """Run `open_as_device` on an artifact that is not proven itself, because it replaces one that is."""
+    """Run `open_as_device` on an artifact that replaces a proven one and has no proof of its own."""
     with Engines() as engines:
         subject = engines.open(artifact.proof_model, artifact.proof_settings())
         proven = {"float32": open_session(float_model), artifact.proof_model.name: subject}
@@ -163,12 +166,12 @@ def open_stand_in(artifact: Artifact, float_model: Path, samples: Samples) -> Op
 
 
 def _level(found: Agreement) -> float:
-    """Return SQNR in dB, which leaves out what is not finite: minus infinity where anything is."""
+    """Return the SQNR in dB, or minus infinity if any output is not finite. The SQNR itself ignores such values."""
     return float("-inf") if any(output.nonfinite for output in found.outputs) else found.sqnr_db
 
 
 def _unopened_files(artifact: Artifact, threads: int) -> Iterator[str]:
-    """Name the models that travel with the artifact's own and that no session of onnxruntime opens here."""
+    """Yield a note on each additional model of the artifact that no session of onnxruntime opens here."""
     for name, file in artifact.files.items():
         if file.suffix == ".onnx":
             try:
@@ -180,13 +183,14 @@ def _unopened_files(artifact: Artifact, threads: int) -> Iterator[str]:
 def _unopened(name: str, file: Path, error: Exception) -> str:
     text = one_line(error.__cause__ or error).replace(str(file), "it")
     reason = re.sub(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ", "", text)[:_REASON]
-    return f"{name} was not run here: onnxruntime {onnxruntime().__version__} says {reason!r}"
+    return f"{name} was not run here: onnxruntime {onnxruntime().__version__} reports {reason!r}"
 
 
-# The largest power of two that divides a size, up to this, divides the sizes that are tried too: strides need it.
+# Larger and smaller sizes keep the largest power of two that divides the sample's size, up to this one, because strides
+# need it.
 _STEP = 32
 _LOST_DB = 20.0
-"""More than other values alone make of it. A wrong shape or a baked size loses all."""
+"""The loss in dB that other values alone do not cause. A wrong shape or a hard-coded size loses more."""
 _SIZED_BY_DATA = frozenset({"Compress", "Loop", "NonMaxSuppression", "NonZero", "Unique"})
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -203,19 +207,19 @@ def check_other_sizes(
     sqnr_db: float,
     least: float,
 ) -> None:
-    """Run the first sample, repeated or cut to other sizes, where the source leaves sizes of its inputs free.
+    """Run the first sample at other sizes, repeated or cut, if the source leaves sizes of its inputs free.
 
-    Sizes that the source refuses count for nothing.
+    Sizes that the source refuses are skipped.
 
     Args:
-        sessions: of the source or its prepared form, and of what was made of it, the candidate.
-        takes: the inputs of the candidate; sizes that they rule out count for nothing either.
-        form: the candidate in the message, as "its quantized form".
-        sqnr_db: of the candidate against the reference at the samples' own sizes, in dB.
-        least: dB that are enough at other sizes, however good the candidate is at the samples' own.
+        sessions: the session of the source or its prepared form, and that of the candidate, a model made from it.
+        takes: the inputs of the candidate. Sizes that they rule out are skipped as well.
+        form: the name of the candidate in the message, such as "its quantized form".
+        sqnr_db: the SQNR of the candidate against the reference at the samples' own sizes, in dB.
+        least: the SQNR in dB that is enough at other sizes, however good the candidate is at the samples' own.
 
     Raises:
-        CheckFailedError: the candidate fails, or gives something else, at a size that the source takes.
+        CheckFailedError: the candidate fails, or gives other outputs, at a size that the source accepts.
     """
     reference, candidate = sessions
     operators = {node.op_type for node in every_node(prepared.model)}
@@ -243,8 +247,11 @@ def check_other_sizes(
 
 
 def _groups(signature: Signature, given: Shapes) -> Iterator[list[Shapes]]:
-    """Yield groups of shapes to try, of which the first that the source takes stands for the others: another batch,
-    larger sizes, smaller sizes without a common divisor. Names that differ get sizes that differ, where that works."""
+    """Yield groups of shapes to try: another batch, larger and smaller sizes, sizes without a common divisor.
+
+    Of each group, only the first shapes that the source accepts need to be tried. Free sizes with different names get
+    different values if the source accepts that.
+    """
 
     def shapes(axes: Callable[[int], bool], change: Callable[[int, int], int], *, apart: bool) -> Shapes:
         places: dict[object, int] = {}
@@ -281,7 +288,7 @@ def _step(size: int) -> int:
 
 
 def _resized(array: Array, shape: tuple[int, ...]) -> Array:
-    """Repeat or cut an array on each axis: its values stay those of a sample."""
+    """Repeat or cut an array on each axis, so that its values remain values of a sample."""
     if not array.size:
         return np.zeros(shape, array.dtype)
     for axis, size in enumerate(shape):
@@ -290,7 +297,7 @@ def _resized(array: Array, shape: tuple[int, ...]) -> Array:
 
 
 def _takes(signature: Signature, shapes: Shapes) -> bool:
-    """Tell whether no size contradicts a number in the shapes of inputs."""
+    """Return whether `shapes` agree with all fixed sizes of the inputs."""
     pairs = (pair for spec in signature.inputs for pair in zip(spec.shape or (), shapes[spec.name], strict=False))
     return all(not isinstance(own, int) or own == size for own, size in pairs)
 
@@ -303,11 +310,11 @@ def _outputs(session: Session, sample: Sample) -> Outputs | None:
 
 
 def _problem(wanted: Outputs, candidate: Session, sample: Sample, least: float, sizes_follow: bool) -> str:
-    """Return what is wrong with what the candidate makes of a sample; "" where nothing is.
+    """Return what is wrong with the candidate's outputs for a sample; "" if nothing is.
 
     Args:
-        least: decibels against `wanted` that are enough.
-        sizes_follow: whether the shapes of outputs follow from those of inputs.
+        least: the SQNR in dB against `wanted` that is enough.
+        sizes_follow: True if the shapes of outputs follow from those of inputs.
     """
     comparison = Comparison()
     try:
@@ -320,7 +327,7 @@ def _problem(wanted: Outputs, candidate: Session, sample: Sample, least: float, 
             return f"output {output.name!r} has another shape"
         if output.nonfinite:
             return f"output {output.name!r} is not finite"
-    # Of whole outputs: in one sample, a small value next to large ones is not part of another unit.
+    # Compare whole outputs: in a single sample, small values next to large ones do not indicate parts with other units.
     sqnr_db = min((output.sqnr_db for output in found.outputs if output.same is None), default=math.inf)
     return f"{sqnr_db:.1f} dB SQNR" if sqnr_db < least else ""
 
@@ -335,19 +342,19 @@ def _fixes(signature: Signature, given: Shapes, tried: Shapes) -> str:
 
 
 LEAST_DB = 30.0
-"""Sources of 16-bit floats round otherwise than their float32 form, mostly by 40 to 60 dB."""
+"""The minimum SQNR in dB of a prepared model. 16-bit floats round differently, mostly at 40 to 60 dB."""
 _FAR_DB = 10.0
-"""Below what the source's own roundings bring, from one optimisation level of onnxruntime to another."""
+"""A prepared model may have this many dB less than the SQNR between two optimisation levels of its source."""
 
 
 def check_preparation(prepared: PreparedModel, samples: Samples) -> PreparedModel:
-    """Return `prepared`, with a note where its outputs for the first samples differ from its source's.
+    """Return `prepared`. If its outputs for the first samples differ from those of its source, add a note.
 
-    Nothing is noted where the two cannot be compared: a model with random operators, one that onnxruntime runs only as
-    it was prepared, or one whose roundings decide what it gives, as where a detector finds nothing and gives 1e-9.
+    There is no note if the two cannot be compared: the model has random operators, onnxruntime runs it only in its
+    prepared form, or roundings decide its outputs. For example, a detector that finds nothing outputs values like 1e-9.
 
     Raises:
-        CheckFailedError: they differ at another size that the source takes, see `check_other_sizes`.
+        CheckFailedError: the outputs differ at another size that the source accepts. See `check_other_sizes`.
     """
     if any(node.op_type in RANDOM for node in every_node(prepared.model)):
         return prepared
@@ -373,7 +380,7 @@ def check_preparation(prepared: PreparedModel, samples: Samples) -> PreparedMode
     if agreement.sqnr_db >= min(LEAST_DB, rounded.sqnr_db - _FAR_DB):
         return prepared
     note = (
-        f"its preparation changed what the model computes: {agreement.sqnr_db:.1f} dB SQNR against {prepared.source} "
-        "on the first samples, and what follows is measured against the prepared model; please report this model"
+        f"the preparation changed the model's outputs: {agreement.sqnr_db:.1f} dB SQNR against {prepared.source} on "
+        "the first samples; all figures are against the prepared model; please report this model"
     )
     return replace(prepared, notes=(*prepared.notes, note))

@@ -31,30 +31,30 @@ from edgeq.util.numbers import difference, metric
 
 FLOAT, INT8 = "float32", "int8"
 
-# Multiply-accumulates that a simulator of an engine's hardware runs in about half a minute.
+# Multiply-accumulates that a simulator of an engine's hardware computes in about half a minute.
 _SIMULATED_MACS = 1_000_000_000
 _LEAST_SIMULATED = 16
-# At another size than the samples': below this, half of the power is noise.
+# The minimum SQNR in dB at a size other than the samples'. Below it, half of the power is noise.
 _WRONG_DB = 3.0
-# Of a part of an output: half of its power is noise.
+# The minimum SQNR in dB of a part of an output. Below it, half of the part's power is noise.
 _DEAD_SQNR_DB = 3.0
 POOR_DROP = 0.05
-"""Accuracy lost, as a fraction, from which on a warning is given; --max-drop sets what is refused."""
-# From so many samples with another top-1 on they say something about others.
+"""The loss of accuracy, as a fraction, above which there is a warning. --max-drop sets the loss that is refused."""
+# The minimum number of samples with another top-1 that allows a conclusion about other samples.
 _LEAST_CHANGED = 3
 _POOR_COVERAGE = 0.25
 
 
 class NotFiniteError(CheckFailedError):
-    """Report an output that is NaN or infinite where the float model's is a number."""
+    """Report an output that is NaN or infinite while the float model's output is a number."""
 
 
 @dataclass(frozen=True)
 class Speed:
-    """Compare float32 with the artifact on this machine, interleaved.
+    """Compare the speeds of float32 and the artifact on this machine, in interleaved runs.
 
     Attributes:
-        latency: of the runs that nothing disturbed; of all where there are none.
+        latency: the latencies by name, from the undisturbed runs; from all runs if every run was disturbed.
         ratio: what can be claimed of the artifact's speed against float32's.
     """
 
@@ -67,11 +67,11 @@ class Step:
     """Describe one change that was tried to repair a poor result.
 
     Attributes:
-        name: what it changes of the plain build.
-        loss: by the repair's basis, as a fraction; None where it was dropped before that was measured.
-        samples: how many `loss` rests on.
-        int8_mac_share: of the multiply-accumulates.
-        reason: why it was or was not chosen.
+        name: the change against the plain build.
+        loss: the loss in the repair's basis, as a fraction; None if the change was dropped before it was measured.
+        samples: the number of samples that `loss` was measured on.
+        int8_mac_share: the share of the multiply-accumulates that run in int8.
+        reason: why the change was or was not chosen.
     """
 
     name: str
@@ -83,16 +83,16 @@ class Step:
 
 @dataclass(frozen=True)
 class Repair:
-    """Record what was tried on a result that fell short, and the outcome.
+    """Record the changes that were tried on a poor result, and the outcome.
 
     Attributes:
         effort: "quick", "default" or "thorough".
         max_drop: the loss that is allowed, as a fraction.
-        basis: "labels"; without them "noise", the power of the noise of the worst output over that of the signal.
-        plain: loss of the plain build: what is to be expected on other samples, and no less than these show.
-        loss: of what was chosen, the same.
-        chosen: what it changes of the plain build.
-        steps: all that was built, in the order in which it was tried.
+        basis: "labels"; without them "noise", the power of the worst output's noise over that of its signal.
+        plain: the loss of the plain build that is expected on other samples, and at least the loss on these.
+        loss: the same for the chosen build.
+        chosen: the change of the chosen build against the plain one.
+        steps: all builds, in the order in which they were tried.
     """
 
     effort: str
@@ -110,17 +110,17 @@ class Repair:
 
     @property
     def sentence(self) -> str:
-        """Return what was chosen and what it brought."""
+        """Return a sentence on the chosen change and its effect."""
         before, after, wanted = (self.written(loss) for loss in (self.plain, self.loss, self.max_drop))
         limit = f"{wanted} wanted" if self.basis == "noise" else f"{100 * self.max_drop:.2f} points allowed"
         tried = f"{len(self.steps)} builds compared"
         if self.loss == self.plain:
-            return f"nothing that was tried is better than the plain build: {before}; {limit} ({tried})"
+            return f"no build that was tried is better than the plain one: {before}; {limit} ({tried})"
         short = "" if self.met else f"; {limit}"
         return f"repaired: {self.chosen}: {before} before, {after} now{short} ({tried})"
 
     def written(self, loss: float) -> str:
-        """Return a loss of this basis as text."""
+        """Return a loss in this basis as text."""
         if self.basis == "noise":
             return "no noise" if loss <= 0 else f"{0 - 10 * math.log10(loss):.1f} dB SQNR"
         return f"{100 * loss:.2f} points of loss expected"
@@ -134,15 +134,15 @@ class Proof(Displayed):
     """Hold the figures of one artifact.
 
     Attributes:
-        coverage: what runs on integers on the target, after the runtime's optimisation, and how that is known.
-        agreement: the artifact against the float model, with the session options that ship.
-        accuracy: by labels, of "float32" and "int8"; empty without a task.
-        opening: the file that ships, as devices open it and as it is written.
-        speed: None where it was not timed.
-        samples: how many samples `agreement` and `accuracy` rest on.
-        held_out: whether those samples are others than the calibration's.
-        engine: what executed the artifact for all of this.
-        repair: what was tried where the plain build fell short; None where it did not, or nothing was to be tried.
+        coverage: what runs in integers on the target after the runtime's optimisation, and how that is known.
+        agreement: the comparison of the artifact with the float model, with the session options that ship.
+        accuracy: the accuracy by labels, of "float32" and "int8"; empty without a task.
+        opening: the comparison of the file that ships as devices open it and as it is written.
+        speed: the speed against float32; None if it was not timed.
+        samples: the number of samples that `agreement` and `accuracy` were measured on.
+        held_out: True if those samples are not among the calibration samples.
+        engine: the engine that ran the artifact for these figures.
+        repair: the attempts to repair a poor plain build; None if it was good, or no repair was wanted.
     """
 
     coverage: Coverage
@@ -161,13 +161,13 @@ class Proof(Displayed):
         return self.accuracy[INT8].loss_against(self.accuracy[FLOAT]) if self.accuracy else None
 
     def falls_short(self, max_drop: float) -> bool:
-        """Return whether labels show that more than `max_drop` is lost, or some output is not healthy."""
+        """Return whether labels show a loss of more than `max_drop`, or an output has too much noise."""
         return (self.drop or 0.0) > max_drop or (self.agreement.compared and worst_db(self.agreement) < HEALTHY_DB)
 
     @property
     def optimiser(self) -> tuple[float, float]:
-        """Return the SQNR against float32 in dB of the file as devices open it, and as it is written, on the same
-        samples.
+        """Return two SQNRs against float32 in dB on the same samples: of the file as devices open it, and as it is
+        written.
         """
         return self.opening.opened, self.opening.written
 
@@ -185,12 +185,12 @@ class Proof(Displayed):
         }
 
     def warnings(self, *, timed: bool = True) -> tuple[str, ...]:
-        """Return what a user should not miss, one sentence each; without `timed`, nothing about speed."""
+        """Return warnings for the user, one sentence each. Without `timed`, none is about speed."""
         found = []
         count, worst = self.agreement.count, self.agreement.worst
         changed = 0 if self.agreement.top1 is None else round((1 - self.agreement.top1) * count)
         if timed and self.speed is not None and self.speed.ratio.verdict == SLOWER:
-            found.append(f"{self.speed.ratio.sentence('int8', 'float32')}; `edgeq tune` looks for what is faster")
+            found.append(f"{self.speed.ratio.sentence('int8', 'float32')}; `edgeq tune` searches for a faster model")
         near = closeness(self.agreement) if self.drop is None and self.agreement.compared else "healthy"
         unlike = worst.unlike if worst is not None else ""
         sqnr, measure = f"{self.agreement.sqnr_db:.1f} dB SQNR", "measure accuracy with --task before you deploy it"
@@ -200,7 +200,7 @@ class Proof(Displayed):
                 f"accuracy falls from {_written(self.accuracy[FLOAT])} to {_written(self.accuracy[INT8])}: "
                 f"{self._advice()}"
             )
-        # A metric need not show what is dead: it may read other parts of the output.
+        # A metric may miss a dead part of an output, because it may read only other parts.
         dead = self.drop is not None and worst is not None and unlike and worst.least_db < _DEAD_SQNR_DB
         if near == "poor" or dead:
             found.append(f"{unlike or f'the outputs follow float32 to only {sqnr}'}: {self._advice()}; {measure}")
@@ -225,11 +225,11 @@ class Proof(Displayed):
         if self.opening.loss:
             found.append(self.opening.sentence)
         if not self.held_out:
-            found.append("accuracy was measured on the calibration samples; give --val others, which were held out")
+            found.append("accuracy was measured on the calibration samples; give held-out samples with --val")
         return tuple(found)
 
     def _advice(self) -> str:
-        """Return what a user can do about a poor result."""
+        """Return advice on how to improve a poor result."""
         closer = "`edgeq debug` names the layers that cause it"
         if self.repair is None:
             return f"`--effort thorough` without --as-is and --recover may repair it; {closer}"
@@ -237,11 +237,12 @@ class Proof(Displayed):
         return f"{self.repair.sentence}; {more}{closer}"
 
     def check(self, *, max_drop: float | None, require_coverage: float | None) -> None:
-        """Raise CheckFailedError where a bar that the user set is not met, and RuntimeUnavailableError where coverage
-        has one and is only a forecast."""
+        """Raise CheckFailedError if the proof misses a limit that the user set. Raise RuntimeUnavailableError if
+        coverage is required and only a forecast exists.
+        """
         lost = self.drop
         if max_drop is not None and lost is None:
-            raise UsageError("a bound on the accuracy drop needs labels", "Give labelled --val data")
+            raise UsageError("a limit on the accuracy drop needs labels", "Give labelled --val data")
         if max_drop is not None and lost is not None and lost > max_drop:
             name = self.accuracy[FLOAT].primary
             raise CheckFailedError(
@@ -255,7 +256,7 @@ class Proof(Displayed):
             raise unchecked((coverage.reason or coverage.how) + forecast)
         if require_coverage is not None and share is not None and share < require_coverage:
             worst = max(self.coverage.float_nodes, key=lambda n: n.macs, default=None)
-            reason = f"; the largest left in float is {worst.name} ({worst.reason})" if worst is not None else ""
+            reason = f"; the largest operator in float is {worst.name} ({worst.reason})" if worst is not None else ""
             raise CheckFailedError(
                 f"{share:.1%} of the multiply-accumulates run in int8, less than the "
                 f"{require_coverage:.1%} required{reason}",
@@ -287,11 +288,12 @@ def _points(name: str, lost: float) -> str:
 
 
 def unchecked(reason: str) -> RuntimeUnavailableError:
-    """Return the error that a bar on coverage cannot be checked here: neither another CPU's kernels nor a forecast
-    prove anything."""
+    """Return the error for a required coverage that cannot be checked here. Neither another CPU's kernels nor a
+    forecast prove anything.
+    """
     return RuntimeUnavailableError(
         f"--require-coverage cannot be checked here: {reason}",
-        "Do that, or check on such a device, or leave --require-coverage out",
+        "Enable its kernels here, check on such a device, or leave out --require-coverage",
     )
 
 
@@ -310,23 +312,23 @@ def prove(
     float_outputs: Sequence[Outputs] = (),
     progress: Progress = SILENT,
 ) -> Proof:
-    """Load the artifact as it will be loaded where it goes, and measure it against the float model it was made from.
+    """Load the artifact as its device will load it, and measure it against the float model that it was made from.
 
-    A plug-in engine runs it in a process of its own; the float model runs in onnxruntime's own kernels, unless the
-    target has no others than the engine's.
+    A plug-in engine runs the artifact in a process of its own. The float model runs in onnxruntime's own kernels,
+    unless the target has only the engine's kernels.
 
     Args:
-        coverage: of the artifact on its target.
-        workers: that the samples are shared among; what is timed is timed here.
-        count: of the samples, spread over all; None takes all, in a simulator of an engine's hardware
-            `simulated_count`.
-        float_outputs: what the float model makes of each sample, where that is known; it need not be run then.
+        coverage: the coverage of the artifact on its target.
+        workers: the processes that share the samples. Timed runs stay in this process.
+        count: the number of samples, spread over all. None takes all samples, or `simulated_count` if the engine's
+            hardware is simulated.
+        float_outputs: the float model's outputs for each sample, if known. The float model is then not run for them.
 
     Raises:
-        RuntimeUnavailableError: it does not load.
-        NotFiniteError: it gives NaN or infinities where the float model does not.
-        CheckFailedError: the file answers otherwise when it is opened as devices open it, or it is wrong at another
-            size that the model takes.
+        RuntimeUnavailableError: the artifact does not load.
+        NotFiniteError: the artifact outputs NaN or infinities, and the float model does not.
+        CheckFailedError: the file gives other outputs when it is opened as on devices, or it is wrong at another size
+            that the model accepts.
     """
     files = {FLOAT: prepared.path, INT8: artifact.proof_model}
     backend = artifact.plugin.engine.int8.backend if artifact.plugin is not None else ""
@@ -355,8 +357,8 @@ def prove(
         broken = [output.name for output in agreement.outputs if output.nonfinite]
         if broken:
             raise NotFiniteError(
-                f"{artifact.model.name}: output {broken[0]!r} is not finite where the float model's is",
-                "Keep what makes it so in float with --min-sqnr 20, or look at the ranges with `edgeq calibrate show`",
+                f"{artifact.model.name}: output {broken[0]!r} is not finite, but the float model's is",
+                "Keep the layers that cause it in float with --min-sqnr 20, or see the ranges: `edgeq calibrate show`",
             )
         if artifact.plugin is None:
             check_other_sizes(
@@ -387,8 +389,9 @@ def prove(
 
 
 def simulated_count(prepared: PreparedModel, artifact: Artifact) -> int | None:
-    """Return how many samples are run where the engine is a simulator: by the work in one, so that it is the same
-    everywhere; None for all of them."""
+    """Return how many samples to run if the engine is a simulator; None for all samples. The number follows from the
+    work per sample, so that it is the same on every machine.
+    """
     if not artifact.in_simulator:
         return None
     return max(_LEAST_SIMULATED, _SIMULATED_MACS // max(1, sum(node_macs(prepared.model).values())))

@@ -1,7 +1,8 @@
 """Decide what to do about kernels that add two products in 16 bits: nothing, smaller weights, other types, or slower
 kernels.
 
-Each mitigation is built and measured; the cheapest that keeps the accuracy of exact kernels is taken."""
+edgeq builds and measures each mitigation. It chooses the cheapest one that keeps the accuracy of exact kernels.
+"""
 
 from __future__ import annotations
 
@@ -37,9 +38,9 @@ class MitigationTrial:
     """Hold the artifacts of several schemes for one target, next to the float model.
 
     Args:
-        builds: what is built and on which samples it is run.
-        full: the scheme that uses all eight bits and nothing against saturation.
-        table: which of the target's kernels saturate.
+        builds: builds the artifacts; its job has the samples to run them on.
+        full: the scheme with all eight bits and no mitigation.
+        table: the target's kernels that saturate.
 
     Raises:
         EdgeqError: `full` cannot be built.
@@ -59,34 +60,38 @@ class MitigationTrial:
         self._reference = open_session(builds.job.prepared.path)
         self.full = builds.build(target, full).artifact
         self._saturates = match_profile(self.job.machine, load_profiles()).profile.saturates
-        # None: the machine's own kernels are exact, or a model of exact ones stands in.
+        # None: the machine's own kernels are exact, or a model of exact kernels replaces them.
         self._exact = exact_settings(self.full) if self._saturates(full) else None
         self._sessions: dict[Path, Any] = {}
 
     def artifact(self, scheme: Scheme) -> Artifact:
-        """Return what is built by `scheme`; one that adds session options to the full range leaves its file as it is.
+        """Return the artifact for `scheme`. If the scheme only adds session options to the full range, use the same
+        file.
 
         Raises:
-            EdgeqError: as the backend has it, or onnxruntime refuses the options.
+            EdgeqError: the backend cannot build it, or onnxruntime refuses the options.
         """
         if self.adds_options_alone(scheme):
             options = {**self.full.session_options, **scheme.session_options}
             artifact = replace(self.full, scheme=scheme, session_options=options)
             if scheme != self._scheme and artifact.settings() != self._exact:
-                open_session(artifact.model, artifact.settings())  # onnxruntime refuses the options for some graphs
+                # raises if onnxruntime refuses the options for this graph
+                open_session(artifact.model, artifact.settings())
             return artifact
         return self._builds.build(self._target, scheme).artifact
 
     def adds_options_alone(self, scheme: Scheme) -> bool:
-        """Return whether `scheme` differs from the full range in nothing but session options."""
+        """Return whether `scheme` differs from the full range only in session options."""
         return scheme.equals_but_options(self._scheme)
 
     def weights(self, artifact: Artifact) -> Audit:
-        """Return what its weights alone say of saturation on the target's kernels."""
+        """Audit the saturation on the target's kernels by the artifact's weights alone."""
         return audit(artifact.model, artifact.settings(), table=self._table)
 
     def audit(self, artifact: Artifact, samples: int) -> Audit:
-        """Return what saturation does to its answers on the target's kernels, on so many samples."""
+        """Audit the effect of saturation on the artifact's outputs on the target's kernels, over this number of
+        samples.
+        """
         return audit(
             artifact.model,
             artifact.settings(),
@@ -99,8 +104,10 @@ class MitigationTrial:
         )
 
     def evaluate(self, artifacts: Mapping[str, Artifact], samples: int) -> Evaluation:
-        """Return what exact kernels make of each, by name, against the float model; on so many samples, or with a task
-        on all that the proof takes. Artifacts of one file differ in nothing that exact kernels compute."""
+        """Compare each artifact on exact kernels with the float model, by name. Use this number of samples, or with a
+        task all samples of the proof. Artifacts that share a file share a result, because exact kernels compute the
+        same for them.
+        """
         first: dict[Path, str] = {}
         for name, artifact in artifacts.items():
             first.setdefault(artifact.model, name)
@@ -122,7 +129,7 @@ class MitigationTrial:
         )
 
     def _session(self, artifact: Artifact) -> Any:
-        """Return a session of it on kernels that do not saturate; artifacts of one file share it."""
+        """Return a session of the artifact on kernels that do not saturate. Artifacts of one file share it."""
         if artifact.model not in self._sessions:
             self._sessions[artifact.model] = self._opened(artifact)
         return self._sessions[artifact.model]
@@ -137,25 +144,27 @@ class MitigationTrial:
 
 
 FULL = "full range"
-# What may be lost against exact kernels: decibels of SQNR, or of the task's metric in hundredths.
+# The loss against exact kernels that is allowed: in dB of SQNR, or in the unit of the task's metric (half a point).
 TOLERATED_DB, TOLERATED_METRIC = 0.5, 0.005
 _SAMPLES = 16
-# Of the full range, which is taken only where its weights are safe: what it would lose is for people.
+# Samples for the audit of the full range. The full range is chosen only if its weights are safe, so the loss in the
+# audit is only shown to users.
 _AUDITED = 2
 
 
 @dataclass(frozen=True)
 class Mitigation:
-    """Describe one way to deal with saturation, and its result on the target.
+    """Describe one mitigation of saturation and its result on the target.
 
     Attributes:
-        name: for people.
-        scheme: what is built.
-        cost: time relative to the full range, by the profile.
-        safe: whether nothing can saturate, whatever the input.
-        sqnr_db: against float32, as the target answers: by its exact model where something can saturate.
-        metric: the task's primary metric, likewise; None without a task, and where something can saturate.
-        failed: why it cannot be built; "" where it can.
+        name: the name shown to users.
+        scheme: the scheme to build.
+        cost: the time relative to the full range, from the profile.
+        safe: True if nothing can saturate, whatever the input.
+        sqnr_db: the SQNR against float32 on the target. If something can saturate, an exact model of the kernels gives
+            it.
+        metric: the task's primary metric on the target; None without a task, or if something can saturate.
+        failed: why the scheme cannot be built; "" if it can.
     """
 
     name: str
@@ -169,15 +178,15 @@ class Mitigation:
 
 @dataclass(frozen=True)
 class Decision:
-    """Record the decision for one target, and its grounds.
+    """Record the decision for one target, and its reasons.
 
     Attributes:
         chosen: the mitigation that is built.
-        mitigations: all that were considered, the full range first; none that takes longer than one that is as good as
-            exact.
-        exact_db, exact_metric: what the full range gives on kernels that do not saturate.
-        audit: of the full range.
-        samples: that the figures rest on; those of what saturates on `audit.samples`.
+        mitigations: the mitigations that were considered, the full range first. Those that are slower than one as good
+            as exact kernels are left out.
+        exact_db, exact_metric: the figures of the full range on kernels that do not saturate.
+        audit: the audit of the full range.
+        samples: the number of samples of the figures. Figures with saturation come from `audit.samples`.
         why: one sentence without a full stop.
     """
 
@@ -201,13 +210,14 @@ class Decision:
 
 
 def kernel_table(target: Target, engine: Engine | None = None) -> SaturationTable:
-    """Return which kernels do so there; `engine` as for `kernels_saturate`."""
+    """Return which kernels saturate on the target. For `engine`, see `kernels_saturate`."""
     return saturation_table() if engine is None else saturation_table(engine.int8.saturation, target.features)
 
 
 def decision_for(builds: Builds, target: Target, scheme: Scheme, engine: Engine | None = None) -> Decision:
-    """Return what is decided for a target where `must_decide` says so. Targets with the same grounds share a decision
-    on ONNX Runtime's own kernels. See `decide`."""
+    """Return the decision for a target if `must_decide` is true. On ONNX Runtime's own kernels, targets with the same
+    artifact and costs share a decision. See `decide`.
+    """
     if engine is not None:
         return decide(builds, target, scheme, engine=engine)
     key = json.dumps([artifact_key(target, full_range(scheme)), dict(mitigation_costs(target, None))])
@@ -218,10 +228,10 @@ def decision_for(builds: Builds, target: Target, scheme: Scheme, engine: Engine 
 
 
 def decide(builds: Builds, target: Target, scheme: Scheme, *, engine: Engine | None = None) -> Decision:
-    """Choose how `scheme` is best built for a target whose kernels can saturate.
+    """Choose the best way to build `scheme` for a target whose kernels can saturate.
 
     Args:
-        engine: as for `kernels_saturate`.
+        engine: see `kernels_saturate`.
 
     Raises:
         EdgeqError: the full range cannot be built or run.
@@ -232,7 +242,7 @@ def decide(builds: Builds, target: Target, scheme: Scheme, *, engine: Engine | N
     considered: list[Mitigation] = []
 
     def consider(candidates: Sequence[Mitigation]) -> Evaluation | None:
-        """Build and measure each, or enter why it cannot be built; None where that is so of all."""
+        """Build and measure each candidate, or record why it cannot be built. Return None if none can be built."""
         artifacts: dict[str, Artifact] = {}
         failed: dict[str, str] = {}
         for mitigation in candidates:
@@ -256,11 +266,11 @@ def decide(builds: Builds, target: Target, scheme: Scheme, *, engine: Engine | N
     full, *others = _mitigations(mitigation_costs(target, engine), scheme)
     seen = [m for m in others if m.scheme.fit_seen]
     others = [m for m in others if not m.scheme.fit_seen and not found.safe]
-    # A build takes longer than anything else here: only of the cheapest, and what needs none, before the rest.
+    # Builds take the most time here. So first consider the cheapest mitigations, and those that need no build.
     least = min((m.cost for m in others), default=0.0)
     first = [m for m in others if m.cost == least or trial.adds_options_alone(m.scheme)]
     evaluation = consider([full, *first])
-    assert evaluation is not None  # the full range was built
+    assert evaluation is not None  # the full range could be built
     exact_db, exact_metric = evaluation.agreement[FULL].sqnr_db, _metric(evaluation, FULL)
     loss = _loss(evaluation, exact_db, exact_metric)
 
@@ -272,7 +282,8 @@ def decide(builds: Builds, target: Target, scheme: Scheme, *, engine: Engine | N
     if cheaper := [m for m in others if m not in first and m.cost < affordable]:
         consider(cheaper)
     if not close():
-        # No range that bears any input is close enough: one that bears the samples', with what it loses next to others.
+        # No mitigation that is safe for any input is close enough. Try ranges that are safe for the samples, and count
+        # their loss.
         for mitigation in seen:
             consider([mitigation])
     chosen = min(close(), key=lambda m: (m.cost, loss(m)), default=None)
@@ -311,8 +322,9 @@ def _measured(mitigation: Mitigation, safe: bool, evaluation: Evaluation, full: 
 
 
 def _seen(mitigation: Mitigation, evaluation: Evaluation, found: Audit) -> Mitigation:
-    """Judge what can saturate, though hardly on samples, by its exact model: what it loses there counts as SQNR,
-    and the task's metric is that of exact kernels only where it loses nothing."""
+    """Judge a range that is fitted to the samples, so that other inputs may saturate. If sums saturate on the audited
+    samples, subtract that loss from the SQNR and leave out the metric. Otherwise use the metric of exact kernels.
+    """
     sqnr_db = evaluation.agreement[mitigation.name].sqnr_db
     if found.float_db is not None and found.clipped:
         return replace(mitigation, sqnr_db=sqnr_db - max(0.0, found.float_db[1] - found.float_db[0]))
@@ -325,8 +337,9 @@ def _metric(evaluation: Evaluation, name: str) -> float | None:
 
 
 def _loss(evaluation: Evaluation, exact_db: float, exact_metric: float | None) -> Callable[[Mitigation], float]:
-    """Return by how many tolerances a mitigation falls short of exact kernels: by the task's metric where there is
-    one."""
+    """Return a function that gives the loss of a mitigation against exact kernels, in tolerances. The loss is measured
+    in the task's metric if there is one, else in SQNR.
+    """
     sign = 1.0 if not evaluation.accuracy or evaluation.accuracy[FULL].higher_is_better else -1.0
 
     def loss(mitigation: Mitigation) -> float:
@@ -351,8 +364,8 @@ _CPU = "CPUExecutionProvider"
 
 @dataclass(frozen=True)
 class Audited:
-    """Record what was audited, by whose kernels ("" for `target`: those of any CPU that they saturate on), and the
-    result.
+    """Record the result of an audit, with the model and the engine whose kernels were audited. `target` is "" for any
+    CPU on which they saturate.
     """
 
     name: str
@@ -375,30 +388,32 @@ def audit_saturation(
     target: Target | None = None,
     progress: Progress = SILENT,
 ) -> Audited:
-    """Bound what can saturate in a quantized model by its weights and, with samples, measure what does.
+    """Compute a bound of the saturation in a quantized model from its weights. With samples, measure the saturation as
+    well.
 
     Args:
         path: a quantized model, or a bundle.
-        data: samples to simulate it on.
+        data: samples to simulate the model on.
         reference: the float model, to measure the loss by saturation against it; needs `data`.
-        variant: of a bundle; None takes the one for this machine.
-        config: session options that the model file is run with; a bundle's variant brings its own.
-        engine: whose kernels; None takes those of the bundle's variant, else ONNX Runtime's own.
-        target: where they run; nothing saturates on one with exact kernels. None: a CPU that they saturate on.
+        variant: the variant of a bundle; None takes the one for this machine.
+        config: session options for a model file. A variant of a bundle has its own.
+        engine: the engine whose kernels are audited; None takes that of the bundle's variant, else ONNX Runtime's own.
+        target: the target that runs the model. Nothing saturates on a target with exact kernels. None means a CPU on
+            which the kernels saturate.
 
     Raises:
-        UsageError: `reference` without `data`, or an engine of whose kernels there is no model.
-        EdgeqError: as loading, reading and running have it.
+        UsageError: `reference` is given without `data`, or no model of the engine's kernels exists.
+        EdgeqError: the model or the data cannot be loaded, read or run.
     """
     if reference is not None and data is None:
-        raise UsageError("a float model is compared on samples", "Give --data")
+        raise UsageError("the comparison with a float model needs samples", "Give --data")
     settings = SessionSettings(config=config or {})
     refuse_ignored(settings, path)
     with open_model(path, settings, variant=variant) as loaded:
         plugin = engine if engine is not None and engine.module else described(loaded.settings.engine)
         name = plugin.name if plugin is not None else DEFAULT
         if plugin is not None and not plugin.int8.saturation:
-            raise UsageError(f"nothing is known of how {name}'s kernels saturate", "Leave --engine out")
+            raise UsageError(f"it is unknown how {name}'s kernels saturate", "Leave --engine out")
         if target is not None and not _saturates(target, plugin):
             return Audited(loaded.name, Audit(()), name, target.name)
         features = target.features if target is not None else frozenset[str]()

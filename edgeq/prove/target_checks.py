@@ -1,4 +1,4 @@
-"""Choose the checks of a variant that apply to its target, and say how each was made."""
+"""Choose the checks of a variant that apply to its target, and record how each was made."""
 
 from __future__ import annotations
 
@@ -31,11 +31,13 @@ from edgeq.util.registry import device_errors
 _MADE = ("load", "accuracy", "self-test")
 _FOREIGN = "run on this machine's kernels, not on the target's"
 _MODEL = "a model of the target's arithmetic, run on this machine"
-_EXACT = "this machine's exact kernels, whose sums are the target's: nothing can saturate there"
+_EXACT = "this machine's exact kernels, which give the target's sums: nothing can saturate there"
 
 
 def artifact_checks(built: Built, proof: Proof, machine: Machine, decision: Decision | None) -> tuple[Check, ...]:
-    """Return the checks that need no target: those made here, and the model of saturating kernels."""
+    """Return the checks that do not need the target: those made on this machine, and the one by the model of saturating
+    kernels.
+    """
     artifact, target = built.artifact, built.target
     saturation = saturation_check(built, decision)
     how: dict[str, tuple[CheckKind, str]] = dict.fromkeys(_MADE, ("none", _FOREIGN))
@@ -45,7 +47,7 @@ def artifact_checks(built: Built, proof: Proof, machine: Machine, decision: Deci
         there = artifact.coverage.how if artifact.plugin is not None else _MODEL
         how = dict.fromkeys(_MADE, ("modelled", there))
         how["load"] = (
-            how["load"] if artifact.plugin is not None else ("none", "nothing of the target's runtime is here")
+            how["load"] if artifact.plugin is not None else ("none", "the target's runtime is not on this machine")
         )
         saturation = None
     elif saturation is not None and saturation.passed and target.architecture == machine.architecture:
@@ -54,7 +56,7 @@ def artifact_checks(built: Built, proof: Proof, machine: Machine, decision: Deci
 
 
 def _checks(proof: Proof, how: Mapping[str, tuple[CheckKind, str]], saturation: Check | None) -> tuple[Check, ...]:
-    """Return the checks that a proof made, each with its kind and where it was made."""
+    """Return the checks of a proof, each with its kind and the place where it was made."""
     details = {"accuracy": f"SQNR {proof.agreement.sqnr_db:.1f} dB on {proof.samples} samples"}
     load, *others = (
         Check(name, kind, where, details.get(name, ""), None if kind == "none" else True)
@@ -64,18 +66,18 @@ def _checks(proof: Proof, how: Mapping[str, tuple[CheckKind, str]], saturation: 
 
 
 def coverage_check(found: Coverage) -> Check:
-    """Return what runs in int8, as a check."""
+    """Return the coverage as a check."""
     if found.basis in ("native", "emulated", "modelled"):
         return Check("coverage", found.basis, found.how, found.summary(), True)
     return Check("coverage", "none", found.how, found.summary())
 
 
 def saturation_check(built: Built, decision: Decision | None) -> Check | None:
-    """Return what the weights say of kernels that add two products in 16 bits; None where the artifact's do not, or
-    where nothing is known of how those of its plug-in do.
+    """Check by the weights whether sums of two products saturate in 16 bits. Return None if the artifact's kernels do
+    not add in 16 bits, or if nothing is known about those of its plug-in.
 
     Args:
-        decision: what was done about them.
+        decision: the decision on a mitigation.
     """
     artifact, target = built.artifact, built.target
     plugin = artifact.plugin.engine if artifact.plugin is not None else None
@@ -91,31 +93,32 @@ def saturation_check(built: Built, decision: Decision | None) -> Check | None:
 
 
 def refuse_left_out(target: Target, artifact: Artifact) -> None:
-    """Refuse what the runner on the target would leave out: its release is older than any that was tried.
+    """Refuse an artifact that the runner on the target would leave out, because its onnxruntime is older than any that
+    was tested.
 
     Raises:
-        CheckFailedError: with both releases.
+        CheckFailedError: names both releases.
     """
     device, oldest = target.runtime.get("onnxruntime"), artifact.min_onnxruntime or target.profile.min_onnxruntime
     if device is not None and parse_version(device) < parse_version(oldest):
         raise CheckFailedError(
-            f"{target.name}: onnxruntime {device} is older than {oldest}, the oldest that this kind of model was seen "
-            "to work with, so that the runner there would leave it out",
-            "Update it there and correct [runtime] in the target's file, or set min_onnxruntime in it to try it",
+            f"{target.name}: onnxruntime {device} is older than {oldest}, the oldest that this kind of model is known "
+            "to work with, so the runner there would leave it out",
+            "Update onnxruntime there and correct [runtime] in the target's file, or set min_onnxruntime in it",
         )
 
 
 def check_engines(engines: Sequence[EngineChoice], targets: Sequence[Target]) -> tuple[EngineChoice, ...]:
-    """Return the plug-ins among `engines`, each once; onnxruntime's own kernels are in every bundle.
+    """Return the plug-ins among `engines`, each once. onnxruntime's own kernels are in every bundle.
 
     Raises:
-        UsageError: one that exists for none of `targets`, or that the runner on devices does not know.
-        RuntimeUnavailableError: one that cannot be used here, with the command that helps.
+        UsageError: an engine exists for none of `targets`, or the runner on devices does not know it.
+        RuntimeUnavailableError: an engine cannot be used here. The error shows the command that helps.
     """
     plugins = tuple({choice.name: choice for choice in engines if choice.engine.module}.values())
     for choice in plugins:
         if plugin_of(choice.engine.provider) is None:
-            raise UsageError(f"{choice.name} is not among the engines that devices know", "Leave --engine out")
+            raise UsageError(f"the runner on devices does not know the engine {choice.name}", "Leave --engine out")
         if not any(exists_for(choice.engine, target) for target in targets):
             named = ", ".join(target.name for target in targets)
             raise UsageError(f"there is no {choice.engine.name} for {named}", "Leave --engine out")
@@ -125,8 +128,7 @@ def check_engines(engines: Sequence[EngineChoice], targets: Sequence[Target]) ->
 
 
 def exists_for(engine: Engine, target: Target) -> bool:
-    """Return whether `engine` runs on the kind of processor that `target` is built for, and exists for its
-    architecture."""
+    """Return whether `engine` supports the kind of processor and the architecture of `target`."""
     if not backend_named(target.backend).runs_engines:
         return False
     kind = "CPU" if target.profile.min_compute_capability is None else "GPU"
@@ -143,7 +145,7 @@ def in_engine(
     """Return the model of `variant`, proven in `choice`.
 
     Args:
-        decision: what was done about saturation in that engine.
+        decision: the decision on a mitigation of saturation in that engine.
 
     Raises:
         EngineError: the engine crashes, hangs or refuses the model.
@@ -159,7 +161,8 @@ def in_engine(
 
 
 _KINDS: Mapping[str, CheckKind] = {NATIVE: "native", EMULATED: "emulated", MODELLED: "modelled", NOT_RUN: "none"}
-# An emulated CPU does about a hundredth of what a real one does: so many multiply-accumulates take a minute or two.
+# Multiply-accumulates that an emulated CPU computes in a minute or two. It is about a hundred times slower than a real
+# one.
 _MACS = 4_000_000_000
 _MOST, _MOST_AT_NATIVE_SPEED = 16, 100
 
@@ -171,17 +174,17 @@ def check_built(
     *,
     selftest: int = 2,
 ) -> EmulatedCheck:
-    """Load `built` on its target's kernels, take the self-test's answers there, and compare both machines with float32.
+    """Load `built` on its target's kernels, run the self-test there, and compare both machines with float32.
 
-    No bound is put on how far the two machines' answers lie apart: a network that follows float32 loosely spreads
-    roundings as wide. What counts is that the target's follow float32 as well as this machine's.
+    The difference between the two machines' outputs has no limit: a network that follows float32 loosely amplifies
+    roundings just as much. Instead, the target's outputs must follow float32 as well as this machine's do.
 
     Args:
-        coverage: of `built`.
-        selftest: how many samples make the self-test.
+        coverage: the coverage of `built`.
+        selftest: the number of samples in the self-test.
 
     Raises:
-        CheckFailedError: it fails there.
+        CheckFailedError: the model fails there.
     """
     machine, progress = job.machine, job.progress
     route = route_for(built.target, machine, built.artifact.settings().engine, simulators=SIMULATORS, progress=progress)
@@ -205,7 +208,7 @@ def check_built(
 
 
 def checks_of(found: EmulatedCheck) -> tuple[Check, ...]:
-    """Return the result of a check on the target's kernels, for the list of checks."""
+    """Return the result of a check on the target's kernels as entries of the list of checks."""
     kind = _KINDS[found.where]
     if kind == "none":
         return (Check("kernels", kind, found.how, found.reason),)
@@ -217,7 +220,7 @@ def checks_of(found: EmulatedCheck) -> tuple[Check, ...]:
 
 
 def _count(job: Job, coverage: Coverage, route: ExecutionRoute) -> int:
-    """Return how many samples are compared: as many as an emulated CPU manages in a minute or two."""
+    """Return how many samples to compare: as many as an emulated CPU runs in a minute or two."""
     if route.native_speed:
         return _MOST_AT_NATIVE_SPEED
     macs = coverage.int8_macs + coverage.float_macs or sum(node_macs(job.prepared.model).values())
@@ -225,20 +228,24 @@ def _count(job: Job, coverage: Coverage, route: ExecutionRoute) -> int:
 
 
 def verify_request(bundle: Path, variant: str | None, options: Mapping[str, Any]) -> VerifyRequest:
-    """Return the request of `edgeq verify --on`, from its flat options."""
+    """Return the request of `edgeq verify --on` from its flat options.
+
+    Raises:
+        UsageError: --max-drop is given without --task.
+    """
     named, _ = split_task_options(options)
     same = {name: options[name] for name in ("on", "data", "count", "preprocess", "labels", "task", "expect")}
     drop = share("--max-drop", options["max_drop"])
     if drop is not None and options["task"] is None:
-        raise UsageError("--max-drop needs something that measures accuracy", "Give --task and labelled --data")
+        raise UsageError("--max-drop needs a task that measures accuracy", "Give --task and labelled --data")
     return VerifyRequest(bundle, variant=variant, options=named, max_drop=drop, **same)
 
 
 def refuse_without_target(options: Mapping[str, Any]) -> None:
-    """Refuse options for comparing a target with this machine where no target is named.
+    """Refuse options for a comparison with a target if no target is named.
 
     Raises:
-        UsageError: one is given.
+        UsageError: such an option is given.
     """
     given = next((name for name, value in options.items() if value not in (None, ())), None)
     if given is not None:

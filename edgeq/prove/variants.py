@@ -1,4 +1,4 @@
-"""Hold proven variants of one job, and what a bundle's manifest says of them."""
+"""Hold the proven variants of one job, and describe them for a bundle's manifest."""
 
 from __future__ import annotations
 
@@ -35,22 +35,22 @@ from edgeq.util.records import plain, rounded
 
 Array = NDArray[Any]
 
-# Two architectures round differently: up to 1.6 % of an output's largest value was seen between x86 and ARM on the same
-# integers (requantization and QLinearAdd). A wrong kernel, one that saturates, is off by far more.
+# Two architectures round differently. On the same integers (requantization and QLinearAdd), x86 and ARM differed by up
+# to 1.6 % of an output's largest value. A wrong kernel, such as one that saturates, differs by far more.
 _SELFTEST_TOLERANCE = 0.025
-# A simulation rounds in places of its own, and so does the device: the difference of two independent noises has √2 of
-# each one's RMS. Seen on an H100 in float16, at the largest: 1.6 times what the simulation differs from float32 by.
+# A simulation and the device round in different places. The difference of two independent noises has √2 times the RMS
+# of each. The largest one, on an H100 in float16, was 1.6 times the difference between the simulation and float32.
 _SIMULATED = 2.0
-# Of the largest value of a slice of another unit. What follows the integers there is often a Sigmoid or an Exp in
-# float, which makes a rounding of its argument a change of several percent.
+# A share of the largest value of a slice that has another unit. There, a Sigmoid or an Exp in float often follows the
+# integers, and turns one rounding of its argument into a change of several percent.
 _SLICE_TOLERANCE = 0.1
 _MOST_SLICES = 64
-# From a multiple of the step, in steps: a float32 holds a multiple of 2^16 of them.
+# The allowed distance from a multiple of the step, in steps. float32 represents up to 2^16 steps with this precision.
 _OFF_GRID = 0.01
 
 
 def selftest_cases(artifact: Artifact, samples: Samples, count: int) -> tuple[SelfTestCase, ...]:
-    """Return the first `count` samples with what the artifact makes of them here, in its engine."""
+    """Return the first `count` samples with the artifact's outputs for them, computed here in its engine."""
     with Engines() as engines:
         session = engines.open(artifact.proof_model, artifact.proof_settings())
         return tuple(
@@ -66,17 +66,17 @@ def expected_outputs(
     native: bool,
     simulated: bool = False,
 ) -> SelfTest:
-    """Return the self-test, made of what this machine answers, and what each output may differ by on the device.
+    """Return the self-test: the expected outputs, and the tolerance of each output on the device.
 
-    The outputs are the target's own where they could be computed there. Else they are this machine's, and the
-    target's may differ by as much as quantization itself changed them: roundings differ between architectures, and a
-    network spreads them as it spreads those.
+    If the target's kernels ran the model, the outputs are theirs. Otherwise they are this machine's, and the target's
+    may differ by as much as quantization changed them. Roundings differ between architectures, and a network amplifies
+    both differences alike.
 
     Args:
-        check: on the target's own kernels; None where none was made.
+        check: the check on the target's own kernels; None if there was none.
         float_model: the model that was quantized.
-        native: whether this machine's kernels are the target's.
-        simulated: whether the vectors are those of a simulation that rounds elsewhere than the device.
+        native: True if this machine's kernels are the target's.
+        simulated: True if the outputs come from a simulation, which rounds in other places than the device.
     """
     if check is not None and check.answers:
         cases = tuple(SelfTestCase(c.inputs, answer) for c, answer in zip(cases, check.answers, strict=True))
@@ -102,8 +102,9 @@ def _answers(session: Session, case: SelfTestCase) -> dict[str, Array]:
 def _allowed(
     name: str, pairs: Sequence[tuple[SelfTestCase, Array]], factor: float
 ) -> tuple[float, tuple[SliceTolerance, ...]]:
-    """Return what an output may differ by, and its slices: a share of its size, or `factor` times its distance from the
-    other answers."""
+    """Return the tolerance of an output and those of its slices. A tolerance is the larger of two values: a share of
+    the size, and `factor` times the distance from the other outputs.
+    """
     if any(case.outputs[name].dtype.kind != "f" for case, _ in pairs):
         return 0.0, ()
     sums, largest, changed = SliceSums(), 0.0, 0.0
@@ -122,7 +123,9 @@ def _allowed(
 
 
 def _step(values: Array) -> float:
-    """Return the step of the grid on which all values lie, as they do where one scale quantizes the output; else 0."""
+    """Return the step of the grid that contains all values; 0 if there is none. There is a grid if one scale quantizes
+    the output.
+    """
     known = np.unique(values.astype(np.float64))
     step = float(np.diff(known).min()) if len(known) > 1 else 0.0
     on_grid = step > 0 and bool(np.all(np.abs(known / step - np.rint(known / step)) < _OFF_GRID))
@@ -131,17 +134,18 @@ def _step(values: Array) -> float:
 
 @dataclass(frozen=True)
 class Variant(Displayed):
-    """Describe one variant: what was built, its proof, whether that was taken on the target's own kernels, and its
-    size.
+    """Describe one variant: its artifact, its proof, and its size in bytes.
 
     Attributes:
-        scheme: what it was asked to be built by, before its backend or an engine added to it.
-        threads: those that suit it, the runner's default; 0 leaves it to the runtime.
-        checks: what was checked on whose kernels, one of each name.
-        decision: what was done about saturating kernels, and why; None where there was nothing to decide.
-        compatibility: what it needs of onnxruntime; None where that is not looked up.
-        emulated: the check on the target's own kernels, where this machine's are others; None where none was made.
-        preference: among the variants of one profile, the highest that a device can run wins; see `with_fallback`.
+        native: True if the proof was made on the target's own kernels.
+        scheme: the requested scheme, before its backend or an engine added to it.
+        threads: the best number of threads, which is the runner's default; 0 leaves the number to the runtime.
+        checks: the checks with the kernels that they ran on, one of each name.
+        decision: the decision on saturating kernels with its reason; None if no decision was needed.
+        compatibility: what the variant needs of onnxruntime; None if that was not looked up.
+        emulated: the check on the target's own kernels if this machine has others; None if there was no such check.
+        preference: the rank among the variants of one profile. A device takes the highest that it can run; see
+            `with_fallback`.
     """
 
     built: Built
@@ -163,12 +167,13 @@ class Variant(Displayed):
 
     @property
     def min_onnxruntime(self) -> str:
-        """Return the oldest onnxruntime that is known to run it."""
+        """Return the oldest onnxruntime that is known to run the variant."""
         known = [self.built.artifact.min_onnxruntime or self.built.target.profile.min_onnxruntime]
         known += [self.compatibility.minimum] if self.compatibility else []
         plugin = self.built.artifact.plugin
         if plugin is not None and plugin.engine.direct is None and plugin.engine.min_onnxruntime:
-            known.append(plugin.engine.min_onnxruntime)  # with another form, the device holds it against the plug-in
+            # with a direct form, the device checks the plug-in's minimum only if it uses the plug-in
+            known.append(plugin.engine.min_onnxruntime)
         return max(known, key=parse_version)
 
     def __record__(self) -> dict[str, Any]:
@@ -189,17 +194,19 @@ class Variant(Displayed):
 
 
 def variant_name(target: Target) -> str:
-    """Return what a target's variant is called; "this machine" means nothing elsewhere, so its profile stands for
-    it."""
+    """Return the name of a target's variant. For "this machine", which means nothing elsewhere, it is the profile's
+    name.
+    """
     return target.profile.name if target.name == THIS_MACHINE else target.name
 
 
 def with_fallback(name: str, fallback: Variant, preferred: Sequence[Variant]) -> dict[str, Variant]:
-    """Return variants for one target by name: `fallback`, which needs nothing but onnxruntime, then those of plug-in
-    engines.
+    """Return variants for one target by name: first `fallback`, which needs only onnxruntime, then the variants of
+    plug-in engines.
 
     Args:
-        preferred: the best first; a device takes the first whose engine is installed and right there.
+        preferred: the variants of plug-ins, the best first. A device takes the first whose engine is installed and
+            passes the self-test.
     """
     found = {name: fallback}
     for place, variant in enumerate(preferred):
@@ -221,7 +228,7 @@ def variant_spec(
     """Describe a variant for the bundle.
 
     Args:
-        cases: its self-test's.
+        cases: the cases of its self-test.
         model: its file.
         tables: the folder with the calibration tables of its ranges.
     """
@@ -254,12 +261,13 @@ def variant_spec(
 
 
 def _spec(name: str, artifact: Artifact, info: Mapping[str, Any], selftest: SelfTest) -> VariantSpec:
-    """Describe an artifact for the bundle. edgeq's runner has a plug-in's options from its description; ONNX Runtime's
-    own reader of packages has them from the bundle."""
+    """Describe an artifact for the bundle. edgeq's runner reads a plug-in's options from the plug-in's description.
+    ONNX Runtime's own reader of packages reads them from the bundle.
+    """
     provider, options = artifact.provider, artifact.provider_options
     if artifact.plugin is not None:
         engine = artifact.plugin.engine
-        # ONNX Runtime opens no file of an engine's own format.
+        # ONNX Runtime does not open files in an engine's own format.
         options = {} if engine.suffix else engine_options(engine, artifact.plugin.precision)
         provider = engine.provider
     return VariantSpec(
@@ -280,23 +288,25 @@ def _estimate(artifact: Artifact) -> dict[str, Any]:
 
 
 def _engine(artifact: Artifact) -> dict[str, str]:
-    """Return what a variant's info says of the plug-in that runs it; nothing where none does."""
+    """Return the plug-in of a variant for its info; an empty dict if no plug-in runs it."""
     plugin = artifact.plugin
     return {} if plugin is None else {"engine": plugin.engine.name, "precision": plugin.precision}
 
 
 def alternative_spec(alternative: Alternative, job: Job, count: int) -> VariantSpec:
-    """Return the variant of an artifact that stands in for another, once a bundle: every target's is the same.
+    """Return the variant of an artifact that replaces another. A bundle contains it once, because it is the same for
+    every target.
 
     Args:
-        count: how many samples its self-test has.
+        count: the number of samples in its self-test.
 
     Raises:
-        CheckFailedError: its file answers otherwise when it is opened as devices open it.
+        CheckFailedError: its file gives other outputs when it is opened as on devices.
     """
     artifact = alternative.artifact
     unopened = ""
-    if artifact.plugin is None and artifact.model != job.prepared.path:  # what a plug-in compiled is compared there
+    # the compiled form of a plug-in was compared after compiling
+    if artifact.plugin is None and artifact.model != job.prepared.path:
         opening = open_stand_in(artifact, job.prepared.path, job.validation)
         opening.check(artifact.model)
         unopened = "; ".join(opening.notes)
@@ -322,14 +332,14 @@ def alternative_spec(alternative: Alternative, job: Job, count: int) -> VariantS
 
 
 def _coverage(found: Coverage) -> dict[str, Any]:
-    """Coverage for the manifest: the share, null where it is unknown, and what it rests on."""
+    """Return the coverage for the manifest: the share (null if unknown), and how it is known."""
     share = None if found.int8_mac_share is None else round(found.int8_mac_share, 4)
     precisions = {"precisions": dict(found.precisions)} if found.precisions else {}
     return {"int8_mac_share": share, "basis": found.basis, "how": found.how, **precisions}
 
 
 def _accuracy(proof: Proof) -> dict[str, Any]:
-    """Accuracy for the manifest, rounded so that the last bit of a sum does not change the bundle."""
+    """Return the accuracy for the manifest, rounded so that the last bit of a sum does not change the bundle."""
     record: dict[str, Any] = {"samples": proof.samples, "held_out": proof.held_out}
     if np.isfinite(proof.agreement.sqnr_db):
         record["sqnr_db"] = round(proof.agreement.sqnr_db, 1)

@@ -1,6 +1,6 @@
-"""Write report.html: what was done to a model and its results, as one file that opens anywhere.
+"""Write report.html: how a model was quantized and its results, in one file that opens anywhere.
 
-plain values (docs/report.md) → read.py: what was found, and the verdict → page.py: one HTML string
+Data flow: plain values (docs/report.md) → read.py (the figures and the verdict) → page.py (one HTML string).
 
 `edgeq.report(...)` is `edgeq.report.bundle.report_bundle`.
 """

@@ -1,4 +1,4 @@
-"""Read the record that a page is drawn from: of a bundle, in a file of its own, and with figures taken now."""
+"""Read the record of a page from a bundle or a separate file, optionally add new measurements, and write the page."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ from edgeq.util.records import json_object, plain, read_json
 
 
 def read_record(path: Path) -> dict[str, Any]:
-    """Return a record in a file of its own: report.json, tuning.json or what `edgeq tune --json` printed.
+    """Return a record from a separate file: report.json, tuning.json or the output of `edgeq tune --json`.
 
     Raises:
-        DataError: it is not such a record.
+        DataError: the file is not such a record.
     """
     record = json_object(path, DataError, "Give a record that edgeq wrote")
     kind = str(record.get("schema", "")).partition("/")[0]
@@ -50,15 +50,15 @@ def read_record(path: Path) -> dict[str, Any]:
 
 
 def bundle_record(bundle: Bundle) -> dict[str, Any]:
-    """Return the record that a bundle carries, with what its manifest says; of a bundle without one, the manifest
-    alone.
+    """Return the record in a bundle, completed from its manifest. Without a record, return only what the manifest
+    contains.
     """
     record = dict(_json_in(bundle, RECORD))
     if TUNING in bundle.files:
         record["tuning"] = _json_in(bundle, TUNING)
     known = record.get("variants")
     kept = known if isinstance(known, dict) else {}
-    # What may run is what the manifest names, whatever the record says.
+    # The manifest decides which variants may run, whatever the record contains.
     record["variants"] = {v.name: {**_variant(v), **_body(kept.get(v.name))} for v in bundle.components[MAIN]}
     record.setdefault("name", bundle.name)
     record.setdefault("versions", bundle.metadata.get("tools", {}))
@@ -82,7 +82,7 @@ def bundle_record(bundle: Bundle) -> dict[str, Any]:
 def measured(
     record: Mapping[str, Any], bundle: Bundle, name: str | None, settings: BenchSettings | None, progress: Progress
 ) -> dict[str, Any]:
-    """Return `record` with latencies and kernel times taken now, on this machine."""
+    """Return `record` with latencies and kernel times measured now, on this machine."""
     found = bench(bundle.source, variant=name, settings=settings, progress=progress)
     variants, _ = bundle_variants(bundle, read_device(), name)
     chosen = variants[-1]
@@ -90,7 +90,7 @@ def measured(
     bodies = {key: dict(body) for key, body in record["variants"].items()}
     if times:
         bodies[chosen.name]["kernels"] = times
-    # Latencies of a tuning run stand in the record too; those of this machine and now win.
+    # The record may also have latencies of a tuning run. The latencies measured here and now take precedence.
     return {
         **record,
         "variants": bodies,
@@ -101,15 +101,17 @@ def measured(
 
 
 def _kernels(variants: list[Variant]) -> dict[str, Any]:
-    """Kernel times of the float32 variant, where there is one, and of the chosen one, on a self-test's input."""
+    """Return kernel times of the chosen variant and, if there is one, of the float32 variant, on an input of the
+    self-test.
+    """
     chosen = variants[-1]
     cases = [case for variant in variants for case in variant.cases]
     if not cases or chosen.model is None:
         return {}
     feed = read_arrays(cases[0].inputs)
     first = variants[0].model
-    assert first is not None  # select() gives only what onnxruntime runs
-    # External weights may lie elsewhere in the bundle.
+    assert first is not None  # select() returns only variants that onnxruntime runs
+    # External weights may be elsewhere in the bundle.
     weights = Path(variants[0].session_options.get(EXTERNAL_FOLDER, first.parent))
     source = read_own(first, weights)
     found = {}
@@ -121,7 +123,7 @@ def _kernels(variants: list[Variant]) -> dict[str, Any]:
 
 
 def _variant(variant: Variant) -> dict[str, Any]:
-    """Return what the bundle itself says of a variant, in the record's words."""
+    """Return the bundle's own data on a variant, with the keys of the record."""
     info = variant.info
     accuracy = _body(info.get("accuracy"))
     checks = [c for c in info.get("checks", ()) if isinstance(c, dict)] if isinstance(info.get("checks"), list) else []
@@ -145,19 +147,21 @@ def _variant(variant: Variant) -> dict[str, Any]:
 
 
 def _accuracy(short: Mapping[str, Any]) -> dict[str, Any]:
-    """The manifest's metrics by model in the form of `edgeq.measure.accuracy.Accuracy`; the first metric decides."""
+    """Return the manifest's metrics by model in the form of `edgeq.measure.accuracy.Accuracy`. The first metric is the
+    primary one.
+    """
     bodies = {name: _body(short.get(name)) for name in (FLOAT, INT8)}
     rest = {"task": "", "count": short.get("samples") or 0, "higher_is_better": True}
     return {name: {"metrics": m, "primary": next(iter(m)), **rest} for name, m in bodies.items() if m}
 
 
 def _is_path(key: str) -> bool:
-    """Tell whether a session option was resolved to a place on this machine."""
+    """Return whether a session option was resolved to a path on this machine."""
     return key.endswith("_path")
 
 
 def _bytes_of(variant: Variant) -> int | None:
-    """Return the size of a variant's model; None where its weights lie elsewhere in the bundle."""
+    """Return the size of a variant's model in bytes; None if its weights are elsewhere in the bundle."""
     if variant.model is None or any(_is_path(key) for key in variant.session_options):
         return None
     folder = variant.model.parent
@@ -179,15 +183,14 @@ def _body(value: object) -> dict[str, Any]:
     return dict(value) if isinstance(value, Mapping) else {}
 
 
-# The last line of a page: the hash of all before it distinguishes a page that someone changed from one that is as
-# edgeq left it.
+# The last line of a page is a hash of everything before it. It shows whether somebody changed the page.
 _SEAL = b"<!-- edgeq report sha256:%s -->\n"
 _MOST_BYTES = 1 << 28
 
 
 @dataclass(frozen=True)
 class Reported(Displayed):
-    """Report the page that was written, and what comes first on it."""
+    """Report the page that was written, with its data."""
 
     bundle: Path
     page: Path
@@ -196,12 +199,12 @@ class Reported(Displayed):
 
     @property
     def of_record(self) -> bool:
-        """Tell whether `bundle` is the record of a bundle or of a tuning run alone, in a file of its own."""
+        """Return whether `bundle` is not a bundle but a separate record: of a bundle, or of a tuning run."""
         return _is_record(self.bundle)
 
     @property
     def verdict(self) -> Verdict:
-        """Return what stands first on the page."""
+        """Return the verdict, which is at the top of the page."""
         return verdict_of(self.data, self.data.main)
 
     def __brief__(self) -> dict[str, Any]:
@@ -233,46 +236,49 @@ def report_bundle(
     force: bool = False,
     progress: Progress = SILENT,
 ) -> Reported:
-    """Write the report of the bundle, of the record, or of the folder that `edgeq tune` left, at `path`.
+    """Write the report of `path`: a bundle, a record, or the folder of a finished `edgeq tune`.
 
-    The page is always made anew from the bundle's figures: a page that came with an untrusted bundle is not opened.
+    edgeq always draws the page from the bundle's figures. It does not open a page that came with an untrusted bundle.
 
     Args:
         output: the page; None puts it next to the bundle, as NAME.report.html.
-        measure: time the bundle on this machine now, against its float32 model if it has one, and its layers.
-        variant: which one to measure; None takes the best for this machine.
-        settings: how to time it.
-        fleet: what `edgeq bench --on FLEET.toml --json` printed, for a section of its own.
-        force: replace `output` whatever it is; an earlier report that nobody changed is replaced anyway.
+        measure: True to time the bundle and its layers on this machine now. If the bundle has a float32 model, it is
+            timed against that.
+        variant: the variant to measure; None takes the best for this machine.
+        settings: how to time the bundle.
+        fleet: the output of `edgeq bench --on FLEET.toml --json`, for a section of its own.
+        force: True to replace any file at `output`. An earlier report that nobody changed is always replaced.
 
     Raises:
-        UsageError: `path` is a model file, or a record that is to be measured.
-        DataError: `path` is a JSON file, but no record; or `fleet` is none of a fleet.
-        BundleError: the bundle is damaged, was changed, or nothing in it runs here.
-        OutputError: `output` is something else, or cannot be written.
+        UsageError: `path` is a model file, or it is a record and `measure` is set.
+        DataError: `path` is a JSON file but not a record, or `fleet` is not the record of a fleet.
+        BundleError: the bundle is damaged or was changed, or none of its variants runs here.
+        OutputError: `output` is another file, or cannot be written.
     """
     path = path_of(path, "bundle")
     if variant is not None and not measure:
-        raise UsageError("--variant goes with --bench", "Leave it out, or add --bench")
+        raise UsageError("--variant needs --bench", "Add --bench, or leave out --variant")
     place = Path(output) if output is not None else _beside(path)
     _check_outside(place, path)
     check_free(place, force=force or _is_report(place), kind="file")
     check_apart(place, [path, *([fleet] if fleet is not None else [])])
     if _is_record(path):
         if measure:
-            raise UsageError(f"{path} is a record, which cannot be timed", "Name a bundle, or leave --bench out")
+            raise UsageError(f"{path} is a record, which cannot be timed", "Give a bundle, or leave out --bench")
         record = read_record(path / TUNING if path.is_dir() else path)
     elif _of_a_run(path):
-        raise DataError(f"{path} is of a run that has not ended", "Go on with the command that began it, and --resume")
+        raise DataError(
+            f"{path} belongs to a run that has not ended", "Repeat the command that started it, with --resume"
+        )
     elif path.is_file() and not is_bundle(path):
-        raise UsageError(f"{path} is not a bundle", "Name a bundle; `edgeq compare` takes model files")
+        raise UsageError(f"{path} is not a bundle", "Give a bundle; `edgeq compare` takes model files")
     else:
         with opened(path) as bundle:
             record = bundle_record(bundle)
             if measure:
                 record = measured(record, bundle, variant, settings, progress)
     if fleet is not None:
-        found = read_json(fleet, FleetRecord, DataError, "Give what `edgeq bench --on FLEET.toml --json` printed")
+        found = read_json(fleet, FleetRecord, DataError, "Give the output of `edgeq bench --on FLEET.toml --json`")
         record = {**record, "fleet": plain(found)}
     data = read_report(record)
     page = _sealed(render(data).encode("utf-8"))
@@ -286,7 +292,7 @@ def _is_record(path: Path) -> bool:
 
 
 def _of_a_run(path: Path) -> bool:
-    """Tell whether `path` is the folder that a tuning run keeps next to its output."""
+    """Return whether `path` is the folder that a tuning run keeps next to its output."""
     return path.suffix == ".tuning" and path.is_dir()
 
 
@@ -297,11 +303,11 @@ def _beside(path: Path) -> Path:
 
 def _check_outside(place: Path, bundle: Path) -> None:
     if bundle.is_dir() and not _of_a_run(bundle) and place.absolute().is_relative_to(bundle.absolute()):
-        raise OutputError(f"{place} lies in the bundle, which would no longer verify", "Write the report next to it")
+        raise OutputError(f"{place} is inside the bundle, which would no longer verify", "Write the report next to it")
 
 
 def _is_report(place: Path) -> bool:
-    """Tell whether `place` is a report as edgeq left it, which a newer one may replace."""
+    """Return whether the file at `place` is an unchanged report of edgeq, which a newer one may replace."""
     if not is_plain(place) or place.stat().st_size > _MOST_BYTES:
         return False
     page = place.read_bytes()

@@ -1,4 +1,4 @@
-"""Compare two models, bundles, or one of each, on the same samples and side by side: `edgeq compare A B`."""
+"""Compare two models, bundles, or one of each, side by side on the same samples: `edgeq compare A B`."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ UNSETTLED: Outcome = "unsettled"
 
 @dataclass(frozen=True)
 class Limits:
-    """Limit what B may lose; None for no limit.
+    """Limit how much worse B may be. None means no limit.
 
     Attributes:
-        max_drop: accuracy that it may lose, in the unit of the task's deciding metric.
-        min_speedup: how many times A's speed it must have.
-        max_growth, max_memory_growth: by what share of A's its size, and its peak memory, may be larger.
+        max_drop: the accuracy that B may lose, in the unit of the task's primary metric.
+        min_speedup: the minimum speed of B, as a multiple of A's.
+        max_growth, max_memory_growth: the share by which B's size and peak memory may exceed A's.
     """
 
     max_drop: float | None = None
@@ -59,14 +59,15 @@ class Limits:
 
 @dataclass(frozen=True)
 class LimitCheck:
-    """Report one limit and whether it was kept.
+    """Report whether one limit holds.
 
     Attributes:
         what: "latency", "accuracy", "size" or "memory".
-        limit: the number: a share, or for latency how many times as fast it must be at least.
-        text: the limit for people.
-        outcome: unsettled where the measurement shows neither that the limit holds nor that it does not.
-        sentence: what was found; "" where the limit holds.
+        limit: the number: a share, or for latency the minimum speed as a multiple.
+        text: the limit as text for users.
+        outcome: "held", "missed" or "unsettled". It is unsettled if the measurement shows neither that the limit holds
+            nor that it does not.
+        sentence: the finding; "" if the limit holds.
     """
 
     what: str
@@ -78,8 +79,12 @@ class LimitCheck:
 
 @dataclass(frozen=True)
 class Side:
-    """Describe one of the two: `bytes` of its model file with external data, int8 share of its MACs, and whether any
-    operator is quantized.
+    """Describe one of the two models.
+
+    Attributes:
+        bytes: the size of its model file with external data; None if it cannot be read.
+        coverage: its coverage here, with the share of its MACs in int8; None if it was not measured.
+        quantized: True if any of its operators is quantized.
     """
 
     path: Path
@@ -92,7 +97,7 @@ class Side:
     quantized: bool = False
 
     def same_as(self, other: Side) -> bool:
-        """Tell whether both are the same bytes, run the same way."""
+        """Return whether both are the same bytes, run in the same way."""
         return self.digest is not None and (self.digest, self.variant) == (other.digest, other.variant)
 
     def __record__(self) -> dict[str, Any]:
@@ -110,7 +115,7 @@ class Side:
 
 @dataclass(frozen=True)
 class Comparison(Page):
-    """Report what was found; `agreement` is B's with A."""
+    """Report a comparison. `agreement` is that of B's outputs with A's."""
 
     a: Side
     b: Side
@@ -123,18 +128,19 @@ class Comparison(Page):
 
     @property
     def same(self) -> bool:
-        """Tell whether there is nothing to compare: the same bytes, run the same way."""
+        """Return whether both are the same bytes, run in the same way, so that there is nothing to compare."""
         return self.a.same_as(self.b)
 
     @property
     def debuggable(self) -> tuple[Side, Side] | None:
-        """Return the float model file and the quantized form that `edgeq debug` can compare, in this order; None where
-        A and B are not one of each."""
+        """Return the float model file and its quantized form, in this order, for `edgeq debug`. Return None if A and B
+        are not one of each.
+        """
         found = next(((a, b) for a, b in ((self.a, self.b), (self.b, self.a)) if b.quantized and not a.quantized), None)
         return found if found is not None and found[0].variant is None else None
 
     def rows(self) -> list[tuple[str, str, str, str]]:
-        """Return the table: what, A, B, B against A; only what is known."""
+        """Return the rows of a table: figure, A, B, B against A. Unknown figures have no row."""
         rows = _grown("size", self.a.bytes, self.b.bytes)
         a, b = (side.coverage["int8_mac_share"] if side.coverage else None for side in (self.a, self.b))
         if a is not None and b is not None:
@@ -154,17 +160,18 @@ class Comparison(Page):
         return rows + _grown("peak memory", *_memories(self))
 
     def missed(self) -> tuple[str, ...]:
-        """Write a sentence for each limit that is not shown to hold, an unsettled one too: a build must not pass
-        because the machine was busy."""
+        """Return a sentence for each limit that was not shown to hold. An unsettled limit counts as well, because a
+        build must not pass only because the machine was busy.
+        """
         return tuple(check.sentence for check in check_limits(self) if check.outcome != HELD)
 
     def check(self) -> None:
-        """Raise CheckFailedError where a limit was not shown to hold."""
+        """Raise CheckFailedError if a limit was not shown to hold."""
         if found := self.missed():
-            raise CheckFailedError("; ".join(found), "Keep A, or see `edgeq debug` and `edgeq bench` for what costs it")
+            raise CheckFailedError("; ".join(found), "Keep A, or find the cause with `edgeq debug` and `edgeq bench`")
 
     def verdict(self) -> tuple[str, ...]:
-        """Say what taking B in place of A would bring and cost, the most important first."""
+        """Return sentences on what replacing A by B would gain and cost, the most important first."""
         if self.same:
             return ("A and B are the same model.",)
         lines = []
@@ -179,13 +186,13 @@ class Comparison(Page):
             lines.append(f"B takes {share(b / a, 0)} of A's space." if b < a else f"B is {times(b / a)} A's size.")
         if self.signature_differences:
             lines.append("Their inputs or outputs differ.")
-        return tuple(lines) or ("Nothing that could be measured tells A and B apart.",)
+        return tuple(lines) or ("No difference between A and B was measured.",)
 
     def __brief__(self) -> dict[str, Any]:
         return {"a": self.a.path, "b": self.b.path, "samples": self.samples, "verdict": " ".join(self.verdict())}
 
     def __page__(self) -> dict[str, Any]:
-        timed = self.measurement.notes if self.measurement is not None else ()  # they stand next to the latencies
+        timed = self.measurement.notes if self.measurement is not None else ()  # shown next to the latencies
         return {
             "name": f"{self.a.path.name} and {self.b.path.name}",
             "bench": plain(self.measurement) if self.measurement is not None else None,
@@ -197,7 +204,7 @@ class Comparison(Page):
         return {**self.figures(), "verdict": self.verdict(), "limits": self.limits, "missed": self.missed()}
 
     def figures(self) -> dict[str, Any]:
-        """Return all that was measured, plain values."""
+        """Return all measurements as plain values."""
         timed = self.measurement
         found: dict[str, Any] = plain(
             {
@@ -216,7 +223,9 @@ class Comparison(Page):
 
 
 def _memories(found: Comparison) -> tuple[int | None, int | None]:
-    """Return the peak memory in bytes of either session, above the process without it; None where it is not known."""
+    """Return the peak memory of A's and of B's session in bytes, without the memory of the process itself; None if it
+    is not known.
+    """
     models = found.measurement.models if found.measurement is not None else {}
     a, b = ((models.get(name, {}).get("memory") or {}).get("session_peak_bytes") for name in (A, B))
     return a, b
@@ -249,7 +258,7 @@ def _agreement_sentences(agreement: Agreement) -> list[str]:
     if not outputs:
         return ["They have no output in common."]
     if all(output.equal for output in outputs):
-        return ["Their answers are equal."]
+        return ["Their outputs are equal."]
     lines = []
     compared = [output for output in outputs if output.compared]
     parts = [part.sqnr_db for output in compared for part in output.slices]
@@ -258,17 +267,17 @@ def _agreement_sentences(agreement: Agreement) -> list[str]:
         closeness = top1 or f"with a cosine of {min(output.least_cosine for output in compared):.5f}"
         lines.append(f"B's outputs follow A's at {decibels(min(known))} SQNR, {closeness}.")
     return lines + [
-        f"Of output {output.name}, {output.mismatched} {samples} have another size, and are left out."
+        f"Output {output.name} has another size in {output.mismatched} {samples}, which are left out."
         for output in outputs
         if output.mismatched
     ]
 
 
 def check_limits(found: Comparison, a: str = "A", b: str = "B") -> tuple[LimitCheck, ...]:
-    """Say what became of each limit; `a` and `b` are what sentences call the two.
+    """Check each limit. Sentences call the two models `a` and `b`.
 
-    A limit on what could not be measured is missed, but for a speed that the machine was too busy to tell. Accuracy is
-    that of these samples, which is exact for them.
+    A limit is missed if its figure could not be measured. The exception is a speed that the machine was too busy to
+    settle. Accuracy is measured on these samples, and is exact for them.
     """
     limits = found.limits
     checks = []
@@ -283,7 +292,7 @@ def check_limits(found: Comparison, a: str = "A", b: str = "B") -> tuple[LimitCh
         if limit is not None:
             sentence = "" if found.same else _growth(what, *values, limit, a, b)
             checks.append(LimitCheck(what, limit, f"{share(limit)} more", MISSED if sentence else HELD, sentence))
-    # Terminals, JSON and JUnit XML read these: a thin space is the report's alone.
+    # Terminals, JSON and JUnit XML get these texts. Only the report uses thin spaces.
     return tuple(
         replace(check, text=check.text.replace("\u202f", " "), sentence=check.sentence.replace("\u202f", " "))
         for check in checks
@@ -291,7 +300,7 @@ def check_limits(found: Comparison, a: str = "A", b: str = "B") -> tuple[LimitCh
 
 
 def speed_outcome(found: Claim, limit: float) -> Outcome:
-    """Tell whether a speed is at least `limit`, at most below it, or neither is shown."""
+    """Return whether a speed is at least `limit`, is below it, or neither is shown."""
     interval = found.interval
     if interval is None or interval[1] < limit <= interval[2]:
         return UNSETTLED
@@ -303,11 +312,11 @@ def _speedup(found: Comparison, limit: float, a: str, b: str) -> LimitCheck:
     claim = speed_of(found.measurement, B) if found.measurement is not None else Claim(reason="it was not timed")
     outcome, said = speed_outcome(claim, limit), claim.sentence(b, a)
     if found.same:
-        outcome, said = HELD if limit <= 1 else MISSED, f"{b} is the same model as {a}, as fast"
+        outcome, said = HELD if limit <= 1 else MISSED, f"{b} is the same model as {a} and as fast"
     sentences = {
         HELD: "",
         MISSED: f"{said}, {required}",
-        UNSETTLED: f"that {b} is {times(limit)} as fast as {a} was not shown: {said}; try a longer --duration",
+        UNSETTLED: f"it was not shown that {b} is {times(limit)} as fast as {a}: {said}; try a longer --duration",
     }
     return LimitCheck("latency", limit, f"at least {times(limit)} the speed", outcome, sentences[outcome])
 
@@ -315,7 +324,7 @@ def _speedup(found: Comparison, limit: float, a: str, b: str) -> LimitCheck:
 def _drop(found: Comparison, limit: float, b: str) -> LimitCheck:
     before, after = found.a.accuracy, found.b.accuracy
     if found.same or before is None or after is None:
-        sentence = "" if found.same else f"how much accuracy {b} loses could not be measured"
+        sentence = "" if found.same else f"the accuracy that {b} loses could not be measured"
         return LimitCheck("accuracy", limit, f"a loss of {limit:g}", MISSED if sentence else HELD, sentence)
     lost, name = after.loss_against(before), before.primary
     shown, allowed = (difference(name, value).lstrip("+") for value in (lost, limit))
@@ -324,7 +333,7 @@ def _drop(found: Comparison, limit: float, b: str) -> LimitCheck:
 
 
 def _growth(what: str, before: int | None, after: int | None, limit: float, a: str, b: str) -> str:
-    """Say by how much too much it grew; "" where it did not."""
+    """Return a sentence on growth beyond the limit; "" if the limit holds."""
     if before is None or after is None:
         return f"the {what} could not be compared"
     if after <= before * (1 + limit):
@@ -338,10 +347,10 @@ class ComparePlace(Opener, Protocol):
 
     @property
     def name(self) -> str:
-        """Return the place's name, for people."""
+        """Return the name of the place for users."""
 
     def measure(self, models: Mapping[str, LoadedModel], sessions: int, work: Workload) -> Measurement:
-        """Run `measure_models` on what was opened there, each in the given number of sessions."""
+        """Run `measure_models` on the models that were opened there, each in the given number of sessions."""
 
 
 @dataclass(frozen=True)
@@ -350,14 +359,15 @@ class CompareRequest:
 
     Attributes:
         a, b: model files or bundles.
-        data: samples for both, as `edgeq.data.samples.open_samples` takes them; None compares what needs none.
-        task: what to measure against their labels; None compares the outputs alone.
-        preprocess: None takes what a bundle says.
-        timed: whether to time them.
-        duration_s: seconds for each at least.
-        attempts: how often they are timed at most, each time for twice as long, until a limit on speed is settled.
-        sessions: in how many sessions small models are timed; None: `sessions_to_time`.
-        session_options: of model files, over those that they carry.
+        data: samples for both; see `edgeq.data.samples.open_samples`. None compares only what needs no samples.
+        task: the task to measure against the labels of the samples; None compares only the outputs.
+        preprocess: the preprocessing of the samples; None takes that of a bundle.
+        timed: True to time both models.
+        duration_s: the minimum time for each model, in seconds.
+        attempts: the maximum number of timings. Each takes twice as long as the one before. They end when a limit on
+            speed is settled.
+        sessions: the number of sessions in which small models are timed; None means `sessions_to_time`.
+        session_options: session options for model files. They take precedence over options in the files.
     """
 
     a: Path
@@ -395,23 +405,25 @@ def compare(
     session_options: Mapping[str, str] | None = None,
     progress: Progress = SILENT,
 ) -> Comparison:
-    """Compare two models, two bundles, or one of each. What cannot be compared is a note, not an error.
+    """Compare two models, two bundles, or one of each. What cannot be compared becomes a note, not an error.
 
     Args:
         a, b: model files or bundles.
-        data: samples for both, as `edgeq.open_samples` takes them; None compares what needs none.
-        task: what to measure against their labels, a task or its name; None compares the outputs alone.
-        options: of a task that is named.
-        preprocess: None takes what a bundle says.
-        timed: whether to time them, interleaved; `duration_s` is seconds for each at least.
-        max_drop: accuracy that B may lose on these samples, in the unit of the task's primary metric (0.01 is one point
-            of a share); needs `task`. `Comparison.check` raises where more is lost.
-        min_speedup: how many times A's speed B must have; shown by the lower end of the interval.
-        session_options: to run model files with, over those that they carry; a bundle brings its own.
+        data: samples for both; see `edgeq.open_samples`. None compares only what needs no samples.
+        task: the task to measure against the labels of the samples, or its name; None compares only the outputs.
+        options: the options of a task that is given by name.
+        preprocess: the preprocessing of the samples; None takes that of a bundle.
+        timed: True to time both models, interleaved.
+        duration_s: the minimum time for each model, in seconds.
+        max_drop: the accuracy that B may lose on these samples, in the unit of the task's primary metric (0.01 is one
+            point of a share). It needs `task`. `Comparison.check` raises if B loses more.
+        min_speedup: the minimum speed of B, as a multiple of A's. The lower end of the interval must reach it.
+        session_options: session options for model files. They take precedence over options in the files. A bundle has
+            its own.
 
     Raises:
-        UsageError: a task without data, or an option that makes no sense.
-        EdgeqError: whatever is wrong with a model, a bundle or the data.
+        UsageError: a task is given without data, or an option has a wrong value.
+        EdgeqError: a model, a bundle or the data are wrong.
     """
     options = options or TaskOptions()
     limits, config = Limits(max_drop, min_speedup), session_options or {}
@@ -425,7 +437,9 @@ def compare(
 def run_comparison(
     request: CompareRequest, *, place: ComparePlace | None = None, progress: Progress = SILENT
 ) -> Comparison:
-    """Run `compare` on a request, here or at another `place`, where what runs in int8 is not looked at."""
+    """Run `compare` on a request, on this machine or at another `place`. Coverage in int8 is measured only on this
+    machine.
+    """
     if request.task is None:
         request = replace(request, task=named_task(None, request.options))
     if request.task is not None and request.data is None:
@@ -440,7 +454,7 @@ def run_comparison(
     if request.limits.max_drop is not None and request.task is None:
         raise UsageError("--max-drop needs a task", "Give a --task, and labelled samples as --data")
     if request.limits.min_speedup is not None and not request.timed:
-        raise UsageError("--min-speedup needs timing", "Leave --no-timing out")
+        raise UsageError("--min-speedup needs timing", "Leave out --no-timing")
     notes: list[str] = []
     settings = SessionSettings(config=request.session_options, intra_op_threads=request.threads)
     refuse_ignored(settings, request.a, request.b)
@@ -449,10 +463,10 @@ def run_comparison(
         differences = signature_differences(a.signature, b.signature)
         fits = interchangeable(a.signature, b.signature)
         if not fits:
-            notes.append("their inputs differ, so that they can be neither run on the same samples nor timed together")
+            notes.append("their inputs differ, so they cannot run on the same samples or be timed together")
         samples = _samples(request, a, b, progress)
         if samples is None:
-            notes.append("without --data their answers are not compared")
+            notes.append("without --data, their outputs are not compared")
         evaluation = None
         task = as_task(request.task, request.options) if request.task is not None else None
         if samples is not None and fits:
@@ -467,7 +481,7 @@ def run_comparison(
             )
         here = place is None
         sides = [_side(loaded, key, samples, evaluation, notes, here=here) for key, loaded in ((A, a), (B, b))]
-        # The same bytes run the same way: timing them would measure the machine's noise.
+        # Timing the same bytes, run in the same way, would measure only the machine's noise.
         timed = request.timed and fits and not sides[0].same_as(sides[1])
         measurement = _time(request, a, b, samples, place, progress) if timed else None
     return Comparison(
@@ -519,7 +533,7 @@ def _side(
         if here:
             first = next(iter(samples)).inputs if samples is not None and evaluation is not None else None
             feed = first or random_feeds(loaded.session, count=1)[0]
-            # A quantized graph stands in for its float model: MACs come from its own nodes and shapes.
+            # The quantized graph is used instead of its float model: MACs come from its own nodes and shapes.
             coverage = plain(measure_coverage(loaded.model, loaded.settings, feed, loaded.graph, lambda name, op: ""))
     except EdgeqError as error:
         notes.append(f"{key}: {error}")
@@ -539,7 +553,7 @@ def _time(
     feeds: Sequence[Mapping[str, Any]] | None = None
     if samples is not None:
         feeds = [sample.inputs for sample in itertools.islice(samples, SAMPLES)]
-    # As many of both: what is compared are pairs of sessions.
+    # Both get the same number of sessions, because pairs of sessions are compared.
     count = min(sessions_to_time(side.model, side.folder) for side in (a, b))
     count = request.sessions or count if count > 1 else 1
     limit = request.limits.min_speedup

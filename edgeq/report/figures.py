@@ -1,11 +1,11 @@
-"""Write names as people read them, and draw the elements that every chart is made of.
+"""Write names in readable form, and draw the elements that every chart consists of.
 
-Names and notes from models and bundles are untrusted: they
-stay on one line, isolated, shortened, and never become markup. Escaping is Jinja2's; its templates use these filters.
+Names and notes from models and bundles are untrusted. They stay on one line, are isolated and shortened, and never
+become markup. Jinja2 does the escaping; its templates use these filters.
 
-The charts (elements, frame, axes with ticks, text that does not run into other text) are drawn here and not by a
-plotting library: they take their colours from the page's style (light, dark and print), carry labels for screen readers
-and `data-` attributes for the script, and stay a few kilobytes each.
+This module draws the charts (elements, frame, axes with ticks, labels that do not overlap) without a plotting library.
+They take their colours from the page's style (light, dark and print), have labels for screen readers and `data-`
+attributes for the script, and have a few kilobytes each.
 """
 
 from __future__ import annotations
@@ -29,13 +29,15 @@ _SHOWN = 12
 
 
 def pairs(values: Mapping[str, Any], limit: int) -> Pairs:
-    """Return at most `limit` items as text: lists joined, mappings as k=v, yes and no; empty ones are left out."""
+    """Return at most `limit` items as text. Lists are joined, mappings become k=v, booleans yes or no. Empty items are
+    left out.
+    """
     shown = ((string(key), _shown(item)) for key, item in list(values.items())[:limit])
     return tuple((key, text) for key, text in shown if text)
 
 
 def string(value: object) -> str:
-    """Return text, numbers and booleans as text, else ""."""
+    """Return a text, number or boolean as text. Return "" for other values."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, int):
@@ -54,13 +56,13 @@ def _shown(item: object) -> str:
     return f"{joined} and {len(texts) - _SHOWN} more" if len(texts) > _SHOWN else joined
 
 
-# Characters that reorder or break the text around them: shown as numbers, so that no name looks like another.
+# Characters that reorder or break the text around them. They are shown as numbers, so that no name imitates another.
 _UNRULY = frozenset("\u061c\u200e\u200f\u2028\u2029\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069\ufeff")
 _UNPRINTABLE = frozenset({"Cc", "Cs"})
 
 
 def visible(text: str) -> str:
-    """Return `text` on one line, its control and direction characters as ⟨202E⟩."""
+    """Return `text` on one line, with control and direction characters written as ⟨202E⟩."""
     if text.isascii() and text.isprintable():
         return text
     return "".join(_visible(c) for c in text)
@@ -75,8 +77,8 @@ def _visible(c: str) -> str:
 
 
 def escaped(value: object) -> Markup:
-    """Return a value as it appears in the page: markup as it is, None as nothing, everything else as visible,
-    escaped text.
+    """Return a value in the form of the page. Markup is unchanged, None becomes empty, and everything else becomes
+    visible, escaped text.
     """
     if isinstance(value, Markup):
         return value
@@ -84,8 +86,8 @@ def escaped(value: object) -> Markup:
 
 
 def isolated(name: str, limit: int = 200, class_: str = "") -> Markup:
-    """Return a name from a model: in a direction of its own, cut in the middle where longer than `limit`, whole on
-    hover.
+    """Return a name from a model as markup that isolates its text direction. A name longer than `limit` is cut in the
+    middle, and a tooltip shows the whole name.
     """
     attributes = Markup(' class="{}"').format(class_) if class_ else Markup()
     if len(name) > limit:
@@ -94,7 +96,7 @@ def isolated(name: str, limit: int = 200, class_: str = "") -> Markup:
 
 
 def shorten(value: str, limit: int) -> str:
-    """Return at most `limit` characters, the middle left out: names differ at their ends."""
+    """Return at most `limit` characters. Longer text loses its middle, because names differ at their ends."""
     shown = visible(value[: limit * 4] + value[-limit:] if len(value) > limit * 5 else value)
     if len(shown) <= limit:
         return shown
@@ -104,12 +106,12 @@ def shorten(value: str, limit: int) -> str:
 
 _NICE = (1.0, 2.0, 2.5, 5.0, 10.0)
 _LOG_FROM = 8.0
-"""An axis whose ends differ by more than this factor is logarithmic."""
+"""The axis is logarithmic if its ends differ by more than this factor."""
 
 
 @dataclass(frozen=True)
 class Scale:
-    """Map low..high to start..end, linearly or by the logarithm. Values outside land at the nearer end."""
+    """Map low..high to start..end, linearly or logarithmically. Values outside map to the nearer end."""
 
     low: float
     high: float
@@ -121,7 +123,7 @@ class Scale:
         return self.start + (self.end - self.start) * min(1.0, max(0.0, self.share(value)))
 
     def share(self, value: float) -> float:
-        """Return 0 at `low`, 1 at `high`, beyond outside."""
+        """Return 0 at `low` and 1 at `high`. Values outside give numbers below 0 or above 1."""
         if self.log:
             if value <= 0:
                 return 0.0
@@ -129,17 +131,19 @@ class Scale:
         return (value - self.low) / (self.high - self.low)
 
     def ticks(self, most: int = 6) -> tuple[float, ...]:
-        """Return at most about `most` round values between `low` and `high`, by powers of ten on a logarithmic axis."""
+        """Return about `most` round values at most, between `low` and `high`. On a logarithmic axis, they are based on
+        powers of ten.
+        """
         return log_ticks(self.low, self.high, most) if self.log else nice_ticks(self.low, self.high, most)
 
 
 def scale_for(
     values: Sequence[float], start: float, end: float, *, log: bool | None = None, pad: float = 0.06
 ) -> Scale:
-    """Return a scale that holds all `values` with a margin of `pad` of its length at both ends.
+    """Return a scale that contains all `values`, with a margin of `pad` of its length at both ends.
 
     Args:
-        log: None chooses by how far apart the values are; only positive ones can be on a logarithmic axis.
+        log: True for a logarithmic axis, which needs positive values. None decides by the spread of the values.
     """
     low, high = min(values), max(values)
     if log is None:
@@ -152,7 +156,7 @@ def scale_for(
 
 
 def nice_ticks(low: float, high: float, most: int = 6) -> tuple[float, ...]:
-    """Return multiples of 1, 2, 2.5 or 5 times a power of ten inside low..high, at most `most`."""
+    """Return at most `most` multiples of 1, 2, 2.5 or 5 times a power of ten within low..high."""
     if not high > low:
         return (low,)
     rough = (high - low) / max(1, most - 1)
@@ -166,8 +170,8 @@ def nice_ticks(low: float, high: float, most: int = 6) -> tuple[float, ...]:
 
 
 def log_ticks(low: float, high: float, most: int = 6) -> tuple[float, ...]:
-    """Return 1, 2, 5 times powers of ten inside low..high, or fewer of them; evenly spaced ones where those are too
-    few.
+    """Return 1, 2 and 5 times powers of ten within low..high, or only some of them if they are too many. If there are
+    too few, return evenly spaced ticks.
     """
     exponents = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     for factors in ((1, 2, 5), (1, 3), (1,)):
@@ -179,7 +183,7 @@ def log_ticks(low: float, high: float, most: int = 6) -> tuple[float, ...]:
 
 
 def tick_labels(ticks: Sequence[float]) -> tuple[str, ...]:
-    """Return the ticks as text, all with the decimals that tell them apart where they are evenly spaced."""
+    """Return the ticks as text. Evenly spaced ticks all get as many decimals as are needed to distinguish them."""
     if len(ticks) < 2:
         return tuple(significant(t) for t in ticks)
     steps = [b - a for a, b in pairwise(ticks)]
@@ -200,7 +204,7 @@ _NARROW = frozenset("iljtfrI1.,:;|!'()[] -")
 
 @dataclass(frozen=True)
 class Box:
-    """Describe a rectangle, for keeping text apart."""
+    """Describe a rectangle, to keep labels from overlapping."""
 
     x: float
     y: float
@@ -208,7 +212,7 @@ class Box:
     height: float
 
     def overlaps(self, other: Box) -> bool:
-        """Tell whether the interiors intersect; boxes that share an edge do not overlap."""
+        """Return whether the interiors intersect. Boxes that share only an edge do not overlap."""
         return (
             self.x < other.x + other.width
             and other.x < self.x + self.width
@@ -217,7 +221,7 @@ class Box:
         )
 
     def inside(self, other: Box) -> bool:
-        """Tell whether no part of this box lies outside `other`."""
+        """Return whether this box is entirely within `other`."""
         return (
             self.x >= other.x
             and self.y >= other.y
@@ -227,12 +231,12 @@ class Box:
 
 
 def text_width(text: str) -> float:
-    """Return an estimate, on the wide side, of how long `text` is in a sans-serif font."""
+    """Return a generous estimate of the width of `text` in a sans-serif font."""
     return EM * sum(_WIDE.get(unicodedata.east_asian_width(c), 0.36 if c in _NARROW else 0.6) for c in text)
 
 
 def fitted(text: str, width: float) -> str:
-    """Return `text`, its middle left out until it is at most `width` long."""
+    """Return `text`, shortened in the middle until it is at most `width` long."""
     limit = len(text)
     shown = shorten(text, limit) if limit else text
     while limit > 3 and text_width(shown) > width:
@@ -242,13 +246,13 @@ def fitted(text: str, width: float) -> str:
 
 
 def join(children: Iterable[str | None]) -> Markup:
-    """Join children one after another, plain strings among them escaped, None left out."""
+    """Join children one after another. Plain strings are escaped, and None is left out."""
     return Markup().join(escaped(child) for child in children if child is not None)
 
 
 def tag(name: str, /, *children: str | None, **attributes: str | int | float | None) -> Markup:
-    """Return an SVG element. `class_` is class, and `stroke_width` stroke-width; None leaves an attribute out;
-    floats are written with at most two decimals.
+    """Return an SVG element. The attribute `class_` becomes class, and `stroke_width` becomes stroke-width. None leaves
+    an attribute out. Floats have at most two decimals.
     """
     written = Markup().join(
         Markup(' {}="{}"').format(key.rstrip("_").replace("_", "-"), escaped(_number(value)))
@@ -271,7 +275,7 @@ def label(x: float, y: float, text: str, *, anchor: str = "start", class_: str =
 
 
 def figure(width: float, height: float, description: str, *children: str | None, class_: str = "") -> Markup:
-    """Return an SVG that scales to the width it is given; screen readers get `description`."""
+    """Return an SVG that scales to the available width. Screen readers get `description`."""
     return tag(
         "svg",
         *children,
@@ -285,7 +289,7 @@ def figure(width: float, height: float, description: str, *children: str | None,
 
 
 def x_axis(scale: Scale, y: float, top: float, title: str, *, most: int = 7) -> Markup:
-    """Draw ticks under the line `y`, grid lines up to `top`, the title below. Labels that would touch are left out."""
+    """Draw ticks below the line `y`, grid lines up to `top`, and the title. Labels that would touch are left out."""
     ticks = scale.ticks(most)
     parts = [tag("line", x1=scale.start, x2=scale.end, y1=y, y2=y, class_="axis")]
     reached = float("-inf")
@@ -301,10 +305,10 @@ def x_axis(scale: Scale, y: float, top: float, title: str, *, most: int = 7) -> 
 
 
 def y_axis(scale: Scale, x: float, right: float, title: str, *, most: int = 6) -> Markup:
-    """Draw ticks left of the line `x`, grid lines to `right`, the title above the axis, where it can be read upright.
+    """Draw ticks left of the line `x`, grid lines to `right`, and the title above the axis, in upright text.
 
     Args:
-        scale: `start` is the bottom.
+        scale: the scale; its `start` is the bottom.
     """
     ticks = scale.ticks(most)
     parts = []
@@ -317,7 +321,7 @@ def y_axis(scale: Scale, x: float, right: float, title: str, *, most: int = 6) -
 
 
 def axis_width(scale: Scale, most: int = 6) -> float:
-    """Return how wide the labels of a y axis are, with the gap to the axis."""
+    """Return the width of the labels of a y axis, including the gap to the axis."""
     return max((text_width(shown) for shown in tick_labels(scale.ticks(most))), default=0.0) + 8
 
 
@@ -327,7 +331,7 @@ def place_label(
     """Return a free place for a label next to the point (x, y): right, left, above, below, or at a corner.
 
     Returns:
-        x, y of the baseline, text-anchor and the box it takes; None where every place is taken.
+        x and y of the baseline, the text-anchor, and the box of the label; None if every place is taken.
     """
     height = EM * 1.25
     places = (

@@ -1,7 +1,7 @@
-"""Implement `edgeq gate`: fail in CI where a model or bundle is worse than a baseline by more than the limits allow.
+"""Implement `edgeq gate`: fail in CI if a model or bundle is worse than a baseline by more than the limits allow.
 
-The baseline is a model or a bundle, never a file of figures: both are measured now, interleaved, on one machine, so
-that no latency is compared with one from another machine or another day.
+The baseline is a model or a bundle, never a file of figures. edgeq measures both now, interleaved, on one machine. So a
+latency is never compared with one from another machine or another day.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from edgeq.util.outputs import check_apart, check_free, check_outside, output_di
 from edgeq.util.records import computed, read_toml
 
 _ATTEMPTS = 2
-# Twelve pairs leave two at either end out of a 95 % interval, so that one odd session does not widen it.
+# With twelve pairs, the 95 % interval leaves out two pairs at each end, so that one odd session does not widen it.
 _SESSIONS = 12
 _MARKS = {HELD: "✅", MISSED: "❌", UNSETTLED: "❔"}
 _TITLES = {HELD: "passed", MISSED: "failed", UNSETTLED: "inconclusive"}
@@ -46,12 +46,12 @@ class GateLimits:
     """Define `gate.toml`: how much worse than the baseline a model may be.
 
     Attributes:
-        max_slowdown: share by which the median latency may be longer; 0.05 is 5 %.
-        max_drop: accuracy that may be lost, in the unit of the task's deciding metric (0.01 is one point). None: 0.01
-            where a task is given.
-        max_growth: share by which the model's bytes may be more.
-        max_memory_growth: share by which its peak memory may be more.
-        inconclusive: whether a latency that the machine was too busy to settle fails or passes.
+        max_slowdown: the share by which the median latency may increase; 0.05 is 5 %.
+        max_drop: the accuracy that may be lost, in the unit of the task's primary metric (0.01 is one point). None
+            means 0.01 if a task is given.
+        max_growth: the share by which the model's size in bytes may increase.
+        max_memory_growth: the share by which its peak memory may increase.
+        inconclusive: "fail" or "pass": the result for a latency that the machine was too busy to settle.
     """
 
     max_slowdown: float = 0.05
@@ -67,7 +67,7 @@ class GateLimits:
                 raise UsageError(f"{name} is {value:g}", "Give a share of 0 or more, such as 0.05 for 5 %")
 
     def limits(self, *, task: bool) -> Limits:
-        """Return the same as limits of a comparison; accuracy has one where there is a task to measure it by.
+        """Return the limits in the form of a comparison. Accuracy has a limit only if a task measures it.
 
         Raises:
             UsageError: `max_drop` is set and there is no task.
@@ -82,21 +82,21 @@ def read_limits(path: Path) -> GateLimits:
     """Read limits from a TOML file.
 
     Raises:
-        UsageError: not TOML, an unknown key, or a value that makes no sense.
+        UsageError: the file is not TOML, or it has an unknown key or a wrong value.
     """
     return read_toml(path, GateLimits, UsageError, "See docs/gate.md")
 
 
 @dataclass(frozen=True)
 class Gated(Displayed):
-    """Report what a gate found.
+    """Report the result of a gate.
 
     Attributes:
-        model, baseline: as given.
-        comparison: the model as B against the baseline as A; None where there was no baseline yet.
-        checks: what became of each limit.
-        updated: whether the model was written as the new baseline.
-        on: the board on which both ran; None: this machine.
+        model, baseline: the paths as given.
+        comparison: the model as B against the baseline as A; None if there was no baseline yet.
+        checks: the outcome of each limit.
+        updated: True if the model was written as the new baseline.
+        on: the board on which both ran; None means this machine.
     """
 
     model: Path
@@ -114,7 +114,9 @@ class Gated(Displayed):
         return _TITLES[next((one for one in (MISSED, UNSETTLED) if one in found), HELD)]
 
     def check(self) -> None:
-        """Raise WorseError or, where `limits.inconclusive` is "fail", InconclusiveError; an update accepts both."""
+        """Raise WorseError if a limit is missed. Raise InconclusiveError if a limit is not settled and
+        `limits.inconclusive` is "fail". An update accepts both.
+        """
         if self.updated:
             return
         sentences = {kind: [c.sentence for c in self.checks if c.outcome == kind] for kind in (MISSED, UNSETTLED)}
@@ -124,7 +126,7 @@ class Gated(Displayed):
             raise InconclusiveError("; ".join(sentences[UNSETTLED]), "Run it on a quiet machine, or see docs/gate.md")
 
     def rows(self) -> list[tuple[str, ...]]:
-        """Return the table: what, the baseline, the model, the model against the baseline."""
+        """Return the rows of a table: figure, baseline, model, model against baseline."""
         return [tuple(row) for row in self.comparison.rows()] if self.comparison is not None else []
 
 
@@ -138,18 +140,18 @@ def gate(
 ) -> Gated:
     """Measure `request.b` against the baseline `request.a`.
 
-    Where the limit on latency is not settled, both are timed once more, for twice as long.
+    If the limit on latency is not settled, both are timed once more, for twice as long.
 
     Args:
-        request: whose limits are replaced by `limits`.
-        update: write the model in the baseline's place afterwards, whatever was found; where there is no baseline yet,
+        request: the two models and how to compare them. `limits` replaces its limits.
+        update: True to replace the baseline by the model afterwards, whatever the result. If there is no baseline yet,
             nothing is measured.
-        place: where both run; None is this machine.
+        place: the place where both run; None is this machine.
 
     Raises:
-        UsageError: there is no baseline, and no `update`; or an option that makes no sense.
-        OutputError: the baseline's place holds something else.
-        EdgeqError: whatever is wrong with a model, a bundle or the data.
+        UsageError: there is no baseline and `update` is not set, or an option has a wrong value.
+        OutputError: the baseline's path has other content.
+        EdgeqError: a model, a bundle or the data are wrong.
     """
     baseline, model = request.a, request.b
     found: Comparison | None = None
@@ -174,10 +176,11 @@ def gate(
 
 
 def check_junit(junit: Path, request: CompareRequest, limits: Path | None, *, force: bool) -> None:
-    """Refuse a place for the JUnit XML that is taken, or where something lies that the gate reads.
+    """Refuse a path for the JUnit XML that exists already, or that is an input of the gate or inside one.
 
     Raises:
-        OutputError: naming what is there; ModelError where a model cannot be read.
+        OutputError: the path is refused.
+        ModelError: a model cannot be read.
     """
     check_free(junit, force=force, kind="file")
     inputs = list(_read_paths(request))
@@ -186,7 +189,9 @@ def check_junit(junit: Path, request: CompareRequest, limits: Path | None, *, fo
 
 
 def _read_paths(request: CompareRequest) -> Iterator[Path]:
-    """Yield the files and folders that are read. Text that names none (a preprocessing, a pattern) is left out."""
+    """Yield the files and folders that the gate reads. Text that is not a path (a preprocessing, a pattern) is left
+    out.
+    """
     for model in (request.a, request.b):
         if model.exists():
             yield from (model,) if is_bundle(model) else model_files(model)
@@ -196,11 +201,11 @@ def _read_paths(request: CompareRequest) -> Iterator[Path]:
 
 
 def write_baseline(model: Path, baseline: Path) -> None:
-    """Copy a model with its external data, or a bundle, to `baseline`, in place of an earlier one. External data in
-    folders below the model come into the model's file, or next to it where they are large.
+    """Copy a model with its external data, or a bundle, to `baseline`, replacing an earlier one. External data in
+    subfolders move into the model's file or, if they are large, next to it.
 
     Raises:
-        OutputError: something else is there.
+        OutputError: the path has other content.
     """
     check_apart(baseline, [model])
     if model.is_dir():
@@ -211,7 +216,7 @@ def write_baseline(model: Path, baseline: Path) -> None:
         check_archive(baseline)
     files = (model,) if is_bundle(model) else model_files(model)
     with output_file(baseline, force=True) as draft:
-        if any(file.parent != model.parent for file in files):  # an output is a file and what lies next to it
+        if any(file.parent != model.parent for file in files):  # an output consists of a file and the files next to it
             save_model(read_model(model), draft)
             return
         for file in files:
@@ -219,8 +224,8 @@ def write_baseline(model: Path, baseline: Path) -> None:
 
 
 def markdown(found: Gated) -> str:
-    """Return the result for a job's summary: a table of what was measured, one of the limits, and a sentence for
-    each miss.
+    """Return the result for a job's summary: a table of the measurements, a table of the limits, and a sentence for
+    each limit that does not hold.
     """
     where = f", on {found.on}" if found.on else ""
     lines = [f"### edgeq gate: {found.outcome}", "", f"`{found.model}` against `{found.baseline}`{where}"]
@@ -245,7 +250,9 @@ def _cell(text: str) -> str:
 
 
 def junit(found: Gated) -> bytes:
-    """Return the same as JUnit XML: a test case for each limit. A limit that could not be settled is skipped."""
+    """Return the result as JUnit XML, with a test case for each limit. A limit that could not be settled counts as
+    skipped.
+    """
     cases = {outcome: [c for c in found.checks if c.outcome == outcome] for outcome in (HELD, MISSED, UNSETTLED)}
     failed, skipped = len(cases[MISSED]), len(cases[UNSETTLED])
     totals: Mapping[str, int] = {"tests": len(found.checks), "failures": failed, "skipped": skipped, "errors": 0}

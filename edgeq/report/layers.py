@@ -1,7 +1,7 @@
-"""Describe and draw what the report says of a model's inside: its layers, and the tensors that lose most.
+"""Describe and draw the inside of a model for the report: its layers, and the tensors that lose most.
 
-The rows of layers join errors and times by node name. A tensor's histogram shows what is in it, and between which
-values each method would keep it.
+The rows of layers join errors and times by node name. The histogram of a tensor shows its values and the range that
+each method would keep.
 """
 
 from __future__ import annotations
@@ -56,16 +56,16 @@ from edgeq.util.numbers import significant
 from edgeq.util.records import Amount, Finite, Share, parse, plain
 
 SAMPLES = 4
-"""Sums over all elements of a tensor are telling after a few."""
-# Of a model with more multiply-accumulates than these half as many: its tensors have many elements, and to follow
-# errors of 40 layers takes 40 float runs a sample.
+"""A few samples are enough for sums over all elements of a tensor."""
+# Models with more multiply-accumulates use half as many samples. Their tensors have many elements, and following the
+# errors of 40 layers takes 40 float runs per sample.
 _LARGE_MACS = 1_000_000_000
 _ERROR_SOURCES = 10
 
 
 @dataclass(frozen=True)
 class Figures:
-    """Describe how an activation follows the float model's. `sqnr_db` is None where both are equal."""
+    """Describe how closely an activation follows the float model's. `sqnr_db` is None if both are equal."""
 
     sqnr_db: Finite | None = None
     cosine: Finite | None = None
@@ -81,7 +81,7 @@ class Saturated:
 
 @dataclass(frozen=True)
 class Activation:
-    """Describe what the report draws of one activation; see `edgeq.measure.error_sources.ActivationComparison`."""
+    """Describe one activation as the report draws it. See `edgeq.measure.error_sources.ActivationComparison`."""
 
     name: str
     node: str = ""
@@ -94,7 +94,7 @@ class Activation:
 
 @dataclass(frozen=True)
 class LayersRecord:
-    """List activations in execution order and the layers that cost accuracy, or why there are none."""
+    """List activations in execution order and the layers that cost accuracy. `error` states why there are none."""
 
     count: int = 0
     activations: tuple[Activation, ...] = ()
@@ -110,14 +110,15 @@ def layer_record(
     *,
     progress: Progress = SILENT,
 ) -> dict[str, Any]:
-    """Record what `edgeq debug` would say of each activation, cut to what the report draws, and the error sources.
+    """Record the findings of `edgeq debug` on each activation, reduced to what the report draws, and the error sources.
 
     Args:
         reference: the prepared model that `quantized` was made from.
-        settings: of the quantized model's session.
+        settings: the settings of the quantized model's session.
 
     Returns:
-        `activations`, `error_sources` and `count`; `error` instead where the two cannot be compared layer by layer.
+        `activations`, `culprits` (the error sources) and `count`. If the two models cannot be compared layer by layer,
+            only `error`.
     """
     try:
         assert reference.path is not None, "a prepared model has a file"
@@ -139,7 +140,7 @@ def layer_record(
 
 
 _SPREAD, _SPREAD_US = 0.2, 2.0
-"""By how much two times of a layer differ without being pointed out: a share, and microseconds."""
+"""Two times of a layer that differ by no more than this share or these microseconds count as equal."""
 
 
 @dataclass(frozen=True)
@@ -147,12 +148,12 @@ class Layer:
     """Describe one layer, in execution order.
 
     Attributes:
-        sqnr_db: of its output against the float model's, dB, with all errors of the layers before it.
-        own_db: of what this layer alone makes of the float model's inputs: the error that arises here.
-        saturated: share of its output's values at an end of the integer range.
-        float_us, int8_us: median time of what runs it in either model, microseconds.
-        error_source: named as one that costs accuracy.
-        advice: what would be done about it.
+        sqnr_db: the SQNR of its output against the float model's, in dB, with all errors of the layers before it.
+        own_db: the SQNR of its output in dB if it gets the float model's inputs: the error that the layer itself makes.
+        saturated: the share of its output's values at an end of the integer range.
+        float_us, int8_us: the median time of its kernels in each model, in microseconds.
+        error_source: True if it is named as a layer that costs accuracy.
+        advice: what to do about it.
     """
 
     name: str
@@ -169,40 +170,40 @@ class Layer:
 
     @property
     def time_lost(self) -> float:
-        """Return the microseconds that it takes longer in int8; negative where it takes less, 0 where that is not
-        known.
+        """Return by how many microseconds it is slower in int8. The value is negative if it is faster, and 0 if that is
+        unknown.
         """
         return self.int8_us - self.float_us if self.int8_us is not None and self.float_us is not None else 0.0
 
     @property
     def made_slower(self) -> bool:
         """Return whether integer kernels run it slower than float32 did, by more than the profiler's own cost and
-        spread.
+        variation.
         """
         ran_in_int8 = self.int8_kind == "int8" and self.float_us is not None
         return ran_in_int8 and self.time_lost > max(_SPREAD_US, _SPREAD * (self.float_us or 0.0))
 
     def error_db(self, *, alone: bool) -> float | None:
-        """Return what layers are ranked by: their own error, where that was measured at all (`alone`), else the error
-        so far.
+        """Return the SQNR in dB that layers are ranked by: of their own error (`alone`), or of all errors so far.
 
-        A layer that adds no error has none to be ranked by.
+        A layer that adds no error has no value.
         """
         return self.own_db if alone else self.sqnr_db
 
 
 def measured_alone(layers: Sequence[Layer]) -> bool:
-    """Tell whether it is known what layers add by themselves."""
+    """Return whether the error of single layers is known."""
     return any(layer.own_db is not None for layer in layers)
 
 
 def layer_rows(
     record: LayersRecord | None, kernels: Mapping[str, Sequence[KernelTime]]
 ) -> tuple[tuple[Layer, ...], float | None]:
-    """Return layers in execution order, and what conversions (Q/DQ) take, microseconds; None where there are none.
+    """Return layers in execution order, and the time of conversions (Q/DQ) in microseconds; None if there are no
+    conversions.
 
     Args:
-        kernels: by "float32" and "int8", in execution order.
+        kernels: kernel times by "float32" and "int8", in execution order.
     """
     record = record or LayersRecord()
     sources = {source.name: source for source in record.culprits}
@@ -246,13 +247,13 @@ def _layer(
 
 
 def _advice(source: ErrorSource) -> str:
-    """Say why, and which nodes to keep in float."""
+    """Return the reason for the error, and the nodes to keep in float."""
     flags = f"float: {', '.join(source.exclude[:8])}" if source.exclude else ""
     return "; ".join(part for part in (source.reason, flags) if part)
 
 
 def _summed(times: Iterable[KernelTime]) -> dict[str, KernelTime]:
-    """Add up times by node name; several kernels of one node count together, under the first one's type."""
+    """Sum the times by node name. Several kernels of one node count together, under the operator type of the first."""
     found: dict[str, KernelTime] = {}
     for time in times:
         known = found.get(time.name)
@@ -263,11 +264,13 @@ def _summed(times: Iterable[KernelTime]) -> dict[str, KernelTime]:
 _PANEL = 120.0
 _GAP = 44.0
 _MOST_COLUMNS = 600
-"""More layers than this are drawn several to a column: the worst SQNR, the summed time."""
+"""If there are more layers, several share a column, which shows the worst SQNR and the sum of the times."""
 
 
 def layer_profile(layers: Sequence[Layer], width: float) -> Markup:
-    """Draw two panels over one axis, either left out where nothing is known; nothing where neither is."""
+    """Draw a panel for errors and one for times over the same axis. A panel without data is left out; without both,
+    return empty markup.
+    """
     each = -(-len(layers) // _MOST_COLUMNS) or 1
     columns = [layers[i : i + each] for i in range(0, len(layers), each)]
     known = [db for layer in layers for db in (layer.sqnr_db, layer.own_db) if db is not None]
@@ -297,8 +300,9 @@ def _sum(column: Sequence[Layer], which: str) -> float:
 
 
 def _sqnr(columns: Sequence[Sequence[Layer]], xs: Scale, ys: Scale) -> Markup:
-    """Draw a line for the error so far, and a dot for what each layer alone adds, where that is known; else on the
-    line."""
+    """Draw a line for the error so far, and dots for the error of each layer alone. If the latter is unknown, draw the
+    dots on the line.
+    """
     parts = [y_axis(ys, xs.start, xs.end, "SQNR of each layer's output (dB)", most=4)]
     alone = any(measured_alone(column) for column in columns)
     small = min(2.5, max(1.3, (xs.end - xs.start) / len(columns)))
@@ -335,7 +339,7 @@ def _time(columns: Sequence[Sequence[Layer]], xs: Scale, ys: Scale) -> Markup:
 
 @dataclass(frozen=True)
 class Threshold:
-    """Describe a range and the method that gave it. `sqnr_db` is what it leaves of the tensor, quantized alone."""
+    """Describe a range and the method that gave it. `sqnr_db` is the tensor's SQNR if only this tensor is quantized."""
 
     method: str
     low: Finite
@@ -345,13 +349,13 @@ class Threshold:
 
 @dataclass(frozen=True)
 class TensorHistogram:
-    """Hold what calibration saw of one tensor.
+    """Hold the values of one tensor during calibration.
 
     Attributes:
-        edges: of the bins, rising, one more than there are counts.
-        zeros: share of values that are exactly zero; they are not in `counts`.
-        clipped: share of values outside the range in use.
-        chosen: method of the range in use.
+        edges: the ascending edges of the bins, one more than there are counts.
+        zeros: the share of values that are exactly zero. They are not in `counts`.
+        clipped: the share of values outside the range in use.
+        chosen: the method of the range in use.
     """
 
     tensor: str
@@ -382,14 +386,14 @@ def worst_tensors(
     among: Collection[str] | None = None,
     count: int = TENSORS,
 ) -> list[TensorHistogram]:
-    """Return histograms of the tensors that keep least of themselves under `ranges`, with what other methods would
+    """Return histograms of the tensors with the lowest SQNR under `ranges`, with the ranges that other methods would
     choose.
 
-    The SQNR is of the tensor alone, rounded to the scheme's integers, computed from its histogram.
+    The SQNR is that of the tensor alone, rounded to the scheme's integers, and computed from its histogram.
 
     Args:
-        ranges: those in use.
-        among: names of tensors that are quantized at all; None takes all that have a range.
+        ranges: the ranges in use.
+        among: names of the tensors that are quantized; None takes all tensors with a range.
     """
     grid = grid_of(scheme.activation_type, scheme.activation_symmetric)
     losses: dict[Histogram, tuple[float, str]] = {}
@@ -405,23 +409,23 @@ def worst_tensors(
     derive = partial(
         derive_ranges, chosen, activation_type=scheme.activation_type, symmetric=scheme.activation_symmetric
     )
-    # What is in use can differ from what its method says alone, where tensors share a scale.
+    # If tensors share a scale, the range in use can differ from the range that its method gives.
     found = {m: ranges if m == scheme.method else derive(m) for m in methods}
     spans = {name: {method: ranges_of[name] for method, ranges_of in found.items()} for name in worst}
     return [_described(name, chosen.tensors[name], spans[name], scheme.method, grid) for name in worst]
 
 
 def quantized_tensors(model: ir.Model) -> set[str] | None:
-    """Return the names of the float tensors that a quantized graph rounds to constant scales; None where it has no
-    Q/DQ nodes.
+    """Return the names of the float tensors that a quantized graph rounds to constant scales; None if it has no Q/DQ
+    nodes.
     """
     rounded = [node.inputs[0] for node in model.graph if node.op_type == "QuantizeLinear"]
     return {name_of(value) for value in rounded if not is_constant(value)} or None
 
 
 def sqnr_of(histogram: Histogram, kept: Range, grid: Grid) -> float | None:
-    """Return the SQNR in dB of values rounded to `grid` over `kept`; None where there is nothing but zeros, or no
-    range.
+    """Return the SQNR in dB of values rounded to `grid` over `kept`; None if all values are zero, or the range is
+    empty.
     """
     if not kept.low < kept.high:
         return None
@@ -435,7 +439,7 @@ def _described(
     name: str, tensor: TensorStatistics, thresholds: Mapping[str, Range], method: str, grid: Grid
 ) -> TensorHistogram:
     centres, counts, zeros = _values(tensor.histogram)
-    # The histogram's outermost bins reach a little further than what was seen.
+    # The outermost bins of the histogram extend a little beyond the extrema.
     centres = np.clip(centres, tensor.minimum, tensor.maximum)
     edges = np.linspace(tensor.minimum, tensor.maximum, BINS + 1)
     drawn, _ = np.histogram(centres, edges, weights=counts)
@@ -454,7 +458,7 @@ def _described(
 
 
 def _values(histogram: Histogram) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], int]:
-    """Return centres and counts of the bins without zero's, and how many are zero."""
+    """Return the centres and counts of all bins except zero's, and the number of zeros."""
     lower, upper = histogram.edges()
     zero = histogram.keys == 0
     return ((lower + upper) / 2)[~zero], histogram.counts[~zero], int(histogram.counts[zero].sum())
@@ -464,7 +468,7 @@ _PLOT = 96.0
 _STRIP = 17.0
 _BOTTOM = 22.0
 _BOLD = 1.12
-"""How much wider the name of the chosen method is, which is bold."""
+"""The factor by which the bold name of the chosen method is wider."""
 
 
 def histogram_chart(tensor: TensorHistogram, width: float) -> Markup:
@@ -495,7 +499,7 @@ def histogram_chart(tensor: TensorHistogram, width: float) -> Markup:
 
 
 def _bars(tensor: TensorHistogram, xs: Scale, base: float) -> str:
-    """Write one path for all bars. Every bin that is not empty is seen, however little is in it."""
+    """Write one path for all bars. Every bin that is not empty is visible, however small its count."""
     top = math.log1p(max(tensor.counts))
     path = []
     for (left, right), n in zip(pairwise(map(xs, tensor.edges)), tensor.counts, strict=True):
@@ -506,7 +510,7 @@ def _bars(tensor: TensorHistogram, xs: Scale, base: float) -> str:
 
 
 def _chosen(tensor: TensorHistogram, xs: Scale, base: float) -> Markup:
-    """Shade what the chosen range leaves out, and draw its ends as lines."""
+    """Shade the values outside the chosen range, and draw the ends of the range as lines."""
     parts = []
     for threshold in tensor.thresholds:
         if threshold.method == tensor.chosen:

@@ -1,4 +1,4 @@
-"""Draw the whole page: one HTML file without a single reference to anything outside of it."""
+"""Draw the whole page: one HTML file without any reference to something outside of it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from edgeq.util.records import plain, rounded
 
 Row = Sequence[str]
 Table = tuple[Row, list[Row]]
-"""Heads and rows."""
+"""The heads and the rows of a table."""
 
 DASH = "–"
 _SHOWN_OPERATORS, _SHOWN_REASONS, _TABLE_NODES = 10, 20, 500
@@ -51,22 +51,26 @@ _RULED_OUT = ("short", "slow", "dropped")
 
 
 def or_dash(value: float | None, shown: Callable[..., str], *before: str) -> str:
-    """Return `shown(*before, value)`, a dash where there is no value."""
+    """Return `shown(*before, value)`, or a dash if the value is None."""
     return DASH if value is None else shown(*before, value)
 
 
 def known_columns(heads: Row, rows: list[Row], always: int = 1) -> Table:
-    """Leave out the columns that hold nothing but dashes, but for the first `always`."""
+    """Leave out the columns that contain only dashes. Always keep the first `always` columns."""
     kept = [i for i in range(len(heads)) if i < always or any(row[i] != DASH for row in rows)]
     return [heads[i] for i in kept], [[row[i] for i in kept] for row in rows]
 
 
 def ordered_candidates(tuning: TuningRecord) -> list[TrialRecord]:
-    """Return the chosen one, float32, then what meets the limits, then what was ruled out, each by latency."""
+    """Return the chosen candidate, float32, the candidates within the limits, and those ruled out. Each group is sorted
+    by latency.
+    """
     sign = 1.0 if tuning.metric.higher_is_better else -1.0
 
     def rank(trial: TrialRecord) -> tuple[int, float, str]:
-        """Sorts the chosen first, then what meets the least accuracy, then the rest; each group by latency."""
+        """Return a key that sorts the chosen one first, then float32, then candidates with enough accuracy, then the
+        rest; within a group by latency.
+        """
         least, value = tuning.least_accuracy, tuning.accuracy_of(trial)
         short = least is not None and value is not None and sign * value < sign * least
         out = 3 if short or trial.mark in _RULED_OUT else 2
@@ -76,13 +80,13 @@ def ordered_candidates(tuning: TuningRecord) -> list[TrialRecord]:
 
 
 def statuses_drawn(tuning: TuningRecord, chart: str) -> list[tuple[str, str]]:
-    """Return the legend: statuses whose marks are in `chart`, with their names."""
+    """Return the legend: the statuses whose marks are in `chart`, with their names."""
     present = {trial.mark if trial.mark in NAMES else "short" for trial in tuning.drawn}
     return [(status, name) for status, name in NAMES.items() if status in present or f"mark {status}" in chart]
 
 
 def candidate_figures(trial: TrialRecord, tuning: TuningRecord) -> str:
-    """Write latency, accuracy, size and coverage, as far as they are known."""
+    """Return the known figures of a candidate as text: latency, accuracy, size and coverage."""
     texts = measured_texts(trial, tuning)
     if total := tuning.bytes_of(trial):
         texts.append(size(total))
@@ -92,7 +96,9 @@ def candidate_figures(trial: TrialRecord, tuning: TuningRecord) -> str:
 
 
 def variant_rows(data: ReportData) -> list[Row]:
-    """Return a row for each variant: name, target, verdict, median, accuracy, SQNR, coverage, size, where checked."""
+    """Return a row for each variant: name, target, verdict, median, accuracy, SQNR, coverage, size, and where it was
+    checked.
+    """
     rows: list[Row] = []
     for variant in data.variants:
         primary, timing = variant.primary, timing_of(data, variant)
@@ -141,7 +147,7 @@ def metric_rows(variant: Variant) -> list[Row]:
 
 
 def output_table(variant: Variant) -> Table:
-    """Return a row for each output, and one for each of its slices of unlike scale."""
+    """Return a row for each output, and one for each of its slices with another scale."""
     heads = ("output", "SQNR", "cosine", "largest error", "same top answer")
     rows = [row for output in variant.outputs[:24] for row in (_output_row(output), *_slice_rows(output))]
     return known_columns(heads, rows)
@@ -161,7 +167,7 @@ def _output_row(output: OutputAgreement) -> Row:
 
 
 def _slice_rows(output: OutputAgreement) -> Iterator[Row]:
-    """Yield a row for each slice, of the worst ones."""
+    """Yield a row for each of the worst slices."""
     worst = sorted(output.slices, key=lambda part: part.sqnr_db)[:_SHOWN_SLICES]
     for part in sorted(worst, key=lambda part: (part.axis, part.first)):
         sqnr = decibels(part.sqnr_db) if math.isfinite(part.sqnr_db) else DASH
@@ -170,10 +176,10 @@ def _slice_rows(output: OutputAgreement) -> Iterator[Row]:
 
 
 def coverage_text(coverage: Coverage) -> str:
-    """Say what the share is and what it rests on."""
+    """Return a sentence on the share of work in integers, and how that is known."""
     if coverage.int8_mac_share is None:
-        return f"How much runs on integers is not known: {coverage.how}."
-    own = "as ONNX Runtime's own profile of the optimised graph shows, which is not always what the file asks for"
+        return f"The share that runs on integers is not known: {coverage.how}."
+    own = "by ONNX Runtime's own profile of the optimised graph, which may differ from the graph in the file"
     rest = [f"{count(macs)} in {name}" for name, macs in coverage.precisions.items() if name != "int8" and macs]
     others = f" ({', '.join(rest)})" if rest else ""
     share_of = f"{share(coverage.int8_mac_share)} of the multiply-accumulates run on integers{others}"
@@ -181,14 +187,14 @@ def coverage_text(coverage: Coverage) -> str:
 
 
 def operators_drawn(coverage: Coverage) -> tuple[float, list[OperatorCoverage]]:
-    """Return all MACs (at least 1), and the operators that have any; all operators where none has."""
+    """Return the number of all MACs (at least 1), and the operators with MACs, or all operators if none has any."""
     total = sum(o.int8_macs + o.float_macs for o in coverage.operators) or 1
     with_macs = [o for o in coverage.operators if o.int8_macs + o.float_macs > 0]
     return total, (with_macs or list(coverage.operators))[:_SHOWN_OPERATORS]
 
 
 def reason_rows(coverage: Coverage) -> list[Row]:
-    """Return the nodes in float, grouped by why."""
+    """Return the nodes in float, grouped by reason."""
     groups: dict[str, list[FloatNode]] = {}
     for node in coverage.float_nodes:
         groups.setdefault(node.reason or "no reason recorded", []).append(node)
@@ -215,8 +221,8 @@ def float_node_rows(coverage: Coverage) -> tuple[str, list[Row]]:
 
 
 def histogram_texts(tensor: TensorHistogram) -> list[str]:
-    """Say what the histogram does not show: zeros, and what is clipped."""
-    texts = [f"{share(tensor.zeros)} are exactly zero, not drawn"] if tensor.zeros >= 0.0005 else []
+    """Return texts on what the histogram does not show: zeros, and clipped values."""
+    texts = [f"{share(tensor.zeros)} are exactly zero and not drawn"] if tensor.zeros >= 0.0005 else []
     if tensor.clipped is not None:
         texts.append(f"{share(tensor.clipped, 3)} clipped" if tensor.clipped else "nothing clipped")
     return texts
@@ -224,15 +230,16 @@ def histogram_texts(tensor: TensorHistogram) -> list[str]:
 
 _SHOWN_LAYERS, _TABLE_LAYERS = 12, 1000
 _LOW_DB = 15.0
-"""A layer's SQNR under this is pointed out: a tenth of its output's amplitude and more is noise."""
+"""A layer with less SQNR in dB is flagged: a sixth of its output's amplitude or more is noise."""
 _NAMED = 8
 
 
 def layers_view(variant: Variant) -> dict[str, Any] | None:
-    """Return what layers.html shows: the worst layers where errors are known, else the slowest; None without layers.
+    """Return the values that layers.html shows; None without layers. It shows the worst layers if errors are known,
+    else the slowest.
 
-    In it `top` is the best SQNR of all layers, dB, which is the full length; `slowest` the longest time, microseconds;
-    `folded` the summary of the table of all layers, "" where the bars show all.
+    `top` is the best SQNR of all layers in dB and the length of a full bar. `slowest` is the longest time in
+    microseconds. `folded` is the summary of the table of all layers; "" if the bars show all layers.
     """
     layers, conversion_us = variant.drawn_layers
     if not layers:
@@ -242,7 +249,9 @@ def layers_view(variant: Variant) -> dict[str, Any] | None:
     times = [us for layer in layers for us in (layer.float_us, layer.int8_us) if us is not None]
 
     def rank(layer: Layer) -> tuple[bool, float]:
-        """Sort the layers that make the most error themselves first; without errors, those that take longest."""
+        """Return a key that sorts error sources first, then the layers with the most error. Without errors, the slowest
+        come first.
+        """
         if not errors:
             return False, -(layer.int8_us or layer.float_us or 0.0)
         error = layer.error_db(alone=alone)
@@ -273,7 +282,7 @@ def layers_view(variant: Variant) -> dict[str, Any] | None:
 
 
 def _made_slower(layers: Sequence[Layer]) -> list[Layer]:
-    """Return what int8 made slower, the most time lost first."""
+    """Return the layers that int8 made slower, those with the largest loss of time first."""
     return sorted((layer for layer in layers if layer.made_slower), key=lambda layer: -layer.time_lost)
 
 
@@ -283,20 +292,20 @@ def _slower(layers: Sequence[Layer]) -> str:
         return ""
     lost = sum(layer.time_lost for layer in found)
     named = "1 layer takes" if len(found) == 1 else f"{len(found)} layers take"
-    most = "" if len(found) <= _NAMED else f"; those {_NAMED} that lose the most"
+    most = "" if len(found) <= _NAMED else f" (the {_NAMED} that lose the most)"
     by = f"by {significant(lost)} µs in this profile"
     return f"{named} longer in int8 than in float32, {by}. To keep them in float{most}:"
 
 
 def _lead(by_error: bool, alone: bool) -> str:
     if not by_error:
-        return "The time that each layer takes."
+        return "The time of each layer."
     if alone:
         return (
-            "How much of each layer's output is signal, compared with float32's. Dots: the error that arises in the "
-            "layer itself. Line: all errors so far."
+            "The SQNR of each layer's output against float32's. Dots: the error of the layer itself. "
+            "Line: all errors so far."
         )
-    return "How much of each layer's output is signal, compared with float32's, with all errors so far."
+    return "The SQNR of each layer's output against float32's, with all errors so far."
 
 
 def _conversions(layers: Sequence[Layer], conversion_us: float | None) -> str:
@@ -323,11 +332,11 @@ def layer_table(variant: Variant) -> Table:
 _HERE = Path(__file__).parent
 _LISTED = 500
 _DETAILED = 8
-"""So many variants are shown in full; of more there is the line in the table."""
+"""The number of variants shown in full. Further variants have only their row in the table."""
 
 
 def render(data: ReportData) -> str:
-    """Return the report as one HTML document: the same data give the same text."""
+    """Return the report as one HTML document. The same data always give the same text."""
     script = (_HERE / "script.js").read_text("utf-8")
     main = data.main
     title = (main.title or main.name) if main and len(data.variants) == 1 else ""
@@ -348,15 +357,16 @@ def render(data: ReportData) -> str:
 
 
 def fragment(data: ReportData, tables: Sequence[tuple[str, Row, Sequence[Row]]] = ()) -> str:
-    """Return the report's sections for somebody else's page, such as a notebook: no script, and no style but their own.
+    """Return the report's sections for embedding in another page, such as a notebook. They contain no script, and their
+    style applies only to them.
 
     Args:
-        tables: what stands before them: caption, heads and rows of text.
+        tables: tables to show before the sections: caption, heads and rows of text.
     """
     own = f"{_style()}{(_HERE / 'notebook.css').read_text('utf-8')}"
     for ours, theirs in ((":root", "&"), ("body {", "& {"), ("@media (max-width", "@container (max-width")):
         own = own.replace(ours, theirs)
-    # Three times the class, because a notebook's own rules name up to two.
+    # The class is written three times, because a notebook's own rules name up to two classes.
     style = Markup(f".edgeq.edgeq.edgeq {{{own}}}")
     shown = [
         (caption, heads, [[isolated(cell, 200) for cell in row] for row in rows[:_LISTED]])
@@ -375,7 +385,9 @@ def _style() -> str:
 
 @cache
 def _environment() -> Environment:
-    """Everything that a template prints is escaped, and control and direction characters in it are made visible."""
+    """Return the environment of the templates. It escapes everything that a template prints, and makes control and
+    direction characters visible.
+    """
     environment = Environment(
         loader=FileSystemLoader(_HERE / "templates"),
         autoescape=True,
@@ -397,7 +409,7 @@ def _environment() -> Environment:
 
 
 def _policy(script: str) -> str:
-    """Only this very script may run, and nothing may be loaded: if a text ever slipped through, it would do nothing."""
+    """Return a policy that allows only this script, and no loading of anything. Injected text could then do nothing."""
     digest = base64.b64encode(hashlib.sha256(script.encode("utf-8")).digest()).decode("ascii")
     only = f"script-src 'sha256-{digest}'; style-src 'unsafe-inline'"
     return f"default-src 'none'; {only}; base-uri 'none'; form-action 'none'"
@@ -417,12 +429,12 @@ def make_record(
     commands: Sequence[str] = (),
     notes: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Return the record that report.json holds; keys as docs/report.md lists them.
+    """Return the content of report.json. docs/report.md lists the keys.
 
     Args:
-        variants: by name, what `edgeq package --json` says of each, with `title`, `histograms`, `layers` and `kernels`
-            where they are known.
-        model: sha256 and bytes of the float32 model.
+        variants: the record of each variant by name, as in `edgeq package --json`, with `title`, `histograms`, `layers`
+            and `kernels` if they are known.
+        model: the sha256 and bytes of the float32 model.
     """
     return {
         "schema": SCHEMA,
@@ -437,11 +449,11 @@ def make_record(
 
 
 def report_files(record: Mapping[str, Any], tuning: Mapping[str, Any] | None = None) -> dict[str, bytes]:
-    """Return the files that a bundle carries (`BundleSpec.extras`): report.json, and report.html that also draws
+    """Return the report files of a bundle (`BundleSpec.extras`): report.json, and report.html, which also draws
     `tuning`.
 
-    Numbers are rounded, so that the last bit of a sum does not change the bundle. The tuning record has a file of its
-    own, which is not among these.
+    Numbers are rounded, so that the last bit of a sum does not change the bundle. The tuning record is a separate file
+    and not among these.
     """
     kept = rounded(plain(record), DIGITS)
     shown = kept if tuning is None else {**kept, "tuning": rounded(plain(tuning), DIGITS)}
@@ -452,14 +464,14 @@ def report_files(record: Mapping[str, Any], tuning: Mapping[str, Any] | None = N
 
 
 def page_of(record: Mapping[str, Any]) -> bytes:
-    """Return the HTML page of a record, which may come from anywhere."""
+    """Return the HTML page of a record, which may be untrusted."""
     return render(read_report(record)).encode("utf-8")
 
 
 def draw(record: Mapping[str, Any]) -> str:
-    """Return HTML for a notebook's cell: what a report would show of `record`, styled on its own, and its "tables"
-    (caption, heads, rows of text).
+    """Return HTML for a notebook's cell: the report of `record` with its own style, and its "tables" (caption, heads,
+    rows of text).
 
-    Names in it come from models; they are escaped and shortened as on the page.
+    Names in it come from models. They are escaped and shortened as on the page.
     """
     return fragment(read_report(record), record.get("tables", ()))

@@ -1,5 +1,5 @@
-"""Read what a report is made of: the record that a bundle carries, of the types that the pipeline writes, and what
-is drawn of it. Everything but the name may be missing; the page then leaves it out. Keys: docs/report.md.
+"""Read the content of a report: the record in a bundle, with the types that the pipeline writes, and the data to draw.
+Everything but the name may be missing, and the page then leaves it out. Keys: docs/report.md.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from edgeq.util.records import Count, Finite, Positive, Share, readable
 
 @dataclass(frozen=True)
 class Saturation:
-    """Describe in a sentence what was done about saturating kernels."""
+    """Hold a sentence on the decision about saturating kernels."""
 
     why: str = ""
 
 
 @dataclass(frozen=True)
 class Metric:
-    """Hold one accuracy metric; `primary` is the one that decides."""
+    """Hold one accuracy metric. `primary` is True for the metric that decides."""
 
     name: str
     float32: float | None
@@ -61,19 +61,19 @@ _MOST_VARIANTS, _MOST_OUTPUTS, _MOST_METRICS = 40, 50, 20
 
 @dataclass(frozen=True)
 class Repaired:
-    """Describe the outcome for a result that fell short."""
+    """Hold a sentence on the repair of a poor result."""
 
     sentence: str = ""
 
 
 @dataclass(frozen=True)
 class Variant:
-    """Describe one way to run the model, and its proof: what `edgeq package --json` says of it, with its name, `title`,
-    `layers`, `kernels` and `histograms`. All but the name may be missing.
+    """Describe one way to run the model, and its proof. The keys are those of `edgeq package --json`, with its name,
+    `title`, `layers`, `kernels` and `histograms`. All but the name may be missing.
 
     Attributes:
-        sqnr_db, top1_agreement: what the manifest says where there is no `agreement`.
-        checked: which checks were made on whose kernels.
+        sqnr_db, top1_agreement: the manifest's figures, used if there is no `agreement`.
+        checked: the checks, and whose kernels they ran on.
     """
 
     name: str = ""
@@ -105,7 +105,7 @@ class Variant:
 
     @property
     def facts(self) -> Pairs:
-        """Return where it runs and what was checked."""
+        """Return where it runs and how it was checked."""
         known = {name: getattr(self, name) for name in ("target", "profile", "provider", "engine", "min_onnxruntime")}
         sums = self.saturation.why if self.saturation else ""
         repair = self.repair.sentence if self.repair else ""
@@ -113,7 +113,7 @@ class Variant:
 
     @property
     def scheme_facts(self) -> Pairs:
-        """Return how it is quantized, without what says nothing in its mode."""
+        """Return how it is quantized, without fields that have no meaning in its mode."""
         unused = "dynamic_weight_types" if self.scheme.get("mode") == "static" else "method"
         shown = pairs(self.scheme, 30)
         return tuple((key.replace("_", " "), value) for key, value in shown if key not in ("exclude", unused))
@@ -141,23 +141,23 @@ class Variant:
 
     @property
     def primary(self) -> Metric | None:
-        """Return the metric that decides."""
+        """Return the primary metric, which decides."""
         return next((metric for metric in self.metrics if metric.primary), None)
 
     @property
     def outputs(self) -> tuple[OutputAgreement, ...]:
-        """Return how each output follows float32's."""
+        """Return how closely each output follows float32's."""
         return self.agreement.outputs[:_MOST_OUTPUTS] if self.agreement else ()
 
     @property
     def worst_db(self) -> float | None:
-        """Return the SQNR of the worst output or slice, dB."""
+        """Return the SQNR of the worst output or slice in dB."""
         known = [one.least_db for one in self.outputs if math.isfinite(one.least_db) and one.same is None]
         return min(known, default=self.sqnr_db)
 
     @property
     def top1(self) -> float | None:
-        """Return the share of samples in which the worst output has float32's top answer."""
+        """Return the share of samples in which the worst output has float32's top-1."""
         return min((one.top1 for one in self.outputs if one.top1 is not None), default=self.top1_agreement)
 
     @property
@@ -167,13 +167,13 @@ class Variant:
 
     @cached_property
     def drawn_layers(self) -> tuple[tuple[Layer, ...], float | None]:
-        """Return its layers in execution order, and what conversions between float and int8 take, microseconds."""
+        """Return its layers in execution order, and the time of conversions between float and int8 in microseconds."""
         return layer_rows(self.layers, self.kernels)
 
 
 @dataclass(frozen=True)
 class ReportRecord:
-    """Hold report.json, with tuning.json as `tuning`, and `bench`, `fleet` and `machine` where they were taken now."""
+    """Hold report.json, with tuning.json as `tuning`. `bench`, `fleet` and `machine` are set if measured now."""
 
     name: str = ""
     model: ModelRecord | None = None
@@ -190,7 +190,7 @@ class ReportRecord:
 
 @dataclass(frozen=True)
 class ReportData:
-    """Hold all that is drawn."""
+    """Hold all data to draw."""
 
     name: str
     variants: tuple[Variant, ...] = ()
@@ -206,7 +206,9 @@ class ReportData:
 
     @property
     def main(self) -> Variant | None:
-        """Return the variant of the verdict: one that was timed, else one checked on its own kernels, else any."""
+        """Return the variant of the verdict: one that was timed, else one that was checked on its own kernels, else the
+        first.
+        """
         timed = self.timing.models if self.timing else {}
         by_name = [v for v in self.variants if v.name in timed]
         native = [v for v in self.variants if v.native]
@@ -217,7 +219,7 @@ _MACHINE = ("cpu_name", "cpu", "board", "architecture", "cores", "threads", "mem
 
 
 def read_report(plain: Mapping[str, Any]) -> ReportData:
-    """Read whatever of a record makes sense. Nothing in it is an error: what cannot be used is left out."""
+    """Read the valid parts of a record. Invalid parts are left out and never raise an error."""
     record = readable(plain, ReportRecord) or ReportRecord()
     tuning = record.tuning or TuningRecord()
     timing = bench_timing(record.bench) if record.bench else None
@@ -253,12 +255,12 @@ def _machine(plain: Mapping[str, Any]) -> Pairs:
 
 Tone = Literal["good", "bad", "neutral"]
 _SMALL_LOSS = 0.01
-"""A loss of a share-like metric under this is not coloured as bad where no bar was set."""
+"""If no limit is set, a smaller loss in a metric that is a share is not coloured as bad."""
 
 
 @dataclass(frozen=True)
 class Figure:
-    """Describe one figure: what it is, its value, what it is compared with."""
+    """Describe one figure: its label, its value, and a note on what it is compared with."""
 
     label: str
     value: str
@@ -268,11 +270,11 @@ class Figure:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Give the result: `status` says in one word how it went; `sentence` says what it means.
+    """Hold the result. `status` names it in a word or two; `sentence` explains it.
 
     Attributes:
-        target: which of several targets it is about; "" where there is one.
-        commands: what to type to look closer, where something is not good.
+        target: the target that the verdict is about; "" if there is only one.
+        commands: commands that help to find the cause of a bad result.
     """
 
     tone: Tone
@@ -285,7 +287,7 @@ class Verdict:
 
 
 def verdict_of(data: ReportData, variant: Variant | None) -> Verdict:
-    """Judge one variant; the tuning run alone where there is no variant."""
+    """Judge one variant. If there is no variant, judge only the tuning run."""
     timing, tuning = timing_of(data, variant), data.tuning if variant is data.main else None
     variant = variant or Variant()
     claim = _claim(timing, variant)
@@ -301,11 +303,11 @@ def verdict_of(data: ReportData, variant: Variant | None) -> Verdict:
     status, sentence = "Result", f"The int8 model {_listed(parts)}."
     if tuning is not None and tuning.met is False:
         tone, status = "bad", "Goal not met"
-        sentence = "Nothing that was tried keeps the accuracy asked for and is faster than float32."
+        sentence = "No candidate keeps the required accuracy and is faster than float32."
         if tuning.chosen:
-            sentence += f" {tuning.chosen} comes nearest."
+            sentence += f" {tuning.chosen} comes closest."
     elif not parts:
-        tone, status, sentence = "neutral", "No measurements", "Nothing has been measured of this model yet."
+        tone, status, sentence = "neutral", "No measurements", "This model has not been measured yet."
     elif slow or poor:
         tone, status = "bad", "Look closer"
     elif tuning is not None and tuning.met:
@@ -325,7 +327,7 @@ def verdict_of(data: ReportData, variant: Variant | None) -> Verdict:
 
 
 def _closer(data: ReportData, variant: Variant, *, slow: bool, poor: bool, missed: bool) -> Iterator[str]:
-    """Yield the command lines that show what is behind a bad verdict. MODEL.onnx is the float32 model."""
+    """Yield the commands that show the cause of a bad verdict. MODEL.onnx is the float32 model."""
     named = f" --variant {shlex.quote(variant.name)}" if variant.name and len(data.variants) > 1 else ""
     if poor:
         yield f"edgeq debug MODEL.onnx BUNDLE{named} --data SAMPLES"
@@ -337,7 +339,7 @@ def _closer(data: ReportData, variant: Variant, *, slow: bool, poor: bool, misse
 
 
 def timing_of(data: ReportData, variant: Variant | None) -> Timing | None:
-    """Return the variant's own timing, else the report's where it is about this variant."""
+    """Return the report's timing if it is about this variant, else the variant's own timing."""
     if variant is not None and variant.timing is not None and data.timing is None:
         return variant.timing
     timing = data.timing
@@ -347,8 +349,9 @@ def timing_of(data: ReportData, variant: Variant | None) -> Timing | None:
 
 
 def compared(timing: Timing | None, variant: Variant) -> str:
-    """Return the name of the model that `timing` compares with the baseline: the variant's, else the first; "" where
-    it compares none."""
+    """Return the name of the model that `timing` compares with the baseline: the variant, else the first other model;
+    "" if there is none.
+    """
     if timing is None or timing.baseline not in timing.models:
         return ""
     others = [name for name in timing.models if name != timing.baseline]
@@ -356,7 +359,7 @@ def compared(timing: Timing | None, variant: Variant) -> str:
 
 
 def _claim(timing: Timing | None, variant: Variant) -> Claim | None:
-    """Return what can be claimed of its speed; None where it was not timed against float32."""
+    """Return what can be claimed of its speed; None if it was not timed against float32."""
     return timing.ratios.get(compared(timing, variant)) if timing is not None else None
 
 
@@ -395,7 +398,9 @@ def _accuracy(variant: Variant, tuning: TuningRecord | None) -> Figure | None:
 
 
 def _accuracy_tone(primary: Metric, tuning: TuningRecord | None) -> Tone:
-    """Judge by what was asked of the tuning run; where nothing was asked, by what is usually put up with."""
+    """Judge the loss of accuracy by the goal of the tuning run. Without a goal, judge it by a loss that is usually
+    accepted.
+    """
     gain = primary.gain or 0.0
     lost = -gain if primary.higher_is_better else gain
     if lost <= 0:
@@ -429,7 +434,7 @@ def _agreement(variant: Variant) -> Figure | None:
         return None
     seen = f"{variant.samples} samples" if variant.samples else ""
     if variant.samples and variant.held_out is False:
-        seen = f"{seen}, those of the calibration"
+        seen = f"{seen} of the calibration"
     if variant.worst_db is None:
         return Figure("Same top answer", share(variant.top1 or 0.0), seen)
     tone: Tone = "bad" if variant.primary is None and variant.worst_db < HEALTHY_DB else "neutral"
@@ -449,7 +454,7 @@ def _coverage(coverage: Coverage | None) -> Figure | None:
         return None
     if coverage.int8_mac_share is None:
         return Figure("In int8", "not known", coverage.how)
-    origin = coverage.origin or "as they really run"
+    origin = coverage.origin or "measured"
     return Figure("In int8", share(coverage.int8_mac_share), f"of the multiply-accumulates, {origin}")
 
 

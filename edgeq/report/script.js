@@ -1,4 +1,4 @@
-// The plot of candidates: the settings of the mark that is pointed at, focused or tapped. All else works without this.
+// Show the settings of the mark that is pointed at, focused or tapped. The rest of the page works without this script.
 for (const plot of document.querySelectorAll(".interactive")) {
   const panel = plot.querySelector(".detail");
   const points = plot.querySelectorAll("[data-candidate]");

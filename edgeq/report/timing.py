@@ -1,4 +1,4 @@
-"""Hold latencies that the report draws: of `edgeq bench`, of a build's proof, or of the finalists of a tuning run."""
+"""Hold the latencies that the report draws: from `edgeq bench`, a build's proof, or the finalists of a tuning run."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class LatencyFigures:
-    """Hold what `edgeq_device` says of a distribution of latencies: milliseconds, and model samples a second."""
+    """Hold the figures of `edgeq_device` for a distribution of latencies, in milliseconds and samples per second."""
 
     p50_ms: Positive
     count: Amount | None = None
@@ -64,8 +64,8 @@ class Latency:
     """Hold one model's latencies.
 
     Attributes:
-        histogram: queries per bin of the timing's edges; empty where there is none.
-        peak_bytes: of the process, which `edgeq bench` says elsewhere; None where it is not known.
+        histogram: queries per bin, for the edges in `Timing`; empty if there is no histogram.
+        peak_bytes: the peak memory of the process, which `edgeq bench` reports separately; None if it is not known.
     """
 
     latency: LatencyFigures
@@ -75,13 +75,13 @@ class Latency:
 
 @dataclass(frozen=True)
 class Timing:
-    """Hold latencies measured side by side: one scenario of `edgeq bench --json`, and what else that says of it.
+    """Hold latencies measured side by side: one scenario of `edgeq bench --json`, with the rest of its report.
 
     Attributes:
-        models: by name, in the order in which they are drawn.
-        ratios: by model name, against the baseline.
-        histogram_edges_ms: of the histograms' bins, one more than there are bins.
-        scenario: such as "single-stream".
+        models: latencies by name, in the order in which they are drawn.
+        ratios: the ratio to the baseline by model name.
+        histogram_edges_ms: the edges of the histograms' bins, one more than there are bins.
+        scenario: the scenario, such as "single-stream".
     """
 
     models: Mapping[str, Latency]
@@ -97,14 +97,14 @@ class Timing:
 
 @dataclass(frozen=True)
 class BenchModel:
-    """Hold what is known of a model apart from its latency. `memory` has `process_peak_bytes`."""
+    """Hold the known figures of a model other than its latency. `memory` has `process_peak_bytes`."""
 
     memory: Mapping[str, Amount] | None = None
 
 
 @dataclass(frozen=True)
 class BenchSettings:
-    """Describe how latency was measured; see `edgeq_device.bench`."""
+    """Describe how latency was measured. See `edgeq_device.bench`."""
 
     min_duration_s: Positive | None = None
     threads: int | None = None
@@ -113,7 +113,7 @@ class BenchSettings:
 
 @dataclass(frozen=True)
 class BenchReport:
-    """Hold `edgeq bench --json` (docs/bench.md), as far as it is drawn."""
+    """Hold the parts of `edgeq bench --json` (docs/bench.md) that the report draws."""
 
     scenarios: Mapping[str, Timing] = field(default_factory=dict)
     models: Mapping[str, BenchModel] = field(default_factory=dict)
@@ -125,7 +125,7 @@ class BenchReport:
 
 
 def bench_timing(report: BenchReport) -> Timing | None:
-    """Read, of several scenarios, the first that has latencies."""
+    """Return the timing of the first scenario that has latencies; None if there is none."""
     for name, scenario in report.scenarios.items():
         if scenario.models:
             return replace(
@@ -153,7 +153,7 @@ def _first(models: Mapping[str, T]) -> dict[str, T]:
 
 
 def speed_timing(speed: Speed) -> Timing | None:
-    """Read the latencies of a proof; None where there is none."""
+    """Return the latencies of a proof; None if it has none."""
     models = {name: Latency(figures) for name, figures in _first(speed.latency).items()}
     others = [name for name in models if name != FLOAT]
     ratios = {others[0]: speed.ratio} if speed.ratio is not None and others else {}
@@ -161,7 +161,7 @@ def speed_timing(speed: Speed) -> Timing | None:
 
 
 def finalists_timing(record: TuningRecord) -> Timing | None:
-    """Read the latencies of float32 and the chosen candidate of a tuning run."""
+    """Return the latencies of float32 and the chosen candidate of a tuning run; None if there are none."""
     models, ratios = {}, {}
     chosen = [trial for trial in record.candidates if record.chosen and trial.name == record.chosen]
     for name, timing in ((FLOAT, record.float32.timing), *((trial.name, trial.timing) for trial in chosen)):
@@ -177,15 +177,15 @@ def finalists_timing(record: TuningRecord) -> Timing | None:
 def _settings(settings: BenchSettings) -> Pairs:
     seconds, threads = settings.min_duration_s, settings.threads
     found = (
-        ("measured for", f"{significant(seconds)} s a model at least" if seconds else ""),
-        ("threads", "" if threads is None else str(threads) if threads else "as many as onnxruntime chooses"),
+        ("measured for", f"at least {significant(seconds)} s per model" if seconds else ""),
+        ("threads", "" if threads is None else str(threads) if threads else "chosen by onnxruntime"),
         ("pinned to cores", ", ".join(str(core) for core in settings.pin[:64])),
     )
     return tuple((key, value) for key, value in found if value)
 
 
 def _edges(edges: tuple[float, ...]) -> tuple[float, ...]:
-    """Return `edges` where they rise from above zero, else none."""
+    """Return `edges` if they are positive and ascending, else an empty tuple."""
     return edges[: _MOST_BINS + 1] if all(0 < a < b for a, b in pairwise(edges)) else ()
 
 
@@ -195,7 +195,7 @@ _BOTTOM = 44.0
 
 
 def latency_chart(timing: Timing, width: float) -> Markup:
-    """Draw rows in the order of `timing.models`; empty without models."""
+    """Draw a row for each model, in the order of `timing.models`. Without models, return empty markup."""
     models = list(timing.models.items())[:8]
     if not models:
         return Markup()
@@ -217,12 +217,12 @@ def latency_chart(timing: Timing, width: float) -> Markup:
 
 
 def series(name: str, timing: Timing) -> str:
-    """Return the class of a model's colour: the baseline's, or the others'."""
+    """Return the class of a model's colour: one for the baseline, another for all other models."""
     return "base" if name == timing.baseline else "other"
 
 
 def _occupied(timing: Timing) -> list[float]:
-    """Return the outer edges of the bins that hold anything."""
+    """Return the outer edges of the range of bins that are not empty, for each model."""
     found = []
     edges = timing.histogram_edges_ms
     for model in timing.models.values():
@@ -245,7 +245,7 @@ def _row(model: str, timing: Timing, xs: Scale, base: float, width: float) -> Ma
     known = (("p50", figures.p50_ms), ("p90", figures.p90_ms), ("p99", figures.p99_ms))
     quantiles = [(name, value) for name, value in known if value]
     taken: list[Box] = []
-    # The median's label is always there, the tail's next; those that would touch one before them are left out.
+    # The median always gets its label, then p99, then p90. A label that would touch an earlier one is left out.
     for name, value in sorted(quantiles, key=lambda q: ("p50", "p99", "p90").index(q[0])):
         x = xs(value)
         parts.append(tag("line", x1=x, x2=x, y1=top - 4, y2=base, class_=f"quantile {kind}"))
@@ -260,7 +260,7 @@ def _row(model: str, timing: Timing, xs: Scale, base: float, width: float) -> Ma
 
 
 def _outline(edges: Sequence[float], counts: Sequence[float], xs: Scale, base: float, top: float) -> str:
-    """Return the histogram as one closed path; heights are relative to the row's own fullest bin."""
+    """Return the histogram as one closed path. Heights are relative to the fullest bin of the row."""
     most = max(counts)
     path = [f"M{xs(max(edges[0], 1e-12)):.1f},{base:.1f}"]
     for i, n in enumerate(counts):
@@ -278,8 +278,9 @@ class FleetRow:
     """Describe one board.
 
     Attributes:
-        reason: why nothing was measured; "" where it was.
-        latency: by model; ratios to float32 by model, where it was measured against it.
+        reason: why nothing was measured; "" if the board was measured.
+        latency: the latencies by model.
+        ratios: the ratios to float32 by model, for models that were measured against it.
         notes: what may have disturbed the figures.
     """
 
@@ -297,10 +298,11 @@ class KindRow:
     """Describe one model on the boards of one kind.
 
     Attributes:
-        boards: that it was measured on.
+        boards: the number of boards that it was measured on.
         p50_ms, p90_ms, p99_ms: medians over the boards.
-        spread: between the slowest and the fastest board's p50, as a share of the median; None for one board.
-        best: whether no other model is faster on boards of this kind.
+        spread: the difference between the slowest and the fastest board's p50, as a share of the median; None for one
+            board.
+        best: True if no other model is faster on boards of this kind.
     """
 
     kind: str
@@ -323,7 +325,7 @@ class FleetRecord:
     schema: str = SCHEMA
 
     def check(self) -> None:
-        """Raise BoardError where no board gave figures."""
+        """Raise BoardError if no board could be measured."""
         if all(row.reason for row in self.boards):
             raise BoardError(f"no board could be measured: {self.boards[0].reason}")
 
@@ -332,13 +334,13 @@ class FleetRecord:
         return [board_table(self), *([kind_table(self)] if self.kinds else [])]
 
     def lines(self) -> list[str]:
-        """Say why boards failed, and what may have disturbed the others."""
+        """Return lines on why boards failed, and on what may have disturbed the others."""
         notes = [f"{board.name}: {note}" for board in self.boards for note in board.notes]
         return [*failures(self), *notes]
 
 
 def summarised(boards: Sequence[FleetRow], scenario: str) -> FleetRecord:
-    """Return the boards' rows, and those of their kinds."""
+    """Return the rows of the boards, with rows for each kind of board."""
     kinds = dict.fromkeys(row.kind for row in boards)
     return FleetRecord(
         tuple(boards),
@@ -370,7 +372,7 @@ def _kind(kind: str, boards: Sequence[FleetRow]) -> Iterator[KindRow]:
 
 
 def board_table(record: FleetRecord) -> Table:
-    """Return heads and a row for each model on each board; `failures` says why a board has no figures."""
+    """Return heads and a row for each model on each board. `failures` gives the reason if a board has no figures."""
     heads = ("board", "kind", "model", "p50", "p90", "p99", "times float32")
     rows: list[Sequence[str]] = []
     for board in record.boards[:_MOST]:
@@ -384,7 +386,7 @@ def board_table(record: FleetRecord) -> Table:
 
 
 def failures(record: FleetRecord) -> list[str]:
-    """Say why boards have no figures, a line each."""
+    """Return a line for each board without figures, with the reason."""
     return [f"{board.name}: {board.reason}" for board in record.boards[:_MOST] if board.reason]
 
 

@@ -1,4 +1,4 @@
-"""Plot latency against accuracy, a mark a candidate: every candidate that was measured, and the chosen one."""
+"""Plot latency against accuracy, with a mark for the chosen candidate and for every other one that was measured."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from edgeq.report.figures import (
 from edgeq.report.tuning_record import TrialRecord, TuningRecord
 from edgeq.util.numbers import difference, is_share, metric, metric_name, milliseconds
 
-# What a scheme has where nothing special was chosen: not worth a line in each candidate's settings.
+# Defaults of a scheme, which are left out of each candidate's settings.
 _USUAL = {"mode": "static", "weight_symmetric": "yes", "activation_symmetric": "no", "reduce_range": "no"}
 
 
 def trial_settings(trial: TrialRecord) -> Pairs:
-    """Return how a candidate was made."""
+    """Return the settings that a candidate was made with, without defaults."""
     scheme = [(key, value) for key, value in pairs(trial.scheme, 30) if _USUAL.get(key) != value]
     rest = {
         "engine": trial.engine,
@@ -48,7 +48,7 @@ def trial_settings(trial: TrialRecord) -> Pairs:
 
 
 def tuning_facts(tuning: TuningRecord) -> Pairs:
-    """Return what else is worth a line: objective, budget, seconds, candidates tried."""
+    """Return the other facts of a run: objective, allowed loss, budget, seconds, number of candidates."""
     goal, drop, name = tuning.goal, tuning.goal.max_drop, tuning.metric.name
     loss = difference(name, drop).lstrip("+") + f" of {metric_name(name)}" if drop is not None else ""
     facts = [
@@ -83,15 +83,15 @@ SHAPES = {
 NAMES = {
     "chosen": "chosen",
     "float32": "float32",
-    "front": "on the front: nothing is both faster and more accurate",
+    "front": "on the front: none is both faster and more accurate",
     "behind": "behind the front",
     "short": "ruled out",
-    "off": "less accurate than the plot reaches",
+    "off": "less accurate than the plot shows",
 }
 _DASHES = (None, "5 3", "1.5 3")
 _DRAWN_LAST = ("float32", "front", "chosen")
 _WINDOW = 5.0
-"""The accuracy axis reaches this many times the allowed loss below the best; what is further down sits on its edge."""
+"""The accuracy axis extends this many allowed losses below the best candidate. Worse ones are drawn at its edge."""
 
 
 @dataclass(frozen=True)
@@ -104,15 +104,15 @@ class _Point:
 
 
 def mark(status: str, x: float = 0, y: float = 0) -> Markup:
-    """Return the shape of a status."""
+    """Return the shape that marks a status."""
     shown = status if status in SHAPES else "behind"
     moved = f"translate({x:.1f} {y:.1f})" if x or y else None
     return tag("path", d=SHAPES[shown], class_=f"mark {shown}", transform=moved)
 
 
 def ring(engine: str, engines: Sequence[str], x: float = 0, y: float = 0) -> Markup:
-    """Return the ring around the mark of a candidate that `engine`, one of `engines`, runs; nothing for "" and
-    others.
+    """Return the ring around the mark of a candidate that runs in `engine`. Return empty markup if `engine` is not in
+    `engines`.
     """
     if engine not in engines:
         return Markup()
@@ -121,10 +121,10 @@ def ring(engine: str, engines: Sequence[str], x: float = 0, y: float = 0) -> Mar
 
 
 def pareto(tuning: TuningRecord, width: float, height: float) -> Markup:
-    """Draw the plot; empty where fewer than two candidates have both figures.
+    """Draw the plot. Return empty markup if fewer than two candidates have both figures.
 
-    Marks carry `data-candidate`, their place in `tuning.drawn`, and can be reached with the keyboard. What was ruled
-    out on a part of the samples has no mark: its accuracy is not that of the others.
+    Each mark carries `data-candidate`, its index in `tuning.drawn`, and can be reached with the keyboard. A candidate
+    that was ruled out on part of the samples has no mark, because its accuracy cannot be compared with the others'.
     """
     factor = 100.0 if is_share(tuning.metric.name) else 1.0
     whole = [(i, trial) for i, trial in enumerate(tuning.drawn) if not trial.partial]
@@ -158,14 +158,14 @@ def pareto(tuning: TuningRecord, width: float, height: float) -> Markup:
 
 
 def measured_texts(trial: TrialRecord, tuning: TuningRecord) -> list[str]:
-    """Write latency and accuracy, as far as they are known."""
+    """Return the latency and accuracy as texts, if they are known."""
     latency, accuracy = tuning.latency_of(trial), accuracy_text(trial, tuning)
     texts = [milliseconds(latency)] if latency else []
     return [*texts, f"{metric_name(tuning.metric.name)} {accuracy}"] if accuracy else texts
 
 
 def accuracy_text(trial: TrialRecord, tuning: TuningRecord) -> str:
-    """Write a candidate's accuracy, or what it loses on a part of the samples; "" where neither is known."""
+    """Return a candidate's accuracy as text, or its loss on part of the samples; "" if neither is known."""
     value, name = tuning.accuracy_of(trial), tuning.metric.name
     if value is None:
         return ""
@@ -177,7 +177,7 @@ def accuracy_text(trial: TrialRecord, tuning: TuningRecord) -> str:
 def _accuracy_scale(
     tuning: TuningRecord, measured: Sequence[tuple[str, float]], factor: float, start: float, end: float
 ) -> Scale:
-    """Return the scale of `measured`: the mark of each candidate, and its accuracy times `factor`."""
+    """Return the scale for `measured`: pairs of a candidate's mark and its accuracy times `factor`."""
     values = [y for _, y in measured]
     sign = 1.0 if tuning.metric.higher_is_better else -1.0
     best = max(values, key=lambda v: sign * v)
@@ -205,7 +205,7 @@ def _bar(tuning: TuningRecord, ys: Scale, xs: Scale, factor: float) -> Markup | 
 
 
 def _front(steps: Sequence[tuple[float, float]]) -> Markup | None:
-    """Return the border of what can be had, as a staircase through `steps`."""
+    """Return the Pareto front as a staircase through `steps`."""
     if len(steps) < 2:
         return None
     (x, y), *rest = steps
@@ -213,7 +213,7 @@ def _front(steps: Sequence[tuple[float, float]]) -> Markup | None:
 
 
 def _lines(steps: Sequence[tuple[float, float]], bar: Box | None) -> list[Box]:
-    """Return what the lines of the plot take, for labels to keep off."""
+    """Return the boxes that the lines of the plot occupy, so that labels avoid them."""
     lines = [bar] if bar is not None else []
     for (x, y), (next_x, next_y) in pairwise(steps):
         lines += [Box(x, y - 1, next_x - x, 2), Box(next_x - 1, min(y, next_y), 2, abs(next_y - y))]
@@ -221,7 +221,7 @@ def _lines(steps: Sequence[tuple[float, float]], bar: Box | None) -> list[Box]:
 
 
 def _labels(points: Sequence[_Point], frame: Box, lines: Sequence[Box]) -> Markup:
-    """Write the names of what matters, where there is space: the chosen one and float32 first, then the front."""
+    """Write the names of important candidates if there is space: first the chosen one and float32, then the front."""
     taken = [*(Box(p.x - 6, p.y - 6, 12, 12) for p in points), *lines]
     parts = []
     wanted = [p for status in ("chosen", "float32", "front") for p in points if p.trial.mark == status]
@@ -243,7 +243,7 @@ def _mark(point: _Point, tuning: TuningRecord) -> Markup:
     text = ", ".join([found.name, *measured_texts(found, tuning), why])
     if point.off:
         text += ", off the scale"
-        # An arrow at the edge, pointing out of the plot.
+        # Draw an arrow at the edge that points out of the plot.
         turn = "" if tuning.metric.higher_is_better else " scale(1 -1)"
         y = point.y - 6 if tuning.metric.higher_is_better else point.y + 6
         shape = tag("path", d="M-5,-4H5L0,5Z", class_="mark off", transform=f"translate({point.x:.1f} {y:.1f}){turn}")

@@ -1,4 +1,4 @@
-"""Define the record of a tuning run, as `edgeq tune` writes it and the report reads it. Keys: docs/tune.md."""
+"""Define the record of a tuning run that `edgeq tune` writes and the report reads. Keys: docs/tune.md."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from edgeq.util.records import Amount, Count, Finite, NullIsInfinite, Positive, 
 
 SCHEMA = "edgeq.tuning/1"
 _NINE_OF_TEN = 1.2816  # one-sided 90 % of the normal distribution
-_AS_MANY = _NINE_OF_TEN * math.sqrt(2)  # for the difference of two sets of samples: both are as uncertain
+_AS_MANY = _NINE_OF_TEN * math.sqrt(2)  # for the difference of two sets of samples, which are equally uncertain
 _SURE = 1.96  # two-sided 95 % of the normal distribution
 
 Stage = Literal["space", "recovery", "exclusion", "threads"]
@@ -24,24 +24,24 @@ Basis = Literal["labels", "agreement", "noise"]
 
 FLOAT = "float32"
 MOST_CANDIDATES = 300
-"""More than these are not drawn."""
+"""The maximum number of candidates that are drawn."""
 _AGAINST_FLOAT = ("top-1 agreement", "agreement", "cosine")
-"""Metrics of agreement with float32, which by nature has 1."""
+"""Metrics of agreement with float32. float32 itself has 1."""
 _DRAWN = {"chosen": "chosen", "short": "short", "eliminated": "dropped", "slow": "slow", FLOAT: FLOAT}
 
 
 @dataclass(frozen=True)
 class Screening:
-    """Record what the cheap filters found of a candidate that was built.
+    """Record the results of the cheap filters for a candidate that was built.
 
     Attributes:
-        bytes: on disk, external data included.
-        structure: hash of the graph without the values of scales and weights: the same structure, the same speed.
-        content: hash of the file: the same content, the same model.
-        int8_mac_share: of the multiply-accumulates, after the runtime's optimisation.
-        wide_share: of the bytes of activations, were all in 8 bits: what is in 16.
-        sqnr_db: of the worst output against float32 on a few samples; infinity where all is equal.
-        build_s: seconds that building took.
+        bytes: the size on disk, external data included.
+        structure: a hash of the graph without the values of scales and weights. The same structure has the same speed.
+        content: a hash of the file. The same content is the same model.
+        int8_mac_share: the share of the multiply-accumulates in int8, after the runtime's optimisation.
+        wide_share: the share of the activations' elements in 16 bits.
+        sqnr_db: the SQNR of the worst output against float32 on a few samples; infinity if all are equal.
+        build_s: the time of the build in seconds.
     """
 
     bytes: Count
@@ -58,18 +58,18 @@ class Assessment:
     """Hold the accuracy of a candidate against float32 on the first `samples` of the validation samples.
 
     Attributes:
-        samples: how many it rests on; rows of gathered batches counted singly.
-        complete: whether that is all of them.
-        basis: "labels"; where there are none "agreement", or "noise" where a repair looks for healthy outputs.
-        drop: what the basis measures: the loss in the task's primary metric; without labels see docs/tune.md.
-        low, high: 95 % confidence interval of `drop`.
-        expected: the best estimate of the loss on samples not seen; equal to `drop` where nothing better is known.
-        doubt: standard error of `expected`; 0 where it is not known: there are hardly any samples, or outputs that are
-            compared by their cosine, or the loss on the samples themselves was in question.
-        metrics: the task's, by name; empty without labels.
-        disagreement: share of rows whose top-1 differs from float32's: no loss of top-1 can be larger. None where the
-            outputs are not a class scores.
-        sqnr_db, cosine: of the worst output.
+        samples: the number of samples. Each row of a gathered batch counts.
+        complete: True if these are all samples.
+        basis: "labels". Without labels "agreement", or "noise" if a repair looks for healthy outputs.
+        drop: the loss in the task's primary metric. For the other bases, see docs/tune.md.
+        low, high: the 95 % confidence interval of `drop`.
+        expected: the best estimate of the loss on other samples; equal to `drop` if no better estimate is known.
+        doubt: the standard error of `expected`. It is 0 if it is not known: there are hardly any samples, outputs are
+            compared by their cosine, or the question was the loss on these samples themselves.
+        metrics: the task's metrics by name; empty without labels.
+        disagreement: the share of rows whose top-1 differs from float32's. A loss of top-1 cannot be larger. None if
+            the outputs are not class scores.
+        sqnr_db, cosine: the figures of the worst output.
     """
 
     samples: Count
@@ -87,17 +87,18 @@ class Assessment:
 
     @computed
     def bound(self) -> float:
-        """Return the bound that is compared with the loss allowed: what the model loses over many other samples,
-        with more than nine chances of ten; and no less than what these samples show.
+        """Return the loss that is compared with the allowed loss. With a probability above 90 %, the model loses no
+        more over many other samples. The bound is never less than the loss on these samples.
         """
         return max(self.drop, self.expected + _AS_MANY * self.doubt)
 
     @computed
     def prediction_bound(self) -> float:
-        """Return the limit of the one-sided prediction interval: by nine chances of ten the loss on as many other
-        samples is not larger, chance on those included. It is `bound` where labels alone are known, and more where
-        `expected` is surer than the loss on as many samples can be. Where the uncertainty is not known it is
-        `bound`.
+        """Return the limit of the one-sided 90 % prediction interval for the loss on as many other samples, with their
+        own chance included.
+
+        It is `bound` if only labels are known, or if the uncertainty is unknown. It is more than `bound` if `expected`
+        is more certain than the loss on that many samples can be.
         """
         if not self.doubt:
             return self.bound
@@ -105,10 +106,11 @@ class Assessment:
         return max(self.bound, self.expected + _NINE_OF_TEN * math.hypot(self.doubt, error))
 
     def least_bound(self, share: float) -> float:
-        """Return what `bound` will at least be on all samples, of which this rests on the `share`: 97.5 % sure.
+        """Return the minimum value that `bound` will have on all samples, with a certainty of 97.5 %. `share` is the
+        share of all samples that this assessment uses.
 
-        A mean over a share s of some samples differs from that over all of them by its standard error times
-        sqrt(1 - s); the doubt on all of them is that on the share times sqrt(s).
+        The mean over a share s of some samples differs from the mean over all of them by its standard error times
+        sqrt(1 - s). The doubt on all samples is the doubt on the share times sqrt(s).
         """
         moves = math.sqrt(1 - share)
         least = self.drop - (self.drop - self.low) * moves if self.high - self.low < 1 else self.low
@@ -121,9 +123,9 @@ class Timing:
     """Hold the latency of one structure with one number of threads, in milliseconds, and its ratio to float32's best.
 
     Attributes:
-        latency: of the runs that nothing disturbed (of all where there are none): count, min_ms, p50_ms, p90_ms,
-            p99_ms, p999_ms, max_ms, mean_ms, cv, samples_per_s.
-        speedup: what can be claimed of its speed against float32's in the same race. None for float32 itself.
+        latency: figures of the undisturbed runs (of all runs if every run was disturbed): count, min_ms, p50_ms,
+            p90_ms, p99_ms, p999_ms, max_ms, mean_ms, cv, samples_per_s.
+        speedup: what can be claimed of its speed against float32's in the same race; None for float32 itself.
         float_ms: float32's median latency in that race; None for float32 itself.
     """
 
@@ -133,13 +135,13 @@ class Timing:
 
     @property
     def verdict(self) -> str:
-        """Return the verdict on its speed against float32's; unknown where it was not timed against it."""
+        """Return the verdict on its speed against float32's; "unknown" if the two were not timed against each other."""
         return self.speedup.verdict if self.speedup is not None else UNKNOWN
 
     @property
     def share(self) -> float:
-        """Return its median latency over float32's in the same race, or its estimate where that cannot be claimed; 1
-        where it was not timed against float32.
+        """Return its median latency divided by float32's in the same race. If that cannot be claimed, return its
+        estimate. Return 1 if it was not timed against float32.
         """
         about = self.speedup.estimated if self.speedup is not None else None
         if about is not None:
@@ -159,11 +161,11 @@ class StageTime:
 
 @dataclass(frozen=True)
 class TrialRecord:
-    """Describe one candidate: how it was made, and what became known of it. See `edgeq.tune.trials.Trial`.
+    """Describe one candidate: how it was made, and its results. See `edgeq.tune.trials.Trial`.
 
     Attributes:
-        status: as `Status` has it; "float32" for the baseline.
-        reason: why it is not the chosen one.
+        status: a `Status`, or "float32" for the baseline.
+        reason: why it was not chosen.
     """
 
     name: str
@@ -185,20 +187,23 @@ class TrialRecord:
 
     @property
     def mark(self) -> str:
-        """Return what is drawn: "chosen", "front", "behind", "short" (of the accuracy), "slow" (than float32),
-        "dropped" or "float32"."""
+        """Return the mark to draw: "chosen", "front", "behind", "short" (of accuracy), "slow" (slower than float32),
+        "dropped" or "float32".
+        """
         status = _DRAWN.get(self.status, "behind")
         return "front" if self.pareto and status != "chosen" else status
 
     @property
     def latency_ms(self) -> float | None:
-        """Return the median latency; None where it was not timed."""
+        """Return the median latency in milliseconds; None if it was not timed."""
         value = self.timing.latency.get("p50_ms", 0.0) if self.timing is not None else 0.0
         return value if 0 < value < 1e200 else None
 
     @property
     def partial(self) -> bool:
-        """Return whether its accuracy is known on a part of the samples only, which no other's is compared with."""
+        """Return whether its accuracy is known only on part of the samples, so that it cannot be compared with the
+        others'.
+        """
         return self.accuracy is not None and not self.accuracy.complete
 
     @property
@@ -218,7 +223,7 @@ class ModelRecord:
 
 @dataclass(frozen=True)
 class MetricRecord:
-    """Name what accuracy was measured in."""
+    """Name the metric of the accuracy."""
 
     name: str = "accuracy"
     higher_is_better: bool = True
@@ -226,7 +231,7 @@ class MetricRecord:
 
 @dataclass(frozen=True)
 class GoalRecord:
-    """State what the run was to find; `max_drop` is a fraction of the metric's own scale."""
+    """Hold the goal of the run. `max_drop` is a fraction in the unit of the metric."""
 
     objective: str = ""
     max_drop: Finite | None = None
@@ -235,7 +240,7 @@ class GoalRecord:
 
 @dataclass(frozen=True)
 class FloatRecord:
-    """Hold float32's figures, with the threads that suit it best."""
+    """Hold float32's figures with its best number of threads."""
 
     accuracy: Mapping[str, Finite] = field(default_factory=dict)
     timing: Timing | None = None
@@ -245,7 +250,7 @@ class FloatRecord:
 
 @dataclass(frozen=True)
 class HistogramsRecord:
-    """Hold latencies of the finalists and float32: queries per bin."""
+    """Hold the latency histograms of the finalists and float32, as queries per bin."""
 
     edges_ms: tuple[Finite, ...] = ()
     counts: Mapping[str, tuple[Amount, ...]] = field(default_factory=dict)
@@ -253,8 +258,12 @@ class HistogramsRecord:
 
 @dataclass(frozen=True)
 class TuningRecord:
-    """Hold the whole tuning record. `chosen` is None where nothing was chosen, "" where that is not recorded;
-    `goal_met` tells whether it meets the goal, and `doubts` why that is not certain.
+    """Hold the whole tuning record.
+
+    Attributes:
+        chosen: the name of the chosen candidate; None if none was chosen, "" if that is not recorded.
+        goal_met: True if the chosen candidate meets the goal; None if that is not recorded.
+        doubts: reasons why that is not certain.
     """
 
     schema: str = SCHEMA
@@ -278,22 +287,22 @@ class TuningRecord:
 
     @property
     def met(self) -> bool | None:
-        """Return whether a candidate meets what was asked; None where the record does not say."""
+        """Return whether a candidate meets the goal; None if that is not recorded."""
         if self.goal_met is not None:
             return self.goal_met
         return None if self.chosen == "" else self.chosen is not None
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Return the verdict, and what would be needed to meet the goal."""
+        """Return the sentences of the verdict, and what would be needed to meet the goal."""
         return (*self.verdict[:12], *self.needed[:12])
 
     @cached_property
     def drawn(self) -> tuple[TrialRecord, ...]:
         """Return float32 and at most `MOST_CANDIDATES` candidates, among them the chosen one and the front.
 
-        `pareto` of each says whether it is on the front of the figures that are drawn: none is both as fast and as
-        accurate, and better in one. The run's own front rests on bounds, which are not drawn.
+        `pareto` of a candidate is True if it is on the front of the drawn figures: no other is as fast and as accurate,
+        and better in one of the two. The run's own front uses bounds, which are not drawn.
         """
         trials = self._with_front()
         order = sorted(range(len(trials)), key=lambda i: (trials[i].status != "chosen", not trials[i].pareto))
@@ -301,7 +310,7 @@ class TuningRecord:
         return (baseline, *(trials[i] for i in sorted(order[:MOST_CANDIDATES])))
 
     def _with_front(self) -> tuple[TrialRecord, ...]:
-        """Return the candidates, `pareto` set by their latency and accuracy as drawn; float32 competes, too."""
+        """Return the candidates with `pareto` set by the drawn latency and accuracy. float32 competes with them."""
         known = (TrialRecord(FLOAT, status=FLOAT, timing=self.float32.timing), *self.candidates)
         figures = [(self.latency_of(trial), self.accuracy_of(trial)) for trial in known]
         front, least = set(), math.inf
@@ -322,21 +331,25 @@ class TuningRecord:
 
     @property
     def least_accuracy(self) -> float | None:
-        """Return the accuracy that was asked for, in the metric's unit."""
+        """Return the minimum accuracy that the goal allows, in the unit of the metric; None if the goal has no such
+        limit.
+        """
         base, drop = self._base, self.goal.max_drop
         return None if base is None or drop is None else base - self._sign * drop
 
     def latency_of(self, trial: TrialRecord) -> float | None:
-        """Return a candidate's median latency, milliseconds: its ratio to float32 in the race that it was in, times
-        float32's own. So races on a machine that became slower in between can be compared."""
+        """Return a candidate's median latency in milliseconds: its ratio to float32 in its own race, times float32's
+        latency. This makes races comparable if the machine became slower in between.
+        """
         base = self.float32.timing.latency.get("p50_ms") if self.float32.timing is not None else None
         if trial.latency_ms is None or not base or trial.timing is None or trial.timing.float_ms is None:
             return trial.latency_ms
         return base * trial.timing.share
 
     def accuracy_of(self, trial: TrialRecord) -> float | None:
-        """Return a candidate's value of the metric. Of what was measured on a part of the samples only the loss can be
-        compared with others, because float32 has another value on that part."""
+        """Return a candidate's value of the metric. If it was measured on part of the samples, compute the value from
+        its loss, because float32 has another value on that part.
+        """
         found, base = trial.accuracy, self._base
         if trial.status == FLOAT:
             return base
@@ -347,7 +360,7 @@ class TuningRecord:
         return None if base is None else base - self._sign * found.drop
 
     def bytes_of(self, trial: TrialRecord) -> float | None:
-        """Return the size of a candidate, or of float32."""
+        """Return the size in bytes of a candidate or of float32; None if it is not known."""
         if trial.status == FLOAT:
             return self.float32.bytes
         return trial.screening.bytes if trial.screening else None

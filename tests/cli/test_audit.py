@@ -55,7 +55,7 @@ def test_an_engines_kernels_on_a_target(tmp_path: Path) -> None:
     [
         (["--float", "x.onnx"], "Give --data"),
         (["--session-option", "precise"], "Write KEY=VALUE"),
-        (["--engine", "webgpu"], "nothing is known of how webgpu's kernels saturate"),
+        (["--engine", "webgpu"], "it is unknown how webgpu's kernels saturate"),
     ],
 )
 def test_what_makes_no_sense_is_refused(tmp_path: Path, options: list[str], message: str) -> None:

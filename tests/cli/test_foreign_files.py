@@ -243,7 +243,7 @@ def test_results_and_tables_of_older_tools_replace_only_their_like(tmp_path: Pat
     results.write_text(json.dumps({"model": "m", "dataset": "d", "scenario": "s"}))
     _check_results(results)
     results.write_text("{}")
-    with pytest.raises(OutputError, match="holds no earlier results"):
+    with pytest.raises(OutputError, match="does not contain earlier results"):
         _check_results(results)
 
 

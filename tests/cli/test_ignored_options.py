@@ -122,7 +122,7 @@ def test_how_many_samples_of_data_that_are_not_given(workspace: Workspace) -> No
     assert workspace.run("calibrate", "net.onnx", "--data", "x.npz", "-o", "stats").code == 0
     given = ("net.onnx", "--calibration", "stats", "--val", "x.npz", "-o", "out")
     for command in ("quantize", "package", "tune"):
-        workspace.refused(2, command, *given, "--count", "2", says="--count is how many samples of --data are taken")
+        workspace.refused(2, command, *given, "--count", "2", says="--count needs --data, whose samples it limits")
 
 
 def test_a_self_test_of_more_samples_than_there_are(workspace: Workspace) -> None:
@@ -133,4 +133,4 @@ def test_a_self_test_of_more_samples_than_there_are(workspace: Workspace) -> Non
 
 
 def test_a_report_of_a_variant_that_is_not_timed(workspace: Workspace, bundle: Path) -> None:
-    workspace.refused(2, "report", bundle, "--variant", "other", "-o", "r.html", says="--variant goes with --bench")
+    workspace.refused(2, "report", bundle, "--variant", "other", "-o", "r.html", says="--variant needs --bench")

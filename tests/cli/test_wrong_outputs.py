@@ -137,7 +137,7 @@ def test_weights_of_the_input_are_never_replaced_by_retarget(workspace: Workspac
 def test_a_bundle_does_not_go_into_the_data(workspace: Workspace) -> None:
     """Its test vectors would be samples the next time."""
     workspace.refused(
-        OUTPUT, "package", *IMAGES, "-o", "images/bundle", says="images/bundle lies in the data folder images"
+        OUTPUT, "package", *IMAGES, "-o", "images/bundle", says="images/bundle is in the data folder images"
     )
     assert workspace.run("package", *IMAGES, "-o", "images/bundle.edgeq").code == 0
     assert workspace.run("quantize", *IMAGES, "-o", "images/int8.onnx").code == 0

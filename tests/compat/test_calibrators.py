@@ -147,7 +147,7 @@ def test_unknown_options_are_named(model: Path, caplog: pytest.LogCaptureFixture
 
 def test_nothing_collected(model: Path) -> None:
     calibrator = create_calibrator(onnx.load(model))
-    with pytest.raises(CalibrationError, match="nothing was collected"):
+    with pytest.raises(CalibrationError, match="no data was collected"):
         calibrator.compute_data()
     with pytest.raises(DataError, match="no samples"):
         calibrator.collect_data(Reader([]))

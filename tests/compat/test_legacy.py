@@ -205,7 +205,7 @@ def test_missing_and_wrong_parameters_are_named() -> None:
     for wrong in ([np.uint8(3)], [np.uint8(3), np.float32(0)], [0.5, np.float32(1)], "no"):
         with pytest.raises(UsageError, match="quantization_params of 'x'"):
             quantize(model, static=True, quantization_params={**params, "x": wrong})
-    with pytest.raises(UsageError, match="A tensor keeps one scale"):
+    with pytest.raises(UsageError, match="A tensor has one zero point"):
         quantize(
             model,
             static=True,

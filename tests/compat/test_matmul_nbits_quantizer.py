@@ -226,5 +226,5 @@ def test_a_name_that_is_not_there() -> None:
     with pytest.raises(UsageError, match="QuantFormat has no 'Other'"):
         matmul_nbits_quantizer.MatMulNBitsQuantizer(onnx.ModelProto(), quant_format="Other")
     for size in (7, 8, "32"):
-        with pytest.raises(UsageError, match=f"block_size is {size!r}. Give a power of two from 16 on"):
+        with pytest.raises(UsageError, match=f"block_size is {size!r}. Give a power of two, 16 or more"):
             matmul_nbits_quantizer.MatMulNBitsQuantizer(onnx.ModelProto(), block_size=size)  # type: ignore[arg-type]

@@ -326,7 +326,7 @@ def test_what_it_cannot_do_is_refused_and_nothing_is_written(model: Path, tmp_pa
     for stride in (3, "3"):
         with pytest.raises(UsageError, match=r"CalibStridedMinMax is '?3"):
             quantize_static(model, output, PartialReader(), extra_options={"CalibStridedMinMax": stride})
-    with pytest.raises(UsageError, match="CalibStridedMinMax is 2, and Lengthless has no length or no set_range"):
+    with pytest.raises(UsageError, match="CalibStridedMinMax is 2, but Lengthless has no length or no set_range"):
         quantize_static(model, output, Lengthless(), extra_options={"CalibStridedMinMax": 2})
     for percentile in (0, "high"):
         with pytest.raises(UsageError, match=r"ercentile is .*(0|high)"):

@@ -71,8 +71,13 @@ def levels() -> list[int]:
 @pytest.mark.parametrize(
     ("times", "level", "chosen", "why"),
     [
-        (0.8, 1, ("*",), "float, the more accurate: float compute runs at 1.25 times int8's speed"),
-        (1.0, 1, ("*",), "float, the more accurate: float compute against int8: no difference in speed is settled"),
+        (0.8, 1, ("*",), "float, which is more accurate: float compute runs at 1.25 times int8's speed"),
+        (
+            1.0,
+            1,
+            ("*",),
+            "float, which is more accurate: float compute against int8: no difference in speed is settled",
+        ),
         (1.5, 4, (), "less noise than weights of 4 bits do; float compute is SLOWER than int8: 0.67 times its speed"),
         (0.0, 4, (), "float compute against int8: the speed is not measurable here"),
     ],
@@ -104,7 +109,7 @@ def test_what_computes_in_float_counts_as_float(race: Race) -> None:
     coverage = quantized().proof.coverage
     assert (coverage.int8_macs, coverage.float_macs) == (0, 4 * 2 * K * K)
     reasons = {node.name: node.reason for node in coverage.float_nodes if node.macs}
-    assert reasons == dict.fromkeys(("first", "second"), "its weights in blocks are expanded to float as it computes")
+    assert reasons == dict.fromkeys(("first", "second"), "it expands its weights in blocks to float")
     race(2.0)
     assert quantized().proof.coverage.int8_mac_share == 1.0
 

@@ -25,8 +25,8 @@ def test_the_integers_are_exact() -> None:
 def test_wrong_answers_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     right, line = check_engine(fake_engine.install(tmp_path, monkeypatch, "answers wrong"), ("bf16",))
     assert not right
-    assert "int8 answers are wrong by up to 0.001 of the largest" in line
-    assert "f32 is not float32: 60.0 dB to ONNX Runtime's, 90 at least" in line
+    assert "int8 outputs are wrong by up to 0.001 of the largest" in line
+    assert "f32 is not float32: 60.0 dB against ONNX Runtime's, at least 90 needed" in line
 
 
 def test_a_crash_is_a_failed_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,7 +57,7 @@ def test_a_gpu_must_compute_float32_where_that_is_requested(
     monkeypatch.setattr("edgeq.prove.engine_check.start_engine", lambda engine: nullcontext(There()))
     found, line = check_engine(load_engines()["cuda"], ("tf32",))
     assert found is right
-    assert ("f32 is not float32: 60.0 dB to ONNX Runtime's, 90 at least" in line) is not right
+    assert ("f32 is not float32: 60.0 dB against ONNX Runtime's, at least 90 needed" in line) is not right
     assert (", tf32 inf dB" in line) is right
 
 

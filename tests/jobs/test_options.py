@@ -122,9 +122,9 @@ def test_what_is_no_share(text: str) -> None:
     ("line", "problem"),
     [
         (("--task", "classification"), "--task needs labelled samples"),
-        (("--block-compute", "int8"), "--block-compute goes with --weight-only"),
-        (("--weight-only", "8", "--block-compute", "float32"), "--block-compute float32 goes with 4 bits"),
-        (("--percentile", "99"), "--percentile goes with --method percentile"),
+        (("--block-compute", "int8"), "--block-compute needs --weight-only"),
+        (("--weight-only", "8", "--block-compute", "float32"), "--block-compute float32 needs 4 bits"),
+        (("--percentile", "99"), "--percentile needs --method percentile"),
         (("--dynamic", "--method", "mse"), "--method and --dynamic exclude each other"),
         (("--dynamic", "--activation-asymmetric"), "--activation-symmetric and --dynamic exclude each other"),
         (("--dynamic", "--weight-type", "int8"), "per operator type"),

@@ -26,7 +26,7 @@ def test_another_result_is_noted(tmp_path: Path, node: str, noted: int) -> None:
     onnx.save(proto(BODY.format(node)), made.prepared.source)
     found = check_preparation(made.prepared, made.samples)
     new = found.notes[len(made.prepared.notes) :]
-    assert ["preparation changed what the model computes" in note for note in new] == [True] * noted
+    assert ["preparation changed the model's outputs" in note for note in new] == [True] * noted
 
 
 def test_what_cannot_be_compared_is_left_alone(tmp_path: Path) -> None:
@@ -51,4 +51,4 @@ def test_what_roundings_alone_decide_is_left_alone(tmp_path: Path) -> None:
     onnx.save(with_weights("c = Mul (x, b) a = Conv <pads = [1, 1, 1, 1]> (c, w) y = Sin (a)"), made.prepared.source)
     assert check_preparation(made.prepared, made.samples) is made.prepared
     onnx.save(proto(BODY.format("Abs (a)")), made.prepared.source)
-    assert check_preparation(made.prepared, made.samples).notes[-1].startswith("its preparation changed")
+    assert check_preparation(made.prepared, made.samples).notes[-1].startswith("the preparation changed")

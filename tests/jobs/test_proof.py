@@ -84,7 +84,7 @@ def test_few_samples_with_another_class_say_nothing(top1: float | None, count: i
         ({"agreement": agreement(19.9), "accuracy": {}}, "with noise (19.9 dB SQNR)"),
         (
             {"agreement": agreement(5.0), "accuracy": {}, "repair": NOISY},
-            "nothing that was tried is better than the plain build: 0.0 dB SQNR; 20.0 dB SQNR wanted (2 builds",
+            "no build that was tried is better than the plain one: 0.0 dB SQNR; 20.0 dB SQNR wanted (2 builds",
         ),
         (
             {"accuracy": {FLOAT: accuracy(0.9), INT8: accuracy(0.87)}, "repair": REPAIRED},
@@ -96,13 +96,13 @@ def test_few_samples_with_another_class_say_nothing(top1: float | None, count: i
         ({"accuracy": {FLOAT: accuracy(0.9), INT8: accuracy(0.7)}}, "accuracy falls from 90.00 % to 70.00 %"),
         (
             {"opening": Opening(10.0, 30.0)},
-            "optimiser changes the answer: 10.0 dB SQNR against float32 on the optimised",
+            "optimiser changes the outputs: 10.0 dB SQNR against float32 on the optimised",
         ),
         (
             {"coverage": Coverage(int8_macs=1, float_macs=60, nodes=(), float_nodes=(NODE,), basis="native")},
             "most of the arithmetic stays in float; the largest part is conv (Conv: kept in float on request)",
         ),
-        ({"held_out": False}, "accuracy was measured on the calibration samples; give --val"),
+        ({"held_out": False}, "accuracy was measured on the calibration samples; give held-out samples with --val"),
     ],
 )
 def test_warnings(changes: dict[str, Any], words: str) -> None:
@@ -157,7 +157,7 @@ def test_the_drop_is_in_the_primary_metric() -> None:
     ("bars", "problem"),
     [
         ({"max_drop": 0.01}, "accuracy falls by 2.00 pt, more than the 1.00 pt allowed"),
-        ({"require_coverage": 0.5}, "40.0% .* less than the 50.0% required; the largest left in float is conv"),
+        ({"require_coverage": 0.5}, "40.0% .* less than the 50.0% required; the largest operator in float is conv"),
     ],
 )
 def test_bars_that_are_not_met(bars: dict[str, float], problem: str) -> None:

@@ -141,9 +141,9 @@ def test_reasons_are_the_schemes_or_the_backends(place: Path) -> None:
     explain = explained(job, built)
     assert explain("last", "Conv") == "kept in float on request"
     assert explain("fc", "Gemm") == "Gemm is not among the operator types that the scheme quantizes"
-    assert "what surrounds it is not all in int8" in explain("first", "Conv")
+    assert "not all of its neighbours are in int8" in explain("first", "Conv")
     free = explained(job, build(job, target, target.profile.scheme, place / "free.onnx"))
-    assert free("fused_7", "Exp") == "ONNX Runtime's optimiser made it of nodes that are not all in int8"
+    assert free("fused_7", "Exp") == "ONNX Runtime's optimiser made it from nodes that are not all in int8"
 
 
 @pytest.mark.parametrize("overrides", [{"mode": "dynamic"}, {"mode": "weight-only"}])

@@ -213,7 +213,7 @@ def not_a_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("method", [None, "minmax"])
 def test_outputs_that_are_not_finite_become_so(method: str | None) -> None:
     how: dict[str, Any] = {"overrides": {"method": method} if method else {}}
-    with pytest.raises(NotFiniteError, match="output 'y' is not finite where the float model's is"):
+    with pytest.raises(NotFiniteError, match="output 'y' is not finite, but the float model's is"):
         quantized(effort=None, **how)
     proof = quantized(**how).proof
     assert proof.repair is not None

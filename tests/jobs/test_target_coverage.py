@@ -74,7 +74,7 @@ def test_without_its_kernels_it_is_a_forecast_by_rules(place: Path, route: Any) 
 def test_what_a_plugin_executes_on_a_board_is_not_known() -> None:
     artifact = Artifact(Path("m.onnx"), Scheme(), "CPUExecutionProvider").in_engine(choose_engine("litert"))
     found = builds.target_coverage(None, Built(resolve(THERE), artifact), route=NO_GUEST)  # type: ignore[arg-type]
-    assert (found.basis, found.summary()) == ("unknown", "not known: what litert executes is not read from a board")
+    assert (found.basis, found.summary()) == ("unknown", "not known: a board does not report what litert executes")
 
 
 def test_where_they_can_be_run_it_is_measured_on_them(place: Path, route: Any) -> None:
@@ -100,7 +100,7 @@ def test_an_emulation_that_takes_long_is_announced_or_left_out(place: Path, rout
         assert (found.basis, found.reason) == (
             ("emulated", "") if seconds < 3600 else ("forecast", "one inference would take about 1.0 h on a guest")
         )
-        text = f"{THERE}: running it on a guest takes about 2 min; --no-emulate leaves that out"
+        text = f"{THERE}: running it on a guest takes about 2 min; --no-emulate skips that"
         assert (text in progress.notes) == noted
 
 
@@ -125,7 +125,7 @@ def test_a_bar_is_held_against_nothing_but_the_targets_kernels(place: Path, rout
         package("net.onnx", Data("calib.npz"), "dist", targets=(THERE,), require_coverage=0.1)
     assert not Path("int8.onnx").exists()
     route(emulated())
-    with pytest.raises(RuntimeUnavailableError, match="--no-emulate leaves its kernels out"):
+    with pytest.raises(RuntimeUnavailableError, match="--no-emulate excludes its kernels"):
         quantized(require_coverage=0.1, emulate=False)
 
 

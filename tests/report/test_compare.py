@@ -140,7 +140,7 @@ def test_the_words_name_what_is_worst_and_what_is_left_out() -> None:
     output = OutputAgreement("y", 96, 53.9, 1.0, 0.1, None, 0, mismatched=4, slices=(part,))
     assert compared(agreement=Agreement((output,), 16)).verdict() == (
         "B's outputs follow A's at 0.0\u202fdB SQNR, with a cosine of 0.25000.",
-        "Of output y, 4 of 16 samples have another size, and are left out.",
+        "Output y has another size in 4 of 16 samples, which are left out.",
     )
 
 

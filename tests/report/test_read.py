@@ -82,7 +82,7 @@ def test_every_part_may_be_missing(missing: str) -> None:
 def test_an_empty_record_says_so() -> None:
     data = read_report({})
     assert data == ReportData("model")
-    assert "Nothing has been measured" in render(data)
+    assert "This model has not been measured" in render(data)
 
 
 def test_the_full_record_is_read() -> None:

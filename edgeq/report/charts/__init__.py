@@ -1,3 +1,3 @@
-"""Draw charts as SVG: functions from values to markup. Colours are classes, so that style.css can have two sets of
-them.
+"""Draw charts as SVG with functions from values to markup. Colours are classes, so that style.css can define two sets
+of them.
 """
