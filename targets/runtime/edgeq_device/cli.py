@@ -1,4 +1,6 @@
-"""Run `python edgeq_run.py info|verify|bench|infer`: a bundle on its device, with numpy and onnxruntime alone."""
+"""Run `python edgeq_run.py info|verify|bench|infer|pull` for a bundle on its device. It needs only numpy and
+onnxruntime.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ _endings = Endings()
 
 
 def program(root: Path) -> int:
-    """Run `main` in a process under the limits of the budget, for the program that travels in a bundle."""
+    """Run `main` in a process under the limits of the budget. The program that travels in a bundle calls this."""
     try:
         confine("edgeq_run")
     except DeviceError as error:
@@ -153,7 +155,7 @@ def _info(bundle: Bundle, arguments: argparse.Namespace) -> int:
     except BundleError:
         if arguments.variant is not None:
             raise
-        # A bundle for other devices is still worth showing: each variant is listed with why it does not run here.
+        # A bundle for other devices is still listed: each variant is shown with the reason why it does not run here.
         choice = None
     _show(arguments, describe(bundle, device, choice), info_lines(bundle, device, choice))
     return 0
@@ -175,7 +177,7 @@ def _bench(bundle: Bundle, arguments: argparse.Namespace) -> int:
     from edgeq_device.bench_models import bench_models, bundle_feeds, bundle_models, bundle_variants
     from edgeq_device.sessions import read_device
 
-    lift_seconds()  # its options say how long it runs
+    lift_seconds()  # the options of bench set how long it runs
     settings = ("scenario", "duration", "official", "min_queries", "pin", "batch", "target_qps", "latency_bound_ms")
     wanted = parse_settings(**{name: getattr(arguments, name) for name in (*settings, "seed", "threads")})
     shapes = parse_shapes(arguments.shapes)
@@ -263,7 +265,7 @@ def _show(arguments: argparse.Namespace, plain: Dict[str, Any], lines: List[str]
     try:
         print(json_text(plain) if arguments.json else "\n".join(map(printable, lines)), flush=True)
     except OSError as error:
-        # What is still held for a reader that went away, or a full disk, must not be tried again at exit.
+        # Python must not write the rest of its buffer again at exit: the reader is gone or the disk is full.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if error.errno == errno.EPIPE:
             raise

@@ -1,8 +1,9 @@
-"""Send requests to one repository of an OCI registry, with the login that Docker keeps for it.
+"""Send requests to one repository of an OCI registry, with the login that Docker stores for it.
 
-A login goes to the registry that was named and to the realm that this registry names itself, over TLS or on this
-machine; the token that it brings goes to the registry. No other host gets either, wherever redirects and upload
-locations lead."""
+A login goes only to the registry in the reference, and to the realm that this registry itself names, over TLS or on
+this machine. The resulting token goes to the registry. No other host gets either of them, wherever redirects and upload
+locations lead.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +55,7 @@ _R = TypeVar("_R")
 
 @dataclass(frozen=True)
 class Reference:
-    """Describe a place in a registry: HOST[:PORT]/REPOSITORY[:TAG][@DIGEST]."""
+    """Describe an artifact in a registry: HOST[:PORT]/REPOSITORY[:TAG][@DIGEST]."""
 
     host: str
     repository: str
@@ -67,10 +68,10 @@ class Reference:
 
 
 def parse_reference(text: str) -> Reference:
-    """Return the reference that `text` writes.
+    """Return the reference in `text`.
 
     Raises:
-        UsageError: it is none.
+        UsageError: the text is not a reference.
     """
     match = _REFERENCE.fullmatch(text) if len(text) < 500 else None
     if match is None:
@@ -87,7 +88,7 @@ def parse_reference(text: str) -> Reference:
 
 
 class Registry:
-    """Speak HTTP to the repository of a reference; https always, but for this very machine."""
+    """Send HTTP requests to the repository of a reference: over https, except to this machine."""
 
     def __init__(self, reference: Reference, limits: Limits = LIMITS) -> None:
         self.reference = reference
@@ -98,10 +99,10 @@ class Registry:
         self._authorization = ""
 
     def send(self, request: Request, place: Union[str, Address]) -> Answer:
-        """Return the answer to `request` at `place`, an address or one relative to the repository.
+        """Return the answer to `request` at `place`, an address or a path relative to the repository.
 
         Raises:
-            RuntimeUnavailableError: no answer in time, or a refusal.
+            RuntimeUnavailableError: the registry does not answer in time, or refuses.
         """
         answer = self._answer(request, place)
         if not 200 <= answer.status < 300:
@@ -109,7 +110,7 @@ class Registry:
         return answer
 
     def has(self, place: str) -> bool:
-        """Tell whether there is something at `place`."""
+        """Return whether there is something at `place`."""
         answer = self._answer(Request("HEAD"), place)
         if answer.status != 404 and not 200 <= answer.status < 300:
             raise self._refused(answer)
@@ -117,7 +118,9 @@ class Registry:
         return answer.status != 404
 
     def each(self, work: Callable[[_T], _R], items: Iterable[_T]) -> List[_R]:
-        """Return what `work` returns for each item, in any order, `AT_ONCE` at a time; the first failure ends all."""
+        """Return the results of `work` for all items, in any order. `AT_ONCE` items run at a time, and the first
+        failure stops all.
+        """
         with ThreadPoolExecutor(AT_ONCE) as workers:
             futures = [workers.submit(work, item) for item in items]
             try:
@@ -144,10 +147,10 @@ class Registry:
         return answer
 
     def _follow(self, request: Request, address: Address, owner: Address, authorization: str) -> Answer:
-        """Send `request` and follow redirects of GET and HEAD; `authorization` goes to the origin of `owner` alone.
+        """Send `request` and follow redirects of GET and HEAD. `authorization` goes only to the origin of `owner`.
 
         Raises:
-            RuntimeUnavailableError: another origin had a part in an answer that asks for a login.
+            RuntimeUnavailableError: a redirect led to another origin, and the answer demands a login.
         """
         own = True
         for _ in range(MAX_REDIRECTS + 1):
@@ -174,7 +177,7 @@ class Registry:
         raise ValueError(f"over {MAX_REDIRECTS} redirects")
 
     def _login(self, asked: Iterable[str]) -> str:
-        """Return the Authorization header for the first of the registry's challenges that can be met."""
+        """Return the Authorization header for the first of the registry's challenges that this login can meet."""
         login = credentials(self.reference.host)
         for kind, values in challenges(asked):
             if kind == "basic" and login:
@@ -189,7 +192,7 @@ class Registry:
         raise RuntimeUnavailableError(f"{self.reference} needs a login", _LOG_IN)
 
     def _token(self, realm: Address, values: Mapping[str, str], login: str) -> str:
-        """Return the token that `realm` gives for what the registry asks."""
+        """Return the token that `realm` issues for the service and scope of the challenge."""
         query = urlencode({name: values[name] for name in ("service", "scope") if name in values})
         address = replace(realm, target=f"{realm.target}{'&' if '?' in realm.target else '?'}{query}")
         asked = Request("GET", most=_MAX_TOKEN)
@@ -210,22 +213,22 @@ class Registry:
 MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"
 ARTIFACT_TYPE = "application/vnd.cncf.model.manifest.v1+json"
 FILE_PATH = "org.cncf.model.filepath"
-# What registries accept at least, by the distribution specification.
+# The size that every registry must accept, by the distribution specification.
 _MAX_MANIFEST = 4 * 1024 * 1024
 _DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
 
 
 def pull(reference: Reference, output: Path, trust: Optional[Trust] = None, limits: Limits = LIMITS) -> str:
-    """Write the bundle at `reference` as the directory `output`, after every check that opening it makes.
+    """Write the bundle at `reference` to the directory `output`, after all checks of an opened bundle.
 
     Returns:
-        what the checks of it found: its manifest's sha256.
+        The sha256 of its manifest.
 
     Raises:
         UsageError: the reference has no digest.
-        OutputError: there is something at `output`, or it cannot be written.
-        RuntimeUnavailableError: the registry does not answer, is slower than `limits`, or does not have it.
-        BundleError: what came is not what the digest says, no bundle, or not signed as `trust` wants it.
+        OutputError: `output` exists or cannot be written.
+        RuntimeUnavailableError: the registry does not answer, is slower than `limits`, or does not have the bundle.
+        BundleError: the received data do not match the digest, are not a bundle, or are not signed as `trust` demands.
     """
     if output.exists() or output.is_symlink():
         raise OutputError(f"{output} exists already", "Choose another output")
@@ -250,9 +253,10 @@ def pull(reference: Reference, output: Path, trust: Optional[Trust] = None, limi
 
 
 def fetch(reference: Reference, folder: Path, limits: Limits = LIMITS) -> None:
-    """Write the files of the artifact at `reference` into `folder`, each of the size and hash that its manifest states.
+    """Write the files of the artifact at `reference` into `folder`, and check each against the size and hash in its
+    manifest.
 
-    What they hold is for `open_bundle` to judge.
+    `open_bundle` checks their content later.
     """
     if not reference.digest:
         raise UsageError(f"{reference} has no digest", "Name it by @sha256:…, which `edgeq push` prints")
@@ -269,7 +273,7 @@ def fetch(reference: Reference, folder: Path, limits: Limits = LIMITS) -> None:
     registry.deadline.expect(len(layers), needed)
 
     def one(item: Tuple[str, FileRecord]) -> None:
-        """Fetch one file of the bundle, checked while it is written."""
+        """Fetch one file of the bundle, and check it while it is written."""
         name, record = item
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         answer = registry.send(Request("GET", most=record.size), f"blobs/sha256:{record.sha256}")
@@ -280,7 +284,7 @@ def fetch(reference: Reference, folder: Path, limits: Limits = LIMITS) -> None:
 
 
 def layers_of(manifest: Mapping[str, Any], where: str) -> Dict[str, FileRecord]:
-    """Return path inside the bundle → size and hash of each layer."""
+    """Return the size and hash of each layer, by its path inside the bundle."""
     layers = manifest.get("layers")
     if manifest.get("artifactType") != ARTIFACT_TYPE or not isinstance(layers, list) or len(layers) > MAX_FILES:
         raise BundleError(f"{where} is not a model in the layout of ModelPack", "Push it with edgeq push")

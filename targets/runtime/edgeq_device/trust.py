@@ -1,6 +1,4 @@
-"""Decide whose signatures count on this machine: those of a file or a folder that its owner keeps, never of a
-bundle.
-"""
+"""Decide whose signatures count on this machine. The keys are in a file or folder of its owner, never in a bundle."""
 
 from __future__ import annotations
 
@@ -32,13 +30,13 @@ _SUFFIXES = (".pem", ".pub", ".crt", ".cer", ".der")
 _MAX_BYTES = 1 << 20
 _BEGIN = re.compile(r"-----BEGIN ([A-Z0-9 ]+)-----")
 _NOT_AFTER = re.compile(r"not-after:[ \t]*([0-9]{4}-[0-9]{2}-[0-9]{2})", re.IGNORECASE)
-# What certtool and `openssl ec -text` write of a public key before it.
+# Lines that certtool and `openssl ec -text` write before a public key.
 _KEY_TEXT = re.compile(
     r"(Public[- ]Key( Info| Information| ID| PIN)?|X|Y|pub):|[0-9a-f]{2}(:[0-9a-f]{2})*:?|sha(1|256):[0-9a-f]+"
     r"|pin-sha256:[A-Za-z0-9+/=]+|Public-Key: \([0-9]+ bit\)|(NIST CURVE|ASN1 OID|Curve):[ \t]*[A-Za-z0-9-]+"
     r"|(Public Key )?Algorithm( Security Level)?: [A-Za-z/]+( \([0-9]+ bits\))?"
 )
-# What a remark must not say: a last day behind # would look set, and would not count.
+# A remark must not contain this: a last day after # would look set, but would not count.
 _A_LAST_DAY = re.compile(r"not[-_ \t]*after", re.IGNORECASE)
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\x85\u2028\u2029]")
 
@@ -48,7 +46,7 @@ Chain = Callable[[Sequence[bytes], Sequence[bytes]], PublicKey]
 
 @dataclass(frozen=True)
 class TrustedKey:
-    """Hold a key whose signatures count, until the end of the day `not_after` (UTC) where that is given."""
+    """Hold a key whose signatures count. If `not_after` is given, they count until the end of that day (UTC)."""
 
     key: PublicKey
     name: str
@@ -57,8 +55,8 @@ class TrustedKey:
 
 @dataclass(frozen=True)
 class Trust:
-    """Hold keys and certificates (DER) that count, and the ids of keys that do not any more, whoever vouches for
-    them.
+    """Hold trusted keys and certificates (DER), and the ids of revoked keys. A revoked key does not count, even with a
+    trusted certificate.
     """
 
     source: str
@@ -69,7 +67,7 @@ class Trust:
 
 @dataclass(frozen=True)
 class Signer:
-    """Name who signed a bundle: the id of the key, and the name of the file that made it trusted."""
+    """Name the signer of a bundle: the id of the key, and the name of the file that made it trusted."""
 
     key: str
     name: str
@@ -80,11 +78,10 @@ class Signer:
 
 
 def trust_for(given: Optional[Path], *, required: bool) -> Optional[Trust]:
-    """Return the trust in `given`, else that of this machine: $EDGEQ_TRUST, or /etc/edgeq/trust; None where there is
-    none.
+    """Return the trust in `given`, else in $EDGEQ_TRUST, else in /etc/edgeq/trust. Return None if there is none.
 
     Raises:
-        UsageError: it cannot be read, or it is `required` and there is none.
+        UsageError: the place cannot be read, or `required` is set and there is none.
     """
     named = os.environ.get(VARIABLE)
     if given is not None or named or _is_there(PLACE):
@@ -95,7 +92,7 @@ def trust_for(given: Optional[Path], *, required: bool) -> Optional[Trust]:
 
 
 def _is_there(place: str) -> bool:
-    """Tell whether there is anything at `place`, or may be: what cannot be looked at must not count as absent."""
+    """Return whether `place` exists or may exist: a path that cannot be checked must not count as absent."""
     try:
         Path(place).stat()
     except OSError as error:
@@ -108,7 +105,7 @@ def read_trust(path: Path) -> Trust:
     `revoked.txt`.
 
     Raises:
-        UsageError: something in it is not understood: leaving it out could mean to trust a key that was revoked.
+        UsageError: something in it cannot be parsed. Skipping it could mean trusting a revoked key.
     """
     try:
         folder = path.is_dir()
@@ -138,14 +135,14 @@ def read_trust(path: Path) -> Trust:
 def verify_signature(
     data: Optional[bytes], found: Mapping[str, str], trust: Trust, where: str, chain: Optional[Chain] = None
 ) -> Signer:
-    """Return who signed the files `found` (relative path → sha256 in hex), by the signature file `data`, None where
-    missing.
+    """Return the signer of the files `found` (sha256 in hex by relative path).
 
     Args:
-        chain: what verifies certificates; a device has none.
+        data: content of the signature file; None if it is missing.
+        chain: function that verifies certificates; a device has none.
 
     Raises:
-        BundleError: not signed, by a key that is not trusted (any more), or other files were signed.
+        BundleError: there is no signature, the key is not trusted (any more), or other files were signed.
     """
     if data is None:
         raise BundleError(f"{where} is not signed", f"{trust.source} says whose signature it needs")
@@ -156,10 +153,10 @@ def verify_signature(
 
 
 def check_signature(bundle: Bundle, trust: Optional[Trust], chain: Optional[Chain] = None) -> Optional[Signer]:
-    """Return who signed an opened bundle, whose files were hashed already; None where there is no `trust`.
+    """Return the signer of an opened bundle, whose files were hashed already. Return None if there is no `trust`.
 
     Raises:
-        BundleError: as `verify_signature`; and where a file lies in its directory that nobody signed.
+        BundleError: see `verify_signature`; also if the directory contains a file that nobody signed.
     """
     if trust is None:
         return None
@@ -211,7 +208,9 @@ def _read(file: Path) -> bytes:
 
 
 def _lines(data: bytes, where: str) -> List[Tuple[str, str]]:
-    """Place (`where:number`) and text of each line. An editor must show the lines that are read here."""
+    """Return the place (`where:number`) and the text of each line. Refuse characters that an editor would not show as
+    they are read here.
+    """
     try:
         lines = [line[:-1] if line.endswith("\r") else line for line in data.decode("utf-8").split("\n")]
     except UnicodeDecodeError as error:
@@ -223,7 +222,7 @@ def _lines(data: bytes, where: str) -> List[Tuple[str, str]]:
 
 
 def _read_revoked(data: bytes, where: str) -> FrozenSet[str]:
-    """Return the ids of keys, one a line; a remark begins with #."""
+    """Return the ids of keys, one a line. A remark begins with #."""
     found = set()
     for place, line in _lines(data, where):
         key = line.partition("#")[0].strip(" \t")
@@ -236,13 +235,15 @@ def _read_revoked(data: bytes, where: str) -> FrozenSet[str]:
 
 
 def _blocks(data: bytes, where: str) -> List[Tuple[str, bytes, Optional[date]]]:
-    """Return label, content and last day of each key and certificate: of DER data that one, of PEM text every block.
+    """Return label, content and last day of each key and certificate. DER data are one of them; PEM text may contain
+    several.
 
     Raises:
-        UsageError: a line is not of a block, `not-after: YYYY-MM-DD` before a key, a remark, or what tools write of it.
+        UsageError: a line is none of these: part of a block, `not-after: YYYY-MM-DD` before a key, a remark, or a
+            tool's description of a key.
     """
     if b"-----BEGIN" not in data:
-        # A certificate's first element is a sequence of 128 bytes or more, a key's a short one.
+        # The first element of a certificate is a sequence with a two-byte length. That of a key is short.
         return [("CERTIFICATE" if data[:2] == b"\x30\x82" else "PUBLIC KEY", data, None)]
     found: List[Tuple[str, bytes, Optional[date]]] = []
     last: Optional[Tuple[str, date]] = None
@@ -271,7 +272,7 @@ def _blocks(data: bytes, where: str) -> List[Tuple[str, bytes, Optional[date]]]:
 
 
 def _content(lines: Iterator[Tuple[str, str]], label: str, begin: str) -> bytes:
-    """Take the lines of a block up to its end, and return what they encode."""
+    """Read the lines of a block up to its end, and return the decoded bytes."""
     text: List[str] = []
     for _, line in lines:
         if line == f"-----END {label}-----":
@@ -293,5 +294,5 @@ def _last_day(line: str, place: str) -> date:
         raise fault
     try:
         return date.fromisoformat(found.group(1))
-    except ValueError as error:  # no month has this day
+    except ValueError as error:  # there is no such day
         raise fault from error
