@@ -319,7 +319,7 @@ def _put(folder, request, lines):
         draft.unlink()
         raise problem
     if digest.hexdigest() != request["sha256"]:
-        raise RefusedError("a file arrived with another content")
+        raise RefusedError("a file arrived with other content")
     draft.chmod(0o400)
     draft.replace(_inside(blobs, request["sha256"]))
     return {}

@@ -42,7 +42,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 PACKAGE = "edgeq_device"
 ARCHIVE = f"{PACKAGE}.zip"
 SHA256 = ""
-"""Of that zip; written when edgeq makes a bundle."""
+"""sha256 of that zip. edgeq writes it here when it makes a bundle."""
 _MOST = 1 << 24
 
 
@@ -132,7 +132,7 @@ if __name__ == "__main__":
     try:
         sys.meta_path.insert(0, _Finder(root))
     except ImportError as error:
-        print(f"edgeq_run: {root} is not whole: {error}. Get the bundle again", file=sys.stderr)
+        print(f"edgeq_run: {root} is incomplete: {error}. Get the bundle again", file=sys.stderr)
         sys.exit(7)
     try:
         from edgeq_device.cli import program

@@ -59,7 +59,9 @@ def write_npz(
             try:
                 np.lib.format.write_array(buffer, np.asarray(arrays[name], order="C"), allow_pickle=False)
             except ValueError as error:
-                raise DataError(f"{name!r} holds Python objects, which an .npz without pickle cannot") from error
+                raise DataError(
+                    f"{name!r} contains Python objects, which an .npz without pickle cannot store"
+                ) from error
             archive.writestr(plain_entry(f"{name}.npy"), buffer.getvalue(), compresslevel=level)
 
 
@@ -116,7 +118,7 @@ def _read_npz(stream: IO[bytes], path: Path, group: str) -> Dict[str, "np.ndarra
             for info in members:
                 name = info.filename[len(group) : -4]
                 if not info.filename.endswith(".npy") or name in arrays:
-                    raise DataError(f"{path}: member {info.filename!r} is not an array, or is there twice")
+                    raise DataError(f"{path}: member {info.filename!r} is not an array, or occurs twice")
                 with archive.open(info) as member:
                     arrays[name] = _read_npy(member, info.file_size, f"{path}: {info.filename}")
     except DataError:
@@ -160,11 +162,11 @@ def _read_npy(stream: IO[bytes], size: int, where: str) -> "np.ndarray[Any, Any]
     except ValueError as error:
         raise DataError(f"{where} is not an .npy array ({error})", fix) from error
     if dtype.hasobject:
-        raise DataError(f"{where} holds pickled Python objects", fix)
+        raise DataError(f"{where} contains pickled Python objects", fix)
     data = stream.read(size)
     expected = math.prod(shape) * dtype.itemsize
     if len(data) != expected or min(shape, default=0) < 0:
-        raise DataError(f"{where}: its header promises {expected} bytes, {len(data)} are there", fix)
+        raise DataError(f"{where}: its header states {expected} bytes, but {len(data)} follow", fix)
     try:
         array = np.frombuffer(data, dtype=dtype)
         return array.reshape(shape[::-1]).T if fortran else array.reshape(shape)
@@ -322,7 +324,7 @@ def write_frame(stream: IO[bytes], content: Mapping[str, Any], arrays: Mapping[s
     """
     for name, array in arrays.items():
         if array.dtype.hasobject:
-            raise DataError(f"tensor {name!r} holds texts, which cannot be sent to an emulated machine")
+            raise DataError(f"tensor {name!r} contains texts, which cannot be sent to an emulated machine")
     listed = [[name, array.dtype.str, list(array.shape)] for name, array in arrays.items()]
     text = json.dumps({**content, _LISTED: listed}).encode()
     stream.write(struct.pack("<I", len(text)) + text)

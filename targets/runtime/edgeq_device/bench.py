@@ -21,15 +21,15 @@ from edgeq_device.latency import WarmUp
 
 OFFICIAL_DURATION_S = 600.0
 BOUND_FACTOR = 10.0
-"""Where no latency bound is given, the server scenario's is this times the baseline's median latency."""
+"""Default latency bound of the server scenario, as a multiple of the baseline's median latency."""
 ALL = "all"
-"""Stands for all scenarios on a command line."""
+"""Name of all scenarios together on a command line."""
 _TAKEN_BY = {
     "batch": ("--batch", (scenarios.OFFLINE.name, scenarios.MULTI_STREAM.name)),
     "target_qps": ("--qps", (scenarios.SERVER.name,)),
     "latency_bound_ms": ("--latency-bound", (scenarios.SERVER.name,)),
 }
-"""Fields of `BenchSettings` that not every scenario takes: the option, and the scenarios that do."""
+"""Fields of `BenchSettings` that apply only to some scenarios: the option, and those scenarios."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ def parse_settings(
         UsageError: a value makes no sense, or an option has no effect in the scenario.
     """
     if official and duration is not None:
-        raise UsageError("--official and --duration both say how long to measure", "Leave one out")
+        raise UsageError("--official and --duration both set the duration", "Leave one out")
     if duration is None:
         duration = OFFICIAL_DURATION_S if official else BenchSettings.min_duration_s
     settings = BenchSettings(
@@ -124,7 +124,7 @@ def parse_settings(
     for name, (option, takers) in _TAKEN_BY.items():
         given = getattr(settings, name) != getattr(BenchSettings, name)
         if given and not set(takers) & set(settings.scenarios):
-            problem = f"{option} says nothing in the {scenario} scenario"
+            problem = f"{option} has no effect in the {scenario} scenario"
             raise UsageError(problem, f"Leave it out, or choose --scenario {' or '.join(takers)}")
     return settings
 
@@ -306,14 +306,14 @@ def environment_notes(seen: Dict[str, Any], cores: int) -> List[str]:
     notes = []
     mhz = seen["clock_mhz"]
     if mhz and mhz["max"] > 0 and (mhz["max"] - mhz["min"]) / mhz["max"] > CLOCK_MOVED:
-        notes.append(f"the clock moved between {mhz['min']:.0f} and {mhz['max']:.0f} MHz during the measurement")
+        notes.append(f"the clock varied between {mhz['min']:.0f} and {mhz['max']:.0f} MHz during the measurement")
     for zone, celsius in seen["temperature_c"].items():
         if celsius["max"] - celsius["first"] >= WARMED_C:
             notes.append(f"{zone} warmed from {celsius['first']:.0f} to {celsius['max']:.0f} degrees C")
     if seen["thermal_throttles"]:
         notes.append(f"cores were throttled for heat {seen['thermal_throttles']} times during the measurement")
     if seen["quota_throttles"]:
-        notes.append(f"the container's CPU quota held the process back in {seen['quota_throttles']} periods")
+        notes.append(f"the container's CPU quota throttled the process in {seen['quota_throttles']} periods")
     load = seen["load_before"]
     if load is not None and load > max(0.5, DISTURBED * cores):
         where = f"{cores} core{'s' if cores > 1 else ''}"

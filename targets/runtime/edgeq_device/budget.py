@@ -20,7 +20,7 @@ from edgeq_device.relay import divert, open_pipe, prepare_output, relay
 
 VARIABLE = "EDGEQ_BUDGET"
 _UNITS = {"": 0, "KiB": 10, "MiB": 20, "GiB": 30, "TiB": 40}
-_FIX = f"Set {VARIABLE} as in memory=8GiB,seconds=900,sample=1GiB; 0 means no limit, and off leaves out all but sample"
+_FIX = f"Set {VARIABLE} as in memory=8GiB,seconds=900,sample=1GiB; 0 means no limit, and off keeps only sample"
 _TERMINATES = ("SIGTERM", "SIGHUP")
 _ENDS = ("SIGINT", *_TERMINATES)
 _DIES_WITH_PARENT = 1  # PR_SET_PDEATHSIG of Linux's prctl
@@ -260,11 +260,13 @@ def _wait(child: int, program: str, budget: Budget, mask: Iterable[int], pipe: T
 def _reason(number: int, budget: Budget) -> str:
     """Return why the signal `number` ended the child."""
     if number == getattr(signal, "SIGXCPU", None):
-        spent = f"ended after {budget.seconds} s of processor time without progress, or a tenth of it in a model's"
-        fix = f"Where you trust the files, raise it: {VARIABLE}=seconds={4 * budget.seconds}"
-        return str(BudgetError(f"{spent} shapes, which a file that it reads may be made for", fix))
+        spent = (
+            f"ended after {budget.seconds} s of processor time without progress, or a tenth of it in a model's shapes"
+        )
+        fix = f"If you trust the files, raise the limit: {VARIABLE}=seconds={4 * budget.seconds}"
+        return str(BudgetError(f"{spent}; a file may be made to cause this", fix))
     name = signal.Signals(number).name if number in set(signal.Signals) else str(number)
-    what = f"ended by signal {name}: a file that it reads crashed a library, or takes more memory than there is"
+    what = f"ended by signal {name}: a file crashed a library, or needs more memory than there is"
     return str(BudgetError(what, f"Do not trust the files; {VARIABLE} sets the limits (docs/security.md)"))
 
 

@@ -28,7 +28,7 @@ from edgeq_device.latency import (
 )
 
 FEWEST_SESSIONS = 6
-"""From so many sessions on they, not their rounds, are what an interval is taken over."""
+"""From this number of sessions on, an interval is computed over sessions, not over their rounds."""
 
 # If there are too few rounds for the wanted certainty, a runner is settled to be slower if it is slower by this factor
 # (`_FAR`) in all of them. There must be so many rounds that their range covers the median with this probability
@@ -278,21 +278,22 @@ CONFIDENCE = 0.95
 FEWEST_PAIRS = 6
 """An order-statistic interval that covers the median with 95 % needs six values: 1 - 2 / 2**6 is 97 %."""
 WIDEST = 1.6
-"""Upper over lower end of an interval; a wider one means that the runs do not agree on anything worth a claim."""
+"""Widest interval that permits a claim, as its upper end divided by its lower end."""
 BUSY = 0.1
-"""Share of the machine's time used or wanted by others, or taken by a virtual machine's host, from which on it counts
-as busy."""
+"""Share of the machine's time from which on it counts as busy: time that others used or wanted, or that a virtual
+machine's host took."""
 BUSY_ALLOWANCE = 1.15
-"""By how much the interval is widened, either way, on a busy machine, even where no run was kept from its core: who
-works on the other hyperthread, in the shared cache and on the same clock slows float and integer kernels unequally.
-Measured on resnet20, a keyword spotter and MobileNet, with one thread and a loop on the other core: up to 10 %."""
+"""Factor by which the interval is widened at both ends on a busy machine, even if no run waited for a core. Work on the
+other hyperthread, in the shared cache and on the same clock slows float and integer kernels unequally. Measured on
+resnet20, a keyword spotter and MobileNet, with one thread and a loop on the other core: up to 10 %."""
 ESTIMATE_ALLOWANCE = 1.25
-"""By how much the spread of an estimate is wider, either way, than the interval of what it rests on: a model that has a
-core less is not slower by the same factor as another, and where its sessions lie in memory moves it by as much. In 18
-runs each of eight models beside two busy loops on two cores, 99 % of the spreads then held the quiet machine's ratio
-(94 % for the worst model), and none called faster what was slower by a tenth; without it 78 % (28 %), and two."""
+"""Factor by which the spread of an estimate is wider, at both ends, than the interval of its ratios. Two models that
+lose a core are not slowed by the same factor, and the place of a session in memory changes its speed by as much. In
+18 runs of each of eight models, next to two busy loops on two cores, 99 % of the spreads then contained the quiet
+machine's ratio (94 % for the worst model), and no estimate called a model faster that was a tenth slower. Without the
+factor it was 78 % (28 %), and two estimates."""
 FEWEST_ESTIMATED = 3
-"""Pairs of runs that an estimate takes."""
+"""Minimum number of pairs of runs for an estimate."""
 
 
 @dataclass(frozen=True)
@@ -441,5 +442,5 @@ def _reason(found: Ratio, low: float, high: float, baseline: Distribution, model
         few = f"{found.pairs} pair{'' if found.pairs == 1 else 's'} of undisturbed runs, at least {FEWEST_PAIRS} needed"
         return f"{cause}; {few}" if cause else f"{few}: measure longer"
     if not high <= low * WIDEST:
-        return f"{cause or 'the runs disagree'}; the ratio lay anywhere from {low:.2f} to {high:.2f}"
+        return f"{cause or 'the runs disagree'}; the ratio was anywhere from {low:.2f} to {high:.2f}"
     return ""

@@ -26,7 +26,7 @@ from edgeq_device.relay import printable
 
 AWAY = "it leads away from https"
 PORTS = {"https": 443, "http": 80}
-_NO_ADDRESS = "an address that is none"
+_NO_ADDRESS = "not a valid address"
 _URL = re.compile(
     r"(?P<scheme>https?)://(?P<host>[a-z0-9._-]{1,253}|\[[0-9a-f:.]{2,45}\])(?::(?P<port>[0-9]{1,5}))?"
     r"(?P<target>[/?][\x21\x22\x24-\x7e]*)?",
@@ -93,7 +93,7 @@ def parse_address(text: str) -> Address:
 
 CHUNK = 64 * 1024
 _MAX_HEAD = 256 * 1024
-"""Bytes of status lines and headers, those of interim answers included, before the body of an answer."""
+"""Limit on the bytes before the body of an answer: status lines and headers, including those of interim answers."""
 _MAX_OVERHEAD = 256 * 1024
 _MAX_CONNECTS = 8
 _POLL_S = 0.5
@@ -162,7 +162,7 @@ class Connection(io.RawIOBase):
         self._sock = sock
         self._deadline = deadline
         self._patience = patience
-        """Seconds that the other end may still make us wait; in a body, each byte gives some back."""
+        """Seconds that the other end may still delay. In a body, each byte adds some."""
         self._bytes_left = _MAX_HEAD
         self._paced = False
         self._tunnel: Optional[HTTPResponse] = None
@@ -378,7 +378,7 @@ def connected(where: str) -> Iterator[None]:
     except (HTTPException, ValueError) as error:
         # The text of the error may quote the server.
         text = printable(str(error))[:200]
-        raise RuntimeUnavailableError(f"{where}: the connection failed ({text})", "Look at the network") from error
+        raise RuntimeUnavailableError(f"{where}: the connection failed ({text})", "Check the network") from error
 
 
 def exchange(request: Request, address: Address, deadline: Deadline, where: str) -> Answer:

@@ -19,7 +19,7 @@ from edgeq_device.onnxfile import DTYPES, is_name
 Key = Tuple[Tuple[str, Tuple[int, ...], str], ...]
 
 _MOST_SHAPES = 8
-"""Buffers of so many combinations of input shapes are kept; they take the device's memory."""
+"""Number of input-shape combinations whose buffers are kept. They take the device's memory."""
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,7 @@ class CapturedSession:
             if self._shapes is not None:
                 raise
             found = self._plain.run(names, arrays, run_options)  # raises if the inputs are wrong
-            self.notes = (*self.notes, f"no CUDA graph holds this model: {' '.join(str(error).split())}")
+            self.notes = (*self.notes, f"this model cannot be captured as a CUDA graph: {' '.join(str(error).split())}")
             self._captured = None
             return found
         self._shapes = shapes
@@ -250,7 +250,7 @@ def capability_text(capability: Tuple[int, int]) -> str:
 
 @dataclass(frozen=True)
 class Gpu:
-    """Describe one GPU. `compute_capability` is (major, minor). Unknown `memory_bytes` are None, an unknown `driver` is ""."""
+    """Describe one GPU. `compute_capability` is (major, minor). If unknown, `memory_bytes` is None and `driver` ""."""
 
     name: str
     compute_capability: Tuple[int, int]

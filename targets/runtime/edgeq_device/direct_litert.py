@@ -39,7 +39,7 @@ def open_model(ort: Any, engine: EngineSpec, model: Any, options: Any, given: Ma
     """
     del ort
     if not isinstance(model, str) or not model.endswith(engine.suffix):
-        raise RuntimeUnavailableError(f"{engine.name} opens {engine.suffix} files alone", "Convert the model")
+        raise RuntimeUnavailableError(f"{engine.name} opens only {engine.suffix} files", "Convert the model")
     content = Path(model).read_bytes()
     if content[4:8] != _IDENTIFIER:
         raise RuntimeUnavailableError(
@@ -150,7 +150,7 @@ class _Port:
         self.index: int = detail["index"]
         self.dtype = np.dtype(detail["dtype"])
         if self.dtype.name not in _TYPES:
-            raise RuntimeUnavailableError(f"{provider} takes no {self.dtype.name}")
+            raise RuntimeUnavailableError(f"{provider} does not support {self.dtype.name}")
         shape = [int(size) for size in detail["shape"]]
         self.axes = _axes(stated, len(shape), where)
         self.own = self.axes == tuple(range(len(shape)))
@@ -162,13 +162,13 @@ class _Port:
         name, kind = stated.get("name", detail["name"]), stated.get("type", numbers)
         sizes = stated.get("shape", list(self.fixed))
         if not isinstance(name, str) or not isinstance(kind, str) or kind not in DTYPES or not _fits(sizes, self.fixed):
-            raise BundleError(f"{where}: name, type or shape is not that of the tensor {detail['name']!r}")
+            raise BundleError(f"{where}: name, type or shape does not match the tensor {detail['name']!r}")
         self.info = TensorInfo(name, kind, sizes)
         self.taken = np.dtype(DTYPES[kind])
         integers = self.dtype.kind in "iu"
         self.scaled = bool(scale) and integers and self.taken.kind == "f"
         if self.taken != self.dtype and not self.scaled and not (integers and self.taken.kind in "iu"):
-            raise BundleError(f"{where}: {self.dtype.name} cannot be taken as {self.taken.name}")
+            raise BundleError(f"{where}: {self.dtype.name} cannot be converted to {self.taken.name}")
 
     @property
     def batched(self) -> bool:
@@ -210,7 +210,7 @@ class _Port:
 def _axes(stated: Mapping[str, Any], rank: int, where: str) -> Tuple[int, ...]:
     axes = stated.get("order", list(range(rank)))
     if not isinstance(axes, list) or sorted(map(str, axes)) != sorted(map(str, range(rank))) or rank > _MOST_AXES:
-        raise BundleError(f"{where}: its order is none of the tensor's {rank}")
+        raise BundleError(f"{where}: its order does not list the tensor's {rank} axes")
     return tuple(int(axis) for axis in axes)
 
 
@@ -263,7 +263,7 @@ class LiteRtSession:
         """
         arrays = [port.check(input_feed) for port in self._inputs]
         if len(input_feed) > len(arrays):
-            raise ValueError(f"the model takes {', '.join(port.info.name for port in self._inputs)} alone")
+            raise ValueError(f"the model takes only {', '.join(port.info.name for port in self._inputs)}")
         count = len(arrays[0]) if self._one_by_one else 1
         if count == 1:
             found = self._run(arrays)

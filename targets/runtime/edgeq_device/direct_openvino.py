@@ -38,7 +38,7 @@ def open_model(ort: Any, engine: EngineSpec, model: Any, options: Any, given: Ma
         Exception: any error that onnxruntime or openvino raises for the model.
     """
     if not isinstance(model, str):
-        raise RuntimeUnavailableError(f"{engine.name} opens models from files alone", "Write the model to a file")
+        raise RuntimeUnavailableError(f"{engine.name} opens models only from files", "Write the model to a file")
     ((device, properties),) = json.loads(given[_CONFIG]).items()
     plain = session_options(ort, config=_PLAIN, threads=1, optimization="none")
     described = _described(ort.InferenceSession(model, plain, providers=["CPUExecutionProvider"]))
@@ -68,7 +68,7 @@ def _imported(engine: EngineSpec) -> Any:
         return import_module(engine.module)
     except Exception as error:  # an import may raise any exception
         problem = f"{installed_package(engine)} cannot be imported: {' '.join(str(error).split())}"
-        raise RuntimeUnavailableError(problem, f"Renew it: {install_command(engine)}") from error
+        raise RuntimeUnavailableError(problem, f"Update it: {install_command(engine)}") from error
 
 
 class OpenVinoSession:
@@ -91,7 +91,7 @@ class OpenVinoSession:
         self._inputs, self._outputs = described
         other = next((spec.type for spec in (*self._inputs, *self._outputs) if spec.type not in DTYPES), None)
         if other is not None:
-            raise RuntimeUnavailableError(f"{provider} takes no {other}")
+            raise RuntimeUnavailableError(f"{provider} does not support {other}")
         self._provider, self._profile = provider, profile
         self._core, self._compile_for = core, compile_for
         self._model = core.read_model(model)
@@ -132,7 +132,7 @@ class OpenVinoSession:
         """
         arrays = [self._checked(info, input_feed) for info in self._inputs]
         if len(input_feed) > len(arrays):
-            raise ValueError(f"the model takes {', '.join(info.name for info in self._inputs)} alone")
+            raise ValueError(f"the model takes only {', '.join(info.name for info in self._inputs)}")
         self._last = self._request(tuple(array.shape for array in arrays))
         found = self._last.infer(dict(enumerate(arrays)), share_inputs=True).to_tuple()
         return list(found) if output_names is None else [found[self._places[name]] for name in output_names]

@@ -23,7 +23,7 @@ from edgeq_device.plainjson import parse_json
 SIGNATURE = "edgeq_signature"
 """The entry of the file's metadata with the chip, the compiler's version, the inputs and the outputs, as JSON."""
 SOURCE = "rknn"
-"""The value of the node's attribute `source`."""
+"""Value of the node's attribute `source`."""
 _CORES = "core_mask"
 _COMPATIBLE = Path("/proc/device-tree/compatible")
 _VENDOR = "rockchip,"
@@ -76,11 +76,11 @@ def _signature(path: Path) -> Mapping[str, Any]:
     """
     text = read_metadata(path, SIGNATURE, path.name)
     if text is None:
-        raise BundleError(f"{path.name} names no inputs and outputs of a compiled model")
+        raise BundleError(f"{path.name} does not name the inputs and outputs of a compiled model")
     found = parse_json(text, path.name)
     texts = [found.get(key) if isinstance(found, dict) else None for key in ("platform", "compiler")]
     if not all(isinstance(text, str) and text for text in texts):
-        raise BundleError(f"{path.name} names no chip and no compiler")
+        raise BundleError(f"{path.name} does not name a chip and a compiler")
     for key in ("inputs", "outputs"):
         entries = found.get(key)
         if not isinstance(entries, list) or not entries or not all(map(_is_tensor, entries)):
@@ -97,7 +97,7 @@ def _is_tensor(entry: Any) -> bool:
 
 def _succeed(code: Any, problem: str) -> None:
     if code != 0:
-        raise RuntimeUnavailableError(f"{problem}: its answer is {code}", "See what it printed")
+        raise RuntimeUnavailableError(f"{problem}: its answer is {code}", "See its output")
 
 
 class RknnSession:
@@ -143,18 +143,18 @@ class RknnSession:
         """
         arrays = [self._checked(info, input_feed) for info in self._inputs]
         if len(input_feed) > len(arrays):
-            raise ValueError(f"the model takes {', '.join(info.name for info in self._inputs)} alone")
+            raise ValueError(f"the model takes only {', '.join(info.name for info in self._inputs)}")
         # Without data_type, rknnlite takes the values for uint8 pixels.
         kinds = [str(array.dtype) for array in arrays]
         found = self._lite.inference(inputs=arrays, data_type=kinds, data_format=["nchw"] * len(arrays))
         if found is None or len(found) != len(self._outputs):
-            raise RuntimeUnavailableError(f"{self._provider} gives no answer", "See what it printed")
+            raise RuntimeUnavailableError(f"{self._provider} gives no answer", "See its output")
         named = {}
         for info, array in zip(self._outputs, found):
             shape = [n for n in info.shape if isinstance(n, int)]
             size = math.prod(shape)
             if array.size != size:
-                raise RuntimeUnavailableError(f"output {info.name!r} has {array.size} values in place of {size}")
+                raise RuntimeUnavailableError(f"output {info.name!r} has {array.size} values instead of {size}")
             named[info.name] = np.asarray(array, np.dtype(DTYPES[info.type])).reshape(shape)
         return list(named.values()) if output_names is None else [named[name] for name in output_names]
 

@@ -27,7 +27,7 @@ def open_model(ort: Any, engine: EngineSpec, model: Any, options: Any, given: Ma
     """
     del ort, options
     if not isinstance(model, str) or not model.endswith(engine.suffix):
-        raise RuntimeUnavailableError(f"{engine.name} opens {engine.suffix} files alone", "Convert the model")
+        raise RuntimeUnavailableError(f"{engine.name} opens only {engine.suffix} files", "Convert the model")
     content = Path(model).read_bytes()
     stated = read_signature(content, model)
     runtime = import_module(f"{engine.module}.{_INTERPRETER}").Interpreter

@@ -21,7 +21,7 @@ from edgeq_device.options import LEVELS, rules
 from edgeq_device.places import own_table
 
 FOLDER = "EDGEQ_NODE_MODULES"
-"""The variable that names a node_modules folder with the package; default: where the engine's command installs it."""
+"""Environment variable with the node_modules folder of the package. By default it is the one of the install command."""
 
 
 @lru_cache(maxsize=1)
@@ -78,7 +78,7 @@ def open_model(ort: Any, engine: EngineSpec, model: Any, options: Any, given: Ma
     """
     del given
     if not isinstance(model, str):
-        raise RuntimeUnavailableError(f"{engine.name} opens models from files alone", "Write the model to a file")
+        raise RuntimeUnavailableError(f"{engine.name} opens models only from files", "Write the model to a file")
     level = options.graph_optimization_level
     request = {
         "model": str(Path(model).absolute()),

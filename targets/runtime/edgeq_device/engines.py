@@ -53,7 +53,7 @@ def vendor_of(evidence: Evidence) -> str:
 
 
 FLOAT = "f32"
-"""The precision unless another one is chosen: that of the model as it is written."""
+"""Default precision: that of the model file."""
 _PRECISION, _THREADS = "{precision}", "{threads}"
 
 
@@ -288,7 +288,7 @@ def find_library(engine: EngineSpec, runtime: str) -> Path:
     if error is not None:
         raise error
     if parse_version(runtime) < parse_version(engine.min_onnxruntime):
-        problem = f"{engine.name} needs onnxruntime {engine.min_onnxruntime}, here is {runtime}"
+        problem = f"{engine.name} needs onnxruntime {engine.min_onnxruntime}, but {runtime} is installed"
         raise RuntimeUnavailableError(problem, "Install a newer onnxruntime")
     if engine.foreign:
         folders = [Path(_adapter(engine).package_folder(engine))]
@@ -297,7 +297,7 @@ def find_library(engine: EngineSpec, runtime: str) -> Path:
         folders = [Path(folder) for folder in (spec.submodule_search_locations or ())] if spec is not None else []
     found = [folder / name for folder in folders for name in engine.libraries if (folder / name).is_file()]
     if not found:
-        problem = f"{installed_package(engine)} has none of {', '.join(engine.libraries)}"
+        problem = f"{installed_package(engine)} does not contain any of {', '.join(engine.libraries)}"
         raise RuntimeUnavailableError(problem, f"Install it: {install_command(engine)}")
     return found[0]
 
@@ -336,7 +336,7 @@ def problem_of(engine: EngineSpec, runtime: str) -> str:
     problem is known.
     """
     if engine.simulated:
-        return f"{engine.name} on {this_platform()} is a simulator, which no device runs models in"
+        return f"{engine.name} on {this_platform()} is a simulator, and devices do not run models in simulators"
     try:
         find_library(engine, runtime)
     except RuntimeUnavailableError as error:
@@ -432,7 +432,7 @@ def _devices(ort: Any, engine: EngineSpec) -> List[Any]:
         except Exception as error:  # onnxruntime's exceptions have no common base, and a package may raise any
             text = " ".join(str(error).split())
             problem = f"onnxruntime {ort.__version__} cannot load {library}: {text}"
-            raise RuntimeUnavailableError(problem, f"Renew it: {install_command(engine)}") from error
+            raise RuntimeUnavailableError(problem, f"Update it: {install_command(engine)}") from error
     own = [device for device in ort.get_ep_devices() if device.ep_name == engine.provider]
     found = [device for kind in engine.devices for device in own if device.device.type.name == kind]
     found = found or (own if engine.simulated else [])  # a simulator is listed under the hardware that it runs on

@@ -206,7 +206,7 @@ def describe_machine(root: Path = ROOT) -> Dict[str, Any]:
 
 
 SETTING = "EDGEQ_NICE"
-"""Environment variable: the niceness while something is timed, 0 to leave it alone."""
+"""Environment variable with the niceness during a timing; 0 leaves it unchanged."""
 _MOST = -20
 
 
@@ -280,14 +280,14 @@ def wanted_niceness() -> int:
 
 
 _SHARE = 0.02
-"""A wait that is shorter than this share of the stretch in which it ended disturbs nothing."""
+"""Share of a stretch of time. A wait that ends in the stretch and is shorter than this share does not disturb it."""
 _OVERHEAD = 0.05
-"""Share of the time that looking may take; between runs, but it cools the caches."""
+"""Share of the time that `look` may take. It looks between runs, but that cools the caches."""
 _FEW_THREADS = 8
 _ANSWERED_S = 0.002
-"""By then a process that has answered waits for the next request: for up to 1 ms it is still on its core."""
+"""Seconds after its answer in which a process has gone to sleep. For up to 1 ms it is still on its core."""
 _PAUSE_S, _PATIENCE = 0.002, 15
-"""Workers look for more work for a millisecond (`session_options.BRIEF_SPIN`) before they sleep."""
+"""Seconds of a pause, and number of pauses. Workers spin for a millisecond (`options.BRIEF_SPIN`) before they sleep."""
 
 
 class Waits:
@@ -324,7 +324,7 @@ class Waits:
         self._looked = self._next = self._clock()
 
     def look(self, now: float) -> None:
-        """Record waits that ended since the last look. Call this after each run. It does not look more often than pays."""
+        """Record waits that ended since the last look. Call this after each run; it limits how often it looks."""
         if not self.known or now < self._next:
             return
         before, self._looked = self._looked, now

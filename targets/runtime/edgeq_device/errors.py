@@ -15,7 +15,7 @@ The device side has its own exceptions because it imports nothing of edgeq. edge
 from __future__ import annotations
 
 AGAIN = "Do not use this bundle; get it again from where it was made"
-"""What to do about one that is not as it was made."""
+"""Solution for a bundle that was changed after it was made."""
 
 
 class DeviceError(Exception):

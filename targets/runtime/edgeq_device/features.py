@@ -29,7 +29,7 @@ from edgeq_device.places import own_table
 ROOT = Path("/")
 
 Registers = Tuple[int, int, int, int]
-"""EAX, EBX, ECX, EDX as one leaf answers them."""
+"""EAX, EBX, ECX and EDX of one leaf."""
 
 
 class Answers(NamedTuple):

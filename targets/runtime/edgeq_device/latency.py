@@ -179,14 +179,14 @@ def sparkline(counts: Sequence[int]) -> str:
 
 
 Clock = Callable[[], float]
-"""Seconds from an arbitrary start, never going back."""
+"""Function that returns seconds from an arbitrary start, and never goes back."""
 
 Runner = Callable[[], object]
-"""Runs one query. One that runs it in another process has a method `burst`, as the function of that name without its
-first and last argument, so that what is timed is not the way there and back."""
+"""Function that runs one query. A runner in another process also has a method `burst`: the function `burst` without its
+first and last argument, so that the time does not include the way there and back."""
 Runners = Union[Runner, Sequence[Runner]]
-"""One runner, or several of the same model in sessions of their own, whose turns they take one after the other: where a
-session's memory happens to lie moves the speed of a small model by up to a fifth."""
+"""One runner, or several of the same model, each with its own session, which take turns. The place of a session in
+memory changes the speed of a small model by up to a fifth."""
 
 
 @dataclass(frozen=True)
@@ -316,11 +316,11 @@ def burst(run: Runner, bursts: Bursts, slow: bool, watch: Watch) -> Burst:
 
 
 UNDISTURBED_ROUNDS = 24
-"""Rounds in which all runners ran undisturbed that make up for a busy machine: four of each of six sessions."""
+"""Number of rounds with all runners undisturbed that suffice on a busy machine: four in each of six sessions."""
 
 
 ESTIMATE_S = 2.0
-"""Seconds of timing that an estimate rests on where a machine is too busy for a claim."""
+"""Seconds of timing for an estimate if a machine is too busy for a claim."""
 
 
 def out_of_reach(undisturbed: float, spent_s: float, left_s: float) -> bool:

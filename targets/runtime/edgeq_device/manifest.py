@@ -28,7 +28,7 @@ from edgeq_device.signature import SHA256, SIGNATURE
 
 MAX_NAME = 512
 MAX_FOLDERS = 20_000
-"""Of all names together: each becomes a directory where the bundle is unpacked."""
+"""Maximum number of folders in all file names together. Unpacking a bundle creates each of them."""
 # Control characters, line breaks, direction marks, lone surrogates, and characters that Windows reserves.
 _CONTROL_OR_RESERVED = re.compile('[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff\\\\:*?"<>|]')
 # Windows treats these names as devices, in every folder and with every suffix.
@@ -55,7 +55,7 @@ def check_file_name(name: str, where: str) -> str:
         if part[-1] in ". ":
             raise BundleError(f"{where}: file name {name!r} ends in a dot or a space, which Windows drops", AGAIN)
         if _RESERVED.fullmatch(part.partition(".")[0].rstrip()):
-            raise BundleError(f"{where}: file name {name!r} is that of a device on Windows", AGAIN)
+            raise BundleError(f"{where}: file name {name!r} is the name of a device on Windows", AGAIN)
     return name
 
 
@@ -68,7 +68,7 @@ def check_file_names(names: Iterable[str], where: str) -> None:
     for name in names:
         folded = check_file_name(name, where).casefold()
         if folded in seen:
-            raise BundleError(f"{where}: {name!r} is there twice (the other is {seen[folded]!r})")
+            raise BundleError(f"{where}: {name!r} occurs twice (the other is {seen[folded]!r})")
         seen[folded] = name
     folders: Set[str] = set()
     for name in seen:
@@ -77,7 +77,7 @@ def check_file_names(names: Iterable[str], where: str) -> None:
             folders.add(parent)
             parent = parent.rpartition("/")[0]
         if len(folders) > MAX_FOLDERS:
-            raise BundleError(f"{where}: the files lie in more than {MAX_FOLDERS} folders")
+            raise BundleError(f"{where}: the files are in more than {MAX_FOLDERS} folders")
     for name in sorted(folders & seen.keys()):
         inside = next(seen[other] for other in seen if other.startswith(f"{name}/"))
         raise BundleError(f"{where}: {seen[name]!r} is both a file and the directory of {inside!r}")
@@ -143,7 +143,7 @@ def parse_manifest(values: Mapping[str, Any], where: str) -> Manifest:
     if values.get("layout", "portable") != "portable":
         raise BundleError(f"{where}: layout is {values['layout']!r}; a bundle is 'portable'")
     if values.get("shared_assets"):
-        raise BundleError(f"{where}: shared_assets moves assets to places of its own, which a bundle does not")
+        raise BundleError(f"{where}: shared_assets moves assets elsewhere, which a bundle may not")
     for key in ("package_name", "package_version", "description"):
         if key in values and not isinstance(values[key], str):
             raise BundleError(f"{where}: {key} is not a string")
@@ -239,7 +239,7 @@ def texts_in(value: object, where: str) -> Dict[str, str]:
     """
     values = object_in(value, where)
     if not all(isinstance(item, str) for item in values.values()):
-        raise BundleError(f"{where} holds something that is not a string")
+        raise BundleError(f"{where} contains a value that is not a string")
     return values
 
 
@@ -393,7 +393,7 @@ def check_listing(
             f"{where}: {extra[0]} is not in the manifest{_and_more(extra)}",
             "Remove the __pycache__ folders, compiled code that no hash covers"
             if compiled
-            else "Remove what does not belong to the bundle, or get the bundle again",
+            else "Remove files that do not belong to the bundle, or get the bundle again",
         )
     for name, record in sorted(records.items()):
         if found[name] != record.size:
@@ -469,7 +469,7 @@ def check_assets(records: Mapping[str, FileRecord], where: str) -> None:
             assets.setdefault(folder, {})[inner] = record.sha256
     for folder, members in sorted(assets.items()):
         if folder != f"sha256-{directory_hash(members)}":
-            raise BundleError(f"{where}: shared asset {folder!r} does not have the hash that its name says", AGAIN)
+            raise BundleError(f"{where}: shared asset {folder!r} does not have the hash in its name", AGAIN)
 
 
 def directory_hash(members: Mapping[str, str]) -> str:

@@ -19,9 +19,9 @@ from typing import Any, Dict, FrozenSet, Iterator, List, Mapping, Optional, Set,
 from edgeq_device.errors import AGAIN, BundleError
 
 MAX_BYTES = (1 << 31) - 1
-"""What protobuf, and so onnxruntime, can parse."""
+"""Largest file that protobuf, and so onnxruntime, can parse."""
 MAX_DEPTH = 100
-"""Nested messages; protobuf's own limit."""
+"""Deepest nesting of messages: protobuf's own limit."""
 MAX_FIELDS = 5_000_000
 MAX_DIMS = 64
 DTYPES: Mapping[str, str] = {
@@ -31,7 +31,7 @@ DTYPES: Mapping[str, str] = {
     "tensor(bool)": "bool",
     **{f"tensor({kind}{bits})": f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)},
 }
-"""numpy's name of a type as onnxruntime writes it."""
+"""numpy's name of a type, by onnxruntime's name."""
 ELEMENT_BITS: Mapping[int, int] = {
     **dict.fromkeys((25, 26), 2),  # UINT2, INT2
     **dict.fromkeys((21, 22, 23), 4),  # UINT4, INT4, FLOAT4E2M1
@@ -41,7 +41,7 @@ ELEMENT_BITS: Mapping[int, int] = {
     **dict.fromkeys((7, 11, 13, 14), 64),  # INT64, DOUBLE, UINT64, COMPLEX64
     15: 128,  # COMPLEX128
 }
-"""Bits of one element, by number of TensorProto.DataType. Strings (8) have no fixed size and cannot be external."""
+"""Bits of one element, by the number in TensorProto.DataType. Strings (8) have no fixed size and cannot be external."""
 _SHOWN = 60
 _LONGEST_TEXT = 4096
 
@@ -183,7 +183,7 @@ def read_context(path: Path, where: str) -> bytes:
     except (OSError, ValueError) as error:
         raise BundleError(f"{where} cannot be read ({error})") from error
     if len(found) != 1:
-        raise BundleError(f"{where} holds {len(found)} compiled models in place of one", AGAIN)
+        raise BundleError(f"{where} contains {len(found)} compiled models instead of one", AGAIN)
     return found[0]
 
 
@@ -219,7 +219,7 @@ def walk_onnx(data: Any, where: str) -> OnnxFile:
     """Do the work of `read_onnx` on bytes, or on an object that can be indexed, sliced and searched like bytes."""
     # onnxruntime's own format has this mark, and onnxruntime opens it under any file name.
     if data[4:8] == b"ORTM":
-        raise BundleError(f"{where} is in ONNX Runtime's own format; a bundle holds ONNX files")
+        raise BundleError(f"{where} is in ONNX Runtime's own format; a bundle contains ONNX files")
     walk = _Walk(data, where)
     walk.message("ModelProto", 0, len(data), 1)
     return OnnxFile(tuple(walk.external), walk.has_context, walk.context_outside)
@@ -403,7 +403,7 @@ class _Walk:
         seen.add(number)
 
     def _wrong(self, problem: str) -> BundleError:
-        return BundleError(f"{self._where} is not an ONNX file as one is written: {problem}", AGAIN)
+        return BundleError(f"{self._where} is not a valid ONNX file: {problem}", AGAIN)
 
 
 # Texts that exporters write for a free size. They are not names, so two such sizes need not be equal.

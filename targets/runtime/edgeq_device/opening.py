@@ -82,7 +82,7 @@ class SelfTest:
     def reason(self) -> str:
         """Return why the self-test did not pass, or "" if it did."""
         if not self.outputs:
-            return "it brings no self-test"
+            return "it has no self-test"
         return "; ".join(
             f"output {check.name}: {check.problem or f'error {check.max_error:.6g} is over {check.tolerance:.6g}'}"
             for check in self.outputs
@@ -162,11 +162,11 @@ def compare(found: "np.ndarray[Any, Any]", expected: "np.ndarray[Any, Any]") -> 
     none).
     """
     if found.shape != expected.shape:
-        return float("inf"), f"shape {found.shape} where {expected.shape} is expected"
+        return float("inf"), f"shape {found.shape} instead of {expected.shape}"
     if found.dtype.kind == expected.dtype.kind == "U":
-        return (0.0, "") if (found == expected).all() else (float("inf"), "its texts are others")
+        return (0.0, "") if (found == expected).all() else (float("inf"), "its texts differ")
     if found.dtype != expected.dtype:
-        return float("inf"), f"dtype {found.dtype} where {expected.dtype} is expected"
+        return float("inf"), f"dtype {found.dtype} instead of {expected.dtype}"
     if found.size == 0:
         return 0.0, ""
     if found.dtype.kind not in "biuf":
@@ -181,9 +181,10 @@ def compare(found: "np.ndarray[Any, Any]", expected: "np.ndarray[Any, Any]") -> 
 
 Open = Callable[[Variant, int], Any]
 ANSWER_S = 120.0
-"""A plug-in that has not opened the model, or answered a test vector, by then hangs: another variant runs."""
+"""Seconds in which a plug-in must open the model or answer a test vector. After them it counts as hung, and another
+variant runs."""
 RUN_S = 3600.0
-"""The same for a run after the self-test, whose input may be larger."""
+"""The same limit for a run after the self-test, whose input may be larger."""
 
 
 @dataclass(frozen=True)
@@ -252,7 +253,7 @@ def open_variant(variant: Variant, threads: int = 0) -> Any:
 def _refuse_wrong(variant: Variant, session: Any, title: str) -> None:
     found = run_selftest(variant, session)
     if not found.passed:
-        raise CheckFailedError(f"{title} is not right here: {found.reason}")
+        raise CheckFailedError(f"{title} gives wrong results here: {found.reason}")
 
 
 def start_variant(variant: Variant, threads: int = 0) -> Any:
@@ -336,7 +337,7 @@ def output_place(bundle: Bundle, wanted: Optional[Path]) -> Path:
     wanted = beside(bundle.source, ".outputs.npz") if wanted is None else wanted
     place = wanted.absolute().parent.resolve() / wanted.name
     if place == root or (root in place.parents and not _may_join(bundle, place.relative_to(root).as_posix())):
-        raise OutputError(f"{wanted} lies in the bundle, and would replace or join its files", "Write it elsewhere")
+        raise OutputError(f"{wanted} is in the bundle, and would replace or add to its files", "Write it elsewhere")
     return place
 
 
@@ -362,7 +363,7 @@ def save_outputs(path: Path, outputs: Mapping[str, "np.ndarray[Any, Any]"], *, f
             if not force:
                 raise taken
             if not stat.S_ISREG(path.lstat().st_mode):  # a rename would replace a device or a link by a file
-                raise OutputError(f"{path} is not a regular file, and is not replaced", "Choose another output")
+                raise OutputError(f"{path} is not a regular file, so it is not replaced", "Choose another output")
         with draft_of(path) as draft:
             write_npz(draft, outputs)
             if force:

@@ -31,7 +31,7 @@ MAX_KEY = 128
 MAX_VALUE = 1024
 """ONNX Runtime's own limits, in characters."""
 TABLE_OPTION = ("TensorrtExecutionProvider", "trt_int8_calibration_table_name")
-"""The provider's option with the name of the calibration table that the runner puts among the engines."""
+"""The provider, and its option with the name of the calibration table that the runner puts among the engines."""
 _FIX = "The options that a bundle may set, and their values, are in edgeq_device/options.json"
 _SIZE_DIGITS = 10
 _FROM_MODELS = "ORT_LOAD_CONFIG_FROM_MODEL"
@@ -246,7 +246,7 @@ def _quoted(text: str) -> str:
 
 
 KEY = "edgeq.session_options"
-"""The entry of the metadata: a JSON object of texts."""
+"""Key of the metadata entry, a JSON object of texts."""
 
 
 def model_options(model: Union[Path, bytes], where: str) -> Dict[str, str]:
@@ -269,12 +269,12 @@ def model_options(model: Union[Path, bytes], where: str) -> Dict[str, str]:
 
 
 BRIEF_SPIN: Mapping[str, str] = MappingProxyType({"session.intra_op.spin_duration_us": "1000"})
-"""How long ONNX Runtime's threads look for more work, at full speed, before they sleep: one millisecond.
+"""How long ONNX Runtime's threads spin before they sleep: one millisecond.
 
-By default that is tens of milliseconds after a run has ended: on a machine of few cores whatever runs next, such as
-another model that is measured side by side, has a core less. A model that ran in 12 ms took 24 ms next to another one.
-A millisecond keeps the threads awake from one operator to the next and from one run to the next. A version of
-onnxruntime that does not know the entry ignores it.
+By default they spin for tens of milliseconds after a run. On a machine with few cores, the next program, such as a
+model that is measured side by side, then has one core less. A model that ran in 12 ms took 24 ms next to another one.
+A millisecond keeps the threads awake from one operator to the next and from one run to the next. Versions of
+onnxruntime that do not know the entry ignore it.
 """
 LEVELS: Mapping[str, str] = MappingProxyType(
     {
@@ -286,7 +286,7 @@ LEVELS: Mapping[str, str] = MappingProxyType(
 )
 """Levels of graph optimisation, and ONNX Runtime's names for them."""
 MOST_THREADS = 1024
-"""ONNX Runtime starts as many as it is given: with tens of thousands it does not answer, or aborts the process."""
+"""ONNX Runtime starts any number of threads. With tens of thousands it does not answer, or aborts the process."""
 
 
 def session_options(ort: Any, *, config: Mapping[str, str], threads: int = 0, optimization: str = "all") -> Any:
@@ -303,7 +303,7 @@ def session_options(ort: Any, *, config: Mapping[str, str], threads: int = 0, op
         UsageError: the number of threads is negative or above `MOST_THREADS`.
     """
     if not 0 <= threads <= MOST_THREADS:
-        raise UsageError(f"{threads} threads cannot be", f"Give 0 (all cores) to {MOST_THREADS}")
+        raise UsageError(f"{threads} threads are not possible", f"Give 0 (all cores) to {MOST_THREADS}")
     options = ort.SessionOptions()
     options.log_severity_level = 4  # it also raises what it logs as an error, and that becomes one line
     options.intra_op_num_threads = threads

@@ -62,7 +62,9 @@ def check_models(variants: Sequence[Variant], root: Path, files: Mapping[str, Fi
             if engine is None or not engine.suffix:
                 found[model, folder, engine is not None and engine.compiled] = None
             elif not model.endswith(engine.suffix):
-                raise BundleError(f"{where}: {model} is not named as a file of {engine.name} ({engine.suffix})", AGAIN)
+                raise BundleError(
+                    f"{where}: {model} does not have the suffix of {engine.name} ({engine.suffix})", AGAIN
+                )
     for model, folder, compiled in found:
         _check_model(model, folder, root, files, f"{where}: {model}", compiled)
 
@@ -71,13 +73,13 @@ def _check_model(
     model: str, folder: str, root: Path, files: Mapping[str, FileRecord], where: str, compiled: bool
 ) -> None:
     if not model.endswith(SUFFIX):
-        raise BundleError(f"{where} is not named as an ONNX file ({SUFFIX}), and onnxruntime goes by the name")
+        raise BundleError(f"{where} does not have the suffix {SUFFIX}, by which onnxruntime knows an ONNX file")
     beside = PurePosixPath(folder) / PurePosixPath(model).name
     if str(beside) != model and str(beside) in files:
-        raise BundleError(f"{where} and {beside}, among its external data, would be one file where they meet", AGAIN)
+        raise BundleError(f"{where} and {beside}, among its external data, would be the same file in one folder", AGAIN)
     found = read_onnx(root / model, where)
     if found.has_context and not (compiled and not found.context_outside):
-        raise BundleError(f"{where} holds code compiled for one device (EPContext); a bundle may not", AGAIN)
+        raise BundleError(f"{where} contains code compiled for one device (EPContext), which a bundle may not", AGAIN)
     for tensor in found.external:
         _check_tensor(tensor, folder, files, f"{where}: external tensor {tensor.name!r}")
 
@@ -85,7 +87,7 @@ def _check_model(
 def _check_tensor(tensor: ExternalTensor, folder: str, files: Mapping[str, FileRecord], where: str) -> None:
     unknown = sorted(set(tensor.entries) - _KEYS)
     if unknown:
-        raise BundleError(f"{where} has {unknown[0][:60]!r} in its external data, which means nothing here", AGAIN)
+        raise BundleError(f"{where} has {unknown[0][:60]!r} in its external data, an unknown key", AGAIN)
     location = tensor.entries.get("location", "")
     if _ADDRESS in location.upper():
         raise BundleError(f"{where} has the location {location[:60]!r}, an address in memory", AGAIN)
@@ -98,7 +100,7 @@ def _check_tensor(tensor: ExternalTensor, folder: str, files: Mapping[str, FileR
     offset = _number(tensor.entries.get("offset", "0"), "offset", where)
     length = _number(tensor.entries.get("length", str(needed)), "length", where)
     if length != needed:
-        raise BundleError(f"{where} has {length} bytes where its shape and type need {needed}", AGAIN)
+        raise BundleError(f"{where} has {length} bytes, but its shape and type need {needed}", AGAIN)
     if offset + needed > files[file].size:
         raise BundleError(
             f"{where} needs bytes {offset} to {offset + needed} of {location!r}, which has {files[file].size}", AGAIN
@@ -114,8 +116,8 @@ def _number(text: str, field: str, where: str) -> int:
 MAIN = "model"
 FLOAT = "float32"
 COPIED = 1 << 28
-"""Bytes of a directory up to which its files are copied while they are hashed, and opened from the copy. A copy of that
-size takes less time than its hashes, and fits into the memory of small boards, where a temporary folder may lie."""
+"""Largest directory in bytes whose files are copied while they are hashed, and opened from the copy. Such a copy takes
+less time than the hashes. It fits into the memory of small boards, whose temporary folder may be in memory."""
 _SHARE_OF_FREE = 1 / 4
 _ZIP = b"PK\x03\x04"
 # Tag of the first field of an ONNX model. Every writer begins with it.
@@ -271,7 +273,7 @@ def _open_archive(source: Path, expect: Optional[str]) -> Bundle:
             what, fix = f"it is a zip archive that is damaged or cut off ({error})", "Get it again"
         elif head[:1] == _IR_VERSION:
             what = "it looks like an ONNX model"
-            fix = f"{_FIX}; `bench`, `eval` and `compare` take models too, named .onnx"
+            fix = f"{_FIX}; `bench`, `eval` and `compare` also take .onnx models"
         raise BundleError(f"{source} is not a bundle: {what}", fix) from error
     except OSError as error:
         raise BundleError(f"{source} cannot be read ({error.strerror or error})") from error

@@ -49,7 +49,7 @@ def parse_json(data: bytes, where: str, *, values: Optional[int] = None, halves:
         try:
             json.dumps(value, ensure_ascii=False).encode()
         except UnicodeEncodeError as error:
-            raise BundleError(f"{where} holds half a character (a lone surrogate)") from error
+            raise BundleError(f"{where} contains half a character (a lone surrogate)") from error
     return value
 
 

@@ -36,7 +36,8 @@ class Prepare:
         steps, source = record.get("steps"), record.get("source", {})
         if not isinstance(steps, list) or not isinstance(source, dict):
             raise BundleError(
-                "the bundle's preprocessing is a function that does not travel with it", "Give tensors by input name"
+                "the bundle's preprocessing is a function, which a bundle does not contain",
+                "Give tensors by input name",
             )
         self._steps, self._shape = steps, list(shape)
         self._layout, self._channels = source.get("layout"), source.get("channels", "RGB")

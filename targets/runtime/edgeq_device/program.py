@@ -59,12 +59,14 @@ class Model:
     def prepare(self, x: Any) -> Dict[str, Any]:
         """Return the inputs that `run` gives the model for an image or raw array."""
         if not isinstance(self._record, Mapping):
-            raise BundleError("the bundle does not say how its inputs are prepared", "Give tensors by input name")
+            raise BundleError("the bundle does not record how its inputs are prepared", "Give tensors by input name")
         source = self._record.get("source")
         named = source.get("input") if isinstance(source, Mapping) else None
         name = str(named) if named in self._specs else self.inputs[0]
         if len(self.inputs) > 1:
-            raise DataError(f"the model has several inputs: {', '.join(self.inputs)}", "Give a mapping of all by name")
+            raise DataError(
+                f"the model has several inputs: {', '.join(self.inputs)}", "Give a mapping of all inputs by name"
+            )
         spec = self._specs[name]
         array = Prepare(self._record, spec.shape)(x)
         dtype = DTYPES.get(spec.type)

@@ -78,11 +78,11 @@ def parse_reference(text: str) -> Reference:
         login, at, place = re.sub(r"^\w+:/+|@sha256:[^@]*$", "", text).rpartition("@")
         if at and ("/" in place or "/" not in login):
             raise UsageError(
-                f"{place[:100]!a} with a login in front of it is not a place in a registry",
+                f"{place[:100]!a} has a login in front of it",
                 "Leave it out: logins are those of docker login and oras login",
             )
         raise UsageError(
-            f"{text[:100]!a} is not a place in a registry", "Write HOST/REPOSITORY, :TAG or @sha256:… after it"
+            f"{text[:100]!a} is not a reference to a registry", "Write HOST/REPOSITORY, :TAG or @sha256:… after it"
         )
     return Reference(**{name: value or "" for name, value in match.groupdict().items()})
 
@@ -135,7 +135,9 @@ class Registry:
         answer.body.close()
         why = {401: "its login was refused", 403: "access is denied", 404: "it is not there"}
         reason = why.get(answer.status, "the registry refuses")
-        return RuntimeUnavailableError(f"{self.reference}: {reason} (HTTP {answer.status})", "Look at name and login")
+        return RuntimeUnavailableError(
+            f"{self.reference}: {reason} (HTTP {answer.status})", "Check the name and the login"
+        )
 
     def _answer(self, request: Request, place: Union[str, Address]) -> Answer:
         with connected(str(self.reference)):
@@ -164,8 +166,8 @@ class Registry:
                 answer.body.close()
                 if not own:
                     raise RuntimeUnavailableError(
-                        f"{self.reference}: {address.place}, to which it leads, asks for a login",
-                        "Look at the registry: logins are for its own host alone",
+                        f"{self.reference}: it redirects to {address.place}, which demands a login",
+                        "Check the registry: edgeq sends a login only to its own host",
                     )
             if answer.status not in _REDIRECTS or request.method not in ("GET", "HEAD"):
                 return answer
@@ -206,7 +208,7 @@ class Registry:
             found = parse_json(data, f"{self.reference.host}: token")
         value = found.get("token") or found.get("access_token")
         if not isinstance(value, str) or _TOKEN.fullmatch(value) is None:
-            raise RuntimeUnavailableError(f"{self.reference}: what gives tokens sent none", "Look at the registry")
+            raise RuntimeUnavailableError(f"{self.reference}: the token service sent no token", "Check the registry")
         return value
 
 
@@ -259,13 +261,15 @@ def fetch(reference: Reference, folder: Path, limits: Limits = LIMITS) -> None:
     `open_bundle` checks their content later.
     """
     if not reference.digest:
-        raise UsageError(f"{reference} has no digest", "Name it by @sha256:…, which `edgeq push` prints")
+        raise UsageError(f"{reference} has no digest", "Add the @sha256:… that `edgeq push` prints")
     registry = Registry(reference, limits)
     asked = Request("GET", {"Accept": MANIFEST_TYPE}, most=_MAX_MANIFEST)
     with registry.send(asked, f"manifests/{reference.digest}") as answer:
         data = answer.body.read(_MAX_MANIFEST + 1)
     if f"sha256:{hashlib.sha256(data).hexdigest()}" != reference.digest:
-        raise BundleError(f"{reference}: what the registry sent does not have that digest", "Do not use this registry")
+        raise BundleError(
+            f"{reference}: the manifest that the registry sent does not have that digest", "Do not use this registry"
+        )
     layers = layers_of(parse_json(data, str(reference)), str(reference))
     needed = sum(record.size for record in layers.values())
     if needed > shutil.disk_usage(folder).free:
@@ -298,7 +302,7 @@ def layers_of(manifest: Mapping[str, Any], where: str) -> Dict[str, FileRecord]:
         if not isinstance(name, str) or match is None or type(size) is not int or not 0 <= size <= MAX_SIZE:
             raise BundleError(f"{where}: a layer has no path, size or sha256", "Push it with edgeq push")
         if not str(layer.get("mediaType")).endswith(".raw"):
-            raise BundleError(f"{where}: {name!a} is an archive", "edgeq takes layers that are files")
+            raise BundleError(f"{where}: {name!a} is an archive", "edgeq accepts only layers that are files")
         names.append(name)
         found[name] = FileRecord(match.group(1), size)
     check_file_names(names, where)

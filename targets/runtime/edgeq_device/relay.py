@@ -96,7 +96,7 @@ def prepare_output() -> None:
 
 
 MARK = "| "
-"""Begins each relayed line: a name with a line break in it cannot pass for a line of the program's own."""
+"""Start of each relayed line, so that a name with a line break cannot look like a line of the program itself."""
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _PIECE = 1 << 16
 _LAST_PIECES = 16

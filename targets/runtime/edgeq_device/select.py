@@ -84,7 +84,7 @@ def judge(variant: Variant, device: Device) -> Verdict:
     """
     reasons: List[str] = []
     if variant.model is None:
-        reasons.append("it is not run by ONNX Runtime")
+        reasons.append("ONNX Runtime does not run it")
     if variant.architecture not in ("any", device.architecture):
         reasons.append(f"it is for {variant.architecture}, this device is {device.architecture}")
     else:
@@ -98,7 +98,7 @@ def judge(variant: Variant, device: Device) -> Verdict:
         reasons.append(f"onnxruntime {device.runtime} here has no {variant.ep}")
     reasons.extend(_gpu_reasons(variant, device))
     if parse_version(device.runtime) < parse_version(variant.min_onnxruntime):
-        reasons.append(f"it needs onnxruntime {variant.min_onnxruntime}, here is {device.runtime}")
+        reasons.append(f"it needs onnxruntime {variant.min_onnxruntime}, this device has {device.runtime}")
     reasons.extend(_wrong_reasons(variant, device))
     return Verdict(variant, tuple(reasons))
 
@@ -151,9 +151,9 @@ def _gpu_reasons(variant: Variant, device: Device) -> List[str]:
         if not device.tensorrt:
             reasons.append(device.tensorrt_problem or "TensorRT is not installed")
         elif oldest and parse_version(device.tensorrt) < parse_version(oldest):
-            reasons.append(f"it needs TensorRT {oldest}, here is {device.tensorrt}")
+            reasons.append(f"it needs TensorRT {oldest}, this device has {device.tensorrt}")
         elif below and parse_version(device.tensorrt) >= parse_version(below):
-            reasons.append(f"it needs a TensorRT below {below}, here is {device.tensorrt}")
+            reasons.append(f"it needs a TensorRT below {below}, this device has {device.tensorrt}")
     return reasons
 
 

@@ -144,7 +144,7 @@ def plan_engine(variant: Variant, gpus: Sequence[cuda.Gpu], tensorrt: str) -> En
     notes = [note] if note else []
     if not cached and variant.beside is not None and os.path.lexists(variant.beside):
         # These engines are from an earlier version, or from the sender of the bundle.
-        why = "is not used, as no hash covers it; engines are kept in the user's cache. Remove it"
+        why = "is not used, because no hash covers it; engines are kept in the user's cache. Remove it"
         notes.append(f"{variant.beside} {why}")
     return Engine(folder, cached, options, "; ".join(notes))
 
@@ -159,7 +159,7 @@ def _put_table(table: Path, place: Path) -> None:
     if place.is_symlink() or place.exists():
         # It may be the same table, or one of an earlier bundle of this model.
         if place.is_symlink() or not place.is_file() or place.read_bytes()[_FORM] != content[_FORM]:
-            raise OutputError(f"{place} is not a calibration table of edgeq's", "Move it")
+            raise OutputError(f"{place} is not one of edgeq's calibration tables", "Move it")
         if place.read_bytes() == content:
             return
     with draft_of(place) as draft:
@@ -361,7 +361,7 @@ def open_unchecked(
     a bundle.
     """
     if variant.model is None:
-        raise BundleError(f"variant {variant.name} is not run by ONNX Runtime")
+        raise BundleError(f"ONNX Runtime does not run variant {variant.name}")
     ignore_options_in_models()
     ort = onnxruntime()
     level = variant.info.get("optimization", "all")
@@ -411,7 +411,7 @@ def _open(variant: Variant, ort: Any, open_it: Callable[[Any], Any], *, package:
     except Exception as error:  # onnxruntime raises a dozen unrelated types here, some of them bare Exception
         text = " ".join(str(error).split())
         if "pthread_create" in text:
-            fix = "End some, or raise the limit (ulimit -u)"
+            fix = "End some processes, or raise the limit (ulimit -u)"
             raise BudgetError("the system starts no more threads for this user", fix) from error
         raise RuntimeUnavailableError(
             f"{package or f'onnxruntime {ort.__version__}'} refuses variant {variant.name}: {text}",

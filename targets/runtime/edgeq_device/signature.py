@@ -194,7 +194,7 @@ def _affine(point: _Jacobian, p: int) -> Optional[_Affine]:
 
 
 SIGNATURE = "model.sig"
-"""The name of a bundle's signature, next to its manifest."""
+"""File name of a bundle's signature, next to its manifest."""
 BUNDLE_TYPE = "application/vnd.dev.sigstore.bundle.v0.3+json"
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
 STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
@@ -202,7 +202,7 @@ PREDICATE_TYPE = "https://model_signing/signature/v1.0"
 # The first release of Model Signing wrote statements in which each file is a subject, without a predicate.
 _FIRST_PREDICATE_TYPE = "https://model_signing/Digests/v0.1"
 SHA256 = re.compile(r"[0-9a-f]{64}")
-"""A hash in hex, as bundles and keys are named by."""
+"""A hash in hex. Bundles and keys are named by such hashes."""
 _MAX_CHAIN = 10
 _AGAIN = "Do not use this bundle; get it again from where it was made, or have it signed again"
 
@@ -251,12 +251,12 @@ def parse_signature(data: bytes, where: str) -> Signature:
         raise BundleError(f"{where}: the payload is not an in-toto statement", _AGAIN)
     signatures = _objects(envelope, "signatures", where)
     if len(signatures) != 1:
-        raise BundleError(f"{where} holds {len(signatures)} signatures, not one", _AGAIN)
+        raise BundleError(f"{where} contains {len(signatures)} signatures, not one", _AGAIN)
     hint, chain = "", []
     if "publicKey" in material:
         hint = _object(material, "publicKey", where).get("hint") or ""
         if not isinstance(hint, str) or (hint and not SHA256.fullmatch(hint)):
-            raise BundleError(f"{where}: the hint at the key is not a sha256", _AGAIN)
+            raise BundleError(f"{where}: the hint to the key is not a sha256", _AGAIN)
     elif "x509CertificateChain" in material:
         chain = _objects(_object(material, "x509CertificateChain", where), "certificates", where)
         if not 0 < len(chain) <= _MAX_CHAIN:
@@ -264,7 +264,7 @@ def parse_signature(data: bytes, where: str) -> Signature:
     else:
         raise BundleError(
             f"{where} was made neither with a key nor with a certificate chain",
-            "Verify a keyless signature with the model-signing package, where there is a network",
+            "Verify a keyless signature with the model-signing package, on a machine with a network",
         )
     return Signature(
         payload=_decoded(envelope, "payload", where),
@@ -283,7 +283,7 @@ def signed_files(payload: bytes, where: str) -> Dict[str, str]:
     where = f"{where}: statement"
     statement = parse_json(payload, where)
     if statement.get("_type") != STATEMENT_TYPE:
-        raise BundleError(f"{where} is not of in-toto's version 1", _AGAIN)
+        raise BundleError(f"{where} is not an in-toto statement of version 1", _AGAIN)
     subjects, kind = _objects(statement, "subject", where), statement.get("predicateType")
     if kind == _FIRST_PREDICATE_TYPE:
         return _digests([{**_object(s, "digest", where), "name": s.get("name")} for s in subjects], "sha256", where)
@@ -298,7 +298,7 @@ def signed_files(payload: bytes, where: str) -> Dict[str, str]:
         raise BundleError(f"{where} does not name whole files by their sha256", "Sign the bundle in that way")
     files = _digests(resources, "digest", where)
     if len(subjects) != 1 or _object(subjects[0], "digest", where).get("sha256") != root_digest(files):
-        raise BundleError(f"{where}: its digest of the whole is not that of its files", _AGAIN)
+        raise BundleError(f"{where}: its digest of the whole does not match its files", _AGAIN)
     return files
 
 
@@ -317,7 +317,7 @@ def check_files(signed: Mapping[str, str], found: Mapping[str, str], where: str)
     for name in sorted({**signed, **found}):
         if signed.get(name) != found.get(name):
             problem = "is not signed" if name not in signed else "is missing" if name not in found else "was changed"
-            raise BundleError(f"{where}: {name!a} {problem}, by its signature", _AGAIN)
+            raise BundleError(f"{where}: {name!a} {problem}, according to its signature", _AGAIN)
 
 
 def _digests(entries: List[Dict[str, Any]], key: str, where: str) -> Dict[str, str]:
@@ -325,7 +325,7 @@ def _digests(entries: List[Dict[str, Any]], key: str, where: str) -> Dict[str, s
     for entry in entries:
         name, digest = entry.get("name"), entry.get(key)
         if not isinstance(name, str) or name in files or not isinstance(digest, str) or not SHA256.fullmatch(digest):
-            raise BundleError(f"{where}: {name!a} is not a file with a sha256, or is there twice", _AGAIN)
+            raise BundleError(f"{where}: {name!a} is not a file with a sha256, or occurs twice", _AGAIN)
         files[name] = digest
     if not files:
         raise BundleError(f"{where} names no file", _AGAIN)

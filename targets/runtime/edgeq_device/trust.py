@@ -41,7 +41,7 @@ _A_LAST_DAY = re.compile(r"not[-_ \t]*after", re.IGNORECASE)
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\x85\u2028\u2029]")
 
 Chain = Callable[[Sequence[bytes], Sequence[bytes]], PublicKey]
-"""The key of a chain's first certificate, where that leads to one of the trusted certificates (all in DER)."""
+"""Function that returns the key of a chain's first certificate if the chain leads to a trusted one (all in DER)."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def trust_for(given: Optional[Path], *, required: bool) -> Optional[Trust]:
     if given is not None or named or _is_there(PLACE):
         return read_trust(given if given is not None else Path(named or PLACE))
     if required:
-        raise UsageError("no key is trusted here", f"Name one with --trust, or put it into {PLACE}")
+        raise UsageError("no key is trusted here", f"Name one with --trust, or put one into {PLACE}")
     return None
 
 
@@ -112,7 +112,7 @@ def read_trust(path: Path) -> Trust:
         files = sorted(p for p in path.iterdir() if not p.name.startswith(".")) if folder else [path]
         contents = {file: _read(file) for file in files}
     except OSError as error:
-        raise UsageError(f"{path} cannot be read ({error.strerror}), so that nothing is trusted") from error
+        raise UsageError(f"{path} cannot be read ({error.strerror}), so nothing is trusted") from error
     keys: List[TrustedKey] = []
     certificates: List[bytes] = []
     revoked: FrozenSet[str] = frozenset()
@@ -121,14 +121,16 @@ def read_trust(path: Path) -> Trust:
             revoked = _read_revoked(data, str(file))
             continue
         if folder and file.suffix not in _SUFFIXES:
-            raise UsageError(f"{file} is none of {', '.join(_SUFFIXES)} or {REVOKED}", "Remove or rename it")
+            raise UsageError(
+                f"{file} is not {REVOKED} and has none of the suffixes {', '.join(_SUFFIXES)}", "Remove or rename it"
+            )
         for label, der, not_after in _blocks(data, str(file)):
             if label == "CERTIFICATE":
                 certificates.append(der)
             else:
                 keys.append(TrustedKey(read_public_key(der, str(file)), file.name, not_after))
     if not keys and not certificates:
-        raise UsageError(f"{path} holds no key", "Put a public key or a certificate there")
+        raise UsageError(f"{path} contains no key", "Put a public key or a certificate there")
     return Trust(str(path), tuple(keys), tuple(certificates), revoked)
 
 
@@ -145,7 +147,7 @@ def verify_signature(
         BundleError: there is no signature, the key is not trusted (any more), or other files were signed.
     """
     if data is None:
-        raise BundleError(f"{where} is not signed", f"{trust.source} says whose signature it needs")
+        raise BundleError(f"{where} is not signed", f"It needs a signature by a key of {trust.source}")
     signature = parse_signature(data, f"{where}: signature")
     signer = _signer(signature, trust, where, chain)
     check_files(signed_files(signature.payload, where), found, where)
@@ -162,8 +164,8 @@ def check_signature(bundle: Bundle, trust: Optional[Trust], chain: Optional[Chai
         return None
     if bundle.extra:
         raise BundleError(
-            f"{bundle.source}: {bundle.extra[0]!a} is not signed, where {trust.source} says whose files count",
-            "Move what is not part of the bundle out of it",
+            f"{bundle.source}: {bundle.extra[0]!a} is not signed, and {trust.source} requires signed files",
+            "Move files that are not part of the bundle out of it",
         )
     found = {name: record.sha256 for name, record in bundle.files.items()}
     found[MANIFEST] = bundle.manifest_sha256
@@ -171,7 +173,7 @@ def check_signature(bundle: Bundle, trust: Optional[Trust], chain: Optional[Chai
 
 
 def _signer(signature: Signature, trust: Trust, where: str, chain: Optional[Chain]) -> Signer:
-    fix = f"Do not use it, unless the key belongs into {trust.source}"
+    fix = f"Do not use it, unless the key belongs in {trust.source}"
     today = datetime.now(timezone.utc).date()
     for trusted in trust.keys:
         if signature.hint not in ("", trusted.key.id) or not signature.is_by(trusted.key):
@@ -189,7 +191,7 @@ def _signer(signature: Signature, trust: Trust, where: str, chain: Optional[Chai
         )
     key = chain(signature.chain, trust.certificates)
     if not signature.is_by(key):
-        raise BundleError(f"{where}: the signature is not that of its certificate", fix)
+        raise BundleError(f"{where}: its certificate did not make the signature", fix)
     return _unrevoked(Signer(key.id, Path(trust.source).name), trust, where)
 
 
@@ -217,7 +219,7 @@ def _lines(data: bytes, where: str) -> List[Tuple[str, str]]:
         raise UsageError(f"{where} is neither DER nor text in UTF-8", "Write the file again") from error
     for number, line in enumerate(lines, 1):
         if _CONTROL.search(line):
-            raise UsageError(f"{where}:{number}: {line[:80]!a} holds a control character", "Remove it")
+            raise UsageError(f"{where}:{number}: {line[:80]!a} contains a control character", "Remove it")
     return [(f"{where}:{number}", line.strip(" \t")) for number, line in enumerate(lines, 1)]
 
 
@@ -228,7 +230,7 @@ def _read_revoked(data: bytes, where: str) -> FrozenSet[str]:
         key = line.partition("#")[0].strip(" \t")
         if key and not SHA256.fullmatch(key):
             raise UsageError(
-                f"{place}: {key[:80]!a} is not an id of a key", "Write the 64 hex digits that `verify` prints"
+                f"{place}: {key[:80]!a} is not the id of a key", "Write the 64 hex digits that `verify` prints"
             )
         found.add(key)
     return frozenset(found - {""})
@@ -253,7 +255,9 @@ def _blocks(data: bytes, where: str) -> List[Tuple[str, bytes, Optional[date]]]:
         if begin:
             label = begin.group(1)
             if label not in ("PUBLIC KEY", "CERTIFICATE"):
-                raise UsageError(f"{place}: {where} holds a {label}", "Only public keys and certificates belong there")
+                raise UsageError(
+                    f"{place}: {where} contains a {label}", "Only public keys and certificates belong there"
+                )
             if last is not None and label == "CERTIFICATE":
                 raise UsageError(
                     f"{last[0]}: a certificate has its own last day", "Remove the line not-after before it"
@@ -281,13 +285,13 @@ def _content(lines: Iterator[Tuple[str, str]], label: str, begin: str) -> bytes:
             except ValueError as error:
                 raise UsageError(f"{begin}: the {label} is not base64", "Write the file again") from error
         text.append(line)
-    raise UsageError(f"{begin}: the {label} is not whole", "Write the file again")
+    raise UsageError(f"{begin}: the {label} is cut off", "Write the file again")
 
 
 def _last_day(line: str, place: str) -> date:
     fault = UsageError(
-        f"{place}: {line[:80]!a} is not understood, so that nothing is trusted",
-        "Between keys stand `not-after: 2027-06-30` and remarks that begin with #",
+        f"{place}: {line[:80]!a} is not understood, so nothing is trusted",
+        "Between keys, write only `not-after: 2027-06-30` and remarks that begin with #",
     )
     found = _NOT_AFTER.fullmatch(line)
     if not found:

@@ -206,7 +206,7 @@ def _variant(component: str, place: str, name: str, values: object, files: _File
     provider_options = texts_in(ort.get("provider_options", {}), f"{where}: provider_options")
     directory = f"{place}/{check_file_name(folder, where)}"
     if not any(name.startswith(directory + "/") for name in files.known):
-        raise BundleError(f"{where}: its directory {directory} is not there")
+        raise BundleError(f"{where}: its directory {directory} does not exist")
     info = files.json(resolve_reference(edgeq, directory, where)) if isinstance(edgeq, str) else dict(edgeq)
     model = files.existing(resolve_reference(model_file, directory, where)) if model_file is not None else None
 
@@ -304,5 +304,5 @@ def _slice(value: object, where: str) -> SliceTolerance:
 
 def _tolerance(value: object, where: str) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or value < 0:
-        raise BundleError(f"{where} is not a number from 0 up")
+        raise BundleError(f"{where} is not a number of 0 or more")
     return float(value)

@@ -91,7 +91,7 @@ class Report:
             why = "; ".join(f"{report.variant.name}: {report.reason}" for report in self.variants if report.reason)
             raise BundleError(
                 f"{self.bundle.source}: no variant runs on this device ({why})",
-                "Verify it on its device, or here with `edgeq verify BUNDLE --on all`; or package it for this one",
+                "Verify it on its device, or here with `edgeq verify BUNDLE --on all`, or package it for this device",
             )
 
     def to_dict(self) -> Dict[str, Any]:
@@ -239,11 +239,11 @@ def report_lines(report: Report) -> List[str]:
     """Return the output of `verify`: the status of each variant, and each output's error and absolute tolerance."""
     lines = [f"{report.bundle.source}: {len(report.bundle.files)} files, all hashes right", *extra_lines(report.bundle)]
     if report.bundle.in_place:
-        lines.append("opened in place, without a private copy: changes after the hashes show by size and time alone")
+        lines.append("opened in place, without a private copy: later changes are detected only by size and time")
     if report.signer is not None:
         lines.append(f"signed by {report.signer.name} ({report.signer.key})")
     elif report.bundle.signature is not None:
-        lines.append("signed; whether by a key that you trust was not checked (--trust)")
+        lines.append("signed, but not checked against trusted keys (--trust)")
     lines.append(hash_line(report.bundle.manifest_sha256))
     return [*lines, *(line for entry in report.variants for line in variant_lines(entry.to_dict()))]
 

@@ -58,7 +58,7 @@ def name_with_nul(files: dict[str, bytes]) -> bytes:
     return data.replace(b"manifest.jsonXevil", b"manifest.json\0evil")
 
 
-@attack("is there twice")
+@attack("occurs twice")
 def name_twice(files: dict[str, bytes]) -> bytes:
     # The zip module warns of a name twice, so two names are made one afterwards.
     twin = MODEL[:-1] + "Z"
