@@ -27,7 +27,8 @@ from importlib.machinery import SourceFileLoader  # noqa: E402
 from importlib.util import spec_from_file_location  # noqa: E402
 from pathlib import Path  # noqa: E402
 
-# `python BUNDLE/ verify` has compiled this file (as __main__.py) before it could turn that off.
+# Remove the compiled file: `python BUNDLE/ verify` compiles this file (as __main__.py) before the file can turn that
+# off.
 if __spec__ is not None and __spec__.cached is not None and Path(__spec__.cached).is_file():
     Path(__spec__.cached).unlink()
     if not any(Path(__spec__.cached).parent.iterdir()):

@@ -133,7 +133,7 @@ ENTRIES: dict[str, tuple[Change, str]] = {
     "length of nothing": (entry("length", "0"), "has 0 bytes, but"),
     "length less than the shape": (entry("length", str(BYTES - 4)), f"has {BYTES - 4} bytes, but"),
     "empty length": (entry("length", ""), "has the length ''"),
-    "unknown key": (entry("prepacked_0", "x"), "has 'prepacked_0' in its external data"),
+    "unknown key": (entry("prepacked_0", "x"), "has the unknown key 'prepacked_0' in its external data"),
     "huge shape": (attribute("dims", [1 << 62, 1 << 62]), "bytes, but its shape and type need"),
     "negative shape": (attribute("dims", [-1, SIZE]), "or a negative one"),
     "strings": (attribute("data_type", TensorProto.STRING), "data type 8, which cannot be external"),

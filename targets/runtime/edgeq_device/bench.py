@@ -354,7 +354,7 @@ def run_bench(
         versions: versions of the software that the sessions run on, for the record.
 
     Returns:
-        A report of plain values. docs/bench.md lists its keys, and `bench_lines` renders it.
+        A report of plain values. docs/reference/bench.md lists its keys, and `bench_lines` renders it.
 
     Raises:
         UsageError: the settings make no sense.
@@ -403,7 +403,7 @@ def _try_out(sessions: Mapping[str, Any], feeds: Sequence[scenarios.Feed]) -> No
     later.
     """
     if not feeds:
-        raise DataError("there are no samples to run", "Give data that holds at least one sample")
+        raise DataError("there are no samples to run", "Give data with at least one sample")
     shapes_seen: Dict[Tuple[Tuple[str, Tuple[int, ...]], ...], int] = {}
     for index, feed in enumerate(feeds):
         shapes_seen.setdefault(tuple((k, np.shape(v)) for k, v in sorted(feed.items())), index)
@@ -415,7 +415,7 @@ def _try_out(sessions: Mapping[str, Any], feeds: Sequence[scenarios.Feed]) -> No
                 text = " ".join(str(error).split()).rstrip(".")
                 raise DataError(
                     f"{name} refuses sample {index}: {text}",
-                    "Give inputs that fit the model: --data, or --shape where its sizes are open",
+                    "Give inputs that fit the model: --data, or --shape if its sizes are open",
                 ) from error
 
 

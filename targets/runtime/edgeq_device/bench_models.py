@@ -58,8 +58,8 @@ def bench_models(
     """Open the models and measure them side by side.
 
     Args:
-        settings: how to measure. With `pin` and without `threads`, each pinned core gets one thread: onnxruntime's own
-            choice counts all cores of the machine, and would put all those threads on the pinned cores.
+        settings: how to measure. With `pin` and without `threads`, each pinned core gets one thread. Onnxruntime would
+            choose one thread for each core of the machine, and put all of them on the pinned cores.
         feeds: function from the first session to the samples; None makes samples up from the session's inputs.
         shapes: shapes of inputs with open sizes, for made-up samples.
         notes: remarks on how the models were chosen, for the report.

@@ -30,9 +30,9 @@ from edgeq_device.latency import (
 FEWEST_SESSIONS = 6
 """From this number of sessions on, an interval is computed over sessions, not over their rounds."""
 
-# If there are too few rounds for the wanted certainty, a runner is settled to be slower if it is slower by this factor
-# (`_FAR`) in all of them. There must be so many rounds that their range covers the median with this probability
-# (`_FEWEST`).
+# These apply if there are too few rounds for the wanted certainty. A runner is then settled to be slower if it is
+# slower by the factor `_FAR` in all rounds, and if there are so many that their range covers the median with
+# probability `_FEWEST`.
 _FAR, _FEWEST = 1.2, 0.95
 
 
@@ -63,8 +63,8 @@ def ratio(a: Distribution, b: Distribution, *, confidence: float = 0.95, by_sess
 
     Each round gives one ratio, of the medians of two bursts that are adjacent in time. So drift of the clock or of the
     load cancels. The interval is the order-statistic interval of the median of the ratios, which assumes nothing about
-    the distribution: with n ratios in ascending order, (x[k], x[n-1-k]) covers the median with probability 1 - 2
-    P(Binomial(n, 1/2) <= k). k is the largest value for which that probability is at least `confidence`.
+    the distribution: with n ratios in ascending order, (x[k], x[n-1-k]) covers the median with probability
+    1 - 2 P(Binomial(n, 1/2) <= k). k is the largest value for which that probability is at least `confidence`.
 
     With `by_session`, if both ran in `FEWEST_SESSIONS` sessions or more, each session gives one ratio: the median of
     its rounds. The rounds of a session share its place in memory, so more of them do not predict the next session
@@ -168,10 +168,12 @@ def rank_until_settled(
     """Measure in interleaved rounds until the order of the runners is statistically settled.
 
     Two neighbours are settled when, by the confidence interval of their ratio, the first takes at most 1 + `tie` times
-    the second's time. To choose the first then costs no more than that, whichever is the faster one. Repeated looks at
-    many pairs would find differences that do not exist. Therefore the error allowance 1 - `confidence` is divided by
-    the number of pairs, and look number i gets the share 1 / (i (i + 1)) of it, which sums to 1. The distance between
-    looks grows by a quarter of the rounds so far.
+    the second's time. To choose the first then costs no more than that, whichever is the faster one.
+
+    After some rounds, the function looks whether the order is settled. Repeated looks at many pairs would find
+    differences that do not exist. Therefore the error allowance 1 - `confidence` is divided by the number of pairs, and
+    look number i gets the share 1 / (i (i + 1)) of it, which sums to 1. The distance between looks grows by a quarter
+    of the rounds so far.
 
     Args:
         top: number of the fastest runners that are of interest (None: all). A runner that is settled to be slower than
@@ -303,9 +305,9 @@ class Claim:
     Attributes:
         estimate: median of the pairs' ratios (baseline's latency / the model's), one of the observed ratios; None if
             nothing can be claimed.
-        low, high: ends of its confidence interval; None if `estimate` is.
+        low, high: ends of its confidence interval; None if `estimate` is None.
         confidence: coverage of the interval, 0 to 1.
-        pairs: number of ratios behind the estimate.
+        pairs: number of ratios in the estimate.
         baseline_ms, ms: median latencies in milliseconds of the pair that gave `estimate`; None if there was no pair.
         reason: why nothing can be claimed; "" if something can.
         likely: (estimate, low, high) of an estimate in place of a claim: how many times faster, and the ends of its

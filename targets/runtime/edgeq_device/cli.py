@@ -89,7 +89,9 @@ def _parser(root: Optional[Path]) -> argparse.ArgumentParser:
         command.add_argument("--json", action="store_true", help="print JSON and nothing else on stdout")
         if name == "pull":
             command.add_argument("reference", metavar="REF", help="HOST/REPOSITORY@sha256:..., answering within 60 s")
-            command.add_argument("-o", "--output", type=Path, required=True, help="the bundle's directory, a new one")
+            command.add_argument(
+                "-o", "--output", type=Path, required=True, help="directory for the bundle; must not exist"
+            )
         else:
             command.add_argument("--variant", metavar="NAME", help="use this variant instead of the best one")
             command.add_argument(

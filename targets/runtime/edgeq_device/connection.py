@@ -216,7 +216,7 @@ class Connection(io.RawIOBase):
         lines = [f"CONNECT {to.place} HTTP/1.1", f"Host: {to.place}"]
         lines += [f"Proxy-Authorization: Basic {login}"] if login else []
         self.sendall("\r\n".join([*lines, "", ""]).encode("ascii"))
-        self._tunnel = self.response("CONNECT")  # kept, because the response closes the socket when it is collected
+        self._tunnel = self.response("CONNECT")  # kept, because a garbage-collected response closes the socket
         if self._tunnel.status != 200:
             raise Broken(f"the proxy refuses, HTTP {self._tunnel.status}")
 

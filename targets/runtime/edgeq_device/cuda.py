@@ -209,8 +209,8 @@ def started(ort: Any, provider: str, session: Any) -> Any:
     """
     if provider not in session.get_providers():
         raise RuntimeUnavailableError(
-            f"onnxruntime {ort.__version__} lists {provider} and cannot start it here",
-            "Look at its messages above: a library of CUDA, cuDNN or TensorRT is missing or of another version",
+            f"onnxruntime {ort.__version__} lists {provider}, but cannot start it here",
+            "See its messages above: a library of CUDA, cuDNN or TensorRT is missing or of another version",
         )
     _log(ort, _FATAL)
     return session

@@ -252,7 +252,7 @@ class LiteRtSession:
         return [port.info for port in self._outputs]
 
     def get_providers(self) -> List[str]:
-        """Return a list of the provider's name."""
+        """Return a list that contains only the provider's name."""
         return [self._provider]
 
     def run(self, output_names: Optional[Sequence[str]], input_feed: Mapping[str, Any]) -> List[Any]:

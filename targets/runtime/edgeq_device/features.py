@@ -230,7 +230,7 @@ def interpret(evidence: Evidence) -> Reading:
     if denied:
         notes.append(f"/proc/cpuinfo lists {_joined(denied)}, which CPUID denies (an emulator?): not counted")
     if hidden:
-        notes.append(f"CPUID answers {_joined(hidden)}, which /proc/cpuinfo does not list: not counted")
+        notes.append(f"CPUID reports {_joined(hidden)}, which /proc/cpuinfo does not list: not counted")
     features = listed - denied | answered & _UNLISTED
     return Reading(architecture, features, source, denied | hidden, tuple(notes))
 

@@ -37,7 +37,7 @@ def percentile(ordered: np.ndarray, fraction: float) -> float:
     """
     if len(ordered) == 0:
         raise ValueError("no latencies to take a percentile of")
-    # 0.07 * 100 is 7.000000000000001 and 0.29 * 100 is 28.999999999999996: nudge before rounding down.
+    # Add 1e-9 before rounding down: 0.29 * 100 is 28.999999999999996, and 0.07 * 100 is 7.000000000000001.
     return float(ordered[min(len(ordered) - 1, int(fraction * len(ordered) + 1e-9))])
 
 

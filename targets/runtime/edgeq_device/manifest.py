@@ -319,7 +319,7 @@ def list_directory(root: Path) -> Dict[str, int]:
                     found[name] = entry.stat(follow_symlinks=False).st_size
                 else:
                     kind = "a link" if stat.S_ISLNK(mode) else "not a regular file"
-                    raise BundleError(f"{root}: {name!r} is {kind}; a bundle holds files only", AGAIN)
+                    raise BundleError(f"{root}: {name!r} is {kind}; a bundle contains only files", AGAIN)
     check_file_names(sorted(found), str(root))
     return found
 
@@ -337,7 +337,7 @@ def list_archive(archive: zipfile.ZipFile, where: str) -> Dict[str, zipfile.ZipI
         mode = info.external_attr >> 16
         if mode and not stat.S_ISREG(mode) and stat.S_IFMT(mode):
             kind = "a link" if stat.S_ISLNK(mode) else "not a regular file"
-            raise BundleError(f"{where}: {info.filename!r} is {kind}; a bundle holds files only", AGAIN)
+            raise BundleError(f"{where}: {info.filename!r} is {kind}; a bundle contains only files", AGAIN)
         if info.flag_bits & 0x1:
             raise BundleError(f"{where}: {info.filename!r} is encrypted")
         if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
@@ -397,13 +397,15 @@ def check_listing(
         )
     for name, record in sorted(records.items()):
         if found[name] != record.size:
-            raise BundleError(f"{where}: {name} has {found[name]} bytes, the manifest says {record.size}", AGAIN)
+            raise BundleError(f"{where}: {name} has {found[name]} bytes, the manifest states {record.size}", AGAIN)
     return tuple(others)
 
 
 def check_directory(root: Path, records: Mapping[str, FileRecord], to: Optional[Path] = None) -> Hashed:
-    """Hash every file of a bundle's directory, and copy it under `to` meanwhile if that is given. Return a record with
-    which files of `root` can be checked when they are opened later.
+    """Hash every file of a bundle's directory. If `to` is given, copy the files there meanwhile.
+
+    Returns:
+        A record with which files of `root` can be checked when they are opened later.
 
     Raises:
         BundleError: the files do not match the manifest.
@@ -489,12 +491,12 @@ def check_content(stream: IO[bytes], record: FileRecord, what: str, sink: Option
     for chunk in iter(lambda: stream.read(_CHUNK), b""):
         size += len(chunk)
         if size > record.size:
-            raise BundleError(f"{what} is larger than the {record.size} bytes that the manifest says", AGAIN)
+            raise BundleError(f"{what} is larger than the {record.size} bytes that the manifest states", AGAIN)
         digest.update(chunk)
         if sink is not None:
             sink.write(chunk)
     if size != record.size:
-        raise BundleError(f"{what} has {size} bytes, the manifest says {record.size}", AGAIN)
+        raise BundleError(f"{what} has {size} bytes, the manifest states {record.size}", AGAIN)
     if digest.hexdigest() != record.sha256:
         raise BundleError(f"{what} was changed: its sha256 is not the one in the manifest", AGAIN)
 

@@ -362,7 +362,7 @@ class _Walk:
                 else:
                     size, at = self._varint(at, end)
                 if size > end - at:
-                    raise self._wrong(f"a field at byte {start} is longer than what holds it")
+                    raise self._wrong(f"a field at byte {start} is longer than the message around it")
                 yield number, wire, at, at + size
                 at += size
             elif wire == _VARINT:
@@ -371,7 +371,7 @@ class _Walk:
             elif wire in (_FIXED32, _FIXED64):
                 size = 4 if wire == _FIXED32 else 8
                 if size > end - at:
-                    raise self._wrong(f"a field at byte {start} is longer than what holds it")
+                    raise self._wrong(f"a field at byte {start} is longer than the message around it")
                 yield number, wire, at, at + size
                 at += size
             else:

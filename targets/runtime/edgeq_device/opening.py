@@ -293,7 +293,7 @@ def read_feeds(session: Any, files: Sequence[str]) -> Dict[str, "np.ndarray[Any,
             key = key or name or (wanted[0] if len(wanted) == 1 else "")
             if not key:
                 names = ", ".join(wanted)
-                raise DataError(f"{path}: the model has several inputs", f"Write NAME={path}, NAME one of {names}")
+                raise DataError(f"{path}: the model has several inputs", f"Write NAME={path}, with NAME one of {names}")
             if key in feeds:
                 raise DataError(f"{path}: input {key!r} is given twice")
             feeds[key] = array

@@ -87,7 +87,7 @@ def _check_model(
 def _check_tensor(tensor: ExternalTensor, folder: str, files: Mapping[str, FileRecord], where: str) -> None:
     unknown = sorted(set(tensor.entries) - _KEYS)
     if unknown:
-        raise BundleError(f"{where} has {unknown[0][:60]!r} in its external data, an unknown key", AGAIN)
+        raise BundleError(f"{where} has the unknown key {unknown[0][:60]!r} in its external data", AGAIN)
     location = tensor.entries.get("location", "")
     if _ADDRESS in location.upper():
         raise BundleError(f"{where} has the location {location[:60]!r}, an address in memory", AGAIN)
@@ -207,7 +207,7 @@ def open_bundle(path: Union[str, Path], *, expect: Optional[str] = None) -> Bund
 def beside(source: Path, suffix: str) -> Path:
     """Return the path next to the bundle at `source` with the bundle's name and `suffix`."""
     place = source.absolute()
-    if place.name == "..":  # ".." is not a name, and would name the folder that it leads out of
+    if place.name == "..":  # FOLDER/.. has no name of its own, and a path next to it would be in FOLDER
         place = place.resolve()
     return place.with_name(place.name + suffix)
 

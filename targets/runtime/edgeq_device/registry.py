@@ -79,7 +79,7 @@ def parse_reference(text: str) -> Reference:
         if at and ("/" in place or "/" not in login):
             raise UsageError(
                 f"{place[:100]!a} has a login in front of it",
-                "Leave it out: logins are those of docker login and oras login",
+                "Leave it out, and log in with docker login or oras login",
             )
         raise UsageError(
             f"{text[:100]!a} is not a reference to a registry", "Write HOST/REPOSITORY, :TAG or @sha256:… after it"
@@ -133,7 +133,7 @@ class Registry:
 
     def _refused(self, answer: Answer) -> RuntimeUnavailableError:
         answer.body.close()
-        why = {401: "its login was refused", 403: "access is denied", 404: "it is not there"}
+        why = {401: "its login was refused", 403: "access is denied", 404: "it was not found"}
         reason = why.get(answer.status, "the registry refuses")
         return RuntimeUnavailableError(
             f"{self.reference}: {reason} (HTTP {answer.status})", "Check the name and the login"
@@ -221,7 +221,7 @@ _DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
 
 
 def pull(reference: Reference, output: Path, trust: Optional[Trust] = None, limits: Limits = LIMITS) -> str:
-    """Write the bundle at `reference` to the directory `output`, after all checks of an opened bundle.
+    """Write the bundle at `reference` to the directory `output`, after all checks of `open_bundle`.
 
     Returns:
         The sha256 of its manifest.

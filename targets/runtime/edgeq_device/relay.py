@@ -50,7 +50,7 @@ class Tail:
                 self._kept = (self._kept + piece)[-TAIL_BYTES:]
 
 
-# USER:PASSWORD@HOST, or TOKEN@HOST after http(s). In a path, only one slash follows. "@sha256:" begins a digest.
+# USER:PASSWORD@HOST, or TOKEN@HOST after http(s). A path keeps only one slash. "@sha256:" begins a digest.
 _PASSWORD = re.compile(r"(https?:/{1,2}|:)[^\s/\\'\"]{1,256}@(?!sha256:)", re.IGNORECASE)
 
 

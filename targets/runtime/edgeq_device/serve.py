@@ -112,7 +112,7 @@ class TensorInfo:
 
 
 class Guest:
-    """Start a program that answers requests, and talk to it. Call `end` when it is no longer needed.
+    """Start a program that answers requests, and send it requests. Call `end` when it is no longer needed.
 
     Args:
         title: name of the program in messages.

@@ -284,9 +284,7 @@ def _with_graphs(open_with: cuda.OpenWith, session: Any, options: Dict[str, str]
 
 
 def _providers(options: Dict[str, str]) -> List[Any]:
-    """Return TensorRT with `options`, then CUDA and the CPU. CUDA computes operators that are float32 in the file in
-    float32.
-    """
+    """Return TensorRT with `options`, then CUDA and the CPU. CUDA computes float32 operators of the file in float32."""
     return [(PROVIDER, options), (cuda.CUDA, engine_options(engines()[_CUDA_ENGINE])), CPU]
 
 
@@ -430,10 +428,10 @@ def best_threads(variant: Variant) -> int:
 @contextmanager
 def _gathered(model: Path, weights: Path, *, link: bool = True) -> Iterator[Path]:
     """Put `model` next to its external weights, in a folder that is removed after the block. Runtimes that do not know
-    the folder option need that.
+    the folder option need this.
 
-    The files are links if `link` is set and the system lets the user create them, else copies, because newer runtimes
-    refuse links that lead elsewhere. Hard links would change the times that `Variant.check_unchanged` compares.
+    The files are links if `link` is set and the system permits them, else copies. Newer runtimes need copies, because
+    they refuse links that lead elsewhere. Hard links would change the times that `Variant.check_unchanged` compares.
     """
     folder, remove = temporary_folder("edgeq-session-", f"{model} cannot be opened")
     try:

@@ -1,8 +1,8 @@
 """Check ECDSA signatures over P-256, P-384 and P-521 in plain Python. Nothing here is secret, so the time may vary.
 
-Verification follows SEC 1, version 2.0, section 4.1.4. Points have Jacobian coordinates (X, Y, Z) with x = X / Z² and y
-= Y / Z³. Z = 0 is the point at infinity. The formulas are dbl-2001-b and madd of the Explicit-Formulas Database, for
-curves y² = x³ - 3x + b.
+Verification follows SEC 1, version 2.0, section 4.1.4. Points have Jacobian coordinates (X, Y, Z) with x = X / Z² and
+y = Y / Z³. Z = 0 is the point at infinity. The formulas are dbl-2001-b and madd of the Explicit-Formulas Database,
+for curves y² = x³ - 3x + b.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ class Report:
 
     @property
     def passed(self) -> bool:
-        """Return whether no variant failed and at least one of `component` was loaded or passed its self-test."""
+        """Return whether no variant failed and a variant of `component` was loaded or passed its self-test."""
         named = self.component
         needed = (one.status for one in self.variants if named is None or one.variant.component == named)
         failed = any(one.status == FAILED for one in self.variants)

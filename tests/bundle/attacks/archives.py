@@ -86,7 +86,7 @@ def missing_file(files: dict[str, bytes]) -> bytes:
     return pack({name: data for name, data in files.items() if name != MODEL})
 
 
-@attack("the manifest says")
+@attack("the manifest states")
 def longer_file(files: dict[str, bytes]) -> bytes:
     return pack({**files, MODEL: files[MODEL] + b"\0"})
 

@@ -82,12 +82,12 @@ def flipped_byte(root: Path) -> None:
     (root / MODEL).write_bytes(data)
 
 
-@attack("the manifest says")
+@attack("the manifest states")
 def truncated_file(root: Path) -> None:
     (root / MODEL).write_bytes((root / MODEL).read_bytes()[:-1])
 
 
-@attack("the manifest says")
+@attack("the manifest states")
 def longer_file(root: Path) -> None:
     with (root / MODEL).open("ab") as stream:
         stream.write(b"\0")

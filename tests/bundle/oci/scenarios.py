@@ -240,8 +240,8 @@ def _at(where: str, reply: Callable[[Hostile], Reply]) -> Script:
 def _too_much() -> Iterator[Scenario]:
     for (what, (start, part)), where in itertools.product(FLOODS.items(), ("manifests", "blobs")):
         reply: Callable[[Hostile], Reply] = lambda _, start=start, part=part: _endless(part, start)  # type: ignore[misc]  # noqa: E731
-        yield Scenario(f"flood-{what}-{where}", _at(where, reply), "the manifest says|that digest|connection failed")
-    yield Scenario("cut-off", _at("blobs", lambda _: response(200, b"x", length=9)), "the manifest says|was changed")
+        yield Scenario(f"flood-{what}-{where}", _at(where, reply), "the manifest states|that digest|connection failed")
+    yield Scenario("cut-off", _at("blobs", lambda _: response(200, b"x", length=9)), "the manifest states|was changed")
     yield Scenario("closes", _at("blobs", lambda _: b""), "closed connection")
     yield Scenario("gibberish", _at("manifests", lambda _: b"\x1b[2J\x07all well\r\n\r\n"), BROKEN)
 

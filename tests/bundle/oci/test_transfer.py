@@ -166,7 +166,7 @@ def test_what_the_registry_changes(registry: Registry, good: Path, tmp_path: Pat
 
 def test_no_connection_no_login_not_there(registry: Registry, good: Path, tmp_path: Path) -> None:
     for name, problem in (
-        (f"{registry.host}/models/net@{SHA}", "it is not there"),
+        (f"{registry.host}/models/net@{SHA}", "it was not found"),
         (f"127.0.0.1:1/models/net@{SHA}", "the connection failed"),
     ):
         with pytest.raises(RuntimeUnavailableError, match=problem):
