@@ -197,8 +197,8 @@ def _free(folder):
 
 
 def _modules(folder):
-    """Return the folders outside of Python's own where it finds modules, the versions of numpy and onnxruntime, and
-    whether this Python is the one in FOLDER/venv.
+    """Return the versions of numpy and onnxruntime, the user's own folder of packages if there is one, and whether this
+    Python is the one in FOLDER/venv.
     """
     import importlib.util
     import site

@@ -286,7 +286,7 @@ def _three_quarters() -> int:
     sizes = []
     with suppress(ValueError, OSError):
         sizes.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-    # "max" means no limit. `open`, because pathlib is imported later.
+    # "max" means no limit. This uses `open`, because pathlib is imported later.
     with suppress(ValueError, OSError), open("/sys/fs/cgroup/memory.max", encoding="ascii") as stream:  # noqa: PTH123
         sizes.append(int(stream.read(32)))
     known = [size for size in sizes if size > 0]

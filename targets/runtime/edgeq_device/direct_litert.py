@@ -172,7 +172,7 @@ class _Port:
 
     @property
     def batched(self) -> bool:
-        """Return whether the model takes any number of samples but the file takes one."""
+        """Return whether the model takes any number of samples, although the file's tensor has one."""
         return bool(self.fixed) and self.fixed[0] == 1 and not isinstance(self.info.shape[0], int)
 
     def encoded(self, array: Any) -> Any:

@@ -39,7 +39,7 @@ def _opened(runtime: Any, content: bytes, model: str, given: int) -> Any:
     """Return an interpreter with enough memory for the activations, which may be larger than the file.
 
     Args:
-        given: bytes of memory that must be enough; 0: as much as it needs.
+        given: bytes of memory to use, or RuntimeUnavailableError if the model needs more; 0: as much as it needs.
     """
     arena = given or max(_LEAST_ARENA, _ARENA_TIMES * len(content))
     while True:

@@ -108,7 +108,7 @@ def _entries(options: Any) -> Dict[str, str]:
 
 
 def _external(model: Path) -> List[Tuple[str, str]]:
-    """Return the name in the model and the path of each file with external data."""
+    """Return, for each file with external data, its name in the model and its path."""
     folder, found = model.resolve().parent, {}
     for tensor in read_onnx(model, str(model)).external:
         name = tensor.entries.get("location", "")

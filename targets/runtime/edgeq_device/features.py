@@ -256,7 +256,7 @@ def normalise_architecture(machine: str) -> str:
 
 
 def normalise(spellings: Iterable[str]) -> FrozenSet[str]:
-    """Return the uniform names of features from any source."""
+    """Translate feature names of any source to the uniform names."""
     lower = (spelling.strip().lower() for spelling in spellings)
     return frozenset(_TABLE["spellings"].get(spelling, spelling) for spelling in lower if spelling)
 

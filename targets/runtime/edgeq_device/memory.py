@@ -1,5 +1,5 @@
-"""Measure how much memory a model takes. It runs in a separate process, because two sessions in one process cannot be
-told apart.
+"""Measure how much memory a model takes. The model runs in a separate process, because the memory of two sessions in
+one process cannot be told apart.
 """
 
 from __future__ import annotations

@@ -148,8 +148,8 @@ def read_onnx(path: Path, where: str) -> OnnxFile:
 def read_metadata(model: Union[Path, bytes], key: str, where: str) -> Optional[bytes]:
     """Return the value of entry `key` in the metadata of an ONNX file. Nothing else of the file is read.
 
-    Return None if there is no such entry, or if the file does not consist of protobuf fields. Opening the file later
-    reports that.
+    Return None if there is no such entry, or if the file does not consist of protobuf fields. Such a file is reported
+    when it is opened later.
 
     Raises:
         BundleError: the entry occurs twice.

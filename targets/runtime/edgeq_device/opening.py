@@ -46,7 +46,7 @@ class OutputCheck:
     Attributes:
         name: name of the output, and the place of the slice.
         max_error: largest absolute difference; infinite if shape or dtype differ, or values are not finite.
-        problem: description of any other difference than the values, else "".
+        problem: description of a difference in anything but the values; "" if there is none.
         tolerance: allowed absolute difference.
     """
 
@@ -331,7 +331,8 @@ def output_place(bundle: Bundle, wanted: Optional[Path]) -> Path:
     """Return the path for outputs: `wanted`, or one next to the bundle if `wanted` is None.
 
     Raises:
-        OutputError: the path is the bundle itself, would replace or add a part of it, or would make it unreadable.
+        OutputError: the path is the bundle itself, or is inside the bundle and would replace one of its files or make
+            the bundle invalid.
     """
     root = bundle.source.resolve()
     wanted = beside(bundle.source, ".outputs.npz") if wanted is None else wanted

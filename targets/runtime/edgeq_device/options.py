@@ -107,7 +107,7 @@ def read_session_options(options: Mapping[str, str], where: str, resolve: Callab
         resolve: function from a reference and its kind ("file" or "folder") to the path; it may raise BundleError.
 
     Raises:
-        BundleError: a bundle may not set the option, or not to that value.
+        BundleError: a bundle may not set the option, or may not set it to that value.
     """
     found = {}
     for key, value in options.items():
@@ -160,8 +160,8 @@ def check_names(session: Iterable[str], ep: str, provider: Iterable[str]) -> Non
 def ignore_options_in_models() -> None:
     """Prevent ONNX Runtime from reading options from a model's metadata. Call this before a session is opened.
 
-    ONNX Runtime does so if an environment variable is set. A model could then have a profile written into the current
-    directory.
+    ONNX Runtime reads them if an environment variable is set. A model could then make it write a profile into the
+    current directory.
     """
     if _FROM_MODELS in os.environ:
         os.environ[_FROM_MODELS] = "0"
@@ -305,7 +305,7 @@ def session_options(ort: Any, *, config: Mapping[str, str], threads: int = 0, op
     if not 0 <= threads <= MOST_THREADS:
         raise UsageError(f"{threads} threads are not possible", f"Give 0 (all cores) to {MOST_THREADS}")
     options = ort.SessionOptions()
-    options.log_severity_level = 4  # it also raises what it logs as an error, and that becomes one line
+    options.log_severity_level = 4  # ONNX Runtime also raises these errors, and each becomes one line
     options.intra_op_num_threads = threads
     options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, LEVELS[optimization])
     for key, value in sorted(config.items()):

@@ -152,7 +152,9 @@ class Bundle:
 
     @property
     def manifest_sha256(self) -> str:
-        """Return the hash that identifies the whole bundle, because the manifest lists the hashes of all files."""
+        """Return the hash of the manifest. It identifies the whole bundle, because the manifest lists the hashes of all
+        files.
+        """
         return hashlib.sha256(self.manifest).hexdigest()
 
     @property

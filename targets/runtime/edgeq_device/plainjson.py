@@ -21,7 +21,7 @@ def parse_json(data: bytes, where: str, *, values: Optional[int] = None, halves:
     Args:
         where: name of the file in messages.
         values: maximum number of values; None: as many as the size allows.
-        halves: True to accept half a character (a lone surrogate), which names of files that are not text contain.
+        halves: True to accept half a character (a lone surrogate), which may occur in file names that are not text.
 
     Raises:
         BundleError: the text is too large or too deep, is not JSON or not an object, or contains a key twice or a

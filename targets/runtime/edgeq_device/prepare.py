@@ -1,7 +1,7 @@
-"""Prepare an image or array for the model with the steps that the bundle records. The arithmetic is the same as
-edgeq's, in numpy.
+"""Prepare an image or array for the model with the steps that the bundle records. The arithmetic is that of edgeq, in
+numpy.
 
-The steps are those of `edgeq/data/steps`, and tests keep the two equal. Pillow decodes and resizes images. Only the
+The steps are those of `edgeq/data/steps`, and tests keep the two equal. Pillow decodes and resizes images; only the
 steps on pixels need it.
 """
 

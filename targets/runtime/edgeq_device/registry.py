@@ -179,7 +179,7 @@ class Registry:
         raise ValueError(f"over {MAX_REDIRECTS} redirects")
 
     def _login(self, asked: Iterable[str]) -> str:
-        """Return the Authorization header for the first of the registry's challenges that this login can meet."""
+        """Return the Authorization header for the first of the registry's challenges that edgeq can answer."""
         login = credentials(self.reference.host)
         for kind, values in challenges(asked):
             if kind == "basic" and login:

@@ -1,7 +1,8 @@
 """Relay the output of libraries to standard error, each line through `printable`.
 
-onnxruntime logs names from a file unchanged, and C code writes them to descriptors 1 and 2. In the process that works,
-both descriptors are a pipe that the waiting process reads. Python's own streams keep the caller's descriptors.
+onnxruntime logs names from a file unchanged, and C code writes them to descriptors 1 and 2. In the child process, which
+does the work, both descriptors are a pipe. The parent process reads that pipe. Python's own streams keep the caller's
+descriptors.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ def python_command(module: str) -> List[str]:
 
 @lru_cache(maxsize=1)
 def _root() -> Path:
-    """Return the folder or zip with edgeq_device. If a bundle's runner has read the zip, return a copy of it."""
+    """Return the folder or zip with edgeq_device. If the code came from a bundle's zip, return a copy of that zip."""
     content = getattr(getattr(__spec__, "loader", None), "content", None)
     if content is None:
         return Path(__file__).absolute().parent.parent

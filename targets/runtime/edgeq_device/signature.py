@@ -60,7 +60,7 @@ def curves() -> Tuple[Curve, ...]:
 
 @dataclass(frozen=True)
 class PublicKey:
-    """Hold a point of a curve that verifies signatures."""
+    """Hold a public key, a point of a curve."""
 
     curve: Curve
     x: int
