@@ -1,11 +1,12 @@
-"""Run edgeq's work on a board over SSH: keep files by their hashes, let one user in at a time, and end what runs.
+"""Run edgeq's work on a board over SSH: keep files by their hashes, let one user in at a time, and stop what that user
+started.
 
     edgeq_board.py serve FOLDER WHO           answers requests, one JSON object a line; holds the board's lock
-    edgeq_board.py attach FOLDER TOKEN -- ... runs a command for as long as that lock is held
+    edgeq_board.py attach FOLDER TOKEN -- ... runs a command until that lock is released
 
-Nothing is written outside FOLDER. The standard library alone; it starts on any Python 3, so that one that is too old
-is reported by its version. Both end when the link does: `serve` at the end of its input or after a minute without a
-sign of life, `attach` (and all that it started) within a second of that.
+The program writes only inside FOLDER and uses only the standard library. It starts on any Python 3, and so can report a
+version that is too old. Both commands end when the SSH link does. `serve` ends at the end of its input, or after a
+minute without a message. `attach` and all processes that it started end within a second after that.
 """
 
 import base64
@@ -24,14 +25,14 @@ SILENCE_S = 60.0
 CHUNK = 1 << 20
 LONGEST_LINE = 1 << 24
 _LOOK_S = 1.0
-# What limits a process, and what the board is: see edgeq/hardware/detect.py, which reads them.
+# Files that describe the board and the limits of its processes. edgeq/hardware/detect.py reads their contents.
 _GROUP_FILES = ("cpu.max", "cpu.cfs_quota_us", "cpu.cfs_period_us", "memory.max", "memory.limit_in_bytes")
 _FILES = ("proc/meminfo", "proc/self/cgroup", "proc/device-tree/model")
 _CACHE_FILES = ("level", "type", "size")
 
 
 class RefusedError(Exception):
-    """Report a request that is not done, and why, in one line."""
+    """Report a request that was refused, with the reason in one line."""
 
 
 class EndedError(Exception):
@@ -39,7 +40,7 @@ class EndedError(Exception):
 
 
 def main(arguments):
-    """Run one command; the exit code."""
+    """Run one command and return its exit code."""
     if arguments[0] == "serve":
         return serve(Path(arguments[1]), arguments[2])
     return attach(Path(arguments[1]), arguments[2], arguments[4:])
@@ -83,7 +84,7 @@ def serve(folder, who):
 
 
 def attach(folder, token, command):
-    """Run `command` on this process's input and output; kill it and all that it started when the lock is let go."""
+    """Run `command` on this process's input and output. Kill it and all that it started when the lock is released."""
     environment = dict(os.environ, TMPDIR=str(folder / "tmp"), ORT_DISABLE_TELEMETRY="1")
     parent = os.getppid()
     child = subprocess.Popen(command, env=environment, start_new_session=True)
@@ -102,14 +103,14 @@ def attach(folder, token, command):
 
 
 class _Lines:
-    """Lines and counted bytes of a file descriptor, with a limit on its silence."""
+    """Read lines and blocks of bytes from a file descriptor, with a limit on how long it may be silent."""
 
     def __init__(self, descriptor):
         self._descriptor = descriptor
         self._held = b""
 
     def line(self, patience_s):
-        """The next line, or None where there is none: the input ended, or was silent for so long."""
+        """Return the next line. Return None if the input ended or was silent for `patience_s` seconds."""
         while b"\n" not in self._held:
             if len(self._held) > LONGEST_LINE or not self._more(patience_s):
                 return None
@@ -117,7 +118,7 @@ class _Lines:
         return line
 
     def chunks(self, count):
-        """`count` bytes, piece by piece."""
+        """Yield `count` bytes, piece by piece."""
         while count:
             if not self._held and not self._more(SILENCE_S):
                 raise EndedError
@@ -139,13 +140,13 @@ def _say(answer):
 
 
 def _lock(folder, who):
-    """The held lock and None, or None and what is known of its holder."""
+    """Take the lock. Return its file descriptor and None, or None and a record of the present holder."""
     import fcntl
 
     descriptor = os.open(str(folder / "lock"), os.O_RDWR | os.O_CREAT, 0o600)
     for attempt in range(4):
         try:
-            # The kernel lets go of it when the process ends, however that happens: it is never stale.
+            # The kernel releases the lock whenever the process ends, even after a crash, so the lock is never stale.
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             time.sleep(0.3 * (attempt < 3))
@@ -183,7 +184,7 @@ def _held(folder, token):
 
 
 def _clear(folder):
-    """Remove what was for one session only, and programs of other versions."""
+    """Remove the files of a single session, and programs of other versions."""
     shutil.rmtree(str(folder / "tmp"), ignore_errors=True)
     (folder / "tmp").mkdir(exist_ok=True)
     for program in folder.glob("board-*"):
@@ -196,7 +197,9 @@ def _free(folder):
 
 
 def _modules(folder):
-    """Return where this Python finds modules apart from its own, and the versions of those that matter."""
+    """Return the versions of numpy and onnxruntime, the user's own folder of packages if there is one, and whether this
+    Python is the one in FOLDER/venv.
+    """
     import importlib.util
     import site
     from importlib import metadata
@@ -218,7 +221,7 @@ def _modules(folder):
 
 
 def _inside(folder, name):
-    """The path of `name` in `folder`; a name that leads elsewhere is refused."""
+    """Return the path of `name` in `folder`. Refuse a name that leads elsewhere."""
     parts = name.split("/")
     if name.startswith("/") or "\0" in name or any(part in ("", ".", "..") for part in parts):
         raise RefusedError("file name %r is not a plain path" % name)
@@ -234,7 +237,9 @@ def _sha256(path):
 
 
 def _places(folder, keep):
-    """Return where files and directories of them lie: for good, or for this session."""
+    """Return the folder for files and the folder for directories: permanent ones with `keep`, else those of this
+    session.
+    """
     base = folder if keep else folder / "tmp"
     for name in ("blobs", "trees"):
         (base / name).mkdir(parents=True, exist_ok=True)
@@ -242,7 +247,9 @@ def _places(folder, keep):
 
 
 def _tree(folder, request, lines):
-    """The directory of a listing, every file of it checked; `path` is "" where it is not here, or not whole."""
+    """Return the directory of a listing, after a check of all its files. `path` is "" if a file or the listing is
+    missing.
+    """
     blobs, trees = _places(folder, request["keep"])
     digest = request["digest"]
     root, listing = _inside(trees, digest), _inside(trees, digest + ".json")
@@ -258,7 +265,7 @@ def _tree(folder, request, lines):
         path, blob = _inside(root, name), _inside(blobs, sha256)
         found = path if path.exists() else blob
         if found.exists() and (found.stat().st_size != size or _sha256(found) != sha256):
-            for place in (path, blob):  # two names of one file, where the file system has hard links
+            for place in (path, blob):  # two names of one file if the file system has hard links
                 if place.exists():
                     place.unlink()
         if not path.exists():
@@ -286,7 +293,7 @@ def _remove_others(root, files):
 
 
 def _listing(folder, request, lines):
-    """Keep a listing, {path: [sha256, size]} as JSON; the hashes of files that are not here."""
+    """Store a listing, {path: [sha256, size]} as JSON, and return the hashes of files that are missing here."""
     blobs, trees = _places(folder, request["keep"])
     text = request["listing"].encode()
     digest = hashlib.sha256(text).hexdigest()
@@ -296,7 +303,7 @@ def _listing(folder, request, lines):
 
 
 def _put(folder, request, lines):
-    """Take the bytes of a file that follow the request."""
+    """Read the bytes of a file that follow the request, and store them under their hash."""
     blobs, _ = _places(folder, request["keep"])
     draft = folder / "tmp" / "incoming"
     digest, problem = hashlib.sha256(), None
@@ -306,20 +313,20 @@ def _put(folder, request, lines):
             try:
                 while piece and problem is None:
                     piece = piece[stream.write(piece) :]
-            except OSError as error:  # the rest is read all the same, or it would be taken for requests
+            except OSError as error:  # read the rest anyway, or it would be taken for requests
                 problem = error
     if problem is not None:
         draft.unlink()
         raise problem
     if digest.hexdigest() != request["sha256"]:
-        raise RefusedError("a file arrived with another content")
+        raise RefusedError("a file arrived with other content")
     draft.chmod(0o400)
     draft.replace(_inside(blobs, request["sha256"]))
     return {}
 
 
 def _describe(folder, request, lines):
-    """Describe the board and its state; `runtime`: where edgeq_device lies."""
+    """Describe the board and its state. `request["runtime"]` is the folder that contains edgeq_device."""
     if request["runtime"] not in sys.path:
         sys.path.insert(0, request["runtime"])
         sys.dont_write_bytecode = True
@@ -378,7 +385,7 @@ def _system_files(read):
 
 
 def _clean(folder, request, lines):
-    """Remove everything; the bytes that it took."""
+    """Remove everything and return its size in bytes."""
     size = sum(path.lstat().st_size for path in folder.rglob("*") if not path.is_dir())
     shutil.rmtree(str(folder))
     return {"bytes": size}
@@ -387,7 +394,7 @@ def _clean(folder, request, lines):
 _ANSWERS = {"tree": _tree, "listing": _listing, "put": _put, "describe": _describe, "clean": _clean}
 
 if __name__ == "__main__":
-    # What anybody prints must not come between the answers.
+    # Text that a library prints must not end up between the answers.
     _OUT = os.dup(1)
     if sys.argv[1] == "serve":
         os.dup2(2, 1)

@@ -1,14 +1,12 @@
-"""Run what edgeq needs inside an emulated machine, on a board, or in a process of its own for a plug-in engine: open
-models as a device would and answer requests that come over standard input, on standard output, in the frames of
-edgeq_device/arrays.py.
+"""Do edgeq's work inside an emulated machine, on a board, or in a separate process for a plug-in engine.
 
-Needs Python 3.9 or newer, numpy and onnxruntime, and edgeq_device next to it.
+The program opens models as a device would. It reads requests from standard input and answers on standard output, in the
+frames of edgeq_device/arrays.py. It needs Python 3.9 or newer, numpy, onnxruntime, and edgeq_device next to it. Python
+runs isolated. The first argument is a search path for modules, which comes first, like PYTHONPATH.
 
-Python runs isolated, and the first argument says where modules are looked for before elsewhere, as PYTHONPATH would.
-
-With `--mask LIBRARY` the library's traps answer in place of CPUID (edgeq/emulate/cpuid_mask.c); each further argument
-"LEAF:SUBLEAF:REGISTER:BITS" takes bits out of the answer. The path then leads to the copy of onnxruntime
-whose CPUID instructions are traps.
+With `--mask LIBRARY`, the library's traps answer instead of CPUID (edgeq/emulate/cpuid_mask.c). Each further argument
+"LEAF:SUBLEAF:REGISTER:BITS" removes bits from the answer. The search path then leads to the copy of onnxruntime whose
+CPUID instructions are traps.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ from typing import Any, Dict, Sequence, Tuple
 
 if __name__ == "__main__":
     sys.path[:0] = sys.argv.pop(1).split(os.pathsep)
-    # Threads of numpy's BLAS look for work for a second before they sleep, on an emulated CPU without end, and take a
+    # Threads of numpy's BLAS spin for a second before they sleep, and forever on an emulated CPU. They would take a
     # core from the model that is timed.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
@@ -45,7 +43,7 @@ from edgeq_device.sessions import onnxruntime, read_device
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Answer requests until there are no more."""
+    """Answer requests until the input ends."""
     shim = _mask(arguments[1], arguments[2:]) if arguments[:1] == ["--mask"] else None
     engine = {"assign": _assign, "compile": _compile}
     board = {"choose": _choose, "bench": _bench, "peak": _peak, "race": _race, "read": _read}
@@ -53,7 +51,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _assign(request: Dict[str, Any]) -> Dict[str, Any]:
-    """Report which provider takes which nodes, graph by graph."""
+    """Return which provider takes which nodes, graph by graph."""
     ort, options = _engine_options(request)
     options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
     session = ort.InferenceSession(request["model"], options)
@@ -62,7 +60,7 @@ def _assign(request: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def _compile(request: Dict[str, Any]) -> Dict[str, Any]:
-    """The model as the engine has compiled it, with the engine's own form of it inside."""
+    """Write the model that the engine compiles, with the engine's own code inside."""
     ort, options = _engine_options(request)
     compiler = ort.ModelCompiler(options, request["model"], embed_compiled_data_into_model=True)
     compiler.compile_to_file(request["output"])
@@ -70,7 +68,7 @@ def _compile(request: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def _engine_options(request: Dict[str, Any]) -> Tuple[Any, Any]:
-    """onnxruntime, and options with the request's engine in them."""
+    """Return the onnxruntime module, and session options with the engine of the request."""
     ort = onnxruntime()
     options = session_options(ort, config=BRIEF_SPIN, threads=0, optimization="all")
     add_engine(ort, read_engine(request["engine"]), options)
@@ -78,7 +76,7 @@ def _engine_options(request: Dict[str, Any]) -> Tuple[Any, Any]:
 
 
 def _features(request: Dict[str, Any], shim: Any) -> Dict[str, Any]:
-    """Return what the CPU itself reports: /proc/cpuinfo may be the host's."""
+    """Return the features that the CPU itself reports, because /proc/cpuinfo may be the host's."""
     evidence = gather()
     architecture = normalise_architecture(evidence.machine)
     if evidence.cpuid is not None:
@@ -102,8 +100,8 @@ def _open(request: Dict[str, Any]) -> Any:
 
 
 def _best(request: Dict[str, Any]) -> Any:
-    """The variant of a bundle that fits this device, or the one that is named; opened."""
-    bundle = open_bundle(request["bundle"])  # a copy of its files stays to the end of the process
+    """Open and return the variant of a bundle that fits this device, or the one that the request names."""
+    bundle = open_bundle(request["bundle"])  # a copy of its files is kept until the process ends
     return open_best(bundle, read_device(), name=request["variant"], threads=request["threads"])
 
 
@@ -113,7 +111,7 @@ def _choose(request: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def _bench(request: Dict[str, Any]) -> Dict[str, Any]:
-    """`bench_models`, of a bundle's variants or of models that requests to open them describe."""
+    """Run `bench_models` on a bundle's variants, or on models that requests to open them describe."""
     settings = {k: tuple(v) if isinstance(v, list) else v for k, v in request["settings"].items()}
     feeds, notes = None, ()
     if request["bundle"]:
@@ -129,7 +127,7 @@ def _bench(request: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def _subject(one: Dict[str, Any]) -> Any:
-    """A model of a benchmark: a variant of a bundle, or what a request to open one describes."""
+    """Return a model for a benchmark: a variant of a bundle, or the model that a request to open it describes."""
     if one.get("bundle"):
         variants = open_bundle(one["bundle"]).components[MAIN]
         model = bundle_models([variant for variant in variants if variant.name == one["variant"]])[0]
@@ -144,10 +142,10 @@ def _subject(one: Dict[str, Any]) -> Any:
 
 
 def _race(request: Dict[str, Any]) -> Dict[str, Any]:
-    """`rank_until_settled`, of models that requests to open them describe, each in a number of sessions."""
+    """Run `rank_until_settled` on models that requests to open them describe, each in several sessions."""
     feeds = [read_arrays(Path(request["feed"]))]
     runners: Dict[str, Any] = {one["name"]: [] for one in request["models"]}
-    end = time.perf_counter() + request["how"]["max_duration_s"]  # opening takes no longer than the race
+    end = time.perf_counter() + request["how"]["max_duration_s"]  # opening may take no longer than the race
     for turn in range(request["sessions"]):
         if turn and time.perf_counter() > end:
             break
@@ -172,7 +170,7 @@ def _race(request: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def _read(request: Dict[str, Any]) -> Dict[str, Any]:
-    """A file that was written here; it is removed."""
+    """Return the content of a file that was written here, and remove the file."""
     file = Path(request["file"])
     content = np.frombuffer(file.read_bytes(), np.uint8)
     file.unlink()

@@ -2,17 +2,18 @@
 
 In a program: `from edgeq_run import open_bundle; open_bundle().run("cat.jpg")`, with this file's folder on the path.
 
-Needs Python 3.9 or newer, numpy and onnxruntime. Its code is in edgeq_device.zip next to this file. This file reads
-that zip once, compares it with SHA256, and imports the code from memory: nothing of a zip that was changed runs. The
-same file is the bundle's `__main__.py`, so that `python some.edgeq verify` works on the zip as it is.
+It needs Python 3.9 or newer, numpy and onnxruntime. Its code is in edgeq_device.zip next to this file. This file reads
+that zip once, compares it with SHA256, and imports the code from memory, so no code of a changed zip runs. The bundle's
+`__main__.py` is the same file, so `python some.edgeq verify` works on the zip as it is.
 """
 
 import sys
 
-# A compiled file next to the sources would be one that the manifest does not know, and the next check would refuse it.
+# A compiled file next to the sources would not be in the manifest, and the next check would refuse it.
 sys.dont_write_bytecode = True
-# Python has put the bundle's own folder first: a `json.py` in it would be imported before anything could refuse it.
-# Where it runs a script isolated or on a safe path (-I, -P) it has not; a directory or a zip (__spec__) always.
+# Remove the bundle's own folder from the path: a `json.py` in it would be imported before anything could refuse it. For
+# a directory or a zip (__spec__), Python always puts the folder first. For a script it does so unless it runs isolated
+# or with a safe path (-I, -P).
 if __name__ == "__main__" and (
     __spec__ is not None or not (sys.flags.isolated or getattr(sys.flags, "safe_path", False))
 ):
@@ -26,22 +27,23 @@ from importlib.machinery import SourceFileLoader  # noqa: E402
 from importlib.util import spec_from_file_location  # noqa: E402
 from pathlib import Path  # noqa: E402
 
-# `python BUNDLE/ verify` has compiled this very file (as __main__.py) before it could turn that off.
+# Remove the compiled file: `python BUNDLE/ verify` compiles this file (as __main__.py) before the file can turn that
+# off.
 if __spec__ is not None and __spec__.cached is not None and Path(__spec__.cached).is_file():
     Path(__spec__.cached).unlink()
     if not any(Path(__spec__.cached).parent.iterdir()):
         Path(__spec__.cached).parent.rmdir()
 
-# onnxruntime's wheels report their use to their maker, and leave a file in the temporary folder, unless this is set.
+# Without this, onnxruntime's wheels report their use to Microsoft, and leave a file in the temporary folder.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
-# Threads of numpy's BLAS look for work for a second before they sleep, and take a core from the model that is timed.
+# Threads of numpy's BLAS spin for a second before they sleep, and would take a core from the model that is timed.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
 PACKAGE = "edgeq_device"
 ARCHIVE = f"{PACKAGE}.zip"
 SHA256 = ""
-"""Of that zip; written when edgeq makes a bundle."""
+"""sha256 of that zip. edgeq writes it here when it makes a bundle."""
 _MOST = 1 << 24
 
 
@@ -49,7 +51,7 @@ class _Source(SourceFileLoader):
     """Load modules and tables from a zip in memory, and never a compiled file.
 
     Attributes:
-        content: the bytes of the zip, for processes that this one starts.
+        content: bytes of the zip, for processes that this one starts.
     """
 
     def __init__(self, name, path, content, archive):
@@ -57,11 +59,11 @@ class _Source(SourceFileLoader):
         self.content, self._archive = content, archive
 
     def path_stats(self, path):
-        """Raise OSError, by which Python's loader takes the source and looks for no compiled file."""
+        """Raise OSError. Python's loader then uses the source and does not look for a compiled file."""
         raise OSError("no compiled file is looked for")
 
     def get_data(self, path):
-        """Return the bytes of the zip's file at `path`; raise OSError where it is not there."""
+        """Return the bytes of the zip's file at `path`. Raise OSError if there is no such file."""
         try:
             return self._archive.read("/".join(Path(path).parts[-2:]))
         except KeyError as error:
@@ -69,9 +71,9 @@ class _Source(SourceFileLoader):
 
 
 class _Finder:
-    """Find edgeq_device and its modules in the zip next to this file, where that has the hash that this file states.
+    """Find edgeq_device and its modules in the zip next to this file, if its hash is the one in this file.
 
-    Python's own finders would take an installed package or a folder of that name instead.
+    Python's own finders would use an installed package or a folder of that name instead.
     """
 
     def __init__(self, root):
@@ -79,7 +81,7 @@ class _Finder:
             content = _content(root)
         except (KeyError, FileNotFoundError) as error:
             raise ImportError(f"{ARCHIVE} is missing") from error
-        except Exception as error:  # OSError, and what a damaged zip raises
+        except Exception as error:  # OSError, and errors that a damaged zip raises
             raise ImportError(f"{ARCHIVE} cannot be read ({_text(error)})") from error
         if hashlib.sha256(content).hexdigest() != SHA256:
             raise ImportError(f"{ARCHIVE} was changed: it has another sha256 than edgeq_run.py states")
@@ -88,7 +90,7 @@ class _Finder:
         self._names = frozenset(self._archive.namelist())
 
     def find_spec(self, name, path=None, target=None):
-        """Return the import spec of `edgeq_device` or a module of it; None for every other name."""
+        """Return the import spec of `edgeq_device` or one of its modules, or None for every other name."""
         package, _, module = name.partition(".")
         file = f"{module or '__init__'}.py"
         if package != PACKAGE or f"{PACKAGE}/{file}" not in self._names:
@@ -100,7 +102,7 @@ class _Finder:
 
 
 def _content(root):
-    """Return the bytes of the zip in a bundle, which is a folder or a zip itself."""
+    """Return the bytes of the zip in a bundle. The bundle is a folder or itself a zip."""
     if root.is_dir():
         with (root / ARCHIVE).open("rb") as file:
             return file.read(_MOST)
@@ -113,10 +115,10 @@ def _text(error):
 
 
 def open_bundle(path=None, variant=None, threads=0, trust=None):
-    """Open the model of the bundle at `path`, by default the one that this file is part of: see `Model`.
+    """Open the model of the bundle at `path`, by default the bundle of this file: see `Model`.
 
-    `open_bundle("dist").run("cat.jpg")` returns the outputs by name. The hashes are checked before anything of the
-    bundle is used, and its signature where keys are trusted here.
+    `open_bundle("dist").run("cat.jpg")` returns the outputs by name. Before anything of the bundle is used, its hashes
+    are checked, and its signature if keys are trusted here.
     """
     root = Path(os.path.realpath(__file__)).parent
     if PACKAGE not in sys.modules:
@@ -131,12 +133,12 @@ if __name__ == "__main__":
     try:
         sys.meta_path.insert(0, _Finder(root))
     except ImportError as error:
-        print(f"edgeq_run: {root} is not whole: {error}. Get the bundle again", file=sys.stderr)
+        print(f"edgeq_run: {root} is incomplete: {error}. Get the bundle again", file=sys.stderr)
         sys.exit(7)
     try:
         from edgeq_device.cli import program
 
-        # The bundle keeps the name by which it was called, but where this file alone is a link from somewhere else.
+        # Use the bundle's path as the user wrote it, except if this file alone is a link into the bundle.
         sys.exit(program(root if Path(__file__).is_symlink() else Path(__file__).parent))
     except ImportError as error:
         if (error.name or "").partition(".")[0] != "numpy":

@@ -129,12 +129,12 @@ ENTRIES: dict[str, tuple[Change, str]] = {
     "offset of many digits": (entry("offset", "9" * 5000), "a text of 5000 bytes"),
     "offset beyond 64 bits": (entry("offset", str(1 << 64)), "has the offset"),
     "offset beyond the file": (entry("offset", "4"), f"which has {BYTES}"),
-    "length beyond the file": (entry("length", str(BYTES + 4)), f"has {BYTES + 4} bytes where"),
-    "length of nothing": (entry("length", "0"), "has 0 bytes where"),
-    "length less than the shape": (entry("length", str(BYTES - 4)), f"has {BYTES - 4} bytes where"),
+    "length beyond the file": (entry("length", str(BYTES + 4)), f"has {BYTES + 4} bytes, but"),
+    "length of nothing": (entry("length", "0"), "has 0 bytes, but"),
+    "length less than the shape": (entry("length", str(BYTES - 4)), f"has {BYTES - 4} bytes, but"),
     "empty length": (entry("length", ""), "has the length ''"),
-    "unknown key": (entry("prepacked_0", "x"), "has 'prepacked_0' in its external data"),
-    "huge shape": (attribute("dims", [1 << 62, 1 << 62]), "bytes where its shape and type need"),
+    "unknown key": (entry("prepacked_0", "x"), "has the unknown key 'prepacked_0' in its external data"),
+    "huge shape": (attribute("dims", [1 << 62, 1 << 62]), "bytes, but its shape and type need"),
     "negative shape": (attribute("dims", [-1, SIZE]), "or a negative one"),
     "strings": (attribute("data_type", TensorProto.STRING), "data type 8, which cannot be external"),
     "no type": (attribute("data_type", 0), "data type 0, which cannot be external"),
@@ -206,7 +206,7 @@ def renamed(bundle: Path, name: str) -> None:
 @pytest.mark.parametrize("name", ["model.ort", "model.onnx.ort", "model", "model.ONNX"])
 def test_models_are_onnx_by_their_name(name: str, bundle: Path) -> None:
     renamed(bundle, name)
-    refused(bundle, "is not named as an ONNX file")
+    refused(bundle, "does not have the suffix .onnx")
 
 
 def test_models_are_onnx_by_their_bytes(bundle: Path) -> None:
@@ -215,7 +215,7 @@ def test_models_are_onnx_by_their_bytes(bundle: Path) -> None:
     refused(bundle, "is in ONNX Runtime's own format")
 
 
-@pytest.mark.parametrize(("data", "says"), [(b"", "is empty"), (b"nonsense", "not an ONNX file as one is written")])
+@pytest.mark.parametrize(("data", "says"), [(b"", "is empty"), (b"nonsense", "is not a valid ONNX file")])
 def test_a_model_that_is_none_is_refused(data: bytes, says: str, bundle: Path) -> None:
     (bundle / MODEL).write_bytes(data)
     seal(bundle)
@@ -227,7 +227,7 @@ def test_compiled_code_is_refused(bundle: Path) -> None:
     model.graph.node.add(op_type="EPContext", domain="com.microsoft", output=["z"])
     (bundle / MODEL).write_bytes(model.SerializeToString())
     seal(bundle)
-    refused(bundle, "holds code compiled for one device")
+    refused(bundle, "contains code compiled for one device")
 
 
 @pytest.fixture
@@ -265,7 +265,7 @@ def test_weights_that_would_take_the_models_place_are_refused(sharing: Path) -> 
     ort["session_options"][EXTERNAL_FOLDER] = "weights"
     (sharing / COMPONENT).write_text(json.dumps(component))
     seal(sharing)
-    with pytest.raises(BundleError, match="would be one file where they meet"):
+    with pytest.raises(BundleError, match="would be the same file in one folder"):
         open_bundle(sharing)
 
 

@@ -343,7 +343,7 @@ def test_a_compiled_program_is_refused_by_both_and_by_the_writer(good: Path, cop
         ["-m", "edgeq", "verify", str(copy)],
         [str(good / "edgeq_run.py"), "verify", "--bundle", str(copy)],
     ):
-        assert "holds code compiled for one device (EPContext)" in refused(command, tmp_path, code=7)
+        assert "contains code compiled for one device (EPContext)" in refused(command, tmp_path, code=7)
     (tmp_path / "c.onnx").write_bytes((copy / MODEL).read_bytes())
     from edgeq.errors import BundleError as EdgeqBundleError
 

@@ -26,13 +26,13 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("option", [("--qps", "5"), ("--latency-bound", "3"), ("--batch", "4")], ids=lambda o: o[0])
 def test_bench_takes_no_option_of_another_scenario(workspace: Workspace, option: tuple[str, str]) -> None:
-    line = f"{option[0]} says nothing in the single-stream scenario. Leave it out, or choose --scenario"
+    line = f"{option[0]} has no effect in the single-stream scenario. Leave it out, or choose --scenario"
     workspace.refused(2, "bench", "net.onnx", *option, *QUICK, says=line)
 
 
 def test_nor_does_the_runner(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "--bundle", str(bundle), "--qps", "5", *QUICK]) == 2
-    line = "--qps says nothing in the single-stream scenario. Leave it out, or choose --scenario server\n"
+    line = "--qps has no effect in the single-stream scenario. Leave it out, or choose --scenario server\n"
     assert capsys.readouterr().err.endswith(line)
 
 

@@ -61,7 +61,7 @@ def test_an_npy_file_has_no_name(tmp_path: Path) -> None:
 
 def test_objects_are_refused_both_ways(tmp_path: Path) -> None:
     objects = np.array([{"a": 1}], dtype=object)
-    with pytest.raises(DataError, match="holds Python objects"):
+    with pytest.raises(DataError, match="contains Python objects"):
         write_npz(io.BytesIO(), {"x": objects})
     (tmp_path / "x.npy").write_bytes(npy(objects, allow_pickle=True))
     with pytest.raises(DataError, match="pickled Python objects"):
@@ -78,7 +78,7 @@ def test_a_header_that_promises_too_much(tmp_path: Path) -> None:
     lying = head.replace(b"'shape': (10, 10)", b"'shape': (99, 99)")
     for content in (lying, head[:-1], head + b"\0"):
         (tmp_path / "x.npy").write_bytes(content)
-        with pytest.raises(DataError, match="its header promises"):
+        with pytest.raises(DataError, match="its header states"):
             read_arrays(tmp_path / "x.npy")
     (tmp_path / "x.npy").write_bytes(data)
     with pytest.raises(DataError):

@@ -182,7 +182,7 @@ def test_an_option_of_another_scenario_is_refused(given: dict[str, Any], option:
         if scenario in takers:
             assert parse_settings(scenario=scenario, **given).scenarios == (scenario,)
         else:
-            line = f"{option} says nothing in the {scenario} scenario. .*--scenario {' or '.join(takers)}"
+            line = f"{option} has no effect in the {scenario} scenario. .*--scenario {' or '.join(takers)}"
             with pytest.raises(UsageError, match=line):
                 parse_settings(scenario=scenario, **given)
     parse_settings(scenario="all", **given)

@@ -107,7 +107,7 @@ def test_a_file_that_states_nothing_has_its_own_inputs() -> None:
         ({"x": np.zeros((1, 2, 3, 4))}, r"float64 \[1, 2, 3, 4\], the model takes float32"),
         ({"x": np.zeros((1, 3, 4, 2), np.float32)}, r"\[1, 3, 4, 2\], the model takes"),
         ({"x": np.zeros((0, 2, 3, 4), np.float32)}, "or none"),
-        ({"x": np.zeros((1, 2, 3, 4), np.float32), "z": 0}, "the model takes x alone"),
+        ({"x": np.zeros((1, 2, 3, 4), np.float32), "z": 0}, "the model takes only x"),
     ],
 )
 def test_another_input_is_refused(feed: dict[str, Any], says: str) -> None:

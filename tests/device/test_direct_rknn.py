@@ -71,7 +71,7 @@ def test_what_was_compiled_is_inside_and_comes_out_again(tmp_path: Path) -> None
     model = onnx.load(file)
     del model.graph.node[:]
     onnx.save(model, file)
-    with pytest.raises(BundleError, match="holds 0 compiled models in place of one"):
+    with pytest.raises(BundleError, match="contains 0 compiled models instead of one"):
         read_context(file, "m")
 
 
@@ -97,7 +97,7 @@ def test_wrong_inputs_are_refused_and_no_answer_is_an_error(lite: Path) -> None:
         ({}, "input 'x' is missing"),
         ({"x": x.astype(np.float64)}, "float64"),
         ({"x": x[:, :1]}, r"takes float32 \[1, 2, 3, 4\]"),
-        ({"x": x, "z": x}, "takes x alone"),
+        ({"x": x, "z": x}, "takes only x"),
     ):
         with pytest.raises(ValueError, match=problem):
             session.run(None, feed)

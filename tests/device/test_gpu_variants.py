@@ -49,7 +49,7 @@ def test_cuda_where_tensorrt_is_missing_or_old() -> None:
     assert select(ALL, without).variant.name == "cuda"
     assert judge(FOR_A100, without).reasons == ("TensorRT 10 is not installed",)
     old = gpu_device("a100", tensorrt="8.6.1")
-    assert judge(FOR_A100, old).reasons == ("it needs TensorRT 10.0, here is 8.6.1",)
+    assert judge(FOR_A100, old).reasons == ("it needs TensorRT 10.0, this device has 8.6.1",)
 
 
 def test_the_cpu_where_there_is_no_gpu() -> None:
@@ -63,7 +63,7 @@ def test_a_table_is_for_old_tensorrt_only() -> None:
     table = variant("table", ep=TENSORRT, rank=130, info=TABLE_INFO)
     assert judge(table, gpu_device("t4", tensorrt="8.6.1")).fits
     assert judge(table, gpu_device("t4", tensorrt="11.2.0")).reasons == (
-        "it needs a TensorRT below 11.0, here is 11.2.0",
+        "it needs a TensorRT below 11.0, this device has 11.2.0",
     )
 
 
@@ -101,8 +101,8 @@ def test_an_engine_that_answers_wrongly_gives_way(tmp_path: Path, monkeypatch: p
     table = replace(wrong, info={**T4_INFO, "table": "ranges"})
     opened = open_best(bundle(wrong, ON_CUDA), gpu_device("t4"))
     assert opened.choice.variant is ON_CUDA
-    assert opened.passed_over == ("not t4: TensorRT's engine is not right here: output y: error 1 is over 0.1",)
-    with pytest.raises(CheckFailedError, match="TensorRT's engine is not right here"):
+    assert opened.passed_over == ("not t4: TensorRT's engine gives wrong results here: output y: error 1 is over 0.1",)
+    with pytest.raises(CheckFailedError, match="TensorRT's engine gives wrong results here"):
         open_best(bundle(wrong, ON_CUDA), gpu_device("t4"), name="t4")
     assert open_best(bundle(table, ON_CUDA), gpu_device("t4")).choice.variant is table
     right = replace(wrong, tolerance={"y": 1.5})

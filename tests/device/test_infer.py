@@ -28,7 +28,7 @@ def test_several_inputs_in_several_files(tmp_path: Path) -> None:
 
 def test_a_nameless_array_among_several_inputs(tmp_path: Path) -> None:
     np.save(tmp_path / "ids.npy", np.zeros((1, 5), np.int64))
-    with pytest.raises(DataError, match="NAME one of ids, mask"):
+    with pytest.raises(DataError, match="with NAME one of ids, mask"):
         read_feeds(TWO, [str(tmp_path / "ids.npy")])
 
 

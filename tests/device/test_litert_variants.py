@@ -120,7 +120,7 @@ def test_the_file_runs_where_its_package_is_right(device: Device) -> None:
         (("refuses the file", "1.2"), "refuses variant own-fake: Op builtin_code out of range: 999. Are you using"),
         (("crashes at run", "1.2"), "fake 1.2 ended: signal SIGSEGV"),
         (("hangs", "1.2"), "fake 1.2 does not answer within 2 s"),
-        (("answers wrong", "1.2"), "fake 1.2 is not right here: output y: error 1 is over"),
+        (("answers wrong", "1.2"), "fake 1.2 gives wrong results here: output y: error 1 is over"),
     ],
     indirect=["device"],
     ids=lambda part: "-".join(part)[:20],
@@ -137,5 +137,5 @@ def test_the_fallback_runs_and_one_line_says_why(device: Device, line: str) -> N
 def test_an_engine_is_given_no_file_of_another_name(device: Device) -> None:
     own = variant("own", linear(device.root / "o.onnx", 0.0), 0.0)
     wrong = variant("own-fake", device.root / "o.onnx", 0.0, ep="FakeExecutionProvider", info={"precision": "f32"})
-    with pytest.raises(BundleError, match="is not named as a file of fake"):
+    with pytest.raises(BundleError, match="does not have the suffix of fake"):
         write_bundle(BundleSpec("linear", (own, wrong)), device.root / "w")

@@ -44,7 +44,7 @@ def test_clock_and_temperature_are_followed(tmp_path: Path, clock: Any) -> None:
     assert seen["temperature_c"]["zone0"] == {"first": 50.0, "last": 79.0, "min": 50.0, "max": 81.0}
     notes = environment_notes(seen, 4)
     assert notes == [
-        "the clock moved between 1500 and 2400 MHz during the measurement",
+        "the clock varied between 1500 and 2400 MHz during the measurement",
         "zone0 warmed from 50 to 81 degrees C",
     ]
 
@@ -94,7 +94,7 @@ def test_counts_are_of_the_measurement_only(tmp_path: Path, clock: Any) -> None:
     write(tmp_path, "sys/fs/cgroup/cpu.stat", "nr_throttled 13\n")
     seen = monitor.finish()
     assert seen["quota_throttles"] == 3
-    assert environment_notes(seen, 4) == ["the container's CPU quota held the process back in 3 periods"]
+    assert environment_notes(seen, 4) == ["the container's CPU quota throttled the process in 3 periods"]
 
 
 def test_a_calm_machine_gives_no_notes() -> None:

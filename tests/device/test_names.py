@@ -74,7 +74,7 @@ def test_what_is_allowed_stays_inside(name: str) -> None:
 
 def test_sets_of_names() -> None:
     check_file_names(["a/b", "a/c", "ab"], "here")
-    with pytest.raises(BundleError, match="is there twice"):
+    with pytest.raises(BundleError, match="occurs twice"):
         check_file_names(["a/B", "A/b"], "here")
     with pytest.raises(BundleError, match="both a file and the directory"):
         check_file_names(["a/b", "a/b/c"], "here")

@@ -93,12 +93,12 @@ BROKEN = [
     (("", ""), "needs the package edgeq-fake-engine, not installed here. Install it: python -m pip install"),
     (("", "1.1.9"), "edgeq-fake-engine 1.1.9 is older than 1.2"),
     (("crashes at load", "1.2.3"), "fake 1.2.3 ended: signal SIGSEGV"),
-    (("does not load", "1.2.3"), "undefined symbol: fake. Renew it: python -m pip install"),
+    (("does not load", "1.2.3"), "undefined symbol: fake. Update it: python -m pip install"),
     (("no device", "1.2.3"), "fake finds no CPU that it can use here. Install the driver of the fake"),
     (("crashes at run", "1.2.3"), "fake 1.2.3 ended: signal SIGSEGV"),
     (("crashes later", "1.2.3"), "fake 1.2.3 ended: signal SIGSEGV"),
     (("hangs", "1.2.3"), "fake 1.2.3 does not answer within 2 s"),
-    (("answers wrong", "1.2.3"), "fake 1.2.3 is not right here: output y: error"),
+    (("answers wrong", "1.2.3"), "fake 1.2.3 gives wrong results here: output y: error"),
 ]
 
 
@@ -115,7 +115,7 @@ BROKEN_DIRECT = [
     (("other outputs", "1.2.3", "direct"), "FakeExecutionProvider has other inputs or outputs than the file"),
     (("crashes at run", "1.2.3", "direct"), "fake 1.2.3 ended: signal SIGSEGV"),
     (("hangs", "1.2.3", "direct"), "fake 1.2.3 does not answer within 2 s"),
-    (("answers wrong", "1.2.3", "direct"), "fake 1.2.3 is not right here: output y: error"),
+    (("answers wrong", "1.2.3", "direct"), "fake 1.2.3 gives wrong results here: output y: error"),
 ]
 
 

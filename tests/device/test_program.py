@@ -58,7 +58,7 @@ def test_images_are_prepared_as_on_the_workstation(
 @pytest.mark.parametrize(
     ("record", "problem"),
     [
-        ({"function": {"function": "f"}}, "does not travel"),
+        ({"function": {"function": "f"}}, "a bundle does not contain"),
         ({"steps": [{"op": "explode"}]}, "does not know the preprocessing step 'explode'"),
         ({"steps": [{"op": "resize", "size": [70000, 70000]}]}, "70000x70000"),
         ({"steps": [{"op": "layout"}]}, "step layout does not fit"),

@@ -61,11 +61,11 @@ def test_the_first_wins_a_tie() -> None:
 def test_the_runtime_must_be_new_enough(minimum: str, runtime: str, fits: bool) -> None:
     verdict = judge(variant(min_onnxruntime=minimum), device(runtime=runtime))
     assert verdict.fits is fits
-    assert fits or verdict.reasons == (f"it needs onnxruntime {minimum}, here is {runtime}",)
+    assert fits or verdict.reasons == (f"it needs onnxruntime {minimum}, this device has {runtime}",)
 
 
 def test_what_onnxruntime_does_not_run_is_not_chosen() -> None:
-    assert judge(variant(model=None), device()).reasons == ("it is not run by ONNX Runtime",)
+    assert judge(variant(model=None), device()).reasons == ("ONNX Runtime does not run it",)
 
 
 def test_nothing_fits() -> None:

@@ -68,11 +68,11 @@ def test_texts_are_compared_of_arrays_of_any_width() -> None:
 @pytest.mark.parametrize(
     ("found", "expected", "says"),
     [
-        (RIGHT, RIGHT.ravel(), "shape (1, 3) where (3,) is expected"),
-        (RIGHT, RIGHT.astype(np.float64), "dtype float32 where float64"),
+        (RIGHT, RIGHT.ravel(), "shape (1, 3) instead of (3,)"),
+        (RIGHT, RIGHT.astype(np.float64), "dtype float32 instead of float64"),
         (RIGHT * np.float32("nan"), RIGHT, "it is not finite"),
         (RIGHT, RIGHT * np.float32("inf"), "the expected values are not finite"),
-        (np.array(["a"]), np.array(["bc"]), "its texts are others"),
+        (np.array(["a"]), np.array(["bc"]), "its texts differ"),
         (np.array([b"a"]), np.array([b"a"]), "cannot be compared"),
     ],
 )

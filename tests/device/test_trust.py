@@ -49,19 +49,19 @@ def test_a_folder(tmp_path: Path) -> None:
     ("name", "text", "problem"),
     [
         ("x.pub", "nothing", "not an elliptic-curve public key"),
-        ("x.pub", pem(KEY).replace("-----END", "----END"), "not whole"),
-        ("x.pub", pem(KEY) + "-----BEGIN PUBLIC KEY-----\n", "not whole"),
+        ("x.pub", pem(KEY).replace("-----END", "----END"), "is cut off"),
+        ("x.pub", pem(KEY) + "-----BEGIN PUBLIC KEY-----\n", "is cut off"),
         ("x.pub", pem(KEY).replace("M", "-", 1), "not base64"),
-        ("x.pem", pem(KEY, "EC PRIVATE KEY"), "holds a EC PRIVATE KEY"),
+        ("x.pem", pem(KEY, "EC PRIVATE KEY"), "contains a EC PRIVATE KEY"),
         ("x.pub", pem(KEY).replace("==", "="), "not base64"),
         ("x.pub", pem(KEY).replace("-----END", "Comment: x\n-----END"), "not base64"),
         ("x.crt", f"not-after: 2031-01-01\n{pem(KEY, 'CERTIFICATE')}", "has its own last day"),
         ("x.pub", "x" * (1 << 20) + "x", "larger than"),
-        ("revoked.text", "a" * 64, "is none of"),
-        ("revoked.txt", "a" * 63, "is not an id of a key"),
+        ("revoked.text", "a" * 64, "has none of the suffixes"),
+        ("revoked.txt", "a" * 63, "is not the id of a key"),
         ("revoked.txt", b"\xff", "neither DER nor text"),
         ("revoked.txt", f"# lost\r{'a' * 64}", "revoked.txt:1: .* control character"),
-        ("revoked.txt", "", "holds no key"),
+        ("revoked.txt", "", "contains no key"),
     ],
 )
 def test_what_is_not_understood_is_refused(name: str, text: str | bytes, problem: str, tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ def test_the_place_of_a_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(UsageError, match="no key is trusted here"):
         trust_for(None, required=True)
     place.mkdir()
-    with pytest.raises(UsageError, match="holds no key"):
+    with pytest.raises(UsageError, match="contains no key"):
         trust_for(None, required=False)
     write(place / "a.pub", pem(KEY))
     found = trust_for(None, required=False)
@@ -162,5 +162,5 @@ def test_rotation_expiry_and_revocation(tmp_path: Path, monkeypatch: pytest.Monk
         who(by_old)
     assert who(by_new) == "new.pub"
     other = {"a": "1" * 64}
-    with pytest.raises(BundleError, match="was changed, by its signature"):
+    with pytest.raises(BundleError, match="was changed, according to its signature"):
         trust_module.verify_signature(by_new, other, read_trust(folder), "m")

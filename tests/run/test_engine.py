@@ -48,7 +48,7 @@ def test_a_described_engine_runs_in_a_process_of_its_own(tmp_path: Path, monkeyp
         ("crashes at load", r"the process of fake ended: signal SIGSEGV"),
         (
             "does not load",
-            r"cannot load .*libfake.so: .*undefined symbol: fake\. Renew it: python -m pip",
+            r"cannot load .*libfake.so: .*undefined symbol: fake\. Update it: python -m pip",
         ),
         ("no device", r"fake finds no CPU that it can use here. Install the driver of the fake"),
         ("does not start", r"does not start FakeExecutionProvider here"),
@@ -159,7 +159,7 @@ def test_a_package_runs_by_itself_where_the_plugin_does_not(tmp_path: Path, monk
         for wrong in ({}, {"image": FEED["image"].astype(np.float64)}, {"image": FEED["image"][..., :3]}):
             with pytest.raises(ValueError, match="input 'image' is"):
                 session.run(None, wrong)
-        with pytest.raises(ValueError, match="the model takes image alone"):
+        with pytest.raises(ValueError, match="the model takes only image"):
             session.run(None, {**FEED, "more": FEED["image"]})
     compiled = [json.loads(line) for line in (tmp_path / "compiled.jsonl").read_text().splitlines()]
     assert [line[1] for line in compiled] == [{"HINT": "brain"}] * 2

@@ -1,7 +1,7 @@
-"""Read and write arrays: files of numpy's, and frames with arrays over a pipe.
+"""Read and write arrays: numpy's files, and frames with arrays over a pipe.
 
-A frame carries a request or an answer between edgeq and a program that it runs elsewhere: the length of a JSON text
-(4 bytes, little endian), the text, and the bytes of the arrays that it lists.
+A frame carries a request or an answer between edgeq and a program that it runs elsewhere. It consists of the length of
+a JSON text (4 bytes, little endian), the text, and the bytes of the arrays that the text lists.
 """
 
 from __future__ import annotations
@@ -29,8 +29,11 @@ MAX_ARRAY_BYTES = 1 << 32
 
 
 def one_array(value: Any) -> "np.ndarray[Any, Any]":
-    """Return what a session gives for one output as an array that an .npz can hold: texts in NumPy's own type, the
-    elements of a sequence's parts in a row, and no elements for an optional that is absent."""
+    """Return a session's value of one output as an array that an .npz can store.
+
+    Texts become an array of NumPy's own text type. The elements of a sequence's parts are joined in one row. An absent
+    optional becomes an array without elements.
+    """
     if isinstance(value, list):
         parts = [one_array(part).ravel() for part in value]
         return np.concatenate(parts) if parts else np.empty(0, np.float32)
@@ -42,13 +45,13 @@ def one_array(value: Any) -> "np.ndarray[Any, Any]":
 def write_npz(
     target: Union[Path, IO[bytes]], arrays: Mapping[str, "np.ndarray[Any, Any]"], level: Optional[int] = None
 ) -> None:
-    """Write a compressed .npz that depends on names and values alone: sorted members, a fixed date.
+    """Write a compressed .npz whose bytes depend only on names and values: members are sorted and have a fixed date.
 
     Args:
-        level: of compression, 0 to 9; None takes zlib's own choice.
+        level: compression level, 0 to 9; None uses zlib's default.
 
     Raises:
-        DataError: an array of Python objects, which would need pickle.
+        DataError: an array contains Python objects, which would need pickle.
     """
     with zipfile.ZipFile(target, "w") as archive:
         for name in sorted(arrays):
@@ -56,13 +59,15 @@ def write_npz(
             try:
                 np.lib.format.write_array(buffer, np.asarray(arrays[name], order="C"), allow_pickle=False)
             except ValueError as error:
-                raise DataError(f"{name!r} holds Python objects, which an .npz without pickle cannot") from error
+                raise DataError(
+                    f"{name!r} contains Python objects, which an .npz without pickle cannot store"
+                ) from error
             archive.writestr(plain_entry(f"{name}.npy"), buffer.getvalue(), compresslevel=level)
 
 
 def plain_entry(name: str) -> zipfile.ZipInfo:
-    """Return a compressed member that depends on its name alone. Its date is the earliest that a zip can store: a
-    real one would make two equal archives differ.
+    """Return a compressed member that depends only on its name. It has the earliest date that a zip can store, because
+    a real date would make two equal archives differ.
     """
     entry = zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0))
     entry.compress_type = zipfile.ZIP_DEFLATED
@@ -72,12 +77,13 @@ def plain_entry(name: str) -> zipfile.ZipInfo:
 
 
 def read_arrays(path: Path) -> Dict[str, "np.ndarray[Any, Any]"]:
-    """Return the arrays of an .npz by name, or of an .npy under the name "".
+    """Return the arrays of an .npz by name, or the array of an .npy under the name "".
 
-    `FILE.npz/GROUP` is the arrays whose names begin with `GROUP/`, without that.
+    `FILE.npz/GROUP` selects the arrays whose names begin with `GROUP/`, and removes that prefix.
 
     Raises:
-        DataError: missing, not such a file, truncated, pickled objects, or larger than 4 GiB.
+        DataError: the file is missing, is neither of the two, is truncated, contains pickled objects, or is larger than
+            4 GiB.
     """
     path, group = split_group(path)
     try:
@@ -93,7 +99,7 @@ def read_arrays(path: Path) -> Dict[str, "np.ndarray[Any, Any]"]:
 
 
 def split_group(path: Path) -> Tuple[Path, str]:
-    """Return the file of `FILE.npz/GROUP` and "GROUP/"; for any other path that itself and ""."""
+    """Return the file and "GROUP/" for `FILE.npz/GROUP`. For any other path, return the path and ""."""
     inside = path.parent.suffix == ".npz" and path.parent.is_file()
     return (path.parent, f"{path.name}/") if inside else (path, "")
 
@@ -112,7 +118,7 @@ def _read_npz(stream: IO[bytes], path: Path, group: str) -> Dict[str, "np.ndarra
             for info in members:
                 name = info.filename[len(group) : -4]
                 if not info.filename.endswith(".npy") or name in arrays:
-                    raise DataError(f"{path}: member {info.filename!r} is not an array, or is there twice")
+                    raise DataError(f"{path}: member {info.filename!r} is not an array, or occurs twice")
                 with archive.open(info) as member:
                     arrays[name] = _read_npy(member, info.file_size, f"{path}: {info.filename}")
     except DataError:
@@ -123,25 +129,27 @@ def _read_npz(stream: IO[bytes], path: Path, group: str) -> Dict[str, "np.ndarra
 
 
 def npy_header(stream: IO[bytes]) -> "Tuple[Tuple[int, ...], bool, np.dtype[Any]]":
-    """Return shape, whether in Fortran's order, and dtype of an .npy stream, which is left at the first value.
+    """Return the shape, whether the order is Fortran's, and the dtype of an .npy stream. The stream is left at the
+    first value.
 
     Raises:
-        ValueError: whatever is wrong with it.
-        OSError: it cannot be read.
+        ValueError: the header is wrong.
+        OSError: the stream cannot be read.
     """
     try:
         version = np.lib.format.read_magic(stream)
         if version not in ((1, 0), (2, 0)):
             raise ValueError(f"format version {version[0]}.{version[1]} is not supported")
         with warnings.catch_warnings():
-            # numpy warns of headers written by Python 2; they are read all the same.
+            # numpy warns about headers that Python 2 wrote, but it reads them.
             warnings.simplefilter("ignore", UserWarning)
             if version == (1, 0):
                 return np.lib.format.read_array_header_1_0(stream)
             return np.lib.format.read_array_header_2_0(stream)
     except OSError:
         raise
-    except Exception as error:  # numpy parses the header as Python text: TokenError, RecursionError, TypeError ...
+    # numpy parses the header as Python text, which raises TokenError, RecursionError, TypeError ...
+    except Exception as error:
         raise ValueError(" ".join(str(error).split()) or type(error).__name__) from error
 
 
@@ -154,15 +162,15 @@ def _read_npy(stream: IO[bytes], size: int, where: str) -> "np.ndarray[Any, Any]
     except ValueError as error:
         raise DataError(f"{where} is not an .npy array ({error})", fix) from error
     if dtype.hasobject:
-        raise DataError(f"{where} holds pickled Python objects", fix)
+        raise DataError(f"{where} contains pickled Python objects", fix)
     data = stream.read(size)
     expected = math.prod(shape) * dtype.itemsize
     if len(data) != expected or min(shape, default=0) < 0:
-        raise DataError(f"{where}: its header promises {expected} bytes, {len(data)} are there", fix)
+        raise DataError(f"{where}: its header states {expected} bytes, but {len(data)} follow", fix)
     try:
         array = np.frombuffer(data, dtype=dtype)
         return array.reshape(shape[::-1]).T if fortran else array.reshape(shape)
-    except (ValueError, OverflowError) as error:  # elements of no bytes, more dimensions than numpy has
+    except (ValueError, OverflowError) as error:  # elements of zero bytes, or more dimensions than numpy supports
         raise DataError(f"{where} is not an .npy array ({error})", fix) from error
 
 
@@ -171,10 +179,10 @@ _MADE_UP = {**DTYPES, "tensor(string)": "object"}
 
 
 def parse_shapes(texts: Sequence[str]) -> Dict[str, Tuple[int, ...]]:
-    """Return shapes by input name from "name=1,3,224,224" each ("name=" is a scalar).
+    """Return shapes by input name from texts such as "name=1,3,224,224" ("name=" is a scalar).
 
     Raises:
-        UsageError: anything else, a size under 1, or a name twice.
+        UsageError: a text has another form, a size is under 1, or a name occurs twice.
     """
     shapes: Dict[str, Tuple[int, ...]] = {}
     for text in texts:
@@ -188,11 +196,12 @@ def parse_shapes(texts: Sequence[str]) -> Dict[str, Tuple[int, ...]]:
 
 
 def input_specs(session: Any, shapes: Mapping[str, Sequence[int]]) -> Dict[str, Tuple[np.dtype, Tuple[int, ...]]]:
-    """Return dtype and concrete shape by input name: what is given, else the model's own with 1 for each open size.
+    """Return the dtype and the concrete shape by input name. A shape in `shapes` wins; otherwise the model's shape is
+    used, with 1 for each open size.
 
     Raises:
-        UsageError: a shape for an unknown input, or one that contradicts the model's.
-        DataError: an input that cannot be made up (a sequence, or an element type that numpy has not).
+        UsageError: a shape is for an unknown input, or contradicts the model's.
+        DataError: values for an input cannot be made up (a sequence, or an element type that numpy does not have).
     """
     specs = {}
     inputs = session.get_inputs()
@@ -205,7 +214,7 @@ def input_specs(session: Any, shapes: Mapping[str, Sequence[int]]) -> Dict[str, 
             raise DataError(f"values for the input {given.name!r} of type {given.type} cannot be made up", "Give data")
         own: List[Optional[int]] = [d if isinstance(d, int) and d > 0 else None for d in given.shape]
         shape = tuple(shapes.get(given.name, [d or 1 for d in own]))
-        # An unknown rank looks like a scalar here, so a shape given for "no sizes" is let through.
+        # An input of unknown rank looks like a scalar here, so any shape is accepted for an input without sizes.
         if own and (len(shape) != len(own) or any(o is not None and o != s for o, s in zip(own, shape))):
             wants = ", ".join("?" if d is None else str(d) for d in own)
             raise UsageError(f"the input {given.name!r} has the shape [{wants}], not {list(shape)}", "Correct --shape")
@@ -216,12 +225,13 @@ def input_specs(session: Any, shapes: Mapping[str, Sequence[int]]) -> Dict[str, 
 def random_feeds(
     session: Any, shapes: Optional[Mapping[str, Sequence[int]]] = None, *, count: int = 8, seed: int = 0
 ) -> List[Dict[str, np.ndarray]]:
-    """Return `count` samples by the session's signature.
+    """Return `count` random samples that fit the inputs of the session.
 
-    Floats are uniform in [0, 1); integers are 0 or 1, which is valid for ids, masks and lengths alike; strings empty.
+    Floats are uniform in [0, 1). Integers are 0 or 1, which is valid for ids, masks and lengths alike. Strings are
+    empty.
 
     Raises:
-        UsageError, DataError: see `input_specs`; also more than 2 GiB.
+        UsageError, DataError: see `input_specs`; also if one sample would take more than 2 GiB.
     """
     specs = input_specs(session, shapes or {})
     size = sum(dtype.itemsize * int(np.prod(shape, dtype=object)) for dtype, shape in specs.values())
@@ -242,14 +252,15 @@ def _values(random: np.random.Generator, dtype: np.dtype, shape: Tuple[int, ...]
 
 Arrays = Dict[str, "np.ndarray[Any, Any]"]
 _LISTED = "arrays"
-# Plain numbers, texts of a fixed length, raw bytes: numpy reads far more from a text, such as structures.
+# Accept only plain numbers, texts of a fixed length and raw bytes. numpy would also read structures and more from a
+# text.
 _DTYPE = re.compile(r"[<>|=]?[biufcSUV]\d{1,6}")
 _MOST_DIMENSIONS = 64
 
 
 @dataclass(frozen=True)
 class FrameLimits:
-    """Limit the sizes above which a frame is refused before anything is allocated for it.
+    """Limit the sizes of a frame. A larger frame is refused before memory is allocated for it.
 
     Attributes:
         text: bytes of JSON.
@@ -274,12 +285,12 @@ DEFAULT_LIMITS = FrameLimits()
 
 
 def read_frame(stream: IO[bytes], limits: FrameLimits = DEFAULT_LIMITS) -> Optional[Tuple[Dict[str, Any], Arrays]]:
-    """Return the next frame: its content and its arrays by name; None at the end of the stream.
+    """Return the content and the arrays (by name) of the next frame, or None at the end of the stream.
 
     Raises:
-        LargeFrameError: its arrays are larger than `limits` allow.
-        ValueError: it is not a frame, or larger than `limits` allow.
-        EOFError: the stream ends within it.
+        LargeFrameError: the arrays are larger than `limits` allow.
+        ValueError: the bytes are not a frame, or the frame is larger than `limits` allow.
+        EOFError: the stream ends within the frame.
     """
     head = stream.read(4)
     if len(head) < 4:
@@ -309,11 +320,11 @@ def write_frame(stream: IO[bytes], content: Mapping[str, Any], arrays: Mapping[s
     """Write one frame.
 
     Raises:
-        DataError: an array of Python objects (texts), which has no bytes of its own.
+        DataError: an array contains Python objects (texts), which have no fixed bytes.
     """
     for name, array in arrays.items():
         if array.dtype.hasobject:
-            raise DataError(f"tensor {name!r} holds texts, which cannot be sent to an emulated machine")
+            raise DataError(f"tensor {name!r} contains texts, which cannot be sent to an emulated machine")
     listed = [[name, array.dtype.str, list(array.shape)] for name, array in arrays.items()]
     text = json.dumps({**content, _LISTED: listed}).encode()
     stream.write(struct.pack("<I", len(text)) + text)
@@ -330,7 +341,7 @@ def _exactly(stream: IO[bytes], size: int) -> bytes:
 
 
 def _spec(entry: Any, largest: int) -> "Tuple[str, np.dtype[Any], List[int]]":
-    """Name, dtype and shape of an array that a frame lists."""
+    """Return name, dtype and shape of an array that a frame lists."""
     try:
         name, text, shape = entry
         known = isinstance(name, str) and isinstance(shape, list) and _DTYPE.fullmatch(text)

@@ -1,6 +1,7 @@
-"""Benchmark several sessions at once: warm-up, the scenarios, what surrounded them, one report.
+"""Benchmark several sessions together: warm up, run the scenarios, watch the machine, and return one report.
 
-The command `edgeq bench` on a workstation and `edgeq_run.py bench` on a device are this function and `bench_lines`."""
+`edgeq bench` on a workstation and `edgeq_run.py bench` on a device both use `run_bench` and `bench_lines`.
+"""
 
 from __future__ import annotations
 
@@ -20,15 +21,15 @@ from edgeq_device.latency import WarmUp
 
 OFFICIAL_DURATION_S = 600.0
 BOUND_FACTOR = 10.0
-"""Where no latency bound is given, the server scenario's is this times the baseline's median latency."""
+"""Default latency bound of the server scenario, as a multiple of the baseline's median latency."""
 ALL = "all"
-"""Stands for all scenarios on a command line."""
+"""Name of all scenarios together on a command line."""
 _TAKEN_BY = {
     "batch": ("--batch", (scenarios.OFFLINE.name, scenarios.MULTI_STREAM.name)),
     "target_qps": ("--qps", (scenarios.SERVER.name,)),
     "latency_bound_ms": ("--latency-bound", (scenarios.SERVER.name,)),
 }
-"""Fields of `BenchSettings` that not every scenario takes: the option, and the scenarios that do."""
+"""Fields of `BenchSettings` that apply only to some scenarios: the option, and those scenarios."""
 
 
 @dataclass(frozen=True)
@@ -37,15 +38,16 @@ class BenchSettings:
 
     Attributes:
         scenarios: names from `SCENARIOS`.
-        min_duration_s, min_queries: both are met by every model in every scenario. MLPerf's official duration is
-            600 s (`OFFICIAL_DURATION_S`); two seconds settle a ratio on a workstation.
-        seed: of the sample order, the order of models in a round, and the arrivals.
-        batch: samples stacked along axis 0 into one run, in the offline and multi-stream scenarios.
-        target_qps: arrival rate of the server scenario; None searches the highest that the bound allows.
-        latency_bound_ms: on the server scenario's p99; None takes `BOUND_FACTOR` times the baseline's p50.
-        baseline: the model that the others are compared with; "" takes "float32", else the first.
-        threads, pin: what the sessions were opened with, for the record: intra-op threads (0: onnxruntime's choice)
-            and cores.
+        min_duration_s, min_queries: minimum seconds and queries of every model in every scenario; both apply. MLPerf's
+            official duration is 600 s (`OFFICIAL_DURATION_S`). Two seconds are enough for a ratio on a workstation.
+        seed: seed of the sample order, of the order of models in a round, and of the arrivals.
+        batch: number of samples stacked along axis 0 into one run, in the offline and multi-stream scenarios.
+        target_qps: arrival rate of the server scenario; None searches for the highest rate that keeps the latency
+            bound.
+        latency_bound_ms: bound on p99 in the server scenario; None uses `BOUND_FACTOR` times the baseline's p50.
+        baseline: model that the others are compared with; "" means "float32" if present, else the first.
+        threads, pin: intra-op threads (0: onnxruntime's choice) and cores that the sessions were opened with, for the
+            record.
     """
 
     scenarios: Tuple[str, ...] = ("single-stream",)
@@ -61,10 +63,10 @@ class BenchSettings:
     warm_up: WarmUp = field(default_factory=WarmUp)
 
     def check(self) -> None:
-        """Refuse what makes no sense.
+        """Refuse values that make no sense.
 
         Raises:
-            UsageError: naming the setting.
+            UsageError: a value makes no sense; the message names the setting.
         """
         unknown = [s for s in self.scenarios if s not in scenarios.SCENARIOS]
         if unknown or not self.scenarios:
@@ -82,7 +84,7 @@ class BenchSettings:
                 raise UsageError(f"the {name} cannot be {value}", "Give a positive number")
 
     def to_dict(self) -> Dict[str, Any]:
-        """Return plain JSON values: durations in seconds, the latency bound in milliseconds, the rate in queries a
+        """Return plain JSON values. Durations are in seconds, the latency bound in milliseconds, the rate in queries a
         second.
         """
         plain = {key: list(value) if isinstance(value, tuple) else value for key, value in vars(self).items()}
@@ -97,7 +99,7 @@ def parse_settings(
     pin: Optional[str] = None,
     **others: Any,
 ) -> BenchSettings:
-    """Return settings from options, checked.
+    """Return checked settings from the options of a command line.
 
     Args:
         scenario: a name, or "all".
@@ -106,10 +108,10 @@ def parse_settings(
         others: further fields of `BenchSettings`.
 
     Raises:
-        UsageError: what makes no sense, or an option that says nothing in the scenario.
+        UsageError: a value makes no sense, or an option has no effect in the scenario.
     """
     if official and duration is not None:
-        raise UsageError("--official and --duration both say how long to measure", "Leave one out")
+        raise UsageError("--official and --duration both set the duration", "Leave one out")
     if duration is None:
         duration = OFFICIAL_DURATION_S if official else BenchSettings.min_duration_s
     settings = BenchSettings(
@@ -122,7 +124,7 @@ def parse_settings(
     for name, (option, takers) in _TAKEN_BY.items():
         given = getattr(settings, name) != getattr(BenchSettings, name)
         if given and not set(takers) & set(settings.scenarios):
-            problem = f"{option} says nothing in the {scenario} scenario"
+            problem = f"{option} has no effect in the {scenario} scenario"
             raise UsageError(problem, f"Leave it out, or choose --scenario {' or '.join(takers)}")
     return settings
 
@@ -131,11 +133,11 @@ _COLUMNS = ("p50 ms", "p90 ms", "p99 ms", "p99.9 ms", "mean ms", "CV %", "sample
 
 
 def bench_lines(report: Mapping[str, Any], *, verbose: bool = False) -> List[str]:
-    """Return the report of `run_bench` as a compact table a scenario, the ratios, and the notes; no empty line at the
-    end.
+    """Return the report of `run_bench` as text: a compact table for each scenario, the ratios, and the notes. The last
+    line is not empty.
 
     Args:
-        verbose: add the distributions as lines of bars, and what was measured on.
+        verbose: add the machine, the settings, and the distributions as lines of bars.
     """
     lines: List[str] = []
     if verbose:
@@ -241,9 +243,10 @@ DISTURBED = 0.1
 
 
 class Monitor:
-    """Call `sample` between bursts; it reads at most twice a second, as reading takes time too.
+    """Record clocks, temperatures and load during a measurement. Call `sample` between bursts.
 
-    Make it when the warm-up is over: idle cores clock low, and that would look like movement.
+    It reads at most twice a second, because a reading takes time too. Create it after the warm-up. Idle cores clock
+    low, and the rise from there would look like a disturbance.
     """
 
     def __init__(self, *, root: Path = ROOT, load_before: Optional[float] = None) -> None:
@@ -264,15 +267,15 @@ class Monitor:
     def _read(self) -> None:
         frequencies = environment.read_frequencies(self._root)
         if frequencies:
-            # The core that has just worked is at the top; the idle ones carry no information.
+            # The core that has just worked has the highest clock. The clocks of idle cores carry no information.
             self.mhz.append(max(frequencies.values()))
         for zone, celsius in environment.read_temperatures(self._root).items():
             self.celsius.setdefault(zone, []).append(celsius)
         self._last = time.monotonic()
 
     def finish(self) -> Dict[str, Any]:
-        """Return the last reading, and everything that was seen, under stable names; null where the system reports
-        none.
+        """Take a last reading and return the whole record under stable names. A value is None if the system does not
+        report it.
         """
         self._read()
         return {
@@ -295,22 +298,22 @@ def _difference(first: Optional[int], last: Optional[int]) -> Optional[int]:
 
 
 def environment_notes(seen: Dict[str, Any], cores: int) -> List[str]:
-    """Return what in `Monitor.finish`'s record may have moved the figures, one sentence each.
+    """Return one sentence for each entry of `Monitor.finish`'s record that may have changed the figures.
 
     Args:
-        cores: logical cores that the load is held against.
+        cores: number of logical cores that the load is compared with.
     """
     notes = []
     mhz = seen["clock_mhz"]
     if mhz and mhz["max"] > 0 and (mhz["max"] - mhz["min"]) / mhz["max"] > CLOCK_MOVED:
-        notes.append(f"the clock moved between {mhz['min']:.0f} and {mhz['max']:.0f} MHz during the measurement")
+        notes.append(f"the clock varied between {mhz['min']:.0f} and {mhz['max']:.0f} MHz during the measurement")
     for zone, celsius in seen["temperature_c"].items():
         if celsius["max"] - celsius["first"] >= WARMED_C:
             notes.append(f"{zone} warmed from {celsius['first']:.0f} to {celsius['max']:.0f} degrees C")
     if seen["thermal_throttles"]:
         notes.append(f"cores were throttled for heat {seen['thermal_throttles']} times during the measurement")
     if seen["quota_throttles"]:
-        notes.append(f"the container's CPU quota held the process back in {seen['quota_throttles']} periods")
+        notes.append(f"the container's CPU quota throttled the process in {seen['quota_throttles']} periods")
     load = seen["load_before"]
     if load is not None and load > max(0.5, DISTURBED * cores):
         where = f"{cores} core{'s' if cores > 1 else ''}"
@@ -341,20 +344,21 @@ def run_bench(
     sleep: Callable[[float], None] = time.sleep,
     on_progress: OnProgress = lambda scenario, share: None,
 ) -> Report:
-    """Measure `sessions` (onnxruntime sessions, or what has their `run` and `get_providers`) side by side.
+    """Measure `sessions` side by side. A session is an onnxruntime session, or an object with its `run` and
+    `get_providers`.
 
     Args:
-        feeds: the fixed set of samples that the queries draw from; every session takes all of them.
+        feeds: the fixed set of samples that the queries draw from; every session accepts all of them.
         more: by session name, further sessions of the same model, which take turns with it.
-        memory: by session name, `MemoryUse.to_dict()` where the caller has measured it.
-        versions: of what the sessions run on, for the record.
+        memory: by session name, `MemoryUse.to_dict()` if the caller has measured it.
+        versions: versions of the software that the sessions run on, for the record.
 
     Returns:
-        A report of plain values whose keys docs/bench.md lists; `bench_lines` renders it.
+        A report of plain values. docs/reference/bench.md lists its keys, and `bench_lines` renders it.
 
     Raises:
-        UsageError: settings that make no sense.
-        DataError: no samples, or samples that a session refuses.
+        UsageError: the settings make no sense.
+        DataError: there are no samples, or a session refuses one.
     """
     settings = settings or BenchSettings()
     settings.check()
@@ -369,7 +373,7 @@ def run_bench(
     groups = {name: [session, *(more or {}).get(name, ())] for name, session in sessions.items()}
     bench = _Bench(groups, feeds, settings, baseline, clock, sleep, on_progress)
     notes: List[str] = []
-    # One warm-up before the monitor starts, so that the rise from the idle clock is not taken for a disturbance.
+    # Warm up once before the monitor starts. Otherwise the rise from the idle clock would be taken for a disturbance.
     bench.warm(
         {name: [scenarios.query_runner(s, feeds, seed=settings.seed) for s in group] for name, group in groups.items()}
     )
@@ -395,9 +399,11 @@ def run_bench(
 
 
 def _try_out(sessions: Mapping[str, Any], feeds: Sequence[scenarios.Feed]) -> None:
-    """Run each sample shape once, so that a sample that does not fit is an error with a name and not a crash later."""
+    """Run each sample shape once. A sample that does not fit then raises an error with its name instead of a crash
+    later.
+    """
     if not feeds:
-        raise DataError("there are no samples to run", "Give data that holds at least one sample")
+        raise DataError("there are no samples to run", "Give data with at least one sample")
     shapes_seen: Dict[Tuple[Tuple[str, Tuple[int, ...]], ...], int] = {}
     for index, feed in enumerate(feeds):
         shapes_seen.setdefault(tuple((k, np.shape(v)) for k, v in sorted(feed.items())), index)
@@ -409,13 +415,15 @@ def _try_out(sessions: Mapping[str, Any], feeds: Sequence[scenarios.Feed]) -> No
                 text = " ".join(str(error).split()).rstrip(".")
                 raise DataError(
                     f"{name} refuses sample {index}: {text}",
-                    "Give inputs that fit the model: --data, or --shape where its sizes are open",
+                    "Give inputs that fit the model: --data, or --shape if its sizes are open",
                 ) from error
 
 
 @dataclass
 class _Bench:
-    """Share what the scenarios of one benchmark have in common. There is no monitor yet while models are warmed up."""
+    """Hold the sessions, samples and settings that the scenarios of one benchmark share. `monitor` is None during the
+    first warm-up.
+    """
 
     sessions: Mapping[str, Sequence[Any]]
     feeds: Sequence[scenarios.Feed]
@@ -427,8 +435,9 @@ class _Bench:
     monitor: Optional[Monitor] = None
 
     def warm(self, runners: Mapping[str, Sequence[latency.Runner]]) -> Dict[str, latency.WarmedUp]:
-        """Warm each model up until its latency is stable or its time is over, and then its further sessions; runs and
-        seconds by model."""
+        """Warm each model up until its latency is stable or its time is over, and then its further sessions. Return the
+        runs and seconds by model.
+        """
         found = {
             name: latency.warm_up(group[0], self.settings.warm_up, clock=self.clock) for name, group in runners.items()
         }
@@ -436,12 +445,12 @@ class _Bench:
         return found
 
     def scenario(self, scenario: scenarios.Scenario, notes: List[str]) -> Report:
-        """Measure every model in one scenario; its figures as JSON values, latencies in milliseconds.
+        """Measure every model in one scenario. Return its figures as JSON values, with latencies in milliseconds.
 
         Problems that do not stop the measurement are appended to `notes`.
 
         Raises:
-            UsageError: a model does not run in batches of the size asked for.
+            UsageError: a model does not run in batches of the size in the settings.
         """
         batch = self.settings.batch if scenario.name in ("offline", "multi-stream") else 1
         per_query = batch if scenario is scenarios.OFFLINE else scenario.samples_per_query
@@ -503,7 +512,7 @@ class _Bench:
                     for s in sessions
                 ]
                 group[0]()
-            except Exception as error:  # the samples alone were fine, so it is the stacking that does not go
+            except Exception as error:  # the samples alone ran, so the model fails on stacked ones
                 if batch == 1:
                     raise
                 text = " ".join(str(error).split()).rstrip(".")
@@ -512,7 +521,9 @@ class _Bench:
         return runners
 
     def _serve(self, runners: Mapping[str, latency.Runner]) -> Dict[str, scenarios.ServerResult]:
-        """The server scenario, one model after another: arrivals need a stretch of time of their own."""
+        """Run the server scenario for one model after another, because each stream of arrivals needs the machine for
+        itself.
+        """
         settings = self.settings
         short = min(1.0, settings.min_duration_s)
         alone = latency.measure_interleaved(

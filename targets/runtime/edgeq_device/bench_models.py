@@ -1,6 +1,8 @@
-"""Turn things that can be opened into a report: pin, open, measure memory, find samples, run the benchmark.
+"""Turn models that can be opened into a report: pin the cores, open the models, measure memory, find samples, and run
+the benchmark.
 
-What `edgeq bench` and `edgeq_run.py bench` have in common, whatever it is that they open."""
+`edgeq bench` and `edgeq_run.py bench` share this code, whatever kind of model they open.
+"""
 
 from __future__ import annotations
 
@@ -32,10 +34,10 @@ class BenchModel:
     """Describe one model to measure.
 
     Attributes:
-        name: what it is called in the report.
-        open: gives a session when called with the number of intra-op threads (0: onnxruntime's choice).
-        memory: measures its memory in a process of its own, given threads and input shapes; None leaves it out.
-        sessions: in how many sessions it is timed, which take turns: see `latency.Runners`.
+        name: name of the model in the report.
+        open: function from the number of intra-op threads (0: onnxruntime's choice) to a session.
+        memory: function from threads and input shapes to the memory use, measured in a separate process; None skips it.
+        sessions: number of sessions in which the model is timed; they take turns (see `latency.Runners`).
     """
 
     name: str
@@ -56,18 +58,18 @@ def bench_models(
     """Open the models and measure them side by side.
 
     Args:
-        settings: with `pin` and no `threads`, one thread a pinned core is used: onnxruntime's own choice counts all
-            cores of the machine, and would place its threads on those too.
-        feeds: gives the samples, called with the first session; None makes them up from its signature.
-        shapes: of inputs with open sizes, for made-up samples.
-        notes: what is worth reporting of how the models were chosen.
+        settings: how to measure. With `pin` and without `threads`, each pinned core gets one thread. Onnxruntime would
+            choose one thread for each core of the machine, and put all of them on the pinned cores.
+        feeds: function from the first session to the samples; None makes samples up from the session's inputs.
+        shapes: shapes of inputs with open sizes, for made-up samples.
+        notes: remarks on how the models were chosen, for the report.
 
     Returns:
         `run_bench`'s report.
 
     Raises:
-        UsageError, DataError: see `run_bench`; DataError too where the models do not take the same inputs.
-        Whatever `BenchModel.open` raises.
+        UsageError, DataError: see `run_bench`; DataError also if the models do not take the same inputs.
+        Exception: any error that `BenchModel.open` raises.
     """
     settings.check()
     runtime = str(onnxruntime().__version__)
@@ -118,11 +120,13 @@ def _check_same_inputs(sessions: Mapping[str, Any]) -> None:
 def bundle_variants(
     bundle: Bundle, device: Device, name: Optional[str] = None
 ) -> Tuple[List[Variant], Tuple[str, ...]]:
-    """Return the float32 variant that runs here, where the bundle has one, then the one chosen (or named); and why each
-    better variant was passed over.
+    """Return the variants to measure, and why each better variant was passed over.
+
+    The variants are the float32 variant that runs here, if the bundle has one, and then the best variant (or the one of
+    that `name`).
 
     Raises:
-        BundleError: nothing in the bundle runs on this device, or not what was named.
+        BundleError: nothing in the bundle runs on this device, or the variant `name` does not.
     """
     opened = open_best(bundle, device, name=name)
     variants = [opened.choice.variant]
@@ -132,7 +136,9 @@ def bundle_variants(
 
 
 def bundle_models(variants: Sequence[Variant]) -> List[BenchModel]:
-    """Return subjects named like their variant; those of the component "float32" are named so."""
+    """Return a benchmark model for each variant, with the variant's name. Variants of the component "float32" get that
+    name.
+    """
     return [
         BenchModel(
             FLOAT if variant.component == FLOAT else variant.name,
@@ -144,8 +150,8 @@ def bundle_models(variants: Sequence[Variant]) -> List[BenchModel]:
 
 
 def bundle_feeds(variants: Sequence[Variant]) -> Optional[Callable[[Any], Sequence[Feed]]]:
-    """Return the inputs of the self-test as samples, in the form that `bench_models` takes; None where there are
-    none.
+    """Return the inputs of the self-test as samples, in the form that `bench_models` takes. Return None if the variants
+    have no self-test.
     """
     cases = [case for variant in variants for case in variant.cases]
     if not cases:

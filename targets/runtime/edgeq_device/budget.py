@@ -1,9 +1,9 @@
-"""Limit what a command may take to read files that may be hostile: memory, processor time, the size of what a file
-claims.
+"""Limit the memory, the processor time and the claimed sizes that a command accepts when it reads untrusted files.
 
-One value for workstation and device. The program forks before it imports anything large: the child does the work under
-limits that the system keeps, and the parent waits, so that a model that crashes onnxruntime, takes all memory or never
-ends is one line and an exit code. Systems without fork have the readers' own checks alone.
+Workstation and device use the same limits. The program forks before it imports anything large. The child does the work
+under limits that the operating system enforces, and the parent waits. So a model that crashes onnxruntime, takes all
+memory or never ends costs one line and an exit code. Systems without fork have only the checks of the readers
+themselves.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from edgeq_device.relay import divert, open_pipe, prepare_output, relay
 
 VARIABLE = "EDGEQ_BUDGET"
 _UNITS = {"": 0, "KiB": 10, "MiB": 20, "GiB": 30, "TiB": 40}
-_FIX = f"Set {VARIABLE} as in memory=8GiB,seconds=900,sample=1GiB; 0 means no limit, and off leaves out all but sample"
+_FIX = f"Set {VARIABLE} as in memory=8GiB,seconds=900,sample=1GiB; 0 means no limit, and off keeps only sample"
 _TERMINATES = ("SIGTERM", "SIGHUP")
 _ENDS = ("SIGINT", *_TERMINATES)
 _DIES_WITH_PARENT = 1  # PR_SET_PDEATHSIG of Linux's prctl
@@ -28,14 +28,14 @@ _DIES_WITH_PARENT = 1  # PR_SET_PDEATHSIG of Linux's prctl
 
 @dataclass(frozen=True)
 class Budget:
-    """Limit what a command may take.
+    """Limit the memory, time and sizes that a command may use.
 
     Attributes:
-        memory: bytes of private memory (RLIMIT_DATA) of each process; 0: no limit; None: three quarters of what the
-            machine, or the container, has.
-        seconds: of processor time, of all threads together, between two steps of progress; 0: no limit.
-        sample: bytes that one sample, table or text may take beyond those that its file holds.
-        confined: whether the work runs under the first two.
+        memory: bytes of private memory (RLIMIT_DATA) of each process; 0: no limit; None: three quarters of the memory
+            of the machine or the container.
+        seconds: processor time of all threads together between two steps of progress; 0: no limit.
+        sample: bytes that one sample, table or text may take beyond the bytes in its file.
+        confined: whether `memory` and `seconds` are enforced.
     """
 
     memory: Optional[int] = None
@@ -45,10 +45,10 @@ class Budget:
 
 
 def read_budget(environment: Mapping[str, str] = os.environ) -> Budget:
-    """Return the budget that `EDGEQ_BUDGET` sets, with defaults for what it leaves out.
+    """Return the budget that `EDGEQ_BUDGET` sets, with defaults for the limits that it leaves out.
 
     Raises:
-        UsageError: it says something else.
+        UsageError: the variable has another form.
     """
     found = Budget()
     for part in filter(None, environment.get(VARIABLE, "").split(",")):
@@ -70,25 +70,26 @@ def largest_sample() -> int:
     """Return the bytes that one sample, table or text may take beyond those in its file.
 
     Raises:
-        UsageError: as `read_budget`.
+        UsageError: see `read_budget`.
     """
     return read_budget().sample
 
 
 def confine(program: str) -> Optional[Budget]:
-    """Go on in a child process under the limits of the budget; this process waits for it and ends as it does.
+    """Fork a child process and continue in it under the limits of the budget. This process waits for the child and ends
+    as it does.
 
-    Call it before threads are started. Returns in the child alone; where there is no fork, in this process, without
-    limits. What libraries print in the child is relayed (edgeq_device.relay).
+    Call this before the program starts threads. It returns only in the child. On systems without fork it returns in
+    this process, without limits. The parent prints the output of libraries in the child (see edgeq_device.relay).
 
     Args:
-        program: what the line begins with that says why the child was ended.
+        program: first word of the line that reports why the child was ended.
 
     Returns:
-        The limits that hold; None where there are none.
+        The limits in force, or None if there are no limits.
 
     Raises:
-        UsageError: as `read_budget`.
+        UsageError: see `read_budget`.
     """
     budget = read_budget()
     if not hasattr(os, "fork"):
@@ -96,7 +97,7 @@ def confine(program: str) -> Optional[Budget]:
     prepare_output()
     parent = os.getpid()
     pipe = open_pipe()
-    # A signal that comes before the parent can hand it on waits.
+    # Block signals until the parent can forward them.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [getattr(signal, name) for name in (*_ENDS, "SIGCHLD")])
     child = os.fork()
     if child:
@@ -108,7 +109,7 @@ def confine(program: str) -> Optional[Budget]:
 
 
 def enforce(budget: Budget) -> Budget:
-    """Set the limits of `budget` for this process and those that it starts; gives it with its memory in bytes."""
+    """Set the limits of `budget` for this process and its children. Return the budget with its memory in bytes."""
     import resource
 
     memory = _three_quarters() if budget.memory is None else budget.memory
@@ -121,19 +122,22 @@ def enforce(budget: Budget) -> Budget:
 
 
 def renew(budget: Budget) -> None:
-    """Give the process all of its processor time again, because there was progress."""
+    """Restart the limit on processor time, because the process made progress."""
     if budget.seconds:
         import resource
 
         used = resource.getrusage(resource.RUSAGE_SELF)
-        # One more, because the system counts whole seconds.
+        # Add one second, because the system counts whole seconds.
         _lower(resource.RLIMIT_CPU, int(used.ru_utime + used.ru_stime) + budget.seconds + 1)
 
 
 @contextmanager
 def allowance(memory: int) -> Iterator[None]:
-    """Run the block, a step that takes little for any honest file, under less than the budget: `memory` bytes more than
-    the process has, and a tenth of the seconds. Does nothing in a process without limits, which is not edgeq's own."""
+    """Run the block under stricter limits: `memory` bytes more than the process has now, and a tenth of the seconds.
+
+    Use it for a step that takes little for any honest file. It does nothing in a process without limits, that is, one
+    that edgeq did not start.
+    """
     if not hasattr(os, "fork"):
         yield
         return
@@ -160,7 +164,7 @@ def allowance(memory: int) -> Iterator[None]:
 
 
 def _private_bytes() -> int:
-    """Return what RLIMIT_DATA counts of this process; 0 where the system does not say."""
+    """Return the bytes of this process that RLIMIT_DATA counts, or 0 if the system does not report them."""
     try:
         with open("/proc/self/status", encoding="ascii", errors="replace") as stream:  # noqa: PTH123  # as below
             line = next((line for line in stream if line.startswith("VmData:")), "")
@@ -170,7 +174,7 @@ def _private_bytes() -> int:
 
 
 def lift_seconds() -> None:
-    """Take the limit on processor time from this process: whoever started it limits how long it waits."""
+    """Remove the limit on processor time from this process. The caller limits how long it waits for the process."""
     if hasattr(os, "fork"):
         import resource
 
@@ -181,23 +185,26 @@ def lift_seconds() -> None:
 class Endings:
     """Handle the signals that end a program: unwind the stack, so that temporary files are removed.
 
-    `number` is the signal that came, or 0: libraries make errors of their own of what a handler raises in them, as an
-    import does, and the program ends as the signal says all the same.
+    `number` is the signal that came, or 0. A library may turn the exception of a handler into an error of its own, as
+    an import does. `number` lets the program still end as the signal demands.
     """
 
     number = 0
 
     def interrupt(self, number: int, frame: Any) -> NoReturn:
-        """Raise KeyboardInterrupt, once: a terminal interrupts both processes, and the parent hands its signal on."""
+        """Raise KeyboardInterrupt once, and ignore the signal from then on. A terminal interrupts both processes, and
+        the parent forwards its signal as well.
+        """
         del frame
         self.number = number
         signal.signal(number, signal.SIG_IGN)
         raise KeyboardInterrupt
 
     def terminate(self, number: int, frame: Any) -> NoReturn:
-        """End with the exit code that shells give the signal.
+        """End with the exit code that shells use for the signal.
 
-        What ends a program may come twice and mixed, as when a terminal is closed; the unwinding is not interrupted.
+        These signals may come twice and mixed, for example when a terminal is closed. Later ones are ignored and do not
+        interrupt the unwinding.
         """
         del frame
         self.number = number
@@ -207,8 +214,9 @@ class Endings:
         sys.exit(128 + number)
 
     def unwind(self) -> None:
-        """Unwind the stack from now on at Ctrl-C, SIGTERM and a closed terminal, but for signals that this system has
-        not or the caller has made deaf (nohup)."""
+        """Unwind the stack from now on at Ctrl-C, SIGTERM and a closed terminal. Skip signals that this system does not
+        have or that the caller ignores (nohup).
+        """
         if signal.getsignal(signal.SIGINT) in (signal.SIG_DFL, signal.default_int_handler):
             signal.signal(signal.SIGINT, self.interrupt)
         for name in _TERMINATES:
@@ -218,7 +226,7 @@ class Endings:
 
 
 def _lower(kind: int, limit: int) -> None:
-    """Set a soft limit, at most the hard one."""
+    """Set a soft limit, and keep it within the hard limit."""
     import resource
 
     hard = resource.getrlimit(kind)[1]
@@ -227,12 +235,12 @@ def _lower(kind: int, limit: int) -> None:
 
 def _wait(child: int, program: str, budget: Budget, mask: Iterable[int], pipe: Tuple[int, int]) -> NoReturn:
     def forward(number: int, frame: Any) -> None:
-        """Hand a signal on to the process that works."""
+        """Forward a signal to the process that works."""
         del frame
         os.kill(child, number)
 
     for name in _ENDS:
-        # What the caller has made deaf (nohup) stays so.
+        # A signal that the caller ignores (nohup) stays ignored.
         if signal.getsignal(getattr(signal, name)) is not signal.SIG_IGN:
             signal.signal(getattr(signal, name), forward)
     signal.pthread_sigmask(signal.SIG_SETMASK, {*mask, signal.SIGCHLD})
@@ -250,33 +258,35 @@ def _wait(child: int, program: str, budget: Budget, mask: Iterable[int], pipe: T
 
 
 def _reason(number: int, budget: Budget) -> str:
-    """Return why a child that a signal ended was ended."""
+    """Return why the signal `number` ended the child."""
     if number == getattr(signal, "SIGXCPU", None):
-        spent = f"ended after {budget.seconds} s of processor time without progress, or a tenth of it in a model's"
-        fix = f"Where you trust the files, raise it: {VARIABLE}=seconds={4 * budget.seconds}"
-        return str(BudgetError(f"{spent} shapes, which a file that it reads may be made for", fix))
+        spent = (
+            f"ended after {budget.seconds} s of processor time without progress, or a tenth of it in a model's shapes"
+        )
+        fix = f"If you trust the files, raise the limit: {VARIABLE}=seconds={4 * budget.seconds}"
+        return str(BudgetError(f"{spent}; a file may be made to cause this", fix))
     name = signal.Signals(number).name if number in set(signal.Signals) else str(number)
-    what = f"ended by signal {name}: a file that it reads crashed a library, or takes more memory than there is"
+    what = f"ended by signal {name}: a file crashed a library, or needs more memory than there is"
     return str(BudgetError(what, f"Do not trust the files; {VARIABLE} sets the limits (docs/security.md)"))
 
 
 def _die_with(parent: int) -> None:
-    """End this process when `parent` ends, where the system can (Linux)."""
+    """End this process when `parent` ends, if the system supports that (Linux)."""
     if not sys.platform.startswith("linux"):
         return
     import ctypes
 
     ctypes.CDLL(None).prctl(_DIES_WITH_PARENT, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # it has ended in between
+    if os.getppid() != parent:  # the parent ended in the meantime
         os._exit(BudgetError.exit_code)
 
 
 def _three_quarters() -> int:
-    """Three quarters of the memory of the machine or the container; 0 where neither can be read."""
+    """Return three quarters of the memory of the machine or the container, or 0 if neither can be read."""
     sizes = []
     with suppress(ValueError, OSError):
         sizes.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-    # "max" is no limit. Not by pathlib, which is imported later.
+    # "max" means no limit. This uses `open`, because pathlib is imported later.
     with suppress(ValueError, OSError), open("/sys/fs/cgroup/memory.max", encoding="ascii") as stream:  # noqa: PTH123
         sizes.append(int(stream.read(32)))
     known = [size for size in sizes if size > 0]
@@ -284,7 +294,7 @@ def _three_quarters() -> int:
 
 
 def _bytes(text: str) -> Optional[int]:
-    """A size such as "512MiB" in bytes; None where it is none."""
+    """Return a size such as "512MiB" in bytes, or None if the text is not a size."""
     number = text.rstrip("KMGTiB")
     unit = text[len(number) :]
     if not (number.isdecimal() and len(number) < 18 and unit in _UNITS):

@@ -1,7 +1,7 @@
-"""Decide which runner is faster, by how much, how sure that is, and what may be claimed of it.
+"""Decide which runner is faster, by how much, how certain that is, and what may be claimed about it.
 
-Everything that prints or records a speed ratio (`edgeq` on a workstation, the runner in a bundle) has it from here, so
-that estimate, interval, verdict and milliseconds always come from the same runs.
+Everything that prints or records a speed ratio (`edgeq` on a workstation, the runner in a bundle) gets it from this
+module. So estimate, interval, verdict and milliseconds always come from the same runs.
 """
 
 from __future__ import annotations
@@ -28,10 +28,11 @@ from edgeq_device.latency import (
 )
 
 FEWEST_SESSIONS = 6
-"""From so many sessions on they, not their rounds, are what an interval is taken over."""
+"""From this number of sessions on, an interval is computed over sessions, not over their rounds."""
 
-# Where rounds are too few for the certainty that is wanted: what is slower by this factor in all of them, of which
-# so many must be that their range covers the median with this probability, is slower.
+# These apply if there are too few rounds for the wanted certainty. A runner is then settled to be slower if it is
+# slower by the factor `_FAR` in all rounds, and if there are so many that their range covers the median with
+# probability `_FEWEST`.
 _FAR, _FEWEST = 1.2, 0.95
 
 
@@ -40,12 +41,12 @@ class Ratio:
     """Hold a paired latency ratio with its confidence interval.
 
     Attributes:
-        estimate: median over the pairs of (latency of a / latency of b): how many times faster b is. One of them, never
-            an average of two.
+        estimate: median over the pairs of (latency of a / latency of b), that is, how many times faster b is. It is one
+            of the observed ratios, never an average of two.
         low, high: ends of the interval.
-        confidence: what the interval really covers; below what was asked where the rounds are too few for that.
+        confidence: actual coverage of the interval. It is below the requested one if there are too few rounds.
         pairs: number of ratios.
-        a_ms, b_ms: median latencies in milliseconds of the very pair that `estimate` is of; None where there is none.
+        a_ms, b_ms: median latencies in milliseconds of the pair that gave `estimate`; None if there is no pair.
     """
 
     estimate: float
@@ -60,15 +61,16 @@ class Ratio:
 def ratio(a: Distribution, b: Distribution, *, confidence: float = 0.95, by_session: bool = False) -> Ratio:
     """Return how many times faster `b` is than `a`, from the rounds in which both ran undisturbed.
 
-    Each round gives one ratio, of the medians of the two bursts that lie next to each other in time, so drift of the
-    clock or of the load cancels. The interval is the order-statistic interval of their median, which assumes nothing
-    about the distribution: with n ratios in ascending order, (x[k], x[n-1-k]) covers the median with probability
-    1 - 2 P(Binomial(n, 1/2) <= k), and k is the largest for which that is at least `confidence`.
+    Each round gives one ratio, of the medians of two bursts that are adjacent in time. So drift of the clock or of the
+    load cancels. The interval is the order-statistic interval of the median of the ratios, which assumes nothing about
+    the distribution: with n ratios in ascending order, (x[k], x[n-1-k]) covers the median with probability
+    1 - 2 P(Binomial(n, 1/2) <= k). k is the largest value for which that probability is at least `confidence`.
 
-    With `by_session`, and where both ran in `FEWEST_SESSIONS` sessions or more, a pair is a session, not a round: the
-    median of its rounds. They share where the session's memory lies, so more of them say nothing about the next one.
+    With `by_session`, if both ran in `FEWEST_SESSIONS` sessions or more, each session gives one ratio: the median of
+    its rounds. The rounds of a session share its place in memory, so more of them do not predict the next session
+    better.
 
-    Where one runner has more rounds than the other (it was measured for longer), the rounds beyond are left out.
+    If one runner has more rounds than the other (it was measured for longer), the surplus rounds are left out.
     """
     rounds = min(len(a.rounds), len(b.rounds))
     times = np.stack([a.round_medians()[:rounds], b.round_medians()[:rounds]])
@@ -78,7 +80,7 @@ def ratio(a: Distribution, b: Distribution, *, confidence: float = 0.95, by_sess
     known = ~np.isnan(times).any(axis=0)
     times, group = times[:, known], group[known]
     quotients = times[0] / np.maximum(times[1], 1e-12)
-    # Of each group the middle round, so that a ratio always is that of two latencies that were observed together.
+    # Take the middle round of each group, so that each ratio is one of two latencies that were observed together.
     middles = [rows[_middle(quotients[rows])] for rows in (np.flatnonzero(group == g) for g in np.unique(group))]
     pairs = len(middles)
     if pairs == 0:
@@ -91,12 +93,14 @@ def ratio(a: Distribution, b: Distribution, *, confidence: float = 0.95, by_sess
 
 
 def _middle(values: np.ndarray) -> int:
-    """Return the position of the median; of an even number, the upper one of the two in the middle."""
+    """Return the position of the median. For an even number of values, it is the upper one of the two in the middle."""
     return int(np.argsort(values, kind="stable")[len(values) // 2])
 
 
 def _interval_rank(n: int, confidence: float) -> Tuple[int, float]:
-    """The largest k for which dropping k values at either end of n still covers the median, and the coverage."""
+    """Return the largest k such that the interval without k values at either end of n still covers the median, and its
+    coverage.
+    """
     tail = 0.0
     best = (0, max(0.0, 1 - 2 * 0.5**n))
     for k in range((n + 1) // 2):
@@ -113,12 +117,12 @@ class Ranking:
     """Order runners from the fastest to the slowest.
 
     Attributes:
-        order: names, fastest first. Runners dropped early (see `top`) stand behind those that were not.
-        settled: whether the order of the first `top` places, or that it does not matter, is settled: statistically, or
-            by what `rank_until_settled` takes as `enough`.
-        ties: neighbours in `order` of which the first may be the slower one, by no more than the tolerance.
-        rounds: rounds of interleaving that it took.
-        distributions: what was measured, by name.
+        order: names, fastest first. Runners that were dropped early (see `top`) come after the others.
+        settled: True if the order of the first `top` places is settled, or if it is settled that their order does not
+            matter. A place is settled statistically, or by the rule `enough` of `rank_until_settled`.
+        ties: pairs of neighbours in `order` of which the first may be the slower one, by no more than the tolerance.
+        rounds: number of interleaved rounds that were measured.
+        distributions: measured latencies by name.
     """
 
     order: Tuple[str, ...]
@@ -133,8 +137,9 @@ class RaceRules:
     """Describe how models are raced.
 
     Attributes:
-        sessions: of each model.
-        warmup, bursts, how: for `rank_until_settled`; `how` has the rest of its arguments by name.
+        sessions: number of sessions of each model.
+        warmup, bursts: arguments of `rank_until_settled`.
+        how: the other arguments of `rank_until_settled`, by name.
     """
 
     sessions: int
@@ -163,23 +168,26 @@ def rank_until_settled(
     """Measure in interleaved rounds until the order of the runners is statistically settled.
 
     Two neighbours are settled when, by the confidence interval of their ratio, the first takes at most 1 + `tie` times
-    the second's time: to take the first costs no more than that, whichever is the faster one. Looking again and again,
-    and at many pairs, would find differences that are not there; so the error allowance 1 - `confidence` is divided by
-    the number of pairs, and look number i gets the share 1 / (i (i + 1)) of it, which sums to 1. Looks grow further
-    apart, by a quarter of the rounds so far.
+    the second's time. To choose the first then costs no more than that, whichever is the faster one.
+
+    After some rounds, the function looks whether the order is settled. Repeated looks at many pairs would find
+    differences that do not exist. Therefore the error allowance 1 - `confidence` is divided by the number of pairs, and
+    look number i gets the share 1 / (i (i + 1)) of it, which sums to 1. The distance between looks grows by a quarter
+    of the rounds so far.
 
     Args:
-        top: how many of the fastest are of interest (None: all). A runner that is settled to be slower than all of
-            them is dropped from further rounds.
-        keep: a runner that is never dropped, since the others are compared with it. Where there are
-            `FEWEST_SESSIONS`, what is settled is measured on until each has run undisturbed next to it in all of them.
-        enough: undisturbed rounds after which two neighbours are a tie if the estimate of their ratio is within the
-            tolerance, however wide its interval: to narrow that takes many times as long, and gains less than the
-            tolerance. Not for `keep`. None: never.
-        max_rounds, max_duration_s: give up after these; `settled` is then False. So it is where the machine is too busy
-            for a claim in that time (`out_of_reach`).
-        warmup: how to warm up first; None where the caller has done it.
-        on_round: called after each round.
+        top: number of the fastest runners that are of interest (None: all). A runner that is settled to be slower than
+            all of them is dropped from further rounds.
+        keep: a runner that is never dropped, because the others are compared with it. If each runner has
+            `FEWEST_SESSIONS` sessions or more, a settled order is measured further until each runner has an undisturbed
+            round with `keep` in every session.
+        enough: number of undisturbed rounds after which two neighbours count as a tie if the estimate of their ratio is
+            within the tolerance, however wide its interval. A narrower interval takes many times as long, and gains
+            less than the tolerance. The rule does not apply to `keep`. None: never.
+        max_rounds, max_duration_s: limits after which the measurement gives up, with `settled` False. It also gives up
+            if the machine is too busy for a claim in that time (`out_of_reach`).
+        warmup: how to warm up first; None if the caller has warmed up.
+        on_round: function that is called after each round.
     """
     if not runners:
         raise ValueError("nothing to rank: no runners")
@@ -191,7 +199,9 @@ def rank_until_settled(
     random_order = random.Random(seed)
 
     def harmless(first: str, second: str, between: Ratio) -> bool:
-        """Tell whether to take the first of two costs no more than the tolerance, by their interval or by `enough`."""
+        """Return whether choosing `first` costs no more than the tolerance, by the interval of the ratio or by
+        `enough`.
+        """
         if between.confidence >= sure and between.low >= 1 / (1 + tie):
             return True
         if enough is None or between.pairs < enough or keep in (first, second):
@@ -251,7 +261,7 @@ def _look(
 
 
 def _in_each_session(measured: Mapping[str, Distribution], active: List[str], keep: str) -> bool:
-    """Return whether there is a pair with `keep` in each session of each runner, where claims rest on sessions."""
+    """Return whether each runner has a pair with `keep` in each session. Return True if claims do not use sessions."""
     sessions = {measured[name].sessions for name in active}
     if not keep or len(sessions) > 1 or max(sessions) < FEWEST_SESSIONS:
         return True
@@ -260,7 +270,7 @@ def _in_each_session(measured: Mapping[str, Distribution], active: List[str], ke
 
 
 def _slower(a: Distribution, b: Distribution, sure: float) -> bool:
-    """Return whether `a` is settled to be slower than `b`: to be far slower, fewer rounds suffice."""
+    """Return whether `a` is settled to be slower than `b`. If `a` is far slower, fewer rounds suffice."""
     between = ratio(a, b, confidence=sure)
     return between.low > (1 if between.confidence >= sure else _FAR) and between.confidence >= _FEWEST
 
@@ -270,37 +280,38 @@ CONFIDENCE = 0.95
 FEWEST_PAIRS = 6
 """An order-statistic interval that covers the median with 95 % needs six values: 1 - 2 / 2**6 is 97 %."""
 WIDEST = 1.6
-"""Upper over lower end of an interval; a wider one means that the runs do not agree on anything worth a claim."""
+"""Widest interval that permits a claim, as its upper end divided by its lower end."""
 BUSY = 0.1
-"""Share of the machine's time used or wanted by others, or taken by a virtual machine's host, from which on it counts
-as busy."""
+"""Share of the machine's time from which on it counts as busy: time that others used or wanted, or that a virtual
+machine's host took."""
 BUSY_ALLOWANCE = 1.15
-"""By how much the interval is widened, either way, on a busy machine, even where no run was kept from its core: who
-works on the other hyperthread, in the shared cache and on the same clock slows float and integer kernels unequally.
-Measured on resnet20, a keyword spotter and MobileNet, with one thread and a loop on the other core: up to 10 %."""
+"""Factor by which the interval is widened at both ends on a busy machine, even if no run waited for a core. Work on the
+other hyperthread, in the shared cache and on the same clock slows float and integer kernels unequally. Measured on
+resnet20, a keyword spotter and MobileNet, with one thread and a loop on the other core: up to 10 %."""
 ESTIMATE_ALLOWANCE = 1.25
-"""By how much the spread of an estimate is wider, either way, than the interval of what it rests on: a model that has a
-core less is not slower by the same factor as another, and where its sessions lie in memory moves it by as much. In 18
-runs each of eight models beside two busy loops on two cores, 99 % of the spreads then held the quiet machine's ratio
-(94 % for the worst model), and none called faster what was slower by a tenth; without it 78 % (28 %), and two."""
+"""Factor by which the spread of an estimate is wider, at both ends, than the interval of its ratios. Two models that
+lose a core are not slowed by the same factor, and the place of a session in memory changes its speed by as much. In
+18 runs of each of eight models, next to two busy loops on two cores, 99 % of the spreads then contained the quiet
+machine's ratio (94 % for the worst model), and no estimate called a model faster that was a tenth slower. Without the
+factor it was 78 % (28 %), and two estimates."""
 FEWEST_ESTIMATED = 3
-"""Pairs of runs that an estimate takes."""
+"""Minimum number of pairs of runs for an estimate."""
 
 
 @dataclass(frozen=True)
 class Claim:
-    """Hold how many times faster a model is than a baseline, as far as that can be claimed.
+    """Hold how many times faster a model is than a baseline, if that can be claimed.
 
     Attributes:
-        estimate: the median of the pairs' ratios (baseline's latency / the model's), one that was observed; None where
+        estimate: median of the pairs' ratios (baseline's latency / the model's), one of the observed ratios; None if
             nothing can be claimed.
-        low, high: ends of its confidence interval; None with `estimate`.
-        confidence: what the interval covers, 0 to 1.
-        pairs: how many ratios it rests on.
-        baseline_ms, ms: median latencies of the pair that `estimate` is the ratio of; None where there was no pair.
-        reason: why nothing can be claimed; "" where something can.
-        likely: an estimate in place of a claim: how many times faster, and the ends of the spread that it has. None
-            where something can be claimed, or nothing is known.
+        low, high: ends of its confidence interval; None if `estimate` is None.
+        confidence: coverage of the interval, 0 to 1.
+        pairs: number of ratios in the estimate.
+        baseline_ms, ms: median latencies in milliseconds of the pair that gave `estimate`; None if there was no pair.
+        reason: why nothing can be claimed; "" if something can.
+        likely: (estimate, low, high) of an estimate in place of a claim: how many times faster, and the ends of its
+            spread. None if something can be claimed, or nothing is known.
     """
 
     estimate: Optional[float] = None
@@ -315,7 +326,7 @@ class Claim:
 
     @property
     def estimated(self) -> Optional[Tuple[float, float, float]]:
-        """Return (estimate, low, high) where nothing can be claimed; None where something can, or nothing is known."""
+        """Return (estimate, low, high) if nothing can be claimed. Return None if something can, or nothing is known."""
         if self.interval is not None or self.likely is None:
             return None
         about, low, high = self.likely
@@ -323,7 +334,9 @@ class Claim:
 
     @property
     def interval(self) -> Optional[Tuple[float, float, float]]:
-        """Return (estimate, low, high); None where nothing can be claimed, whatever the fields of a record claim."""
+        """Return (estimate, low, high), or None if nothing can be claimed. The fields of a record are checked, not
+        trusted.
+        """
         if self.reason or self.estimate is None or self.low is None or self.high is None:
             return None
         enough = self.pairs >= FEWEST_PAIRS and self.confidence >= CONFIDENCE
@@ -332,8 +345,8 @@ class Claim:
 
     @property
     def verdict(self) -> str:
-        """Return `FASTER` or `SLOWER` where the whole interval says so, `UNSETTLED` where it includes 1, else
-        `UNKNOWN`.
+        """Return `FASTER` or `SLOWER` if the whole interval is on that side of 1, `UNSETTLED` if it includes 1, and
+        `UNKNOWN` if there is no interval.
         """
         found = self.interval
         if found is None:
@@ -341,7 +354,7 @@ class Claim:
         return FASTER if found[1] > 1 else SLOWER if found[2] < 1 else UNSETTLED
 
     def sentence(self, model: str, baseline: str) -> str:
-        """Return the claim for people."""
+        """Return the claim as a sentence for people."""
         found, about = self.interval, self.estimated
         if found is None:
             why = self.reason or f"{self.pairs} pair{'' if self.pairs == 1 else 's'} of runs are too few to be sure"
@@ -356,8 +369,8 @@ class Claim:
         return f"{model} runs at {found[0]:.2f} times {baseline}'s speed ({self.figures()})"
 
     def figures(self) -> str:
-        """Return interval and milliseconds, such as "1.90 to 2.30; 12.9 → 6.2 ms"; the spread of an estimate, such
-        as "estimated, 1.80 to 2.40"; "" where nothing is known.
+        """Return interval and milliseconds, such as "1.90 to 2.30; 12.9 → 6.2 ms". For an estimate, return its spread,
+        such as "estimated, 1.80 to 2.40". Return "" if nothing is known.
         """
         found, about = self.interval, self.estimated
         if found is None:
@@ -367,23 +380,22 @@ class Claim:
         return f"{found[1]:.2f} to {found[2]:.2f}{spent}"
 
     def to_dict(self) -> Dict[str, Any]:
-        """Return all figures and the verdict, under their own names."""
+        """Return all fields and the verdict, under their own names."""
         return {**asdict(self), "verdict": self.verdict}
 
     @classmethod
     def read(cls, record: Mapping[str, Any]) -> "Claim":
-        """Return the claim that `to_dict` gave."""
+        """Return the claim that a record of `to_dict` describes."""
         known = {key: record[key] for key in cls.__dataclass_fields__ if key in record}
         likely = known.get("likely")
         return cls(**{**known, "likely": None if likely is None else tuple(likely)})
 
 
 def claim(baseline: Distribution, model: Distribution) -> Claim:
-    """Return what can be claimed of `model` against `baseline`, which were measured together.
+    """Return what can be claimed about `model` against `baseline`. The two must have been measured together.
 
-    Only runs that nothing disturbed count, and only rounds (or sessions, see `ratio`) in which both have such
-    runs. No claim is made where those are too few for an interval, or where they contradict each other. Then all runs
-    give an estimate.
+    Only undisturbed runs count, and only rounds (or sessions, see `ratio`) in which both have such runs. If there are
+    too few for an interval, or if they contradict each other, nothing is claimed. All runs then give an estimate.
     """
     found = ratio(baseline, model, confidence=CONFIDENCE, by_session=True)
     rests_on = found.confidence, found.pairs, found.a_ms, found.b_ms
@@ -397,12 +409,13 @@ def claim(baseline: Distribution, model: Distribution) -> Claim:
 
 
 def _estimate(baseline: Distribution, model: Distribution) -> Optional[Tuple[float, float, float]]:
-    """The geometric mean of the ratios of mean latencies in sessions (or rounds), and their spread; None where they
-    are too few.
+    """Return the geometric mean of the ratios of mean latencies in sessions (or rounds), and their spread. Return None
+    if there are too few.
 
-    Disturbed runs count too. A mean contains what time others took of a burst, the same share for both models. A median
-    does not: it leaves out the waits of runs that mostly fit between two time slices, and keeps those of longer ones.
-    `benchmarks/busy.py` holds means against medians, low percentiles, minima and processor time.
+    Disturbed runs count too. A mean contains the time that others took from a burst, which is the same share for both
+    models. A median does not: short runs mostly fit between two time slices, so their median leaves the waits out, but
+    the median of longer runs contains them. `benchmarks/busy.py` compares means with medians, low percentiles, minima
+    and processor time.
     """
     count = min(len(baseline.rounds), len(model.rounds))
     shared = baseline.sessions if baseline.sessions == model.sessions >= FEWEST_ESTIMATED else count
@@ -420,7 +433,7 @@ def _estimate(baseline: Distribution, model: Distribution) -> Optional[Tuple[flo
 
 
 def _reason(found: Ratio, low: float, high: float, baseline: Distribution, model: Distribution, busy: float) -> str:
-    """Return why nothing can be claimed; "" where something can."""
+    """Return why nothing can be claimed, or "" if something can."""
     disturbed = max(baseline.disturbed_share, model.disturbed_share)
     stolen = max(baseline.stolen, model.stolen)
     taken = {"other processes used or wanted": busy - stolen, "the virtual machine's host took": stolen}
@@ -431,5 +444,5 @@ def _reason(found: Ratio, low: float, high: float, baseline: Distribution, model
         few = f"{found.pairs} pair{'' if found.pairs == 1 else 's'} of undisturbed runs, at least {FEWEST_PAIRS} needed"
         return f"{cause}; {few}" if cause else f"{few}: measure longer"
     if not high <= low * WIDEST:
-        return f"{cause or 'the runs disagree'}; the ratio lay anywhere from {low:.2f} to {high:.2f}"
+        return f"{cause or 'the runs disagree'}; the ratio was anywhere from {low:.2f} to {high:.2f}"
     return ""

@@ -1,4 +1,6 @@
-"""Run `python edgeq_run.py info|verify|bench|infer`: a bundle on its device, with numpy and onnxruntime alone."""
+"""Run `python edgeq_run.py info|verify|bench|infer|pull` for a bundle on its device. It needs only numpy and
+onnxruntime.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ _endings = Endings()
 
 
 def program(root: Path) -> int:
-    """Run `main` in a process under the limits of the budget, for the program that travels in a bundle."""
+    """Run `main` in a process under the limits of the budget. The program that travels in a bundle calls this."""
     try:
         confine("edgeq_run")
     except DeviceError as error:
@@ -48,7 +50,7 @@ def main(argv: Optional[Sequence[str]] = None, root: Optional[Path] = None) -> i
     except DeviceError as error:
         return _failed(error)
     except MemoryError:
-        return _failed(BudgetError("memory ran out", "EDGEQ_BUDGET sets how much may be taken; give smaller inputs"))
+        return _failed(BudgetError("memory ran out", "EDGEQ_BUDGET sets the limit; give smaller inputs"))
     except BrokenPipeError:
         return READER_GONE
     except KeyboardInterrupt:
@@ -87,16 +89,16 @@ def _parser(root: Optional[Path]) -> argparse.ArgumentParser:
         command.add_argument("--json", action="store_true", help="print JSON and nothing else on stdout")
         if name == "pull":
             command.add_argument("reference", metavar="REF", help="HOST/REPOSITORY@sha256:..., answering within 60 s")
-            command.add_argument("-o", "--output", type=Path, required=True, help="the bundle's directory, a new one")
+            command.add_argument(
+                "-o", "--output", type=Path, required=True, help="directory for the bundle; must not exist"
+            )
         else:
             command.add_argument("--variant", metavar="NAME", help="use this variant instead of the best one")
             command.add_argument(
                 "--bundle", type=Path, default=root, required=root is None, help="a bundle directory or .edgeq file"
             )
-        command.add_argument(
-            "--trust", type=Path, metavar="PATH", help=f"keys whose signature counts, a file or folder ({PLACE})"
-        )
-        command.add_argument("--require-signature", action="store_true", help="refuse where no key is trusted")
+        command.add_argument("--trust", type=Path, metavar="PATH", help=f"file or folder of trusted keys ({PLACE})")
+        command.add_argument("--require-signature", action="store_true", help="refuse if no key is trusted")
         if name == "verify":
             command.add_argument("--expect", metavar="SHA256", help="refuse a bundle whose manifest has another hash")
         if name in ("bench", "infer"):
@@ -108,7 +110,7 @@ def _parser(root: Optional[Path]) -> argparse.ArgumentParser:
                 "inputs", nargs="+", metavar="INPUT", help="IMAGE.jpg, X.npz, X.npy, or INPUT_NAME=X.npy"
             )
             command.add_argument("--top", type=_count, metavar="N", help="print the N best classes of each input")
-            command.add_argument("-o", "--output", type=Path, help="the outputs, as .npz (beside the bundle)")
+            command.add_argument("-o", "--output", type=Path, help=".npz file for the outputs (next to the bundle)")
             command.add_argument("--force", action="store_true", help="replace an existing output")
     return parser
 
@@ -123,12 +125,12 @@ def _count(text: str) -> int:
 def _add_bench_options(command: argparse.ArgumentParser) -> None:
     add = command.add_argument
     add("--scenario", default="single-stream", help="single-stream, multi-stream, server, offline or all")
-    add("--duration", type=float, metavar="S", help="seconds at least for each model (2)")
+    add("--duration", type=float, metavar="S", help="minimum seconds for each model (2)")
     add("--official", action="store_true", help="MLPerf's official duration: 600 seconds")
-    add("--queries", dest="min_queries", type=int, default=100, help="queries at least for each model (100)")
+    add("--queries", dest="min_queries", type=int, default=100, help="minimum queries for each model (100)")
     add("--pin", metavar="CORES", help="run on these cores only, such as 0,2-3")
     add("--batch", type=int, default=1, help="samples a run, offline and multi-stream (1)")
-    add("--qps", dest="target_qps", type=float, help="server: arrival rate; else the highest that holds is searched")
+    add("--qps", dest="target_qps", type=float, help="server: arrival rate (default: search for the highest)")
     add("--latency-bound", dest="latency_bound_ms", type=float, metavar="MS", help="server: on p99 (10 x p50)")
     add(
         "--shape",
@@ -136,10 +138,10 @@ def _add_bench_options(command: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME=SIZES",
-        help="make inputs up, of this shape",
+        help="make up inputs of this shape",
     )
-    add("--seed", type=_count, default=0, help="of sample order, interleaving and arrivals (0)")
-    add("-v", "--verbose", action="store_true", help="draw the distributions, say what was measured on")
+    add("--seed", type=_count, default=0, help="seed of sample order, interleaving and arrivals (0)")
+    add("-v", "--verbose", action="store_true", help="show the distributions and the machine")
 
 
 def _info(bundle: Bundle, arguments: argparse.Namespace) -> int:
@@ -153,7 +155,7 @@ def _info(bundle: Bundle, arguments: argparse.Namespace) -> int:
     except BundleError:
         if arguments.variant is not None:
             raise
-        # A bundle for other devices is still worth showing: each variant is listed with why it does not run here.
+        # A bundle for other devices is still listed: each variant is shown with the reason why it does not run here.
         choice = None
     _show(arguments, describe(bundle, device, choice), info_lines(bundle, device, choice))
     return 0
@@ -175,7 +177,7 @@ def _bench(bundle: Bundle, arguments: argparse.Namespace) -> int:
     from edgeq_device.bench_models import bench_models, bundle_feeds, bundle_models, bundle_variants
     from edgeq_device.sessions import read_device
 
-    lift_seconds()  # its options say how long it runs
+    lift_seconds()  # the options of bench set how long it runs
     settings = ("scenario", "duration", "official", "min_queries", "pin", "batch", "target_qps", "latency_bound_ms")
     wanted = parse_settings(**{name: getattr(arguments, name) for name in (*settings, "seed", "threads")})
     shapes = parse_shapes(arguments.shapes)
@@ -225,7 +227,9 @@ def _answer(bundle: Bundle, arguments: argparse.Namespace) -> int:
 
     images = [text for text in arguments.inputs if Path(text).suffix.lower() in IMAGES]
     if len(images) not in (0, len(arguments.inputs)) or (len(images) > 1 and not arguments.top):
-        raise UsageError("images and tensors are given, or several images", "Give one kind; several images with --top")
+        raise UsageError(
+            "images and tensors are mixed, or there are several images", "Give one kind, and --top with several images"
+        )
     output = None if arguments.top and arguments.output is None else output_place(bundle, arguments.output)
     with Model(bundle, arguments.variant, arguments.threads) as model:
         named = images or [", ".join(arguments.inputs)]
@@ -242,7 +246,7 @@ def _answer(bundle: Bundle, arguments: argparse.Namespace) -> int:
             lines += [name, *(f"  {score:10.4g}  {label}" for label, score in one)]
     if output is not None:
         if len(found) > 1:
-            raise UsageError("--output takes what the model makes of one input", "Leave it out, or give one input")
+            raise UsageError("--output stores the outputs for one input only", "Leave it out, or give one input")
         save_outputs(output, found[0], force=arguments.force)
         plain["output"] = str(arguments.output or output)
         lines.append(f"written to {plain['output']}")
@@ -263,7 +267,7 @@ def _show(arguments: argparse.Namespace, plain: Dict[str, Any], lines: List[str]
     try:
         print(json_text(plain) if arguments.json else "\n".join(map(printable, lines)), flush=True)
     except OSError as error:
-        # What is still held for a reader that went away, or a full disk, must not be tried again at exit.
+        # Python must not write the rest of its buffer again at exit: the reader is gone or the disk is full.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if error.errno == errno.EPIPE:
             raise

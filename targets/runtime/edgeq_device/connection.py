@@ -1,4 +1,4 @@
-"""Connect to an untrusted server: every wait ends, and what is received is bounded."""
+"""Connect to an untrusted server: every wait has a limit, and so has the size of every answer."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from edgeq_device.relay import printable
 
 AWAY = "it leads away from https"
 PORTS = {"https": 443, "http": 80}
-_NO_ADDRESS = "an address that is none"
+_NO_ADDRESS = "not a valid address"
 _URL = re.compile(
     r"(?P<scheme>https?)://(?P<host>[a-z0-9._-]{1,253}|\[[0-9a-f:.]{2,45}\])(?::(?P<port>[0-9]{1,5}))?"
     r"(?P<target>[/?][\x21\x22\x24-\x7e]*)?",
@@ -45,27 +45,28 @@ class Address:
 
     @property
     def origin(self) -> Tuple[str, str, int]:
-        """Return what a login belongs to."""
+        """Return the scheme, host and port that a login belongs to."""
         return self.scheme, self.host, self.port
 
     @property
     def place(self) -> str:
-        """Return HOST:PORT, an IPv6 address in brackets."""
+        """Return HOST:PORT. An IPv6 address is in brackets."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     @property
     def local(self) -> bool:
-        """Tell whether the host is this machine, by its name or a loopback address."""
+        """Return whether the host is this machine, by its name or a loopback address."""
         try:
             return self.host == "localhost" or ipaddress.ip_address(self.host).is_loopback
         except ValueError:
             return False
 
     def join(self, reference: str) -> Address:
-        """Return the address to which `reference`, absolute or relative, leads from here.
+        """Return the address of `reference`, which is absolute or relative to this address.
 
         Raises:
-            ValueError: it is not an address that edgeq follows; the message does not repeat it, as it may hold a token.
+            ValueError: it is not an address that edgeq follows. The message does not repeat it, because it may contain
+                a token.
         """
         try:
             joined = urldefrag(urljoin(f"{self.scheme}://{self.place}{self.target}", reference)).url
@@ -75,7 +76,7 @@ class Address:
 
 
 def parse_address(text: str) -> Address:
-    """Return the address that `text` writes: plain ASCII, no user, no password, no fragment.
+    """Return the address in `text`, which must be plain ASCII without user, password or fragment.
 
     Raises:
         ValueError: see `Address.join`.
@@ -92,7 +93,7 @@ def parse_address(text: str) -> Address:
 
 CHUNK = 64 * 1024
 _MAX_HEAD = 256 * 1024
-"""Bytes of status lines and headers, those of interim answers included, before the body of an answer."""
+"""Limit on the bytes before the body of an answer: status lines and headers, including those of interim answers."""
 _MAX_OVERHEAD = 256 * 1024
 _MAX_CONNECTS = 8
 _POLL_S = 0.5
@@ -103,10 +104,10 @@ class Limits:
     """Limit how slow a registry may be.
 
     Attributes:
-        answer_s: seconds from the start of a request to the headers of its answer. A body may not fall further behind
-            `least_rate` either.
-        least_rate: bytes a second of each body, sent or received.
-        total_s: seconds for a whole push or pull, to which each file adds `file_s`, and each byte 1 / `total_rate`.
+        answer_s: seconds from the start of a request to the headers of its answer. A body may fall behind `least_rate`
+            by as many seconds.
+        least_rate: minimum rate of each body, sent or received, in bytes a second.
+        total_s: seconds for a whole push or pull. Each file adds `file_s`, and each byte adds 1 / `total_rate`.
     """
 
     answer_s: float = 60
@@ -120,11 +121,11 @@ LIMITS = Limits()
 
 
 class Broken(HTTPException):
-    """Report that the connection failed, was too slow, or carried too much."""
+    """Report that the connection failed, was too slow, or carried too many bytes."""
 
 
 class Deadline:
-    """Mark the end of a whole push or pull."""
+    """Hold the time at which a whole push or pull must end."""
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
@@ -132,7 +133,7 @@ class Deadline:
         self._total_s = limits.total_s
 
     def expect(self, files: int, size: int) -> None:
-        """Give time for `files` files of `size` bytes in all."""
+        """Add time for `files` files of `size` bytes in all."""
         self._total_s += files * self.limits.file_s + size / self.limits.total_rate
 
     def stop(self) -> None:
@@ -143,7 +144,7 @@ class Deadline:
         """Return the seconds that are left.
 
         Raises:
-            Broken: none are.
+            Broken: no time is left.
         """
         left = self._started + self._total_s - time.monotonic()
         if left <= 0:
@@ -152,7 +153,7 @@ class Deadline:
 
 
 class Connection(io.RawIOBase):
-    """Wrap a socket on which every wait ends, and that takes a bounded number of bytes.
+    """Wrap a socket: every wait ends, and the number of bytes that it receives is limited.
 
     `HTTPResponse` reads from it as from a socket.
     """
@@ -161,31 +162,31 @@ class Connection(io.RawIOBase):
         self._sock = sock
         self._deadline = deadline
         self._patience = patience
-        """Seconds that the other end may still make us wait; in a body, each byte gives some back."""
+        """Seconds that the other end may still delay. In a body, each byte adds some."""
         self._bytes_left = _MAX_HEAD
         self._paced = False
         self._tunnel: Optional[HTTPResponse] = None
 
     def makefile(self, mode: str) -> io.BufferedReader:
-        """Return what reads the answer and closes the socket."""
+        """Return a stream that reads the answer and closes the socket."""
         del mode
         return io.BufferedReader(self, CHUNK)
 
     def readable(self) -> bool:
-        """Tell io that this can be read."""
+        """Return True: `io` requires it of a stream that can be read."""
         return True
 
     def expect_head(self) -> None:
-        """Wait for status and headers from now on, at any rate."""
+        """Prepare to wait for status and headers, at any rate."""
         self._patience, self._paced, self._bytes_left = self._deadline.limits.answer_s, False, _MAX_HEAD
 
     def expect_body(self, most: int) -> None:
-        """Pass a body from now on, at the least rate; one that is received has at most `most` bytes."""
+        """Prepare to send or receive a body at `least_rate` or more. A received body has at most `most` bytes."""
         self._patience, self._paced = self._deadline.limits.answer_s, True
-        self._bytes_left = 2 * most + _MAX_OVERHEAD  # what frames the chunks counts too
+        self._bytes_left = 2 * most + _MAX_OVERHEAD  # the frames of chunks count too
 
     def readinto(self, buffer: Any) -> int:
-        """Receive what has come."""
+        """Receive the bytes that have arrived."""
         count = self._when_ready(self._sock.recv_into, buffer)
         self._bytes_left -= count
         if self._bytes_left < 0:
@@ -199,7 +200,7 @@ class Connection(io.RawIOBase):
             view = view[self._when_ready(self._sock.send, view[:CHUNK]) :]
 
     def secure(self, host: str) -> None:
-        """Speak TLS from now on, with what proves to be `host`."""
+        """Use TLS from now on, and verify that the other end is `host`."""
         try:
             self._sock.settimeout(self._left())
             self._sock = ssl.create_default_context().wrap_socket(self._sock, server_hostname=host)
@@ -207,20 +208,20 @@ class Connection(io.RawIOBase):
             raise Broken(str(error)) from error
 
     def tunnel(self, to: Address, login: str) -> None:
-        """Have the proxy at the other end connect to `to`.
+        """Make the proxy at the other end connect to `to`.
 
         Raises:
-            Broken: it does not.
+            Broken: the proxy refuses.
         """
         lines = [f"CONNECT {to.place} HTTP/1.1", f"Host: {to.place}"]
         lines += [f"Proxy-Authorization: Basic {login}"] if login else []
         self.sendall("\r\n".join([*lines, "", ""]).encode("ascii"))
-        self._tunnel = self.response("CONNECT")  # kept: it would close the socket when it is gone
+        self._tunnel = self.response("CONNECT")  # kept, because a garbage-collected response closes the socket
         if self._tunnel.status != 200:
             raise Broken(f"the proxy refuses, HTTP {self._tunnel.status}")
 
     def response(self, method: str) -> HTTPResponse:
-        """Return the answer that comes next, its headers read."""
+        """Return the next answer, with its headers read."""
         response = HTTPResponse(self, method=method)  # type: ignore[arg-type]  # it takes makefile() of it alone
         response.begin()
         return response
@@ -255,7 +256,7 @@ class Connection(io.RawIOBase):
 
 
 def connect(address: Address, deadline: Deadline) -> Connection:
-    """Open a connection to `address`, through the proxy of the environment unless it is this machine."""
+    """Open a connection to `address`. Use the proxy of the environment unless the address is this machine."""
     host, port, login = (address.host, address.port, "") if address.local else _way(address)
     started, patience = time.monotonic(), min(deadline.limits.answer_s, deadline.left())
     sock = _dial(host, port, patience)
@@ -272,7 +273,7 @@ def connect(address: Address, deadline: Deadline) -> Connection:
 
 
 def _dial(host: str, port: int, seconds: float) -> socket.socket:
-    """Connect to the first address of `host` that takes it, within `seconds` for all of them."""
+    """Connect to the first address of `host` that accepts. All attempts together take at most `seconds`."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[:_MAX_CONNECTS]
     except (OSError, UnicodeError) as error:
@@ -290,7 +291,9 @@ def _dial(host: str, port: int, seconds: float) -> socket.socket:
 
 
 def _way(address: Address) -> Tuple[str, int, str]:
-    """Return host and port to connect to for `address`, its own or a proxy's, and base64 of the login for the proxy."""
+    """Return the host and port to connect to for `address` (its own or a proxy's), and the base64 of the login for the
+    proxy.
+    """
     text = "" if proxy_bypass(address.place) else getproxies().get("https", "")
     if not text:
         return address.host, address.port, ""
@@ -309,7 +312,7 @@ Body = Union[bytes, Path, None]
 
 
 class _Content(io.RawIOBase):
-    """The body of an answer; what goes wrong with it is one line about `where`."""
+    """Read the body of an answer. An error becomes one line about `where`."""
 
     def __init__(self, response: HTTPResponse, where: str) -> None:
         self._response = response
@@ -319,7 +322,7 @@ class _Content(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        # Not HTTPResponse.read: a chunk of size -1 makes it read all that comes at once.
+        # Not HTTPResponse.read: a chunk of size -1 makes it read everything at once.
         with connected(self._where):
             return self._response.readinto(buffer)
 
@@ -333,9 +336,9 @@ class Request:
     """Describe a request to one server.
 
     Attributes:
-        headers: names and values of plain ASCII; `Host` and what describes `body` are added.
-        body: bytes, or the file that has them.
-        most: bytes that the body of the answer may have.
+        headers: names and values in plain ASCII; `Host` and the headers that describe `body` are added.
+        body: bytes, or the file that contains them.
+        most: maximum bytes of the answer's body.
     """
 
     method: str
@@ -346,7 +349,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Answer:
-    """Hold the answer of a server to one request at `address`."""
+    """Hold a server's answer to one request to `address`."""
 
     address: Address
     status: int
@@ -369,20 +372,20 @@ class Answer:
 
 @contextmanager
 def connected(where: str) -> Iterator[None]:
-    """Turn what goes wrong with a connection into RuntimeUnavailableError."""
+    """Turn errors of a connection into RuntimeUnavailableError."""
     try:
         yield
     except (HTTPException, ValueError) as error:
-        # Its text may quote the server.
+        # The text of the error may quote the server.
         text = printable(str(error))[:200]
-        raise RuntimeUnavailableError(f"{where}: the connection failed ({text})", "Look at the network") from error
+        raise RuntimeUnavailableError(f"{where}: the connection failed ({text})", "Check the network") from error
 
 
 def exchange(request: Request, address: Address, deadline: Deadline, where: str) -> Answer:
-    """Send `request` to `address` and return its answer; `where` names it in messages.
+    """Send `request` to `address` and return its answer. Messages call the server `where`.
 
     Raises:
-        HTTPException: the connection failed, was too slow, or carried too much.
+        HTTPException: the connection failed, was too slow, or carried too many bytes.
     """
     body = request.body
     usual = f":{PORTS[address.scheme]}"
@@ -414,10 +417,10 @@ _ESCAPED = re.compile(r"\\(.)")
 
 
 def challenges(headers: Iterable[str]) -> List[Tuple[str, Dict[str, str]]]:
-    """Return the scheme and the parameters of each challenge, their names in lower case.
+    """Return the scheme and the parameters of each challenge. The names of parameters are in lower case.
 
     Args:
-        headers: the values of all WWW-Authenticate headers; each may have several challenges.
+        headers: the values of all WWW-Authenticate headers; each may contain several challenges.
     """
     found: List[Tuple[str, Dict[str, str]]] = []
     for name, quoted, plain in _PART.findall(",".join(headers)[:_MAX_CHALLENGES]):
@@ -430,7 +433,7 @@ def challenges(headers: Iterable[str]) -> List[Tuple[str, Dict[str, str]]]:
 
 
 def credentials(host: str) -> str:
-    """Return base64 of USER:PASSWORD as `docker login` and `oras login` keep it for exactly `host`, or ""."""
+    """Return the base64 of USER:PASSWORD that `docker login` or `oras login` stored for exactly `host`, or ""."""
     try:
         folder = Path(os.environ.get("DOCKER_CONFIG") or "~/.docker").expanduser()
         known: Any = json.loads((folder / "config.json").read_bytes())

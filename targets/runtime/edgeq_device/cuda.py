@@ -1,9 +1,8 @@
-"""Open sessions of onnxruntime's own CUDA provider: its libraries are loaded, it has really started, buffers stay on
-the device, and where it can a CUDA graph replays the whole model in one launch.
+"""Open sessions of onnxruntime's own CUDA provider.
 
-A session whose inputs and outputs stay in the device's memory between runs, with a plain one's interface.
-
-Without it every run allocates on the device, and CUDA graphs cannot be replayed: those need fixed addresses.
+edgeq loads the provider's libraries, checks that the provider has started, and keeps inputs and outputs in the device's
+memory between runs. Without that, every run would allocate memory on the device. If possible, a CUDA graph replays the
+whole model in one launch; a graph needs fixed addresses. The sessions have the interface of a plain session.
 """
 
 from __future__ import annotations
@@ -20,15 +19,15 @@ from edgeq_device.onnxfile import DTYPES, is_name
 Key = Tuple[Tuple[str, Tuple[int, ...], str], ...]
 
 _MOST_SHAPES = 8
-"""Buffers of so many combinations of input shapes are kept; they take the device's memory."""
+"""Number of input-shape combinations whose buffers are kept. They take the device's memory."""
 
 
 @dataclass(frozen=True)
 class _Bound:
-    """Buffers for one combination of input shapes.
+    """Hold the buffers for one combination of input shapes.
 
     Attributes:
-        opened: outputs whose size may differ from run to run: each run gets them new memory.
+        opened: outputs whose size may differ from run to run. Each run allocates new memory for them.
     """
 
     binding: Any
@@ -43,19 +42,19 @@ def shapes_of(feeds: Mapping[str, Any]) -> Key:
 
 def _in_rows(feeds: Mapping[str, Any]) -> Dict[str, Any]:
     """Return the inputs as arrays in C's order."""
-    import numpy as np  # what finds GPUs, below, runs on boards without it
+    import numpy as np  # here, because `read_gpus` also runs on boards without numpy
 
     return {name: np.asarray(value, order="C") for name, value in feeds.items()}
 
 
 class BoundSession:
-    """Wrap an `onnxruntime.InferenceSession`.
+    """Wrap an `onnxruntime.InferenceSession` and keep its inputs and outputs in buffers on the device.
 
     Args:
         device: "cuda" or "cpu".
-        notes: what is worth reporting of opening it.
-        fixed: run options of a run that finds where outputs of open size go, for good. Without them each run gets such
-            outputs new memory: their sizes may depend on the values.
+        notes: remarks from opening the session, for the report.
+        fixed: run options of a first run that fixes the buffers of outputs with open sizes. None: each run allocates
+            new memory for such outputs, because their sizes may depend on the values.
     """
 
     def __init__(self, session: Any, ort: Any, device: str, notes: Sequence[str] = (), *, fixed: Any = None) -> None:
@@ -64,11 +63,11 @@ class BoundSession:
         self._bindings: Dict[Key, _Bound] = {}
 
     def __getattr__(self, name: str) -> Any:
-        """The rest of a session's interface."""
+        """Return any other attribute of the wrapped session."""
         return getattr(self._session, name)
 
     def run(self, names: Optional[Sequence[str]], feeds: Mapping[str, Any], run_options: Any = None) -> List[Any]:
-        """As `InferenceSession.run`; inputs are copied into the buffers that the last run of these shapes used."""
+        """Run like `InferenceSession.run`. Inputs are copied into the buffers of earlier runs with the same shapes."""
         arrays = _in_rows(feeds)
         key = shapes_of(arrays)
         bound = self._bindings.get(key) or self._bind(arrays)
@@ -89,13 +88,13 @@ class BoundSession:
 
         binding, values, opened = self._session.io_binding(), {}, []
         for name, array in arrays.items():
-            # A copy: on the CPU the value would be the caller's own array, and the next run would write into it.
+            # Copy: on the CPU the value would otherwise be the caller's array, and the next run would write into it.
             values[name] = self._ort.OrtValue.ortvalue_from_numpy(array.copy(), self._device, 0)
             binding.bind_ortvalue_input(name, values[name])
         for spec in self.get_outputs():
             dtype = DTYPES.get(spec.type)
             if dtype is not None and all(isinstance(size, int) for size in spec.shape):
-                # A fixed address, which a captured graph writes to.
+                # A captured graph writes to a fixed address.
                 shape = list(spec.shape)
                 value = self._ort.OrtValue.ortvalue_from_shape_and_type(shape, np.dtype(dtype), self._device, 0)
                 binding.bind_ortvalue_output(spec.name, value)
@@ -118,14 +117,15 @@ OpenWith = Callable[[List[Any]], Any]
 
 
 class CapturedSession:
-    """Capture a session's runs of the first input shapes as a CUDA graph; used like a `BoundSession`.
+    """Capture the runs of the first input shapes as a CUDA graph. Use it like a `BoundSession`.
 
-    Other shapes run in a session of their own: a graph goes on using the memory of the session that captured it, and
-    what runs there next to it overwrites that (an illegal memory access, on an H100 with onnxruntime 1.31.1).
+    Other shapes run in a second session. A graph keeps using the memory of the session that captured it, and other runs
+    in that session overwrite that memory (an illegal memory access, on an H100 with onnxruntime 1.31.1).
 
     Args:
-        captured: a session that captures.
-        plain: opens the same model without: for other shapes, and for a model that no graph can hold.
+        captured: a session that captures graphs.
+        plain: function that opens the same model without capture, for other shapes and for models that cannot be
+            captured.
     """
 
     def __init__(self, captured: Any, ort: Any, device: str, plain: Callable[[], BoundSession]) -> None:
@@ -138,7 +138,7 @@ class CapturedSession:
         self._shapes: Optional[Key] = None
 
     def run(self, names: Optional[Sequence[str]], feeds: Mapping[str, Any], run_options: Any = None) -> List[Any]:
-        """As `InferenceSession.run`."""
+        """Run like `InferenceSession.run`."""
         arrays = _in_rows(feeds)
         shapes = shapes_of(arrays)
         if self._captured is None or self._shapes not in (None, shapes):
@@ -148,8 +148,8 @@ class CapturedSession:
         except Exception as error:  # onnxruntime's exceptions have no common base
             if self._shapes is not None:
                 raise
-            found = self._plain.run(names, arrays, run_options)  # raises where the inputs are at fault
-            self.notes = (*self.notes, f"no CUDA graph holds this model: {' '.join(str(error).split())}")
+            found = self._plain.run(names, arrays, run_options)  # raises if the inputs are wrong
+            self.notes = (*self.notes, f"this model cannot be captured as a CUDA graph: {' '.join(str(error).split())}")
             self._captured = None
             return found
         self._shapes = shapes
@@ -162,19 +162,19 @@ class CapturedSession:
         return self._opened
 
     def __getattr__(self, name: str) -> Any:
-        """The rest of a session's interface."""
+        """Return any other attribute of the session in use."""
         return getattr(self._captured or self._plain, name)
 
 
 def open_cuda(ort: Any, options: Mapping[str, str], open_with: OpenWith) -> Union[BoundSession, CapturedSession]:
-    """Return a session on the GPU; what CUDA does not run is left to the CPU.
+    """Return a session on the GPU. Operators that CUDA does not run are left to the CPU.
 
     Args:
-        options: of the provider.
-        open_with: opens the session with a list of providers.
+        options: options of the provider.
+        open_with: function from a list of providers to an open session.
 
     Raises:
-        RuntimeUnavailableError: the provider does not start. ONNX Runtime itself would go on on the CPU.
+        RuntimeUnavailableError: the provider does not start. ONNX Runtime itself would continue on the CPU.
     """
     load_libraries(ort)
 
@@ -186,38 +186,41 @@ def open_cuda(ort: Any, options: Mapping[str, str], open_with: OpenWith) -> Unio
         return session
     try:
         captured = started(ort, CUDA, open_with([(CUDA, {**options, **_GRAPHS}), _CPU]))
-    except Exception:  # onnxruntime's have no common base; it refuses graphs that are split between providers
+    # onnxruntime's exceptions have no common base; it refuses graphs that are split between providers
+    except Exception:
         return session
     return CapturedSession(captured, ort, _MEMORY, plain)
 
 
 def load_libraries(ort: Any) -> None:
-    """Load CUDA and cuDNN from their wheels, where they are installed so."""
+    """Load CUDA and cuDNN from their wheels, if they are installed as wheels."""
     _log(ort, _ERRORS)
     preload = getattr(ort, "preload_dlls", None)
     if preload is not None:
-        with redirect_stdout(sys.stderr):  # it prints what it does not find, and stdout may be for JSON
+        with redirect_stdout(sys.stderr):  # it prints the libraries that are missing, and stdout may be for JSON
             preload(directory="")
 
 
 def started(ort: Any, provider: str, session: Any) -> Any:
-    """Return the session, whose providers must include `provider`.
+    """Return the session if `provider` is among its providers.
 
     Raises:
-        RuntimeUnavailableError: it is not.
+        RuntimeUnavailableError: the provider is not among them.
     """
     if provider not in session.get_providers():
         raise RuntimeUnavailableError(
-            f"onnxruntime {ort.__version__} lists {provider} and cannot start it here",
-            "Look at its messages above: a library of CUDA, cuDNN or TensorRT is missing or of another version",
+            f"onnxruntime {ort.__version__} lists {provider}, but cannot start it here",
+            "See its messages above: a library of CUDA, cuDNN or TensorRT is missing or of another version",
         )
     _log(ort, _FATAL)
     return session
 
 
 def _log(ort: Any, severity: int) -> None:
-    """Set the severity from which onnxruntime logs to stderr: only its log says why a provider does not start, but a
-    provider that runs also logs each cuDNN plan that it tries in vain.
+    """Set the severity from which onnxruntime logs to stderr.
+
+    Only the log contains the reason why a provider does not start. A provider that runs would also log each cuDNN plan
+    that it tried without success.
     """
     choose = getattr(ort, "set_default_logger_severity", None)
     if choose is not None:
@@ -225,8 +228,8 @@ def _log(ort: Any, severity: int) -> None:
 
 
 def sizes_follow(session: Any) -> bool:
-    """Return whether the sizes of all outputs are numbers, or names that the inputs' sizes have, too: else they may
-    depend on the values, and a captured graph would repeat the first ones.
+    """Return whether the sizes of all outputs are numbers, or names that also occur in the inputs' shapes. Other sizes
+    may depend on the values, and a captured graph would repeat the first ones.
     """
     given = {size for spec in session.get_inputs() for size in spec.shape if isinstance(size, str) and is_name(size)}
     return all(isinstance(size, int) or size in given for spec in session.get_outputs() for size in spec.shape)
@@ -247,9 +250,7 @@ def capability_text(capability: Tuple[int, int]) -> str:
 
 @dataclass(frozen=True)
 class Gpu:
-    """Describe one GPU. `compute_capability` is (major, minor); `memory_bytes` is None and `driver` "" where
-    unknown.
-    """
+    """Describe one GPU. `compute_capability` is (major, minor). If unknown, `memory_bytes` is None and `driver` ""."""
 
     name: str
     compute_capability: Tuple[int, int]
@@ -257,7 +258,7 @@ class Gpu:
     driver: str = ""
 
     def to_dict(self) -> Dict[str, Any]:
-        """Return plain JSON values; the compute capability as "8.7", the memory in bytes."""
+        """Return plain JSON values. The compute capability is a text such as "8.7", the memory is in bytes."""
         return {
             "name": self.name,
             "compute_capability": capability_text(self.compute_capability),
@@ -267,7 +268,7 @@ class Gpu:
 
 
 def read_gpus(load: Load = ctypes.CDLL) -> Tuple[Tuple[Gpu, ...], str]:
-    """Return GPUs in the driver's order, and why there are none ("" where there are)."""
+    """Return the GPUs in the driver's order, and why there are none ("" if there are some)."""
     problem = "this device has no NVIDIA driver"
     for names, query in ((_NVML, _query_nvml), (_CUDA, _query_cuda)):
         library = _first(load, names)

@@ -1,8 +1,8 @@
 """Open .tflite files in LiteRT, whose CPU kernels are XNNPACK's.
 
-A session here has the part of `onnxruntime.InferenceSession` that edgeq uses. Files that edgeq makes state in their
-metadata the inputs and outputs of the model that they were made of; a session takes and gives those. Other files have
-their own.
+A session has the part of the interface of `onnxruntime.InferenceSession` that edgeq uses. The metadata of files that
+edgeq makes describe the inputs and outputs of the original model, and a session uses those. For other files it uses the
+tensors of the file.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ def open_model(ort: Any, engine: EngineSpec, model: Any, options: Any, given: Ma
     """Open the model at the path `model`; see `edgeq_device.engines.open_engine`.
 
     Raises:
-        RuntimeUnavailableError: it is no .tflite file.
-        BundleError: its metadata are not as edgeq writes them.
-        Exception: whatever LiteRT raises for the model.
+        RuntimeUnavailableError: the file is not a .tflite file.
+        BundleError: the metadata do not have edgeq's form.
+        Exception: any error that LiteRT raises for the model.
     """
     del ort
     if not isinstance(model, str) or not model.endswith(engine.suffix):
-        raise RuntimeUnavailableError(f"{engine.name} opens {engine.suffix} files alone", "Convert the model")
+        raise RuntimeUnavailableError(f"{engine.name} opens only {engine.suffix} files", "Convert the model")
     content = Path(model).read_bytes()
     if content[4:8] != _IDENTIFIER:
         raise RuntimeUnavailableError(
@@ -55,10 +55,10 @@ def open_model(ort: Any, engine: EngineSpec, model: Any, options: Any, given: Ma
 
 
 def read_signature(content: bytes, where: str) -> Dict[str, Any]:
-    """Return what a .tflite file's metadata say of the model's inputs and outputs; empty where they say nothing.
+    """Return the description of the model's inputs and outputs in a .tflite file's metadata, or {} if there is none.
 
     Raises:
-        BundleError: an offset leads out of the file, or the entry is too large or no JSON.
+        BundleError: an offset leads out of the file, or the entry is too large or is not JSON.
     """
     try:
         found = _Table.root(content).metadata(SIGNATURE)
@@ -72,9 +72,9 @@ def read_signature(content: bytes, where: str) -> Dict[str, Any]:
 
 
 class _Table:
-    """A table of a FlatBuffer: its fields are found by number, as offsets from its start."""
+    """Read a table of a FlatBuffer. Fields have numbers, and their places are offsets from the start of the table."""
 
-    # Fields by their number in LiteRT's schema.
+    # Numbers of fields in LiteRT's schema.
     _MODEL_BUFFERS, _MODEL_METADATA = 4, 6
     _NAME, _BUFFER, _DATA = 0, 1, 0
 
@@ -86,7 +86,7 @@ class _Table:
         return cls(content, struct.unpack_from("<I", content, 0)[0])
 
     def metadata(self, name: str) -> Optional[bytes]:
-        """Return the buffer of the entry `name` of a model's metadata."""
+        """Return the buffer of the entry `name` in a model's metadata, or None if there is no such entry."""
         for place in range(min(self._vector(self._MODEL_METADATA, 4)[1], _MOST_ENTRIES)):
             entry = self._table(self._MODEL_METADATA, place)
             if entry._bytes(self._NAME) == name.encode():
@@ -99,7 +99,7 @@ class _Table:
         return found
 
     def _field(self, number: int) -> int:
-        """Return the place of a field; 0 where the table does not have it."""
+        """Return the position of a field, or 0 if the table does not have it."""
         layout = self._place - struct.unpack_from("<i", self._content, self._place)[0]
         if layout < 0:
             raise ValueError(layout)
@@ -110,7 +110,9 @@ class _Table:
         return self._place + offset if offset else 0
 
     def _vector(self, number: int, size: int) -> Tuple[int, int]:
-        """Return the place and the length of a vector whose elements have `size` bytes; of none where it is absent."""
+        """Return the position and the length of a vector whose elements have `size` bytes. Return (0, 0) if the vector
+        is absent.
+        """
         field = self._field(number)
         if not field:
             return 0, 0
@@ -133,21 +135,22 @@ class _Table:
 
 
 class _Port:
-    """An input or output of the model, and the tensor of the file that it is made of.
+    """Convert between an input or output of the model and its tensor in the file.
 
     Args:
-        detail: what the interpreter says of the tensor.
-        stated: what the file's metadata say of it: its "name", and where they differ from the tensor's its "type" and
-            its "shape", and the "order" of the tensor's axes, by their numbers in the model; empty: it is the tensor.
+        detail: the interpreter's description of the tensor.
+        stated: description of the input or output in the file's metadata: "name"; "type" and "shape" if they differ
+            from the tensor's; "order", the numbers of the tensor's axes in the model. If empty, the input or output is
+            the tensor itself.
     """
 
     def __init__(self, detail: Mapping[str, Any], stated: Mapping[str, Any], provider: str, where: str) -> None:
-        from edgeq_device.serve import TensorInfo  # which imports this module's caller
+        from edgeq_device.serve import TensorInfo  # here, because it imports the caller of this module
 
         self.index: int = detail["index"]
         self.dtype = np.dtype(detail["dtype"])
         if self.dtype.name not in _TYPES:
-            raise RuntimeUnavailableError(f"{provider} takes no {self.dtype.name}")
+            raise RuntimeUnavailableError(f"{provider} does not support {self.dtype.name}")
         shape = [int(size) for size in detail["shape"]]
         self.axes = _axes(stated, len(shape), where)
         self.own = self.axes == tuple(range(len(shape)))
@@ -159,21 +162,21 @@ class _Port:
         name, kind = stated.get("name", detail["name"]), stated.get("type", numbers)
         sizes = stated.get("shape", list(self.fixed))
         if not isinstance(name, str) or not isinstance(kind, str) or kind not in DTYPES or not _fits(sizes, self.fixed):
-            raise BundleError(f"{where}: name, type or shape is not that of the tensor {detail['name']!r}")
+            raise BundleError(f"{where}: name, type or shape does not match the tensor {detail['name']!r}")
         self.info = TensorInfo(name, kind, sizes)
         self.taken = np.dtype(DTYPES[kind])
         integers = self.dtype.kind in "iu"
         self.scaled = bool(scale) and integers and self.taken.kind == "f"
         if self.taken != self.dtype and not self.scaled and not (integers and self.taken.kind in "iu"):
-            raise BundleError(f"{where}: {self.dtype.name} cannot be taken as {self.taken.name}")
+            raise BundleError(f"{where}: {self.dtype.name} cannot be converted to {self.taken.name}")
 
     @property
     def batched(self) -> bool:
-        """Tell whether the model takes any number of samples where the file has one."""
+        """Return whether the model takes any number of samples, although the file's tensor has one."""
         return bool(self.fixed) and self.fixed[0] == 1 and not isinstance(self.info.shape[0], int)
 
     def encoded(self, array: Any) -> Any:
-        """Return the tensor for an array of the model's."""
+        """Return the file's tensor for an array of the model."""
         if self.scaled:
             limits = np.iinfo(self.dtype)
             array = np.clip(np.rint(array / self.scale) + self.zero_point, limits.min, limits.max)
@@ -181,14 +184,18 @@ class _Port:
         return array if self.own else np.ascontiguousarray(array.transpose(self.axes))
 
     def decoded(self, array: Any) -> Any:
-        """Return the array of the model's for a tensor."""
+        """Return the model's array for a tensor of the file."""
         array = array if self.own else np.ascontiguousarray(array.transpose(self.back))
         if self.scaled:
             array = (array.astype(np.float32) - self.zero_point) * self.scale
         return array.astype(self.taken, copy=False)
 
     def check(self, feed: Mapping[str, Any]) -> Any:
-        """Return the array of this input among `feed`."""
+        """Return the array of this input in `feed`.
+
+        Raises:
+            ValueError: the array is missing, or its type or shape is wrong.
+        """
         if self.info.name not in feed:
             raise ValueError(f"input {self.info.name!r} is missing")
         array = np.asarray(feed[self.info.name], order="C")
@@ -203,12 +210,12 @@ class _Port:
 def _axes(stated: Mapping[str, Any], rank: int, where: str) -> Tuple[int, ...]:
     axes = stated.get("order", list(range(rank)))
     if not isinstance(axes, list) or sorted(map(str, axes)) != sorted(map(str, range(rank))) or rank > _MOST_AXES:
-        raise BundleError(f"{where}: its order is none of the tensor's {rank}")
+        raise BundleError(f"{where}: its order does not list the tensor's {rank} axes")
     return tuple(int(axis) for axis in axes)
 
 
 def _fits(sizes: Any, fixed: Sequence[int]) -> bool:
-    """Tell whether sizes, some of them open, are those of the tensor."""
+    """Return whether `sizes`, some of which may be open, match those of the tensor."""
     if not isinstance(sizes, list) or len(sizes) != len(fixed):
         return False
     return all(size is None or isinstance(size, str) or size == own for size, own in zip(sizes, fixed))
@@ -218,8 +225,8 @@ class LiteRtSession:
     """Run a model in LiteRT's interpreter.
 
     Args:
-        stated: the model's inputs and outputs, from the file's metadata.
-        profile: path prefix of what `end_profiling` writes; "" where nothing is.
+        stated: description of the model's inputs and outputs from the file's metadata.
+        profile: path prefix of the file that `end_profiling` writes; "" if nothing is profiled.
     """
 
     def __init__(self, interpreter: Any, stated: Mapping[str, Any], provider: str, profile: str) -> None:
@@ -245,18 +252,18 @@ class LiteRtSession:
         return [port.info for port in self._outputs]
 
     def get_providers(self) -> List[str]:
-        """Return the provider's name alone."""
+        """Return a list that contains only the provider's name."""
         return [self._provider]
 
     def run(self, output_names: Optional[Sequence[str]], input_feed: Mapping[str, Any]) -> List[Any]:
-        """Run the model, as onnxruntime's session does; the samples of a batch one after another.
+        """Run the model like onnxruntime's session. The samples of a batch run one after another.
 
         Raises:
-            ValueError: an input is missing, unknown, or of another type or shape than the model's.
+            ValueError: an input is missing or unknown, or has another type or shape than the model's.
         """
         arrays = [port.check(input_feed) for port in self._inputs]
         if len(input_feed) > len(arrays):
-            raise ValueError(f"the model takes {', '.join(port.info.name for port in self._inputs)} alone")
+            raise ValueError(f"the model takes only {', '.join(port.info.name for port in self._inputs)}")
         count = len(arrays[0]) if self._one_by_one else 1
         if count == 1:
             found = self._run(arrays)
@@ -274,10 +281,10 @@ class LiteRtSession:
         return [port.decoded(self._interpreter.get_tensor(port.index)) for port in self._outputs]
 
     def end_profiling(self) -> str:
-        """Write a file with the operators of the file as events of a profile, each named by the node that it was made
-        of where the file says so, else by its output.
+        """Write the file's operators as events of a profile, and return the path of the profile.
 
-        LiteRT's Python interface gives no times.
+        The name of an event is the node that the operator was made from, if the file names it, else the operator's
+        output. LiteRT's Python interface reports no times, so the durations are 0.
         """
         types = {tensor["index"]: np.dtype(tensor["dtype"]).name for tensor in self._interpreter.get_tensor_details()}
         names = {tensor["index"]: tensor["name"] for tensor in self._interpreter.get_tensor_details()}

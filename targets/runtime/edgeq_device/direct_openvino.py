@@ -1,7 +1,7 @@
-"""Open models in the package openvino, which runs them without onnxruntime, on CPUs that its plug-in does not take.
+"""Open models in the package openvino, which runs them without onnxruntime, on CPUs that its plug-in does not support.
 
-A session here has the part of `onnxruntime.InferenceSession` that edgeq uses. Its inputs and outputs are those that
-onnxruntime reads from the file, so that both engines name them alike.
+A session has the part of the interface of `onnxruntime.InferenceSession` that edgeq uses. It takes its inputs and
+outputs from onnxruntime's reading of the file, so both engines use the same names.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ def open_model(ort: Any, engine: EngineSpec, model: Any, options: Any, given: Ma
         given: the provider options of the engine's plug-in.
 
     Raises:
-        Exception: whatever onnxruntime or openvino raises for the model.
+        Exception: any error that onnxruntime or openvino raises for the model.
     """
     if not isinstance(model, str):
-        raise RuntimeUnavailableError(f"{engine.name} opens models from files alone", "Write the model to a file")
+        raise RuntimeUnavailableError(f"{engine.name} opens models only from files", "Write the model to a file")
     ((device, properties),) = json.loads(given[_CONFIG]).items()
     plain = session_options(ort, config=_PLAIN, threads=1, optimization="none")
     described = _described(ort.InferenceSession(model, plain, providers=["CPUExecutionProvider"]))
@@ -48,8 +48,8 @@ def open_model(ort: Any, engine: EngineSpec, model: Any, options: Any, given: Ma
 
 
 def _described(session: Any) -> Described:
-    """Return the inputs and the outputs of a session, whose memory can go then."""
-    from edgeq_device.serve import TensorInfo  # which imports this module's caller
+    """Return the inputs and outputs of a session. The session can then be freed."""
+    from edgeq_device.serve import TensorInfo  # here, because it imports the caller of this module
 
     return tuple(
         tuple(TensorInfo(spec.name, spec.type, list(spec.shape)) for spec in specs)
@@ -58,25 +58,31 @@ def _described(session: Any) -> Described:
 
 
 def _imported(engine: EngineSpec) -> Any:
-    """Return the package, without its telemetry, which it does without where that is not installed: it would send
-    events from its import on, and leave files in the home directory."""
+    """Import the package without its telemetry, and return it.
+
+    Telemetry would send events from the import on, and leave files in the home directory. The package also works if its
+    telemetry is not installed.
+    """
     sys.modules.setdefault(_TELEMETRY, None)  # type: ignore[arg-type]  # an import of it fails from now on
     try:
         return import_module(engine.module)
-    except Exception as error:  # a package may raise any
+    except Exception as error:  # an import may raise any exception
         problem = f"{installed_package(engine)} cannot be imported: {' '.join(str(error).split())}"
-        raise RuntimeUnavailableError(problem, f"Renew it: {install_command(engine)}") from error
+        raise RuntimeUnavailableError(problem, f"Update it: {install_command(engine)}") from error
 
 
 class OpenVinoSession:
-    """Run a model that openvino compiles: at once if its sizes are fixed, else for the sizes of the first run, and for
-    open ones when others come. Each costs the memory of the weights.
+    """Run a model that openvino compiles.
+
+    If the model's sizes are fixed, it is compiled when it is opened. Otherwise it is compiled for the sizes of the
+    first run, and a second time for open sizes when other sizes come. Each compiled model takes the memory of the
+    weights.
 
     Args:
         compile_for: the device, and its properties.
-        described: the inputs and the outputs, as onnxruntime has them.
-        provider: the name that the engine has among execution providers.
-        profile: path prefix of what `end_profiling` writes; "" where nothing is.
+        described: the inputs and outputs, as onnxruntime describes them.
+        provider: the engine's name among execution providers.
+        profile: path prefix of the file that `end_profiling` writes; "" if nothing is profiled.
     """
 
     def __init__(
@@ -85,7 +91,7 @@ class OpenVinoSession:
         self._inputs, self._outputs = described
         other = next((spec.type for spec in (*self._inputs, *self._outputs) if spec.type not in DTYPES), None)
         if other is not None:
-            raise RuntimeUnavailableError(f"{provider} takes no {other}")
+            raise RuntimeUnavailableError(f"{provider} does not support {other}")
         self._provider, self._profile = provider, profile
         self._core, self._compile_for = core, compile_for
         self._model = core.read_model(model)
@@ -99,7 +105,7 @@ class OpenVinoSession:
         self._last: Any = self._any_sizes
 
     def _compile(self) -> Any:
-        """Return what runs the model, which must be of the sizes that it is compiled for."""
+        """Compile the model for its present sizes and return a request that runs it."""
         try:
             return self._core.compile_model(self._model, *self._compile_for).create_infer_request()
         except RuntimeError as error:
@@ -115,38 +121,38 @@ class OpenVinoSession:
         return self._outputs
 
     def get_providers(self) -> List[str]:
-        """Return the provider's name alone."""
+        """Return a list that contains only the provider's name."""
         return [self._provider]
 
     def run(self, output_names: Optional[Sequence[str]], input_feed: Mapping[str, Any]) -> List[Any]:
-        """Run the model, as onnxruntime's session does.
+        """Run the model like onnxruntime's session.
 
         Raises:
-            ValueError: an input is missing, unknown, or of another type or shape than the model's.
+            ValueError: an input is missing or unknown, or has another type or shape than the model's.
         """
         arrays = [self._checked(info, input_feed) for info in self._inputs]
         if len(input_feed) > len(arrays):
-            raise ValueError(f"the model takes {', '.join(info.name for info in self._inputs)} alone")
+            raise ValueError(f"the model takes only {', '.join(info.name for info in self._inputs)}")
         self._last = self._request(tuple(array.shape for array in arrays))
         found = self._last.infer(dict(enumerate(arrays)), share_inputs=True).to_tuple()
         return list(found) if output_names is None else [found[self._places[name]] for name in output_names]
 
     def _checked(self, info: Any, feed: Mapping[str, Any]) -> Any:
-        """Return the array of one input; openvino itself would convert another type."""
+        """Return the array of one input. The type must match, because openvino would convert it."""
         if info.name not in feed:
             raise ValueError(f"input {info.name!r} is missing")
         array = np.asarray(feed[info.name], order="C")
         fits = len(info.shape) == array.ndim and all(
             not isinstance(size, int) or size == have for size, have in zip(info.shape, array.shape)
         )
-        # A model that does not declare the rank looks like one that takes a scalar.
+        # An input of unknown rank looks like a scalar.
         if array.dtype != np.dtype(DTYPES[info.type]) or not (fits or not info.shape):
             wanted = f"{DTYPES[info.type]} {list(info.shape)}"
             raise ValueError(f"input {info.name!r} is {array.dtype} {list(array.shape)}, the model takes {wanted}")
         return array
 
     def _request(self, sizes: Sizes) -> Any:
-        """Return what runs inputs of these sizes."""
+        """Return the request that runs inputs of these sizes."""
         if self._any_sizes is None and self._sized is None:
             self._sized = self._compile_sized(sizes)
         if self._sized is not None and self._sized[0] == sizes:
@@ -157,7 +163,9 @@ class OpenVinoSession:
         return self._any_sizes
 
     def _compile_sized(self, sizes: Sizes) -> Optional[Tuple[Sizes, Any]]:
-        """Compile the model for `sizes`, which is faster than for open ones; None where openvino takes only those."""
+        """Compile the model for `sizes`, which runs faster than open sizes. Return None if openvino compiles it only
+        for open sizes.
+        """
         try:
             self._model.reshape(dict(enumerate(map(list, sizes))))
             return sizes, self._compile()
@@ -165,8 +173,9 @@ class OpenVinoSession:
             return None
 
     def end_profiling(self) -> str:
-        """Write a file with the layers of the last run, as the engine's plug-in enters them, and the nodes that each
-        was made of, as far as openvino keeps their names."""
+        """Write the layers of the last run in the form of the engine's plug-in, and return the path. Each layer lists
+        the nodes that it was made from, if openvino keeps their names.
+        """
         executed = self._last.get_compiled_model().get_runtime_model().get_ordered_ops()
         described = {operation.get_friendly_name(): operation.get_rt_info() for operation in executed}
         merged = {name: str(found[_MERGED].value) for name, found in described.items() if _MERGED in found}

@@ -1,8 +1,8 @@
-"""Run what Rockchip's compiler made, in the package rknnlite, which needs the board's NPU.
+"""Run models that Rockchip's compiler made, in the package rknnlite, which needs the board's NPU.
 
-A session here has the part of `onnxruntime.InferenceSession` that edgeq uses. The model is an ONNX file whose one node,
-an EPContext, holds the compiled file; its metadata name the inputs and outputs. Inputs and outputs are floats in the
-layout of the model that was compiled: the runtime converts them.
+A session has the part of the interface of `onnxruntime.InferenceSession` that edgeq uses. The model is an ONNX file
+with one node, an EPContext that contains the compiled file. Its metadata name the inputs and outputs. Inputs and
+outputs are floats in the layout of the original model, and the runtime converts them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from edgeq_device.plainjson import parse_json
 SIGNATURE = "edgeq_signature"
 """The entry of the file's metadata with the chip, the compiler's version, the inputs and the outputs, as JSON."""
 SOURCE = "rknn"
-"""The value of the node's attribute `source`."""
+"""Value of the node's attribute `source`."""
 _CORES = "core_mask"
 _COMPATIBLE = Path("/proc/device-tree/compatible")
 _VENDOR = "rockchip,"
@@ -39,7 +39,7 @@ def open_model(ort: Any, engine: EngineSpec, model: Any, options: Any, given: Ma
 
     Raises:
         RuntimeUnavailableError: the board has another chip, or the runtime refuses the file.
-        BundleError: the file holds nothing that was compiled.
+        BundleError: the file does not contain a compiled model.
     """
     del ort, options
     path = Path(model)
@@ -59,7 +59,7 @@ def open_model(ort: Any, engine: EngineSpec, model: Any, options: Any, given: Ma
 
 
 def chip_here(compatible: Path) -> str:
-    """Return the Rockchip chip that the device tree names, as "rk3588s"; "" where it names none."""
+    """Return the Rockchip chip in the device tree, such as "rk3588s", or "" if there is none."""
     try:
         names = compatible.read_bytes().split(b"\0")
     except OSError:
@@ -69,18 +69,18 @@ def chip_here(compatible: Path) -> str:
 
 
 def _signature(path: Path) -> Mapping[str, Any]:
-    """Return the chip, the inputs and the outputs that the file's metadata name.
+    """Return the chip, the inputs and the outputs from the file's metadata.
 
     Raises:
-        BundleError: it has none, or of another form.
+        BundleError: the metadata are missing or have another form.
     """
     text = read_metadata(path, SIGNATURE, path.name)
     if text is None:
-        raise BundleError(f"{path.name} names no inputs and outputs of a compiled model")
+        raise BundleError(f"{path.name} does not name the inputs and outputs of a compiled model")
     found = parse_json(text, path.name)
     texts = [found.get(key) if isinstance(found, dict) else None for key in ("platform", "compiler")]
     if not all(isinstance(text, str) and text for text in texts):
-        raise BundleError(f"{path.name} names no chip and no compiler")
+        raise BundleError(f"{path.name} does not name a chip and a compiler")
     for key in ("inputs", "outputs"):
         entries = found.get(key)
         if not isinstance(entries, list) or not entries or not all(map(_is_tensor, entries)):
@@ -97,7 +97,7 @@ def _is_tensor(entry: Any) -> bool:
 
 def _succeed(code: Any, problem: str) -> None:
     if code != 0:
-        raise RuntimeUnavailableError(f"{problem}: its answer is {code}", "See what it printed")
+        raise RuntimeUnavailableError(f"{problem}: its answer is {code}", "See its output")
 
 
 class RknnSession:
@@ -106,12 +106,12 @@ class RknnSession:
     Args:
         lite: an `RKNNLite` that has started.
         described: the inputs and outputs.
-        provider: the name that the engine has among execution providers.
-        mask: the cores that it was asked to run on.
+        provider: the engine's name among execution providers.
+        mask: the requested cores.
     """
 
     def __init__(self, lite: Any, described: Mapping[str, Any], provider: str, mask: str) -> None:
-        from edgeq_device.serve import TensorInfo  # which imports this module's caller
+        from edgeq_device.serve import TensorInfo  # here, because it imports the caller of this module
 
         self._lite, self._provider = lite, provider
         self._inputs, self._outputs = (
@@ -131,31 +131,30 @@ class RknnSession:
         return self._outputs
 
     def get_providers(self) -> List[str]:
-        """Return the provider's name, the cores that were asked for, and the versions of runtime, driver and
-        compiler."""
+        """Return the provider's name, the requested cores, and the versions of runtime, driver and compiler."""
         return list(self._providers)
 
     def run(self, output_names: Optional[Sequence[str]], input_feed: Mapping[str, Any]) -> List[Any]:
-        """Run the model, as onnxruntime's session does.
+        """Run the model like onnxruntime's session.
 
         Raises:
-            ValueError: an input is missing, unknown, or of another type or shape than the model's.
-            RuntimeUnavailableError: the NPU gives no answer, or one of another form.
+            ValueError: an input is missing or unknown, or has another type or shape than the model's.
+            RuntimeUnavailableError: the NPU gives no answer, or an answer of another form.
         """
         arrays = [self._checked(info, input_feed) for info in self._inputs]
         if len(input_feed) > len(arrays):
-            raise ValueError(f"the model takes {', '.join(info.name for info in self._inputs)} alone")
-        # The default of data_type is uint8: pixels as they are.
+            raise ValueError(f"the model takes only {', '.join(info.name for info in self._inputs)}")
+        # Without data_type, rknnlite takes the values for uint8 pixels.
         kinds = [str(array.dtype) for array in arrays]
         found = self._lite.inference(inputs=arrays, data_type=kinds, data_format=["nchw"] * len(arrays))
         if found is None or len(found) != len(self._outputs):
-            raise RuntimeUnavailableError(f"{self._provider} gives no answer", "See what it printed")
+            raise RuntimeUnavailableError(f"{self._provider} gives no answer", "See its output")
         named = {}
         for info, array in zip(self._outputs, found):
             shape = [n for n in info.shape if isinstance(n, int)]
             size = math.prod(shape)
             if array.size != size:
-                raise RuntimeUnavailableError(f"output {info.name!r} has {array.size} values in place of {size}")
+                raise RuntimeUnavailableError(f"output {info.name!r} has {array.size} values instead of {size}")
             named[info.name] = np.asarray(array, np.dtype(DTYPES[info.type])).reshape(shape)
         return list(named.values()) if output_names is None else [named[name] for name in output_names]
 

@@ -1,4 +1,4 @@
-"""Open .tflite files in TFLite Micro, whose kernels are those of microcontrollers, to learn what those answer."""
+"""Open .tflite files in TFLite Micro, to learn what the kernels of microcontrollers compute."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def open_model(ort: Any, engine: EngineSpec, model: Any, options: Any, given: Ma
     """Open the model at the path `model`; see `edgeq_device.engines.open_engine`.
 
     Raises:
-        RuntimeUnavailableError: it is no .tflite file, or TFLite Micro has no kernel for it.
-        BundleError: its metadata are not as edgeq writes them.
+        RuntimeUnavailableError: the file is not a .tflite file, or TFLite Micro has no kernel for it.
+        BundleError: the metadata do not have edgeq's form.
     """
     del ort, options
     if not isinstance(model, str) or not model.endswith(engine.suffix):
-        raise RuntimeUnavailableError(f"{engine.name} opens {engine.suffix} files alone", "Convert the model")
+        raise RuntimeUnavailableError(f"{engine.name} opens only {engine.suffix} files", "Convert the model")
     content = Path(model).read_bytes()
     stated = read_signature(content, model)
     runtime = import_module(f"{engine.module}.{_INTERPRETER}").Interpreter
@@ -36,10 +36,10 @@ def open_model(ort: Any, engine: EngineSpec, model: Any, options: Any, given: Ma
 
 
 def _opened(runtime: Any, content: bytes, model: str, given: int) -> Any:
-    """Return an interpreter, with as much memory as it needs: activations may be larger than the file.
+    """Return an interpreter with enough memory for the activations, which may be larger than the file.
 
     Args:
-        given: bytes of memory that it must do with; 0: no such number.
+        given: bytes of memory to use, or RuntimeUnavailableError if the model needs more; 0: as much as it needs.
     """
     arena = given or max(_LEAST_ARENA, _ARENA_TIMES * len(content))
     while True:
@@ -52,7 +52,9 @@ def _opened(runtime: Any, content: bytes, model: str, given: int) -> Any:
 
 
 class _Interpreter:
-    """Give TFLite Micro's interpreter the methods of LiteRT's: the place of an input or output is its index."""
+    """Give TFLite Micro's interpreter the methods of LiteRT's. The index of a tensor is its position among the inputs
+    or outputs.
+    """
 
     def __init__(self, interpreter: Any) -> None:
         self._interpreter = interpreter
@@ -82,7 +84,9 @@ _OUTPUTS = 1 << 16
 
 
 def _details(of: Any, first: int) -> List[Dict[str, Any]]:
-    """Return what an interpreter says of its inputs or outputs, whose number it does not tell."""
+    """Return the interpreter's description of its inputs or outputs. The interpreter does not report how many there
+    are.
+    """
     found: List[Dict[str, Any]] = []
     while True:
         try:

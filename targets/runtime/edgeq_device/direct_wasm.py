@@ -1,7 +1,7 @@
-"""Open models in ONNX Runtime Web, in a process of node: the runtime that browsers have, with the same answers.
+"""Open models in ONNX Runtime Web, in a process of node. Browsers run the same code, so the answers are the same.
 
-The package is npm's. It lies in ~/.cache/edgeq/npm, or in the folder that EDGEQ_NODE_MODULES names, and is the pinned
-version alone: node holds the script, its loader and the wasm against their hashes before it runs any of them.
+The package comes from npm. It must be in ~/.cache/edgeq/npm, or in the folder that EDGEQ_NODE_MODULES names, and have
+the pinned version. Before node runs the script, its loader or the wasm, it compares them with their hashes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from edgeq_device.options import LEVELS, rules
 from edgeq_device.places import own_table
 
 FOLDER = "EDGEQ_NODE_MODULES"
-"""The variable that names a node_modules folder with the package; default: where the engine's command installs it."""
+"""Environment variable with the node_modules folder of the package. By default it is the one of the install command."""
 
 
 @lru_cache(maxsize=1)
@@ -32,7 +32,7 @@ def pins() -> Mapping[str, Any]:
 
 
 def modules_folder() -> Path:
-    """Return the node_modules folder that is looked into."""
+    """Return the node_modules folder that is searched for the package."""
     named = os.environ.get(FOLDER, "")
     if named:
         return Path(named).absolute()
@@ -43,12 +43,12 @@ def modules_folder() -> Path:
 
 
 def package_folder(engine: EngineSpec) -> Path:
-    """Return the folder of the engine's package, whether it is there or not."""
+    """Return the folder of the engine's package. The folder may not exist."""
     return modules_folder() / engine.module
 
 
 def package_version(engine: EngineSpec) -> str:
-    """Return the version of the installed package; "" where there is none."""
+    """Return the version of the installed package, or "" if it is not installed."""
     try:
         with (package_folder(engine) / "package.json").open(encoding="utf-8") as file:
             found = json.loads(file.read(1 << 20)).get("version", "")
@@ -58,7 +58,9 @@ def package_version(engine: EngineSpec) -> str:
 
 
 def package_problem(engine: EngineSpec) -> str:
-    """Return what is in the way of running the package, next to the package itself; "" where nothing is."""
+    """Return why an installed package would not run, or "" if nothing prevents it. A missing package is not reported
+    here.
+    """
     version, wanted = package_version(engine), pins()["version"]
     if shutil.which("node") is None:
         return f"{engine.name} runs in node, which is not on PATH: install node 20 or newer first"
@@ -71,12 +73,12 @@ def open_model(ort: Any, engine: EngineSpec, model: Any, options: Any, given: Ma
     """Open the model at the path `model`; see `edgeq_device.engines.open_engine`.
 
     Raises:
-        RuntimeUnavailableError: node cannot be started, or the runtime in it refuses the model.
-        BundleError: external data lie outside the model's folder.
+        RuntimeUnavailableError: node cannot be started, or ONNX Runtime Web refuses the model.
+        BundleError: external data are outside the model's folder.
     """
     del given
     if not isinstance(model, str):
-        raise RuntimeUnavailableError(f"{engine.name} opens models from files alone", "Write the model to a file")
+        raise RuntimeUnavailableError(f"{engine.name} opens models only from files", "Write the model to a file")
     level = options.graph_optimization_level
     request = {
         "model": str(Path(model).absolute()),
@@ -86,24 +88,27 @@ def open_model(ort: Any, engine: EngineSpec, model: Any, options: Any, given: Ma
         "session_options": _entries(options),
         "profile": [options.profile_file_prefix] if options.enable_profiling else [],
     }
-    from edgeq_device.node import node_for  # it needs numpy, which a board that is only described may lack
+    # here, because it needs numpy, which a board that is only described may not have
+    from edgeq_device.node import node_for
 
     return node_for(package_folder(engine)).opened(request)
 
 
 def _entries(options: Any) -> Dict[str, str]:
-    """Return the session configuration entries that are set, but for the folder of files that are sent along."""
+    """Return the session configuration entries that are set, except the folder of external data: those files are sent
+    along.
+    """
     from edgeq_device.variants import EXTERNAL_FOLDER
 
     found = {}
     for key in rules().keys() - {EXTERNAL_FOLDER}:
-        with suppress(RuntimeError):  # it is not set
+        with suppress(RuntimeError):  # the entry is not set
             found[key] = options.get_session_config_entry(key)
     return found
 
 
 def _external(model: Path) -> List[Tuple[str, str]]:
-    """Return the files with external data: as the model names them, and where they lie."""
+    """Return, for each file with external data, its name in the model and its path."""
     folder, found = model.resolve().parent, {}
     for tensor in read_onnx(model, str(model)).external:
         name = tensor.entries.get("location", "")

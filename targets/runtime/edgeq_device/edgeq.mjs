@@ -1,13 +1,13 @@
 // Check, open, run and time a model in ONNX Runtime Web: in a browser and in node, without other packages.
 //
-//   const model = await load(new URL("./", import.meta.url));   every file is held against its SHA-256 first
+//   const model = await load(new URL("./", import.meta.url));   checks every file against its SHA-256 first
 //   const report = await verify(model);                         the self-test: outputs equal to the stored ones
 //   const feeds = prepare(model, { type: "uint8", shape: [32, 32, 3], data });   the recipe's steps, as in Python
 //   const outputs = await run(model, feeds);                    {name: {type, shape, data}}, so are its inputs
 //   const figures = await bench(model);                         milliseconds: first run, p50, p90, p99
 //
-// The bytes that are checked are the bytes that are loaded: nothing is fetched a second time. Whoever can change this
-// file can change the check: it guards what travels and what is cached, and the origin is what is trusted.
+// The checked bytes are loaded: nothing is fetched a second time. The check protects files in transit and in caches.
+// It trusts the origin, because anyone who can change this file can change the check.
 
 const MANIFEST = "edgeq-web.json";
 const MOST_BYTES = 2 ** 31;
@@ -16,7 +16,7 @@ const WINDOW = 10;
 const STEADY = 0.05;
 const LEAST_DB = 20;
 
-/** The element types of tensors: what ONNX Runtime Web calls them, and the array that holds them. */
+/** Map the element types of tensors, by their names in ONNX Runtime Web, to the classes of arrays. */
 export const TYPES = {
   float32: Float32Array,
   float64: Float64Array,
@@ -34,7 +34,7 @@ export const TYPES = {
 
 const inNode = typeof process === "object" && Boolean(process.versions?.node);
 
-/** Refuse bytes whose SHA-256 is not the one given. Without crypto.subtle everything is refused. */
+/** Refuse bytes with another SHA-256 than the given one. Without crypto.subtle, refuse everything. */
 export async function check(name, bytes, sha256) {
   const subtle = globalThis.crypto?.subtle;
   if (!subtle) {
@@ -60,11 +60,11 @@ async function read(base, path) {
   return new Uint8Array(await response.arrayBuffer());
 }
 
-/** Read and check every listed file; nothing is run before all of them are right. */
+/** Read and check every listed file. Nothing runs before all of them are right. */
 export async function readChecked(base, files) {
   const found = await Promise.all(
     files.map(async ({ path, sha256, bytes }) => {
-      if (!(bytes >= 0 && bytes < MOST_BYTES)) throw new Error(`${path} is said to have ${bytes} bytes. Build the bundle again`);
+      if (!(bytes >= 0 && bytes < MOST_BYTES)) throw new Error(`${path} has the size ${bytes} in the list of files. Build the bundle again`);
       const content = await read(base, path);
       await check(path, content, sha256);
       return content;
@@ -73,7 +73,7 @@ export async function readChecked(base, files) {
   return found;
 }
 
-/** Return a URL from which checked code can be imported. Node's loader takes files alone. */
+/** Return a URL from which checked code can be imported. In node it is a file, as its loader accepts nothing else. */
 async function codeUrl(bytes, name) {
   if (!inNode) return URL.createObjectURL(new Blob([bytes], { type: "text/javascript" }));
   const [fs, os, path, { pathToFileURL }] = await Promise.all(
@@ -85,7 +85,7 @@ async function codeUrl(bytes, name) {
   return pathToFileURL(path.join(folder, name)).href;
 }
 
-/** Start ONNX Runtime Web from checked bytes, apart from any other that runs already. */
+/** Start ONNX Runtime Web from checked bytes, independently of any instance that already runs. */
 export async function startRuntime([script, loader, wasm], threads = 1) {
   const ort = await import(await codeUrl(script, "ort.mjs"));
   ort.env.wasm.wasmBinary = wasm;
@@ -95,7 +95,7 @@ export async function startRuntime([script, loader, wasm], threads = 1) {
   return ort;
 }
 
-/** Return the options of a session. ONNX Runtime Web adds to what it is given: each session gets its own. */
+/** Return the options of a session. Each session needs its own, because ONNX Runtime Web adds to them. */
 export function sessionOptions({ provider = "wasm", optimization = "all", config = {}, externalData, profiled = false } = {}) {
   const extra = {};
   for (const [key, value] of Object.entries(config)) {
@@ -123,7 +123,7 @@ export function tensors(ort, feeds) {
 /**
  * Check all files of a bundle's folder, then start the runtime and open the model.
  *
- * Options: threads (1), and provider "wasm" or "webgpu", whose answers are close and not the same.
+ * Options: threads (1), and provider "wasm" or "webgpu". Their answers are close, but not the same.
  */
 export async function load(base, { threads = 1, provider = "wasm" } = {}) {
   if (!globalThis.crypto?.subtle) await check(MANIFEST, new Uint8Array(), "");
@@ -153,7 +153,7 @@ function casesOf(cases, bytes) {
   return cases.map(({ inputs, outputs }) => ({ inputs: all(inputs), outputs: all(outputs) }));
 }
 
-/** Run the model on {name: {type, shape, data}}; gives its outputs in the same form. */
+/** Run the model on {name: {type, shape, data}}. Return its outputs in the same form. */
 export async function run(model, feeds) {
   const start = performance.now();
   const results = await model.session.run(tensors(model.ort, feeds));
@@ -164,9 +164,10 @@ export async function run(model, feeds) {
 }
 
 /**
- * Run the self-test: each output against the one that is stored, value by value.
+ * Run the self-test: compare each output with the stored one, value by value.
  *
- * In wasm every value is the same on every machine. Elsewhere (exact: false) outputs must follow the stored ones.
+ * In wasm every value is the same on every machine. Elsewhere (exact: false) the SQNR of an output against the stored
+ * one must be at least 20 dB.
  */
 export async function verify(model, { exact = model.provider === "wasm" } = {}) {
   const checks = [];
@@ -202,8 +203,8 @@ function compare(found, want, exact) {
 /**
  * Turn one item (an image as rows of red, green and blue, or another array) into the model's input.
  *
- * The result has the bytes that edgeq makes of the same item. Decoding and resizing are the caller's: browsers differ in
- * them, and model.manifest.preprocessing.caller lists what the item must have behind it.
+ * The result has the same bytes as edgeq's result for the item. The caller decodes and resizes, because browsers differ
+ * in that. model.manifest.preprocessing.caller lists the steps that the caller must have done.
  */
 export function prepare(model, item) {
   const { input, type, axes, steps } = model.manifest.preprocessing ?? {};
@@ -222,7 +223,7 @@ function asType(state, type) {
   return state.type === type ? state : { ...state, type, data: TYPES[type].from(state.data) };
 }
 
-/** Compute with a constant, or with one a channel, in the array's floating type; integers become float32 first. */
+/** Compute with one constant, or one for each channel, in the array's float type. Integers become float32 first. */
 function arithmetic(compute) {
   return (state, { value }) => {
     const { type, shape, data, axes, ...rest } = FLOATS.includes(state.type) ? state : asType(state, "float32");
@@ -230,13 +231,13 @@ function arithmetic(compute) {
     const axis = axes.includes("C") ? axes.indexOf("C") : shape.length - 1;
     const inner = constants.length > 1 ? count(shape.slice(axis + 1)) : data.length;
     if (constants.length > 1 && constants.length !== shape[axis]) throw new Error(`${constants.length} constants do not fit [${shape}]`);
-    const result = new TYPES[type](data.length); // which rounds each value once
+    const result = new TYPES[type](data.length); // the array rounds each value once
     for (let i = 0; i < data.length; i++) result[i] = compute(data[i], constants[Math.floor(i / inner) % constants.length]);
     return { type, shape, data: result, axes, ...rest };
   };
 }
 
-/** Return the array of `shape` whose value at a place is that of the old array at offset(place). */
+/** Return an array of `shape`. Its value at each place is the old array's value at offset(place). */
 function gathered(state, shape, offset, changes) {
   const data = new TYPES[state.type](count(shape));
   const place = shape.map(() => 0);
@@ -300,7 +301,7 @@ const STEPS = {
   },
 };
 
-/** Return the smallest step of the clock, in milliseconds. Pages that are not isolated have a coarse one. */
+/** Return the smallest step of the clock, in milliseconds. Pages that are not isolated have a coarse clock. */
 export function clockStep() {
   let step = Infinity;
   for (let i = 0; i < 20; i++) {
@@ -312,7 +313,7 @@ export function clockStep() {
   return step;
 }
 
-/** Return the value that a share of the sorted others does not exceed: one that was observed. */
+/** Return the observed value at position floor(share x count) of the sorted values. */
 export function percentile(sorted, share) {
   return sorted[Math.min(sorted.length - 1, Math.floor(share * sorted.length + 1e-9))];
 }
@@ -320,9 +321,9 @@ export function percentile(sorted, share) {
 const median = (values) => percentile([...values].sort((a, b) => a - b), 0.5);
 
 /**
- * Time the model on the first case of its self-test, after a warm-up: 20 runs at least, until their times are steady.
+ * Time the model on the first case of its self-test, after a warm-up of at least 20 runs, until their times are steady.
  *
- * A sample is as many runs as it takes to be 100 steps of the clock long.
+ * A sample is a number of runs that together take at least 100 steps of the clock.
  */
 export async function bench(model, { seconds = 1, samples = 30, warmSeconds = 5 } = {}) {
   const feeds = tensors(model.ort, model.cases[0].inputs);
@@ -363,7 +364,7 @@ export async function bench(model, { seconds = 1, samples = 30, warmSeconds = 5 
   };
 }
 
-/** Give the memory of the model back. */
+/** Free the memory of the model. */
 export async function close(model) {
   await model.session.release();
 }

@@ -1,8 +1,8 @@
-"""Find, register and open engines: what executes a graph.
+"""Find, register and open engines. An engine executes a graph.
 
-ONNX Runtime's own CPU kernels are one engine. Others come in packages with a library that is registered with the same
-onnxruntime at run time, or with one that runs models by itself, which an adapter opens. What is known of each is
-engines.json, next to this file: part of the code, never of a bundle.
+ONNX Runtime's own CPU kernels are one engine. Other engines come in packages. Some have a library that is registered
+with the same onnxruntime at run time. Others run models by themselves, and an adapter opens them. The file engines.json
+next to this one describes each engine. It is part of the code, never of a bundle.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from edgeq_device.places import own_table
 
 
 def parse_version(text: str) -> Tuple[int, ...]:
-    """Return "1.31.1" as (1, 31, 1); what follows the digits of a part ("1.20.0rc1") is left out; "" sorts before
-    all.
+    """Return "1.31.1" as (1, 31, 1). Text after the digits of a part ("1.20.0rc1") is ignored. "" sorts before all
+    others.
     """
-    # Python refuses to read thousands of digits.
+    # Limit the digits, because Python refuses to read thousands of them.
     numbers = (re.match(r"[0-9]{1,18}", part) for part in text.split("."))
     return tuple(int(number.group()) for number in numbers if number is not None)
 
@@ -38,12 +38,14 @@ _IDENTITY = (0, 0)
 
 @lru_cache(maxsize=1)
 def read_vendor() -> str:
-    """Return "GenuineIntel", "AuthenticAMD" ...; "" where nothing says so, as on other architectures."""
+    """Return "GenuineIntel", "AuthenticAMD" ..., or "" if the vendor is unknown, as on other architectures."""
     return vendor_of(gather())
 
 
 def vendor_of(evidence: Evidence) -> str:
-    """Return what CPUID answers, which runtimes go by: /proc/cpuinfo shows the host's under an emulator."""
+    """Return the vendor that CPUID reports, which runtimes use. Under an emulator, /proc/cpuinfo shows the host's
+    vendor.
+    """
     if evidence.cpuid is not None and _IDENTITY in evidence.cpuid.leaves:
         _, ebx, ecx, edx = evidence.cpuid.leaves[_IDENTITY]
         return struct.pack("<3I", ebx, edx, ecx).decode("ascii", "replace").strip("\0 ")
@@ -51,17 +53,17 @@ def vendor_of(evidence: Evidence) -> str:
 
 
 FLOAT = "f32"
-"""The precision unless another one is chosen: that of the model as it is written."""
+"""Default precision: that of the model file."""
 _PRECISION, _THREADS = "{precision}", "{threads}"
 
 
 @dataclass(frozen=True)
 class Precision:
-    """Describe what an engine computes in where the model is float.
+    """Describe the precision in which an engine computes the float parts of a model.
 
     Attributes:
-        value: as the engine's option spells it.
-        fast_on: CPU features, any of which makes it fast; none: it needs no particular one.
+        value: value of the engine's option.
+        fast_on: CPU features, any one of which makes the precision fast; none: it is fast on every CPU.
     """
 
     value: str
@@ -70,11 +72,11 @@ class Precision:
 
 @dataclass(frozen=True)
 class Direct:
-    """Describe a package that runs models by itself, without onnxruntime, where an engine's plug-in does not.
+    """Describe a package that runs models without onnxruntime, on machines that an engine's plug-in does not support.
 
     Attributes:
-        adapter: the module of edgeq_device that opens models in it: see `open_engine`.
-        packages, module, libraries, oldest, platforms: of this package, as `EngineSpec` has them.
+        adapter: the module of edgeq_device that opens models in the package: see `open_engine`.
+        packages, module, libraries, oldest, platforms: values for this package, as in `EngineSpec`.
     """
 
     adapter: str
@@ -90,31 +92,33 @@ class EngineSpec:
     """Describe how an engine is found and opened.
 
     Attributes:
-        name: as users write it.
+        name: name that users write.
         provider: ONNX Runtime's execution provider.
-        devices: the kinds of hardware that it is opened on, the best first: "CPU", "GPU", "NPU".
-        packages: distributions any of which brings it; the first is the one to install.
-        module: the package's importable name, in whose folder the library lies; "" where onnxruntime has it built in.
+        devices: kinds of hardware on which the engine is opened, the best first: "CPU", "GPU", "NPU".
+        packages: distributions that contain the engine. Any of them is enough; the first is the one to install.
+        module: importable name of the package, whose folder contains the library; "" if the engine is built into
+            onnxruntime.
         libraries: file names of the plug-in's library, one for each operating system.
-        imported: whether importing the package loads what the library links against.
-        by_name: whether onnxruntime itself loads the library for the provider's name; else it is registered.
-        install: the command that installs the package, where that takes more than the package's name.
-        oldest: the oldest version of the package that is known to be right; "" where any is.
-        min_onnxruntime: the oldest onnxruntime that the library can be registered with.
-        platforms: where the package exists, as "linux x86_64"; none: everywhere.
-        cpu_vendors: makers of the CPUs that it takes, as CPUID names them, up to the version `cpu_vendors_until` of the
-            package; none: any.
-        driver: what to install or to look at where it finds no hardware of its kind, one sentence.
-        simulated_on: those of them where the package simulates its hardware: right and slow.
-        compiled: whether a bundle may hold a model as this engine compiled it, wholly inside the model's file.
-        precisions: by name; the first is the one unless another is chosen.
-        options: provider options. A table is given as JSON. "{precision}" stands for the precision's value, "{threads}"
-            for the threads inside an operator: without a number of them that entry is left out.
-        adapter: the module of edgeq_device that opens models without onnxruntime; "" where onnxruntime does.
-        suffix: of the files that it opens, as ".tflite"; "" where they are ONNX files.
-        foreign: whether the package is none of Python's, so that the adapter finds it: its `package_version`,
+        imported: True if the package must be imported first, to load the libraries that the plug-in links against.
+        by_name: True if onnxruntime itself loads the library for the provider's name. Otherwise the library is
+            registered.
+        install: command that installs the package, if that needs more than the package's name.
+        oldest: oldest version of the package that is known to be right; "" if any version is.
+        min_onnxruntime: oldest onnxruntime that the library can be registered with.
+        platforms: platforms for which the package exists, such as "linux x86_64"; none: all platforms.
+        cpu_vendors: vendors of the CPUs that the package supports, as CPUID names them; none: any vendor.
+        cpu_vendors_until: last version of the package for which `cpu_vendors` is known.
+        driver: one sentence that says what to install or check if the engine finds no hardware of its kind.
+        simulated_on: platforms on which the package simulates its hardware. Results are right, but slow.
+        compiled: True if a bundle may contain a model that this engine compiled, wholly inside the model's file.
+        precisions: precisions by name; the first is the default.
+        options: provider options. A table is passed as JSON. "{precision}" is replaced by the precision's value, and
+            "{threads}" by the number of threads inside an operator. Without that number, the entry is left out.
+        adapter: module of edgeq_device that opens models without onnxruntime; "" if onnxruntime opens them.
+        suffix: suffix of the files that the engine opens, such as ".tflite"; "" for ONNX files.
+        foreign: True if the package is not a Python package. The adapter then finds it with its `package_version`,
             `package_folder` and `package_problem`.
-        direct: what serves where the plug-in does not, with the same options; see `serving`.
+        direct: package that runs models, with the same options, if the plug-in does not; see `serving`.
     """
 
     name: str
@@ -143,17 +147,17 @@ class EngineSpec:
 
     @property
     def simulated(self) -> bool:
-        """Return whether what is opened here is a simulator: its times say nothing."""
+        """Return whether the engine is a simulator on this machine. Its times mean nothing."""
         return this_platform() in self.simulated_on
 
     def to_dict(self) -> Dict[str, Any]:
-        """Return plain JSON values, which `read_engine` takes."""
+        """Return plain JSON values for `read_engine`."""
         known = EngineSpec.__dataclass_fields__
         return {name: value for name, value in asdict(self).items() if name in known}
 
 
 def read_engine(values: Mapping[str, Any]) -> EngineSpec:
-    """Return the engine of `EngineSpec.to_dict`, whose values are trusted."""
+    """Return the engine that a dictionary of `EngineSpec.to_dict` describes. The values are trusted."""
     precisions = {name: Precision(p["value"], tuple(p["fast_on"])) for name, p in values["precisions"].items()}
     names = ("devices", "packages", "libraries", "platforms", "cpu_vendors", "simulated_on")
     lists = {name: tuple(values[name]) for name in names}
@@ -164,7 +168,7 @@ def read_engine(values: Mapping[str, Any]) -> EngineSpec:
 
 
 def forms(engine: EngineSpec) -> Tuple[EngineSpec, ...]:
-    """Return the engine by its plug-in, and by the package that serves elsewhere, if there is one."""
+    """Return the engine as a plug-in and, if there is one, as the package that runs models without onnxruntime."""
     if engine.direct is None:
         return (engine,)
     own = replace(engine, direct=None)
@@ -174,7 +178,9 @@ def forms(engine: EngineSpec) -> Tuple[EngineSpec, ...]:
 
 
 def form_for(engine: EngineSpec, place: str, vendor: str) -> EngineSpec:
-    """Return the form of `engine` for a machine of that platform with a CPU by `vendor`: the first known to take it."""
+    """Return the first form of `engine` that supports the platform `place` and a CPU by `vendor`. If no form does,
+    return the first one.
+    """
 
     def taken(form: EngineSpec) -> bool:
         there = not form.platforms or place in form.platforms
@@ -184,8 +190,9 @@ def form_for(engine: EngineSpec, place: str, vendor: str) -> EngineSpec:
 
 
 def serving(engine: EngineSpec) -> EngineSpec:
-    """Return the form of `engine` that serves on this machine: the one for such a machine, or another one that is
-    installed where that is not."""
+    """Return the form of `engine` to use on this machine: the form for such a machine, or another installed form if
+    that one cannot be used.
+    """
     if engine.direct is None:
         return engine
     best = form_for(engine, this_platform(), read_vendor())
@@ -200,22 +207,22 @@ def engines() -> Mapping[str, EngineSpec]:
 
 
 def plugin_of(provider: str) -> Optional[EngineSpec]:
-    """Return the plug-in engine with that execution provider; None where there is none: it is one of onnxruntime's
-    own.
-    """
+    """Return the plug-in engine with that execution provider, or None if the provider is one of onnxruntime's own."""
     registered = (engine for engine in engines().values() if engine.module and not engine.by_name)
     return next((engine for engine in registered if engine.provider == provider), None)
 
 
 def engine_of_file(name: str) -> Optional[EngineSpec]:
-    """Return the engine whose own files end as `name` does; None where it is an ONNX file's name, or unknown."""
+    """Return the engine whose own file format has the suffix of `name`. Return None for an ONNX file or an unknown
+    suffix.
+    """
     own = (engine for engine in engines().values() if engine.suffix)
     return next((engine for engine in own if name.endswith(engine.suffix)), None)
 
 
 def stated_signature(model: Path) -> Optional[Dict[str, List[Dict[str, Any]]]]:
-    """Return the "inputs" and "outputs", each with its "name", "type" and "shape", that an engine's own file states;
-    None where `model` is an ONNX file.
+    """Return the "inputs" and "outputs" that an engine's own file states, each with its "name", "type" and "shape".
+    Return None if `model` is an ONNX file.
 
     Raises:
         BundleError: the file is damaged.
@@ -228,12 +235,12 @@ def stated_signature(model: Path) -> Optional[Dict[str, List[Dict[str, Any]]]]:
 
 
 def this_platform() -> str:
-    """As `EngineSpec.platforms` has it: "linux x86_64", "windows arm64", "darwin arm64" ..."""
+    """Return this machine's platform, as in `EngineSpec`: "linux x86_64", "windows arm64", "darwin arm64" ..."""
     return f"{platform.system().lower()} {normalise_architecture(platform.machine())}"
 
 
 def installed_versions(packages: Iterable[str]) -> Dict[str, str]:
-    """Return the version of each installed package, from its metadata: nothing is imported."""
+    """Return the version of each installed package. They come from the package metadata, without an import."""
     found = {}
     for package in packages:
         with suppress(metadata.PackageNotFoundError):
@@ -242,7 +249,7 @@ def installed_versions(packages: Iterable[str]) -> Dict[str, str]:
 
 
 def installed_version(engine: EngineSpec) -> str:
-    """Return the version of the package that brings `engine`; "" where there is none."""
+    """Return the version of the package that contains `engine`, or "" if it is not installed."""
     form = serving(engine)
     if form.foreign:
         return str(_adapter(form).package_version(form))
@@ -254,12 +261,12 @@ def _adapter(engine: EngineSpec) -> Any:
 
 
 def installed_package(engine: EngineSpec) -> str:
-    """Return the package that brings `engine`, and its version."""
+    """Return the name and version of the package that contains `engine`."""
     return f"{serving(engine).packages[0]} {installed_version(engine)}"
 
 
 def install_command(engine: EngineSpec) -> str:
-    """Return the command that installs or renews `engine`."""
+    """Return the command that installs or updates `engine`."""
     engine = serving(engine)
     if engine.install:
         return engine.install
@@ -268,20 +275,20 @@ def install_command(engine: EngineSpec) -> str:
 
 
 def find_library(engine: EngineSpec, runtime: str) -> Path:
-    """Return the plug-in's library in its package, which is not imported.
+    """Return the path of the plug-in's library in its package. The package is not imported.
 
     Args:
         runtime: version of onnxruntime.
 
     Raises:
-        RuntimeUnavailableError: why it cannot be used, and the command that helps.
+        RuntimeUnavailableError: the library cannot be used. The message gives the reason and the command that helps.
     """
     engine = serving(engine)
     error = _package_problem(engine)
     if error is not None:
         raise error
     if parse_version(runtime) < parse_version(engine.min_onnxruntime):
-        problem = f"{engine.name} needs onnxruntime {engine.min_onnxruntime}, here is {runtime}"
+        problem = f"{engine.name} needs onnxruntime {engine.min_onnxruntime}, but {runtime} is installed"
         raise RuntimeUnavailableError(problem, "Install a newer onnxruntime")
     if engine.foreign:
         folders = [Path(_adapter(engine).package_folder(engine))]
@@ -290,13 +297,13 @@ def find_library(engine: EngineSpec, runtime: str) -> Path:
         folders = [Path(folder) for folder in (spec.submodule_search_locations or ())] if spec is not None else []
     found = [folder / name for folder in folders for name in engine.libraries if (folder / name).is_file()]
     if not found:
-        problem = f"{installed_package(engine)} has none of {', '.join(engine.libraries)}"
+        problem = f"{installed_package(engine)} does not contain any of {', '.join(engine.libraries)}"
         raise RuntimeUnavailableError(problem, f"Install it: {install_command(engine)}")
     return found[0]
 
 
 def _package_problem(engine: EngineSpec) -> Optional[RuntimeUnavailableError]:
-    """Return why the package of `engine`, one form of it, is of no use here; None where nothing is known against it."""
+    """Return why this form of the engine cannot be used here, or None if no problem is known."""
     other = "Choose another engine"
     if engine.platforms and this_platform() not in engine.platforms:
         return RuntimeUnavailableError(f"there is no {engine.name} for {this_platform()}", other)
@@ -315,7 +322,9 @@ def _package_problem(engine: EngineSpec) -> Optional[RuntimeUnavailableError]:
 
 
 def vendor_problem(engine: EngineSpec, version: str, vendor: str) -> str:
-    """Return why that version of a plug-in takes no CPU of `vendor`; "" where it does, or nothing is known."""
+    """Return why that version of a plug-in does not support CPUs by `vendor`. Return "" if it does, or if nothing is
+    known.
+    """
     unknown = not vendor or parse_version(version) > parse_version(engine.cpu_vendors_until)
     if not engine.cpu_vendors or vendor in engine.cpu_vendors or unknown:
         return ""
@@ -323,9 +332,11 @@ def vendor_problem(engine: EngineSpec, version: str, vendor: str) -> str:
 
 
 def problem_of(engine: EngineSpec, runtime: str) -> str:
-    """Return why a plug-in is not used here and what helps, from its package's metadata; "" where nothing is known."""
+    """Return why a plug-in cannot be used here, and what to do, from the metadata of its package. Return "" if no
+    problem is known.
+    """
     if engine.simulated:
-        return f"{engine.name} on {this_platform()} is a simulator, which no device runs models in"
+        return f"{engine.name} on {this_platform()} is a simulator, and devices do not run models in simulators"
     try:
         find_library(engine, runtime)
     except RuntimeUnavailableError as error:
@@ -337,7 +348,7 @@ def engine_options(engine: EngineSpec, precision: str = FLOAT, threads: int = 0)
     """Return the provider options that open `engine`.
 
     Raises:
-        UsageError: it has no such precision.
+        UsageError: the engine does not have that precision.
     """
     if precision not in engine.precisions:
         known = ", ".join(engine.precisions)
@@ -345,7 +356,7 @@ def engine_options(engine: EngineSpec, precision: str = FLOAT, threads: int = 0)
     filled = {_PRECISION: engine.precisions[precision].value, _THREADS: str(threads) if threads else None}
 
     def fill(value: Any) -> Any:
-        """The value with its placeholders replaced; entries that are filled with None are left out."""
+        """Return the value with its placeholders replaced. Entries whose replacement is None are left out."""
         if isinstance(value, Mapping):
             entries = {key: fill(item) for key, item in sorted(value.items())}
             return {key: item for key, item in entries.items() if item is not None}
@@ -358,20 +369,21 @@ def engine_options(engine: EngineSpec, precision: str = FLOAT, threads: int = 0)
 def open_engine(
     ort: Any, engine: EngineSpec, model: Any, options: Any, *, precision: str = FLOAT, threads: int = 0
 ) -> Any:
-    """Return an `onnxruntime.InferenceSession` of `model` in `engine`; what the engine does not take runs on the CPU.
+    """Return an `onnxruntime.InferenceSession` of `model` in `engine`. Operators that the engine does not support run
+    on the CPU.
 
     Args:
         ort: the onnxruntime module.
-        model: a path or serialized bytes; a path alone where an adapter opens it.
+        model: a path or serialized bytes. An adapter accepts only a path.
         options: an `onnxruntime.SessionOptions` that is not used again.
         precision: a key of `engine.precisions`.
-        threads: inside an operator; 0 leaves it to the engine.
+        threads: number of threads inside an operator; 0 leaves it to the engine.
 
     Raises:
-        RuntimeUnavailableError: the engine is not installed, too old, or does not start. ONNX Runtime itself would go
-            on on the CPU.
-        UsageError: it has no such precision.
-        Exception: whatever onnxruntime raises for the model.
+        RuntimeUnavailableError: the engine is not installed, too old, or does not start. ONNX Runtime itself would
+            continue on the CPU.
+        UsageError: the engine does not have that precision.
+        Exception: any error that onnxruntime raises for the model.
     """
     if not engine.module or engine.by_name:
         given = engine_options(engine, precision, threads)
@@ -381,7 +393,8 @@ def open_engine(
 
         if not engine.module:
             return open_with([(engine.provider, given)])
-        from edgeq_device.cuda import open_cuda  # with numpy, which nothing loads before a bundle is checked
+        # here, because it imports numpy, and nothing may load numpy before a bundle is checked
+        from edgeq_device.cuda import open_cuda
 
         find_library(engine, str(ort.__version__))
         return open_cuda(ort, given, open_with)
@@ -397,15 +410,15 @@ def open_engine(
 
 
 def add_engine(ort: Any, engine: EngineSpec, options: Any, *, precision: str = FLOAT, threads: int = 0) -> None:
-    """Add a plug-in to `onnxruntime.SessionOptions`; else as `open_engine`."""
+    """Add a plug-in to `onnxruntime.SessionOptions`. Arguments and errors are those of `open_engine`."""
     options.add_provider_for_devices(_devices(ort, engine)[:1], engine_options(engine, precision, threads))
 
 
 def _devices(ort: Any, engine: EngineSpec) -> List[Any]:
-    """The devices of `engine`, whose library is registered at the first call.
+    """Return the devices of `engine`. The first call registers its library.
 
     Raises:
-        RuntimeUnavailableError: it cannot be registered, or there is no such device here.
+        RuntimeUnavailableError: the library cannot be registered, or this machine has no such device.
     """
     engine = serving(engine)
     library = find_library(engine, str(ort.__version__))
@@ -419,10 +432,10 @@ def _devices(ort: Any, engine: EngineSpec) -> List[Any]:
         except Exception as error:  # onnxruntime's exceptions have no common base, and a package may raise any
             text = " ".join(str(error).split())
             problem = f"onnxruntime {ort.__version__} cannot load {library}: {text}"
-            raise RuntimeUnavailableError(problem, f"Renew it: {install_command(engine)}") from error
+            raise RuntimeUnavailableError(problem, f"Update it: {install_command(engine)}") from error
     own = [device for device in ort.get_ep_devices() if device.ep_name == engine.provider]
     found = [device for kind in engine.devices for device in own if device.device.type.name == kind]
-    found = found or (own if engine.simulated else [])  # a simulator is reported as what it runs on
+    found = found or (own if engine.simulated else [])  # a simulator is listed under the hardware that it runs on
     if not found:
         kinds = " or ".join(engine.devices)
         raise RuntimeUnavailableError(f"{engine.name} finds no {kinds} that it can use here", engine.driver)
@@ -431,18 +444,21 @@ def _devices(ort: Any, engine: EngineSpec) -> List[Any]:
 
 @dataclass(frozen=True)
 class WrongKernels:
-    """Describe one fault in a range of releases.
+    """Describe one fault in a range of onnxruntime's releases.
 
     Attributes:
-        provider: whose kernels they are.
-        since, before: the first release that has it and the first that has not any more; "" leaves that side open.
-        architecture: of the CPU.
-        features: CPU features, all of which a CPU must have for it; `without`: those of which it must have none.
+        provider: execution provider whose kernels have the fault.
+        since: first release with the fault; "" if unknown.
+        before: first release without it again; "" if there is none.
+        architecture: architecture of the CPU.
+        features: CPU features, all of which a CPU must have for the fault to occur.
+        without: CPU features, none of which it may have.
         products: kinds of products that are wrong.
-        what: what is wrong, a clause; fix: the way out, a sentence without a full stop.
-        state: whether it was executed, and on what, or is reported only.
-        source: the thread.
-        weight_limit: weights of at most this magnitude are right; 0 where smaller weights do not help.
+        what: description of the fault, a clause.
+        fix: what to do about it, a sentence without a full stop.
+        state: whether the fault was executed, and on what, or is only reported.
+        source: thread that reports it.
+        weight_limit: magnitude up to which weights give right results; 0 if smaller weights do not help.
     """
 
     provider: str
@@ -459,17 +475,17 @@ class WrongKernels:
     weight_limit: int = 0
 
     def on(self, architecture: str, features: Collection[str]) -> bool:
-        """Tell whether it concerns such a CPU."""
+        """Return whether such a CPU has the fault."""
         has = frozenset(features)
         return self.architecture == architecture and has.issuperset(self.features) and has.isdisjoint(self.without)
 
     def in_release(self, version: str) -> bool:
-        """Tell whether a release such as "1.24.1" has it."""
+        """Return whether a release such as "1.24.1" has the fault."""
         release = parse_version(version)
         return parse_version(self.since) <= release and not (self.before and release >= parse_version(self.before))
 
     def explain(self, version: str, products: Collection[str] = ()) -> str:
-        """Say in one line what is wrong, where it is known from, and the way out."""
+        """Return one line that describes the fault, its source, and what to do."""
         named = ", ".join(p for p in self.products if p in products) or ", ".join(self.products)
         return (
             f"onnxruntime {version} computes {named} wrongly on this hardware ({self.what}; {self.source}): {self.fix}"
@@ -478,7 +494,7 @@ class WrongKernels:
 
 @lru_cache(maxsize=1)
 def known_wrong() -> Tuple[WrongKernels, ...]:
-    """Read known_wrong.json, next to this file: part of the code, never of a bundle."""
+    """Read known_wrong.json, next to this file. It is part of the code, never of a bundle."""
     lists = ("features", "without", "products")
     return tuple(
         WrongKernels(**{**row, **{key: tuple(row[key]) for key in lists}}) for row in own_table("known_wrong.json")

@@ -1,21 +1,19 @@
-"""Read what surrounds a measurement: clock, temperature, load, memory, and the cores it may run on.
+"""Read the conditions of a measurement: clock, temperature, load, memory, and the cores that may be used.
 
-Everything is read from the files in which Linux shows it; on other systems, and in containers that hide them, a
-reading is absent, never guessed. All readers take the root of the file system, so that recorded machines can be
+All readings come from the files in which Linux shows them. On other systems, and in containers that hide these files, a
+reading is absent; it is never guessed. All readers take the root of the file system, so recorded machines can be
 replayed.
 
-Precedence over other processes while something is timed, where the system grants it.
+`Precedence` gives this process precedence over others during a timing, if the system permits it. On Linux a ready
+thread of niceness -20 gets a core before ordinary threads, nearly always at once. So its latencies next to busy
+processes are those of an idle machine. This needs root, CAP_SYS_NICE or a limit that permits it; otherwise nothing
+changes. Other processes wait for the seconds of the timing.
 
-On Linux a thread of niceness -20 that is ready to run gets a core before ordinary ones, nearly always at once: beside
-busy processes its latencies are those of a machine that is its own. Only root, or who has CAP_SYS_NICE or a limit for
-it, may ask for that; for all others nothing changes. Others wait for the seconds that the timing takes.
-
-Which runs other processes disturbed, and how busy those kept the machine meanwhile.
-
-Linux counts for every thread how long it was ready to run and had no core (/proc/PID/task/TID/schedstat). A run during
-which no thread of this process waited took what it takes on a quiet machine, but for what shares caches and clock; a
-median over such runs is right even where a competitor takes every second time slice. The shortest run of all is not: it
-may be the one that had the other hyperthread to itself, as no other run of either model had.
+`Waits` finds the runs that other processes disturbed, and `Others` how busy those kept the machine. For every thread,
+Linux counts how long it was ready to run but had no core (/proc/PID/task/TID/schedstat). A run in which no thread of
+this process waited takes as long as on a quiet machine, apart from shared caches and the shared clock. So the median of
+such runs is right even if a competitor takes every second time slice. The shortest run is not: it may be the only one
+that had the other hyperthread to itself.
 """
 
 from __future__ import annotations
@@ -46,7 +44,7 @@ def _number(text: Optional[str]) -> Optional[float]:
 
 
 def read_frequencies(root: Path = ROOT) -> Dict[int, float]:
-    """Return MHz now by logical core, from cpufreq, else from /proc/cpuinfo."""
+    """Return the present clock in MHz by logical core, from cpufreq, else from /proc/cpuinfo."""
     found = {}
     for path in (root / "sys/devices/system/cpu").glob("cpu[0-9]*/cpufreq/scaling_cur_freq"):
         khz = _number(read_text(path))
@@ -66,7 +64,7 @@ def read_governors(root: Path = ROOT) -> Tuple[str, ...]:
 
 
 def read_temperatures(root: Path = ROOT) -> Dict[str, float]:
-    """Return degrees Celsius by thermal zone, as "zone0 (cpu-thermal)"."""
+    """Return degrees Celsius by thermal zone. A zone is named like "zone0 (cpu-thermal)"."""
     found = {}
     for path in sorted((root / "sys/class/thermal").glob("thermal_zone[0-9]*")):
         millidegrees = _number(read_text(path / "temp"))
@@ -78,15 +76,17 @@ def read_temperatures(root: Path = ROOT) -> Dict[str, float]:
 
 
 def read_throttle_count(root: Path = ROOT) -> Optional[int]:
-    """Return how often cores were throttled for heat since the start, summed; None where it is not counted."""
+    """Return how often cores were throttled for heat since the system started, summed over the cores. Return None if it
+    is not counted.
+    """
     paths = (root / "sys/devices/system/cpu").glob("cpu[0-9]*/thermal_throttle/core_throttle_count")
     counts = [n for n in (_number(read_text(path)) for path in paths) if n is not None]
     return int(sum(counts)) if counts else None
 
 
 def read_quota_throttles(root: Path = ROOT) -> Optional[int]:
-    """Return in how many periods the container's CPU quota held its processes back; None where there is no such
-    count.
+    """Return the number of periods in which the container's CPU quota throttled its processes. Return None if it is not
+    counted.
     """
     for place in ("sys/fs/cgroup/cpu.stat", "sys/fs/cgroup/cpu/cpu.stat"):
         match = re.search(r"^nr_throttled (\d+)", read_text(root / place) or "", re.M)
@@ -96,14 +96,16 @@ def read_quota_throttles(root: Path = ROOT) -> Optional[int]:
 
 
 def read_load(root: Path = ROOT) -> Optional[float]:
-    """Return the load average of the last minute: processes running or waiting for a core."""
+    """Return the load average of the last minute: the number of processes that run or wait for a core."""
     text = read_text(root / "proc/loadavg")
     return _number(text.split()[0]) if text and text.split() else None
 
 
 @dataclass(frozen=True)
 class CpuTimes:
-    """Count clock ticks since the start over all cores: everything, work (not idle, not stolen), stolen by the host."""
+    """Count clock ticks of all cores since the system started: all, those of work (not idle, not stolen), and those
+    stolen by the host.
+    """
 
     total: int
     work: int
@@ -111,27 +113,25 @@ class CpuTimes:
 
 
 def read_cpu_times(root: Path = ROOT) -> Optional[CpuTimes]:
-    """Return clock ticks of all cores since the start of the system, from /proc/stat; None where it is not there."""
+    """Return clock ticks of all cores since the system started, from /proc/stat, or None if that file is missing."""
     match = re.match(r"cpu +([0-9 ]+)\n", read_text(root / "proc/stat") or "")
     if not match:
         return None
-    # user nice system idle iowait irq softirq steal; guest times, which follow, are in user already.
+    # user nice system idle iowait irq softirq steal. The guest times that follow are already counted in user.
     ticks = [int(t) for t in match.group(1).split()[:8]]
     ticks += [0] * (8 - len(ticks))
     return CpuTimes(sum(ticks), sum(ticks) - ticks[3] - ticks[4] - ticks[7], ticks[7])
 
 
 def read_runnable(root: Path = ROOT) -> Optional[int]:
-    """Return how many threads of the whole machine run or wait for a core just now, this one included, from
-    /proc/stat.
-    """
+    """Return how many threads of the whole machine run or wait for a core now, including this one, from /proc/stat."""
     match = re.search(r"^procs_running (\d+)$", read_text(root / "proc/stat") or "", re.M)
     return int(match.group(1)) if match else None
 
 
 def read_memory(root: Path = ROOT, process: str = "self") -> Tuple[Optional[int], Optional[int]]:
-    """Return the bytes of a process that are in memory (RSS): now, and at most so far. For another process, given by
-    number, only Linux tells.
+    """Return the resident memory (RSS) of a process in bytes: now, and its peak so far. For another process, given by
+    its number, only Linux reports them.
     """
     status = read_text(root / "proc" / process / "status")
     if status is not None:
@@ -147,17 +147,17 @@ def read_memory(root: Path = ROOT, process: str = "self") -> Tuple[Optional[int]
 
 
 def cpu_name(root: Path = ROOT) -> str:
-    """Return the processor's name as /proc/cpuinfo states it, else what Python's `platform` reports."""
+    """Return the processor's name from /proc/cpuinfo, else from Python's `platform`."""
     info = read_text(root / "proc/cpuinfo") or ""
     match = re.search(r"^(?:model name|Model|Hardware|cpu model)\s*:\s*(.+)$", info, re.M)
     return match.group(1).strip() if match else platform.processor() or platform.machine()
 
 
 def parse_cores(text: str) -> Tuple[int, ...]:
-    """Return core numbers from "0,2,4-7".
+    """Return core numbers from a text such as "0,2,4-7".
 
     Raises:
-        UsageError: anything else.
+        UsageError: the text has another form.
     """
     cores: List[int] = []
     for part in text.split(","):
@@ -170,7 +170,8 @@ def parse_cores(text: str) -> Tuple[int, ...]:
 
 @contextmanager
 def pinned(cores: Sequence[int]) -> Iterator[None]:
-    """Keep this thread, and those started inside (open sessions inside too), on these cores; none: change nothing.
+    """Keep this thread, and threads that start in the block, on these cores. Open sessions in the block too. An empty
+    list changes nothing.
 
     Raises:
         UsageError: the system cannot pin, or the process may not use one of the cores.
@@ -205,15 +206,15 @@ def describe_machine(root: Path = ROOT) -> Dict[str, Any]:
 
 
 SETTING = "EDGEQ_NICE"
-"""Environment variable: the niceness while something is timed, 0 to leave it alone."""
+"""Environment variable with the niceness during a timing; 0 leaves it unchanged."""
 _MOST = -20
 
 
 class Precedence:
-    """Set the niceness of this process's threads. One that its user has made nicer than others stays so.
+    """Set the niceness of this process's threads. Threads whose user gave them a positive niceness keep it.
 
     Args:
-        root: of the file system, for tests.
+        root: root of the file system, for tests.
 
     Raises:
         UsageError: `EDGEQ_NICE` is not a whole number from -20 to 0.
@@ -226,7 +227,7 @@ class Precedence:
         self._possible = self._nice != 0 and hasattr(os, "setpriority")
 
     def take(self) -> None:
-        """Change the threads that there are and have not been changed yet."""
+        """Set the niceness of all present threads that have not been changed yet."""
         if not self._possible:
             return
         try:
@@ -240,19 +241,19 @@ class Precedence:
                 continue
             try:
                 before = os.getpriority(os.PRIO_PROCESS, thread)
-                if first is not None and before == self._nice:  # started since, by a thread that has precedence
+                if first is not None and before == self._nice:  # started since, by a thread with precedence
                     before = first
                 if before <= 0:
                     os.setpriority(os.PRIO_PROCESS, thread, self._nice)
                     self._before[thread] = before
             except ProcessLookupError:
-                continue  # it has ended
+                continue  # the thread has ended
             except PermissionError:
                 self._possible = False
                 return
 
     def release(self) -> None:
-        """Give every thread its own niceness back."""
+        """Restore the former niceness of every thread."""
         for thread, before in self._before.items():
             try:
                 os.setpriority(os.PRIO_PROCESS, thread, before)
@@ -262,40 +263,40 @@ class Precedence:
 
 
 def wanted_niceness() -> int:
-    """Return the niceness that `EDGEQ_NICE` asks for, else the utmost precedence.
+    """Return the niceness in `EDGEQ_NICE`, else -20.
 
     Raises:
-        UsageError: it is not a whole number from -20 to 0.
+        UsageError: the value is not a whole number from -20 to 0.
     """
     text = os.environ.get(SETTING, "").strip()
     try:
         nice = int(text or _MOST)
     except ValueError:
         nice = 1
-    # A positive one could not be given back without the right to take precedence.
+    # Without the right to take precedence, a positive niceness could not be undone.
     if _MOST <= nice <= 0:
         return nice
     raise UsageError(f"{SETTING}={text} gives no precedence", f"Give a whole number from {_MOST} to 0, 0 for none")
 
 
 _SHARE = 0.02
-"""A wait that is shorter than this share of the stretch in which it ended disturbs nothing."""
+"""Share of a stretch of time. A wait that ends in the stretch and is shorter than this share does not disturb it."""
 _OVERHEAD = 0.05
-"""Share of the time that looking may take; between runs, but it cools the caches."""
+"""Share of the time that `look` may take. It looks between runs, but that cools the caches."""
 _FEW_THREADS = 8
 _ANSWERED_S = 0.002
-"""By then a process that has answered waits for the next request: for up to 1 ms it is still on its core."""
+"""Seconds after its answer in which a process has gone to sleep. For up to 1 ms it is still on its core."""
 _PAUSE_S, _PATIENCE = 0.002, 15
-"""Workers look for more work for a millisecond (`session_options.BRIEF_SPIN`) before they sleep."""
+"""Seconds of a pause, and number of pauses. Workers spin for a millisecond (`options.BRIEF_SPIN`) before they sleep."""
 
 
 class Waits:
     """Record the times at which threads of this process waited for a core.
 
     Args:
-        root: of the file system, for tests.
-        clock: seconds.
-        sleep: takes seconds.
+        root: root of the file system, for tests.
+        clock: function that returns seconds.
+        sleep: function that sleeps for a number of seconds.
     """
 
     def __init__(
@@ -316,31 +317,32 @@ class Waits:
         self.known = False
 
     def start(self) -> None:
-        """Begin anew; threads that were started since are followed too."""
+        """Start a new record, which includes threads that have started since the last one."""
         self.known = self._open()
         self._stretches = []
         self._read()
         self._looked = self._next = self._clock()
 
     def look(self, now: float) -> None:
-        """Note waits that ended since the last look. Call it after each run; it does not look more often than pays."""
+        """Record waits that ended since the last look. Call this after each run; it limits how often it looks."""
         if not self.known or now < self._next:
             return
         before, self._looked = self._looked, now
         own, workers = self._read()
         if max(own, workers) > _SHARE * (now - before):
-            # This thread was on its core at the last look. A worker may have been waiting then, and when it has its
-            # core at last, what ran without it all that time was disturbed.
+            # This thread had a core at the last look, but a worker may have been waiting. The wait is counted only when
+            # the worker gets its core, and it disturbed all runs in between.
             self._stretches.append((before - workers, now))
         self._next = now + (self._clock() - now) / _OVERHEAD if len(self._files) > _FEW_THREADS else now
 
     def disturbed(self, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
-        """Return bool[n]: which of the runs since `start` overlap with a wait; empty where nothing is known.
+        """Return bool[n]: which of the runs since `start` overlap with a wait. Return an empty array if waits are not
+        known.
 
         Args:
-            starts, ends: float64[n]: seconds of the clock.
+            starts, ends: float64[n], start and end of each run in seconds of the clock.
         """
-        import numpy as np  # boards are described without it
+        import numpy as np  # here, because boards are described without numpy
 
         if not self.known:
             return np.empty(0, bool)
@@ -375,7 +377,9 @@ class Waits:
         return any(self._figures(file)[0] > 0 for file in self._files.values())
 
     def _read(self) -> Tuple[float, float]:
-        """Seconds that this thread, and of the others the one that waited longest, waited since the last reading."""
+        """Return the seconds that this thread waited since the last reading, and those of the other thread that waited
+        longest.
+        """
         own = workers = 0
         for name, file in self._files.items():
             total = self._figures(file)[1]
@@ -388,12 +392,13 @@ class Waits:
         return own / 1e9, workers / 1e9
 
     def _all_asleep(self) -> bool:
-        """Wait until no other thread is ready to run, since a wait is counted only when it has ended; False where one
-        neither goes to sleep nor runs."""
+        """Wait until no other thread is ready to run, because a wait is counted only when it has ended. Return False if
+        a thread neither goes to sleep nor runs.
+        """
         ran = {name: self._figures(file)[0] for name, file in self._files.items() if name != self._own}
         for _ in range(_PATIENCE):
             self._sleep(_PAUSE_S)
-            # The state follows the program's name, which may hold anything, brackets included.
+            # The state follows the program's name, which may contain any character, even brackets.
             stats = {name: (read_text(self._tasks / name / "stat") or "").rpartition(")")[2] for name in ran}
             ran = {name: before for name, before in ran.items() if stats[name].split()[:1] == ["R"]}
             if not ran:
@@ -403,7 +408,9 @@ class Waits:
 
     @staticmethod
     def _figures(file: int) -> Tuple[int, int]:
-        """Nanoseconds on a core, and of waiting for one; zeros where the kernel does not count, or the thread ended."""
+        """Return the nanoseconds on a core and the nanoseconds of waiting for one. Both are 0 if the kernel does not
+        count them or the thread ended.
+        """
         try:
             figures = os.pread(file, 64, 0).split()
         except OSError:
@@ -412,7 +419,7 @@ class Waits:
 
 
 class Others:
-    """Measure how much of the machine others use, from now on, and how much they want."""
+    """Measure how much of the machine other processes use from now on, and how much they want."""
 
     def __init__(self, *, root: Path = ROOT, own_cpu_s: Callable[[], float] = time.process_time) -> None:
         self._root = root
@@ -423,19 +430,21 @@ class Others:
         self._first = read_cpu_times(root)
 
     def share(self) -> Optional[float]:
-        """Return the share of the machine's time that other processes used, 0 to 1; None where the system does not
-        say.
+        """Return the share of the machine's time that other processes used, 0 to 1, or None if the system does not
+        report it.
         """
         ticks_per_s = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
         found = self._share_of("work", (self._own_cpu_s() - self._own_first) * ticks_per_s)
         return None if found is None else min(1.0, max(0.0, found))
 
     def stolen_share(self) -> Optional[float]:
-        """Return the share that a virtual machine's host took."""
+        """Return the share of the machine's time that a virtual machine's host took, or None if the system does not
+        report it.
+        """
         return self._share_of("stolen")
 
     def _share_of(self, kind: str, without: float = 0.0) -> Optional[float]:
-        """The share of one kind of the ticks since the beginning, less some that are known."""
+        """Return the share of one kind of ticks since the start, minus the ticks `without`."""
         last = read_cpu_times(self._root)
         if self._first is None or last is None or last.total <= self._first.total:
             return None
@@ -443,22 +452,22 @@ class Others:
         return float(ticks / (last.total - self._first.total))
 
     def look(self) -> None:
-        """Count who wants a core just now. Call it while no other thread of this process does."""
+        """Count the threads that want a core now. Call this while no other thread of this process wants one."""
         runnable = read_runnable(self._root)
         if runnable is not None:
             self._wanted.append(min(1.0, max(0, runnable - 1) / self._cores))
 
     def busy(self) -> float:
-        """Return the share that others used, or wanted and did not get since this process has precedence, and what
-        the host took; 0 where the system does not say.
+        """Return the share of the machine's time that others used or wanted, plus the share that the host took. Others
+        may want a core and not get it, because this process has precedence. Return 0 if the system does not report it.
         """
         wanted = sum(self._wanted) / len(self._wanted) if self._wanted else 0.0
         return min(1.0, max(self.share() or 0.0, wanted) + (self.stolen_share() or 0.0))
 
 
 class Watch:
-    """Record waits and others for one measurement, which takes precedence over others meanwhile, as far as its clock
-    is the machine's: on another one nothing is known.
+    """Record waits and the use by others during one measurement, and take precedence over others meanwhile. With a
+    clock that is not the machine's (in tests), it does nothing.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -492,7 +501,7 @@ class Watch:
             self.waits.start()
 
     def used_elsewhere(self, cpu_s: float) -> None:
-        """Count processor time of a runner in another process, which has just answered, as this one's."""
+        """Count the processor time of a runner's own process, which has just answered, as this process's time."""
         self._elsewhere_s += cpu_s
         self._answered = cpu_s > 0
 
@@ -501,5 +510,5 @@ class Watch:
         return self._others.busy() if self._real else 0.0
 
     def stolen(self) -> float:
-        """Return the part of it that a virtual machine's host took."""
+        """Return the part of `busy` that a virtual machine's host took."""
         return min(self.busy(), self._others.stolen_share() or 0.0)

@@ -1,13 +1,14 @@
-"""Read the CPU features of this machine, from the operating system and the CPU alone, in one spelling.
+"""Read the CPU features of this machine from the operating system and the CPU, and give them uniform names.
 
-Names are those that Linux prints in /proc/cpuinfo (`avx512_vnni`, `amx_int8`, `asimddp`, `i8mm`), except that x86's
-`pni` is `sse3`. `gather` reads, `interpret` decides; recordings of other machines go through `interpret` alike.
+Names are those of Linux's /proc/cpuinfo (`avx512_vnni`, `amx_int8`, `asimddp`, `i8mm`), except that x86's `pni` is
+`sse3`. `gather` reads the evidence, and `interpret` decides. Recordings of other machines also go through `interpret`.
 
-ONNX Runtime chooses its kernels by x86-64's CPUID instruction, so that counts where the operating system lists nothing
-(Windows lists neither VNNI nor AMX; a container may hide /proc/cpuinfo's flags; Linux does not list AVX-VNNI-INT8) and
-where /proc/cpuinfo describes another CPU (under a user-mode emulator it shows the host's).
+ONNX Runtime chooses its x86-64 kernels by the CPUID instruction. So CPUID counts if the operating system does not list
+a feature: Windows lists neither VNNI nor AMX, a container may hide the flags in /proc/cpuinfo, and Linux does not list
+AVX-VNNI-INT8. It also counts if /proc/cpuinfo describes another CPU: under a user-mode emulator that file shows the
+host's.
 
-The bits and names are in features.json, next to this file, with their sources.
+The file features.json next to this one contains the bits and names, with their sources.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ from edgeq_device.places import own_table
 ROOT = Path("/")
 
 Registers = Tuple[int, int, int, int]
-"""EAX, EBX, ECX, EDX as one leaf answers them."""
+"""EAX, EBX, ECX and EDX of one leaf."""
 
 
 class Answers(NamedTuple):
-    """Hold CPUID by (leaf, subleaf), and XCR0: the register states that the operating system saves."""
+    """Hold the registers of CPUID by (leaf, subleaf), and XCR0: the register states that the operating system saves."""
 
     leaves: Mapping[Tuple[int, int], Registers]
     xcr0: int
@@ -51,7 +52,7 @@ def bit_of(feature: str) -> Tuple[int, int, int, int]:
     return leaf, subleaf, register, bit
 
 
-# Arguments of the first function: where to write 16 bytes, leaf, subleaf; of the second: where to write 8 bytes.
+# Arguments of the first function: address for 16 bytes, leaf, subleaf. Argument of the second: address for 8 bytes.
 _SYSTEM_V = (
     bytes.fromhex("53 89f0 89d1 0fa2 8907 895f04 894f08 89570c 5b c3"),
     bytes.fromhex("31c9 0f01d0 8907 895704 c3"),
@@ -74,7 +75,7 @@ def cpuid_features(answers: Answers) -> FrozenSet[str]:
 
 
 def query_cpuid() -> Optional[Answers]:
-    """Run CPUID and XGETBV on an x86-64 CPU; None where the system forbids a program to make code."""
+    """Run CPUID and XGETBV on an x86-64 CPU. Return None if the system does not let a program create machine code."""
     try:
         return _run_windows() if sys.platform == "win32" else _run_posix()
     except (OSError, ValueError):
@@ -110,13 +111,15 @@ def _run_windows() -> Answers:
 
 
 def _collect(address: int) -> Answers:
-    """Query the leaves of `_BITS` and that of the maker, by the two functions at `address` and 64 bytes after it."""
+    """Query the leaves in `_BITS` and the vendor's leaf. The CPUID function is at `address`, the XGETBV function 64
+    bytes after it.
+    """
     out = ctypes.create_string_buffer(16)
     cpuid = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_uint32, ctypes.c_uint32)(address)
     xgetbv = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address + 64)
 
     def leaf(number: int, subleaf: int) -> Registers:
-        """Registers eax, ebx, ecx and edx of one CPUID leaf."""
+        """Return the registers eax, ebx, ecx and edx of one CPUID leaf."""
         cpuid(ctypes.addressof(out), number, subleaf)
         eax, ebx, ecx, edx = struct.unpack("<4I", out.raw)
         return eax, ebx, ecx, edx
@@ -139,7 +142,7 @@ _ARCHITECTURES = {"amd64": "x86_64", "x64": "x86_64", "aarch64": "arm64", "armv8
 
 _CPUINFO_KEYS = {"x86_64": "flags", "arm64": "Features", "riscv64": "isa"}
 
-# CPUID bits for which Linux has no /proc/cpuinfo name, so their absence there means nothing.
+# CPUID bits that have no name in Linux's /proc/cpuinfo, so their absence there means nothing.
 _UNLISTED = frozenset(_TABLE["unlisted_by_linux"])
 _WINDOWS: Mapping[str, List[str]] = _TABLE["windows"]["numbers"]
 _SYSCTL = ("/usr/sbin/sysctl", "hw", "machdep.cpu")
@@ -147,7 +150,7 @@ _SYSCTL = ("/usr/sbin/sysctl", "hw", "machdep.cpu")
 
 @dataclass(frozen=True)
 class Evidence:
-    """Hold what a machine reports about itself, not yet interpreted.
+    """Hold what a machine reports about itself, before interpretation.
 
     Attributes:
         system: `platform.system()`: "Linux", "Darwin", "Windows".
@@ -156,7 +159,7 @@ class Evidence:
         auxv: the bytes of /proc/self/auxv.
         sysctl: the output of `sysctl hw machdep.cpu`.
         windows: the numbers for which IsProcessorFeaturePresent is true.
-        cpuid: the answers of the CPUID instruction.
+        cpuid: the answers of the CPUID instruction; None if it was not run.
     """
 
     system: str
@@ -173,11 +176,11 @@ class Reading:
     """Hold the interpretation of the evidence.
 
     Attributes:
-        architecture: "x86_64", "arm64", "riscv64", or the system's own lower-case name of another one.
-        features: in the one spelling.
-        source: who listed them: "/proc/cpuinfo", "HWCAP", "sysctl", "Windows", "CPUID", or "" where nothing did.
-        doubted: features about which sources disagree; none of them counts.
-        notes: the same as sentences.
+        architecture: "x86_64", "arm64", "riscv64", or the system's lower-case name of another architecture.
+        features: features by their uniform names.
+        source: source that lists them: "/proc/cpuinfo", "HWCAP", "sysctl", "Windows" or "CPUID"; "" if no source does.
+        doubted: features about which the sources disagree. They do not count.
+        notes: the disagreements as sentences.
     """
 
     architecture: str
@@ -197,7 +200,7 @@ def gather() -> Evidence:
     """Return the evidence of this machine. It takes a few milliseconds at most, except sysctl's process on macOS."""
     system, machine = platform.system(), platform.machine()
     runs_x86_64 = normalise_architecture(machine) == "x86_64" and struct.calcsize("P") == 8
-    # On macOS, XCR0 shows AVX-512 only to threads that have used it; sysctl is right there.
+    # Not on macOS: there XCR0 shows AVX-512 only to threads that have used it, but sysctl is right.
     answers = query_cpuid() if runs_x86_64 and system in ("Linux", "Windows") else None
     return Evidence(
         system,
@@ -213,7 +216,7 @@ def gather() -> Evidence:
 
 
 def interpret(evidence: Evidence) -> Reading:
-    """Decide which features count: those that the system lists, less those that the CPU itself denies."""
+    """Decide which features count: those that the system lists and the CPU does not deny."""
     architecture = normalise_architecture(evidence.machine)
     listed, source = _listed(evidence, architecture)
     if evidence.cpuid is None:
@@ -227,13 +230,13 @@ def interpret(evidence: Evidence) -> Reading:
     if denied:
         notes.append(f"/proc/cpuinfo lists {_joined(denied)}, which CPUID denies (an emulator?): not counted")
     if hidden:
-        notes.append(f"CPUID answers {_joined(hidden)}, which /proc/cpuinfo does not list: not counted")
+        notes.append(f"CPUID reports {_joined(hidden)}, which /proc/cpuinfo does not list: not counted")
     features = listed - denied | answered & _UNLISTED
     return Reading(architecture, features, source, denied | hidden, tuple(notes))
 
 
 def _listed(evidence: Evidence, architecture: str) -> Tuple[FrozenSet[str], str]:
-    """The features that the operating system lists, and where; an empty source when it lists none."""
+    """Return the features that the operating system lists, and their source. The source is "" if nothing is listed."""
     hwcap = parse_hwcap(*read_hwcap(evidence.auxv)) if architecture == "arm64" else frozenset()
     for source, found in (
         ("/proc/cpuinfo", parse_cpuinfo(evidence.cpuinfo, architecture)),
@@ -253,15 +256,15 @@ def normalise_architecture(machine: str) -> str:
 
 
 def normalise(spellings: Iterable[str]) -> FrozenSet[str]:
-    """Return feature names of any source in the one spelling."""
+    """Translate feature names of any source to the uniform names."""
     lower = (spelling.strip().lower() for spelling in spellings)
     return frozenset(_TABLE["spellings"].get(spelling, spelling) for spelling in lower if spelling)
 
 
 def parse_cpuinfo(text: str, architecture: str) -> FrozenSet[str]:
-    """Return the features that every processor of a /proc/cpuinfo text has: a thread may run on any of them.
+    """Return the features that every processor in a /proc/cpuinfo text has, because a thread may run on any of them.
 
-    Only the line that belongs to `architecture` counts, because a user-mode emulator shows the host's file.
+    Only the lines of `architecture` count, because a user-mode emulator shows the host's file.
     """
     wanted = _CPUINFO_KEYS.get(architecture)
     found = None
@@ -283,8 +286,8 @@ def read_hwcap(auxv: bytes) -> Tuple[int, int]:
 
 
 def parse_hwcap(hwcap: int, hwcap2: int = 0) -> FrozenSet[str]:
-    """Return the features in ARM64's AT_HWCAP and AT_HWCAP2. Old kernels' /proc/cpuinfo and 32-bit shells leave some
-    out.
+    """Return the features in ARM64's AT_HWCAP and AT_HWCAP2. Some of them are missing from the /proc/cpuinfo of old
+    kernels and of 32-bit shells.
     """
     names = [name for bit, name in enumerate(_TABLE["hwcap"]["bits"].split()) if hwcap >> bit & 1]
     names += [name for bit, name in enumerate(_TABLE["hwcap"]["bits2"].split()) if hwcap2 >> bit & 1]
@@ -304,7 +307,7 @@ def parse_sysctl(text: str) -> FrozenSet[str]:
 
 
 def parse_identity(text: str) -> Dict[str, str]:
-    """Return the first processor's fields of /proc/cpuinfo, by their own keys ("model name", "CPU part", …)."""
+    """Return the first processor's fields of /proc/cpuinfo by their original keys ("model name", "CPU part", …)."""
     fields: Dict[str, str] = {}
     for line in text.splitlines():
         key, colon, value = line.partition(":")
@@ -314,7 +317,7 @@ def parse_identity(text: str) -> Dict[str, str]:
 
 
 def read_bytes(path: Path) -> bytes:
-    """Return the file, or nothing where the system does not have it or does not show it."""
+    """Return the bytes of a file, or b"" if it does not exist or cannot be read."""
     try:
         return path.read_bytes()
     except OSError:
@@ -333,12 +336,12 @@ def _joined(names: Iterable[str]) -> str:
 
 
 def read_text(path: Path, limit: int = 1 << 20) -> Optional[str]:
-    """Return the text of a small system file, or None where it does not exist or may not be read."""
+    """Return the text of a small system file, or None if it does not exist or cannot be read."""
     try:
         with path.open("rb") as file:
             return file.read(limit).decode("utf-8", "replace")
     except OSError:
-        # Absent on this system, or present and refusing (thermal zones that are switched off answer EINVAL).
+        # The file is absent, or reading it fails (thermal zones that are switched off return EINVAL).
         return None
 
 

@@ -1,10 +1,11 @@
-"""Time runners side by side: warm-up until stable, then interleaved bursts, so that noise hits all alike.
+"""Time runners side by side: warm up until stable, then run interleaved bursts, so that noise affects all alike.
 
-A runner is a function without arguments that runs one query. Why bursts and not single runs in turn: a run right after
-another model's pays for cold caches (measured: 5 to 20 % on a 1 ms model) and shares its cores with that model's
-worker threads, which spin on for a while. A deployed model runs after itself. So a round gives each runner, in an
-order shuffled by a seed, a short burst of back-to-back runs, the first of which are not recorded. A runner slower than
-a burst gets one run a round: plain interleaving."""
+A runner is a function without arguments that runs one query. Bursts are better than single runs in turn. A run right
+after another model's pays for cold caches (measured: 5 to 20 % on a 1 ms model) and shares its cores with that model's
+worker threads, which keep spinning for a while. A deployed model runs after itself. So each round gives each runner a
+short burst of consecutive runs, in an order shuffled by a seed. The first runs of a burst are not recorded. A runner
+slower than a burst gets one run a round, which is plain interleaving.
+"""
 
 from __future__ import annotations
 
@@ -28,32 +29,33 @@ _BINS = 40
 def percentile(ordered: np.ndarray, fraction: float) -> float:
     """Return the latency at 0-based position floor(fraction x n) of n latencies in ascending order.
 
-    This is MLPerf LoadGen's definition: a latency that was really observed, never an interpolation, and never
-    smaller than a share `fraction` of the others. With n <= 1 / (1 - fraction) it is the largest one.
+    This is MLPerf LoadGen's definition: a latency that was observed, never an interpolation. At least a share
+    `fraction` of the latencies are not larger. With n <= 1 / (1 - fraction) it is the largest one.
 
     Raises:
-        ValueError: no latencies.
+        ValueError: there are no latencies.
     """
     if len(ordered) == 0:
         raise ValueError("no latencies to take a percentile of")
-    # 0.07 * 100 is 7.000000000000001 and 0.29 * 100 is 28.999999999999996: nudge before rounding down.
+    # Add 1e-9 before rounding down: 0.29 * 100 is 28.999999999999996, and 0.07 * 100 is 7.000000000000001.
     return float(ordered[min(len(ordered) - 1, int(fraction * len(ordered) + 1e-9))])
 
 
 @dataclass(frozen=True, eq=False)
 class Distribution:
-    """Hold latencies of one runner, in the order in which they were measured.
+    """Hold the latencies of one runner in the order of measurement.
 
     Attributes:
         samples_ms: float64[n], n >= 1: milliseconds of each query.
-        rounds: int64[r]: position in `samples_ms` at which each round of interleaving starts; rounds[0] is 0.
-            Runners measured together have the same rounds, which is what pairs them. Default: a round a query.
-        samples_per_query: how many model samples one query runs.
-        elapsed_s: wall-clock seconds that the throughput refers to; default: the sum of the latencies.
-        disturbed: bool[n]: runs during which a thread of the process waited for a core; empty where that is not known.
-        busy: share of the machine's time that others used or wanted meanwhile, 0 to 1; 0 where that is not known.
-        sessions: round i ran in session i modulo this.
-        stolen: of `busy`, the share that a virtual machine's host took.
+        rounds: int64[r]: position in `samples_ms` at which each interleaved round starts; rounds[0] is 0. Runners that
+            were measured together have the same number of rounds, and are compared round by round. Default: one query a
+            round.
+        samples_per_query: number of model samples in one query.
+        elapsed_s: wall-clock seconds for the throughput; default: the sum of the latencies.
+        disturbed: bool[n]: True for runs during which a thread of the process waited for a core; empty if unknown.
+        busy: share of the machine's time that others used or wanted meanwhile, 0 to 1; 0 if unknown.
+        sessions: number of sessions; round i ran in session i modulo this number.
+        stolen: the part of `busy` that a virtual machine's host took.
     """
 
     samples_ms: np.ndarray
@@ -92,7 +94,7 @@ class Distribution:
 
     @property
     def p50(self) -> float:
-        """Return the median latency in milliseconds, by `percentile`: observed, not interpolated."""
+        """Return the median latency in milliseconds, by `percentile`: it was observed, not interpolated."""
         return percentile(self._ordered, 0.5)
 
     @property
@@ -112,19 +114,19 @@ class Distribution:
 
     @property
     def disturbed_share(self) -> float:
-        """Return the share of queries that were disturbed, 0 to 1; 0 where that is not known."""
+        """Return the share of queries that were disturbed, 0 to 1, or 0 if that is unknown."""
         return float(self.disturbed.mean()) if self.disturbed.size else 0.0
 
     def undisturbed(self) -> Distribution:
-        """Return the queries that nothing disturbed; all where there are none, or none is known to be so."""
+        """Return the queries that were not disturbed, or all queries if all were disturbed or that is unknown."""
         if not 0 < self.disturbed_share < 1:
             return self
         left = self.samples_ms[~self.disturbed]
         return Distribution(left, samples_per_query=self.samples_per_query, busy=self.busy, stolen=self.stolen)
 
     def round_medians(self) -> np.ndarray:
-        """Return float64[r]: the median latency of each round, milliseconds, without disturbed queries; NaN if all
-        are.
+        """Return float64[r]: the median latency of each round in milliseconds, without disturbed queries. It is NaN if
+        all queries of a round were disturbed.
         """
         samples = np.where(self.disturbed, np.nan, self.samples_ms) if self.disturbed.size else self.samples_ms
         ends = np.append(self.rounds[1:], self.count)
@@ -136,7 +138,7 @@ class Distribution:
     def to_dict(self) -> Dict[str, float]:
         """Return the figures under stable names: latencies in milliseconds, throughput in model samples a second.
 
-        "cv" is the population standard deviation over the mean, 0 where the mean is 0.
+        "cv" is the population standard deviation divided by the mean, or 0 if the mean is 0.
         """
         mean, samples = float(self.samples_ms.mean()), self.count * self.samples_per_query
         return {
@@ -154,20 +156,22 @@ class Distribution:
 
 
 def shared_edges(distributions: Sequence[Distribution]) -> np.ndarray:
-    """Return float64[41]: histogram edges, evenly spaced in log(milliseconds), from the least to the greatest p99.9."""
+    """Return float64[41]: histogram edges, evenly spaced in log(milliseconds), from the smallest latency to the largest
+    p99.9.
+    """
     low = max(min(d.minimum for d in distributions), 1e-6)
     high = max(max(d.p999 for d in distributions), low * 1.01)
     return np.geomspace(low, high, _BINS + 1)
 
 
 def histogram(distribution: Distribution, edges: np.ndarray) -> List[int]:
-    """Return how many latencies lie between successive `edges`; those beyond an end count in the bin at that end."""
+    """Return how many latencies are between successive `edges`. Those beyond an end count in the bin at that end."""
     counts, _ = np.histogram(np.clip(distribution.samples_ms, edges[0], edges[-1]), edges)
     return [int(c) for c in counts]
 
 
 def sparkline(counts: Sequence[int]) -> str:
-    """Return one character a bin, its height by the share of the fullest bin; a bin that is not empty is never
+    """Return one character for each bin, as high as its share of the fullest bin. A bin that is not empty is never
     blank.
     """
     top = max(counts) if len(counts) else 0
@@ -175,14 +179,14 @@ def sparkline(counts: Sequence[int]) -> str:
 
 
 Clock = Callable[[], float]
-"""Seconds from an arbitrary start, never going back."""
+"""Function that returns seconds from an arbitrary start, and never goes back."""
 
 Runner = Callable[[], object]
-"""Runs one query. One that runs it in another process has a method `burst`, as the function of that name without its
-first and last argument, so that what is timed is not the way there and back."""
+"""Function that runs one query. A runner in another process also has a method `burst`: the function `burst` without its
+first and last argument, so that the time does not include the way there and back."""
 Runners = Union[Runner, Sequence[Runner]]
-"""One runner, or several of the same model in sessions of their own, whose turns they take one after the other: where a
-session's memory happens to lie moves the speed of a small model by up to a fifth."""
+"""One runner, or several of the same model, each with its own session, which take turns. The place of a session in
+memory changes the speed of a small model by up to a fifth."""
 
 
 @dataclass(frozen=True)
@@ -190,11 +194,11 @@ class WarmUp:
     """Define when a runner counts as warm: the medians of the last two windows of runs differ by at most `tolerance`.
 
     Attributes:
-        window: runs a window.
+        window: number of runs in a window.
         tolerance: relative difference of the two medians.
-        min_s: seconds at least (clock governors need some tenths of a second to react).
-        max_s: seconds at most; after them the runner is measured all the same, and reported as not stable.
-        max_runs: runs at most.
+        min_s: minimum seconds (clock governors need some tenths of a second to react).
+        max_s: maximum seconds. After them the runner is measured anyway, and reported as not stable.
+        max_runs: maximum number of runs.
     """
 
     window: int = 10
@@ -206,7 +210,7 @@ class WarmUp:
 
 @dataclass(frozen=True)
 class WarmedUp:
-    """Record what a warm-up took, and what it found."""
+    """Record the runs and seconds of a warm-up, and whether the latency became stable."""
 
     runs: int
     seconds: float
@@ -218,7 +222,7 @@ def _each(runners: Runners) -> Sequence[Runner]:
 
 
 def warm_up_all(runners: Iterable[Runners], settings: Optional[WarmUp], clock: Clock) -> None:
-    """Warm up every runner, each of several sessions for its part of the time; without settings none."""
+    """Warm up every runner. Several sessions of a runner share its time. Without settings, do nothing."""
     if settings is None:
         return
     for run in runners:
@@ -229,7 +233,7 @@ def warm_up_all(runners: Iterable[Runners], settings: Optional[WarmUp], clock: C
 
 
 def warm_up(run: Runner, settings: Optional[WarmUp] = None, *, clock: Clock = time.perf_counter) -> WarmedUp:
-    """Run until the latency is stable or the limits are reached; two runs at least, however slow they are."""
+    """Run until the latency is stable or a limit is reached, but at least twice, however slow the runs are."""
     settings = settings or WarmUp()
     latencies: List[float] = []
     start = now = clock()
@@ -260,11 +264,11 @@ def _steady(latencies: List[float], window: int, tolerance: float) -> bool:
 
 @dataclass(frozen=True)
 class Bursts:
-    """Set how long a runner's turn in a round is.
+    """Set the length of a runner's turn in a round.
 
     Attributes:
         length_s: recorded seconds of a turn (at least one run).
-        lead_in_s: seconds of unrecorded runs before it; none for a runner that is slower than `length_s`.
+        lead_in_s: seconds of unrecorded runs before that; none if a run is slower than `length_s`.
     """
 
     length_s: float = 0.1
@@ -276,9 +280,9 @@ class Burst(NamedTuple):
 
     Attributes:
         samples: seconds of each run.
-        busy_s: seconds that they took together.
-        disturbed: as `Waits.disturbed` has it.
-        cpu_s: processor time of a process that is not this one.
+        busy_s: seconds of all runs together.
+        disturbed: bool[n], the disturbed runs, from `Waits.disturbed`.
+        cpu_s: processor time in seconds of another process that did the runs; 0 if this process did them.
     """
 
     samples: Sequence[float]
@@ -288,7 +292,7 @@ class Burst(NamedTuple):
 
 
 def burst(run: Runner, bursts: Bursts, slow: bool, watch: Watch) -> Burst:
-    """Return one turn; `slow`: without a lead-in."""
+    """Run and return one turn, without a lead-in if `slow`."""
     clock, look = watch.clock, watch.waits.look
     samples, ends = array("d"), array("d")  # 8 bytes a query even in a ten-minute run
     now = clock()
@@ -312,21 +316,23 @@ def burst(run: Runner, bursts: Bursts, slow: bool, watch: Watch) -> Burst:
 
 
 UNDISTURBED_ROUNDS = 24
-"""Rounds in which all runners ran undisturbed that make up for a busy machine: four of each of six sessions."""
+"""Number of rounds with all runners undisturbed that suffice on a busy machine: four in each of six sessions."""
 
 
 ESTIMATE_S = 2.0
-"""Seconds of timing that an estimate rests on where a machine is too busy for a claim."""
+"""Seconds of timing for an estimate if a machine is too busy for a claim."""
 
 
 def out_of_reach(undisturbed: float, spent_s: float, left_s: float) -> bool:
-    """Return whether a machine is too busy for a claim in the time that is left: after `ESTIMATE_S`, and where at the
-    rate so far not even half of `UNDISTURBED_ROUNDS` would come together."""
+    """Return whether a machine is too busy for a claim in the time that is left.
+
+    That is the case after `ESTIMATE_S` if, at the present rate, not even half of `UNDISTURBED_ROUNDS` will be reached.
+    """
     return spent_s >= ESTIMATE_S and undisturbed * (spent_s + left_s) < UNDISTURBED_ROUNDS / 2 * spent_s
 
 
 class Recorder:
-    """Record the latencies of one runner as they come in, turn by turn."""
+    """Record the latencies of one runner, turn by turn."""
 
     def __init__(self, run: Runners, bursts: Bursts, watch: Watch) -> None:
         here = [partial(burst, one, watch=watch) for one in _each(run)]
@@ -349,7 +355,7 @@ class Recorder:
         return len(self._starts)
 
     def turn(self) -> bool:
-        """Run one burst, and return whether a run of it was not disturbed."""
+        """Run one burst, and return whether at least one of its runs was not disturbed."""
         slow = self.count > 0 and self.busy_s / self.count >= self._bursts.length_s
         self._watch.look_around()
         taken = self._turns[self.rounds % len(self._turns)](self._bursts, slow)
@@ -361,8 +367,8 @@ class Recorder:
         return not taken.disturbed.size or not taken.disturbed.all()
 
     def distribution(self, samples_per_query: int = 1) -> Distribution:
-        """Return what was recorded so far: latencies in milliseconds, a round a turn, throughput over the recorded
-        time.
+        """Return the latencies recorded so far, in milliseconds. Each turn is a round, and the throughput refers to the
+        recorded time.
         """
         disturbed = np.concatenate(self._disturbed) if self._disturbed else np.empty(0, bool)
         return Distribution(
@@ -370,7 +376,7 @@ class Recorder:
             np.array(self._starts, np.int64),
             samples_per_query,
             self.busy_s,
-            # Known of every run or of none.
+            # The marks are known for every run or for none.
             disturbed if len(disturbed) == self.count else np.empty(0, bool),
             self._watch.busy(),
             len(self._turns),
@@ -391,20 +397,21 @@ def measure_interleaved(
     clock: Clock = time.perf_counter,
     on_progress: Callable[[float], None] = lambda share: None,
 ) -> Dict[str, Distribution]:
-    """Return latency distributions of several runners, taken in interleaved bursts.
+    """Return latency distributions of several runners, measured in interleaved bursts.
 
     Args:
-        min_duration_s: recorded seconds that every runner gets at least,
-        min_runs: and recorded runs; both must be met by each.
-        patience_s: seconds to go on for after that, on a busy machine, until there are `UNDISTURBED_ROUNDS`, spread
-            over all sessions; no longer than they are in reach.
-        warmup: how to warm up each runner first; None where the caller has done it.
-        seed: decides the order of the runners in each round.
-        bursts: default `Bursts()`, shortened for a short `min_duration_s` so that there are at least 20 rounds.
-        on_progress: called between rounds with the share done, 0 to 1.
+        min_duration_s: minimum recorded seconds of every runner.
+        min_runs: minimum recorded runs of every runner. Both minimums apply.
+        patience_s: further seconds on a busy machine, until there are `UNDISTURBED_ROUNDS` spread over all sessions.
+            The measurement ends earlier if they are out of reach.
+        warmup: how to warm up each runner first; None if the caller has warmed up.
+        seed: seed for the order of the runners in each round.
+        bursts: length of the turns; default `Bursts()`, shortened for a short `min_duration_s` so that there are at
+            least 20 rounds.
+        on_progress: function that is called between rounds with the share done, 0 to 1.
 
     Returns:
-        A distribution a runner, in the order of `runners`, all with the same number of rounds.
+        A distribution for each runner, in the order of `runners`, all with the same number of rounds.
     """
     check_limits(min_duration_s, min_runs)
     if not runners:
@@ -439,7 +446,7 @@ def measure_interleaved(
 
 
 def check_limits(min_duration_s: float, min_queries: int) -> None:
-    """Refuse limits that would never, or at once, be met."""
+    """Refuse limits that would never be met, or would be met at once."""
     if not 0 <= min_duration_s < float("inf"):
         raise ValueError(f"the minimum duration must be a number of seconds, not {min_duration_s}")
     if min_queries < 1:
@@ -452,9 +459,9 @@ def _share(value: float, goal: float) -> float:
 
 @contextmanager
 def quiet_collector() -> Iterator[None]:
-    """Keep Python's garbage collector, whose pauses are not the model's, out of what is timed.
+    """Turn Python's garbage collector off while the block is timed, because its pauses are not the model's.
 
-    It is held off for a burst at a time, so that it can work in between.
+    Use it for a burst or a round at a time, so that the collector can run in between.
     """
     was_on = gc.isenabled()
     gc.disable()

@@ -1,9 +1,10 @@
-"""Read a bundle's metadata, checked key by key, and compare the bytes with them: every file is there, all hashes are
-right, and there is nothing else that could be loaded.
+"""Read a bundle's metadata, check them key by key, and compare the files with them: every file is present, all hashes
+are right, and there are no other files that could be loaded.
 
-The format is ONNX Runtime's model package; the reader takes the part of it that edgeq writes (portable layout,
-components as directories) and refuses the rest, but for what packagers record: additional_metadata, the keys of
-executor_info.edgeq, and other executors, which nothing here goes by."""
+The format is ONNX Runtime's model package. The reader accepts the part of the format that edgeq writes (portable
+layout, components as directories) and refuses the rest. It ignores what packagers record: additional_metadata, the keys
+of executor_info.edgeq, and other executors.
+"""
 
 from __future__ import annotations
 
@@ -27,10 +28,10 @@ from edgeq_device.signature import SHA256, SIGNATURE
 
 MAX_NAME = 512
 MAX_FOLDERS = 20_000
-"""Of all names together: each becomes a directory where the bundle is unpacked."""
-# Control characters, line breaks, marks of direction, lone surrogates, and what Windows reserves.
+"""Maximum number of folders in all file names together. Unpacking a bundle creates each of them."""
+# Control characters, line breaks, direction marks, lone surrogates, and characters that Windows reserves.
 _CONTROL_OR_RESERVED = re.compile('[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff\\\\:*?"<>|]')
-# Windows takes these for devices, in every folder and with every suffix.
+# Windows treats these names as devices, in every folder and with every suffix.
 _RESERVED = re.compile(r"(con|prn|aux|nul|conin\$|conout\$|(com|lpt)[0-9\u00b9\u00b2\u00b3])", re.IGNORECASE)
 _PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}")
 
@@ -39,7 +40,8 @@ def check_file_name(name: str, where: str) -> str:
     """Return `name` if it is a relative POSIX path that stays inside the bundle on every operating system.
 
     Raises:
-        BundleError: absolute, `..`, a backslash, a drive or a device name, a control character, or too long.
+        BundleError: the name is absolute or too long, or contains `..`, a backslash, a drive, a device name or a
+            control character.
     """
     if not name or len(name) > MAX_NAME:
         raise BundleError(f"{where}: file name {name[:60]!r} is empty or longer than {MAX_NAME} characters", AGAIN)
@@ -53,20 +55,20 @@ def check_file_name(name: str, where: str) -> str:
         if part[-1] in ". ":
             raise BundleError(f"{where}: file name {name!r} ends in a dot or a space, which Windows drops", AGAIN)
         if _RESERVED.fullmatch(part.partition(".")[0].rstrip()):
-            raise BundleError(f"{where}: file name {name!r} is that of a device on Windows", AGAIN)
+            raise BundleError(f"{where}: file name {name!r} is the name of a device on Windows", AGAIN)
     return name
 
 
 def check_file_names(names: Iterable[str], where: str) -> None:
-    """Refuse a set of names in which two would meet in one file, or one would be a file and a directory at once.
+    """Refuse a set of names if two of them mean the same file, or if one is both a file and a directory.
 
-    Names are compared without case, as Windows and macOS compare them.
+    Names are compared without case, as on Windows and macOS.
     """
     seen: Dict[str, str] = {}
     for name in names:
         folded = check_file_name(name, where).casefold()
         if folded in seen:
-            raise BundleError(f"{where}: {name!r} is there twice (the other is {seen[folded]!r})")
+            raise BundleError(f"{where}: {name!r} occurs twice (the other is {seen[folded]!r})")
         seen[folded] = name
     folders: Set[str] = set()
     for name in seen:
@@ -75,7 +77,7 @@ def check_file_names(names: Iterable[str], where: str) -> None:
             folders.add(parent)
             parent = parent.rpartition("/")[0]
         if len(folders) > MAX_FOLDERS:
-            raise BundleError(f"{where}: the files lie in more than {MAX_FOLDERS} folders")
+            raise BundleError(f"{where}: the files are in more than {MAX_FOLDERS} folders")
     for name in sorted(folders & seen.keys()):
         inside = next(seen[other] for other in seen if other.startswith(f"{name}/"))
         raise BundleError(f"{where}: {seen[name]!r} is both a file and the directory of {inside!r}")
@@ -109,7 +111,7 @@ _MANIFEST_KEYS = frozenset(
 
 @dataclass(frozen=True)
 class FileRecord:
-    """Hold the manifest's entry of one file: sha256 in lower-case hex, size in bytes."""
+    """Hold the manifest's entry of one file: its sha256 in lower-case hex and its size in bytes."""
 
     sha256: str
     size: int
@@ -117,7 +119,7 @@ class FileRecord:
 
 @dataclass(frozen=True)
 class Manifest:
-    """Hold manifest.json: `components` maps a name to its directory, `files` a relative path to its record."""
+    """Hold manifest.json. `components` maps a name to its directory, and `files` maps a relative path to its record."""
 
     name: str
     components: Mapping[str, str]
@@ -126,10 +128,10 @@ class Manifest:
 
 
 def parse_manifest(values: Mapping[str, Any], where: str) -> Manifest:
-    """Check manifest.json. `where` names it in messages.
+    """Check manifest.json and return its content. Messages call the file `where`.
 
     Raises:
-        BundleError: an unknown key, another schema version, or a value of the wrong form.
+        BundleError: the file has an unknown key, another schema version, or a value of the wrong form.
     """
     check_keys(values, _MANIFEST_KEYS, where)
     version = values.get("schema_version")
@@ -141,7 +143,7 @@ def parse_manifest(values: Mapping[str, Any], where: str) -> Manifest:
     if values.get("layout", "portable") != "portable":
         raise BundleError(f"{where}: layout is {values['layout']!r}; a bundle is 'portable'")
     if values.get("shared_assets"):
-        raise BundleError(f"{where}: shared_assets moves assets to places of its own, which a bundle does not")
+        raise BundleError(f"{where}: shared_assets moves assets elsewhere, which a bundle may not")
     for key in ("package_name", "package_version", "description"):
         if key in values and not isinstance(values[key], str):
             raise BundleError(f"{where}: {key} is not a string")
@@ -185,10 +187,10 @@ def _parse_files(values: object, where: str) -> Dict[str, FileRecord]:
 
 
 def resolve_reference(reference: str, directory: str, where: str) -> str:
-    """Return the path inside the bundle that a payload's `reference` means.
+    """Return the path inside the bundle for a payload's `reference`.
 
-    `sha256:<hex>[/sub/path]` is a shared asset, anything else is relative to `directory` (the variant's, as a path
-    inside the bundle).
+    `sha256:<hex>[/sub/path]` refers to a shared asset. Any other reference is relative to `directory`, the variant's
+    path inside the bundle.
     """
     if reference.startswith("sha256:"):
         digest, _, remaining = reference[len("sha256:") :].partition("/")
@@ -200,7 +202,7 @@ def resolve_reference(reference: str, directory: str, where: str) -> str:
 
 
 def strings_in(values: Mapping[str, Any], key: str, where: str) -> List[str]:
-    """Return the list of strings under `key`; empty where it is absent."""
+    """Return the list of strings under `key`, or an empty list if the key is absent."""
     found = values.get(key, [])
     if not isinstance(found, list) or not all(isinstance(item, str) for item in found):
         raise BundleError(f"{where}: {key} is not a list of strings")
@@ -208,46 +210,61 @@ def strings_in(values: Mapping[str, Any], key: str, where: str) -> List[str]:
 
 
 def check_keys(values: Mapping[str, Any], keys: "frozenset[str]", where: str) -> None:
+    """Refuse keys that are not in `keys`.
+
+    Raises:
+        BundleError: a key is unknown; the message names it.
+    """
     unknown = sorted(set(values) - keys)
     if unknown:
         raise BundleError(f"{where}: unknown key {unknown[0][:100]!r}")
 
 
 def object_in(value: object, where: str) -> Dict[str, Any]:
+    """Return `value` if it is a JSON object.
+
+    Raises:
+        BundleError: the value is missing or is not an object.
+    """
     if not isinstance(value, dict):
         raise BundleError(f"{where} is missing or not an object")
     return value
 
 
 def texts_in(value: object, where: str) -> Dict[str, str]:
+    """Return `value` if it is a JSON object whose values are all strings.
+
+    Raises:
+        BundleError: the value is not such an object.
+    """
     values = object_in(value, where)
     if not all(isinstance(item, str) for item in values.values()):
-        raise BundleError(f"{where} holds something that is not a string")
+        raise BundleError(f"{where} contains a value that is not a string")
     return values
 
 
 Identity = Tuple[int, ...]
-# How many numbers of an identity stay when files come to lie in the folder.
+# How many numbers of a folder's identity stay the same when files are added to it.
 _PLACE = 2
 
 
 @dataclass(frozen=True)
 class Hashed:
-    """Record the files and folders of a bundle's directory as they were when the files were hashed.
+    """Record the state of the files and folders of a bundle's directory at the time when the files were hashed.
 
     Attributes:
         root: the bundle's directory.
-        found: the identity of each, by its path relative to `root`; "." is `root` itself.
+        found: identity of each file and folder, by its path relative to `root`; "." is `root` itself.
     """
 
     root: Path
     found: Mapping[str, Identity]
 
     def check(self) -> None:
-        """Refuse a directory in which a file or a folder was changed, replaced or moved since.
+        """Refuse a directory in which a file or folder was changed, replaced or moved since then.
 
         Raises:
-            BundleError: names the first.
+            BundleError: a file or folder differs; the message names the first.
         """
         for name, before in self.found.items():
             try:
@@ -259,31 +276,34 @@ class Hashed:
 
 
 def identity(found: os.stat_result) -> Identity:
-    """Return what changes when a file is written, replaced, linked or moved, and when a folder is."""
+    """Return numbers that change when a file is written, replaced, linked or moved, or when the entries of a folder
+    change.
+    """
     return (found.st_dev, found.st_ino, found.st_mode, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
 
 
 def root_identity(root: Path) -> Identity:
-    """Return what changes when another folder takes the place of `root`, and not when people work in it."""
+    """Return numbers that change when another folder replaces `root`, but not when files are added to it."""
     return identity(root.lstat())[:_PLACE]
 
 
 MAX_TOTAL = 1 << 40
-# Deflate reaches 1032:1; real bundles stay under 10:1. Small archives are let be, zeros in a tiny model compress well.
+# Deflate reaches 1032:1, but real bundles stay under 10:1. Small archives are not checked: zeros in a tiny model
+# compress well.
 MAX_RATIO = 200
 SMALL = 64 * 1024 * 1024
 _CHUNK = 1024 * 1024
 _LOADABLE = re.compile(r"\.(py\w*|pth|so(\.[\d.]+)?|dylib|dll|onnx|ort|data)$", re.IGNORECASE)
-# Only writing fails so; what else the system reports may come from a damaged archive.
+# These errors come only from writing. Other errors may come from a damaged archive.
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _UNWRITABLE = (*_FULL, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG)
 
 
 def list_directory(root: Path) -> Dict[str, int]:
-    """Return relative POSIX path → size in bytes of every file under `root`.
+    """Return the size in bytes of every file under `root`, by relative POSIX path.
 
     Raises:
-        BundleError: a link, a device, a pipe, or a name that a bundle may not hold.
+        BundleError: there is a link, a device, a pipe, or a name that a bundle may not contain.
     """
     found: Dict[str, int] = {}
     pending = [root]
@@ -299,17 +319,17 @@ def list_directory(root: Path) -> Dict[str, int]:
                     found[name] = entry.stat(follow_symlinks=False).st_size
                 else:
                     kind = "a link" if stat.S_ISLNK(mode) else "not a regular file"
-                    raise BundleError(f"{root}: {name!r} is {kind}; a bundle holds files only", AGAIN)
+                    raise BundleError(f"{root}: {name!r} is {kind}; a bundle contains only files", AGAIN)
     check_file_names(sorted(found), str(root))
     return found
 
 
 def list_archive(archive: zipfile.ZipFile, where: str) -> Dict[str, zipfile.ZipInfo]:
-    """Name → entry of every file in the zip.
+    """Return the entry of every file in the zip, by name.
 
     Raises:
-        BundleError: an absolute or escaping name, a name twice, a directory or link entry, encryption, or an archive
-            that would grow out of proportion.
+        BundleError: a name is absolute, leads out of the archive or occurs twice, an entry is a directory, a link or
+            encrypted, or the archive would grow out of proportion.
     """
     entries: Dict[str, zipfile.ZipInfo] = {}
     check_file_names([info.orig_filename for info in archive.infolist()], where)
@@ -317,7 +337,7 @@ def list_archive(archive: zipfile.ZipFile, where: str) -> Dict[str, zipfile.ZipI
         mode = info.external_attr >> 16
         if mode and not stat.S_ISREG(mode) and stat.S_IFMT(mode):
             kind = "a link" if stat.S_ISLNK(mode) else "not a regular file"
-            raise BundleError(f"{where}: {info.filename!r} is {kind}; a bundle holds files only", AGAIN)
+            raise BundleError(f"{where}: {info.filename!r} is {kind}; a bundle contains only files", AGAIN)
         if info.flag_bits & 0x1:
             raise BundleError(f"{where}: {info.filename!r} is encrypted")
         if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
@@ -334,7 +354,7 @@ def read_unlisted(stream: IO[bytes], what: str) -> bytes:
     """Return the bytes of the manifest or of the signature, at most `MAX_BYTES`.
 
     Raises:
-        BundleError: it is larger.
+        BundleError: the file is larger.
     """
     data = stream.read(MAX_BYTES + 1)
     if len(data) > MAX_BYTES:
@@ -343,8 +363,10 @@ def read_unlisted(stream: IO[bytes], what: str) -> bytes:
 
 
 def is_harmless(name: str) -> bool:
-    """Return whether a file of this relative name may lie in a bundle's directory unlisted: at the top, where
-    people's outputs and notes end up, and nothing that Python, a system's loader or ONNX Runtime would load.
+    """Return whether an unlisted file of this relative name may be in a bundle's directory.
+
+    It must be at the top, where users put outputs and notes, and its suffix must not be one that Python, a system's
+    loader or ONNX Runtime would load.
     """
     return "/" not in name and _LOADABLE.search(name) is None
 
@@ -352,13 +374,13 @@ def is_harmless(name: str) -> bool:
 def check_listing(
     found: Mapping[str, int], records: Mapping[str, FileRecord], where: str, *, in_use: bool = False
 ) -> Tuple[str, ...]:
-    """Compare names and sizes (`found`: name → bytes) with the manifest, before a byte of content is read.
+    """Compare names and sizes (`found`: bytes by name) with the manifest, before any content is read.
 
     Args:
-        in_use: it is a directory that people work in: other files that are harmless may lie there.
+        in_use: True if users work in the directory, so that it may contain other, harmless files.
 
     Returns:
-        The names of those files, sorted.
+        The sorted names of those other files.
     """
     declared = set(records) | {MANIFEST}
     missing, others = sorted(declared - set(found)), sorted(set(found) - declared - {SIGNATURE})
@@ -371,20 +393,22 @@ def check_listing(
             f"{where}: {extra[0]} is not in the manifest{_and_more(extra)}",
             "Remove the __pycache__ folders, compiled code that no hash covers"
             if compiled
-            else "Remove what does not belong to the bundle, or get the bundle again",
+            else "Remove files that do not belong to the bundle, or get the bundle again",
         )
     for name, record in sorted(records.items()):
         if found[name] != record.size:
-            raise BundleError(f"{where}: {name} has {found[name]} bytes, the manifest says {record.size}", AGAIN)
+            raise BundleError(f"{where}: {name} has {found[name]} bytes, the manifest states {record.size}", AGAIN)
     return tuple(others)
 
 
 def check_directory(root: Path, records: Mapping[str, FileRecord], to: Optional[Path] = None) -> Hashed:
-    """Hash every file of a bundle directory, and copy it under `to` meanwhile; return what to hold against the files
-    of `root` that are opened later.
+    """Hash every file of a bundle's directory. If `to` is given, copy the files there meanwhile.
+
+    Returns:
+        A record with which files of `root` can be checked when they are opened later.
 
     Raises:
-        BundleError: it is not what the manifest says.
+        BundleError: the files do not match the manifest.
         OutputError: `to` is full.
     """
     folders = {str(parent) for name in records for parent in PurePosixPath(name).parents}
@@ -404,7 +428,7 @@ def check_directory(root: Path, records: Mapping[str, FileRecord], to: Optional[
 
 
 def _sink(to: Optional[Path], name: str) -> ContextManager[Optional[IO[bytes]]]:
-    """Open the new file `name` under `to`; open none where `to` is None."""
+    """Open the new file `name` under `to`, or nothing if `to` is None."""
     if to is None:
         return nullcontext()
     (to / name).parent.mkdir(parents=True, exist_ok=True)
@@ -414,10 +438,11 @@ def _sink(to: Optional[Path], name: str) -> ContextManager[Optional[IO[bytes]]]:
 def extract(
     archive: zipfile.ZipFile, entries: Mapping[str, zipfile.ZipInfo], records: Mapping[str, FileRecord], to: Path
 ) -> None:
-    """Write the declared files of `archive` under `to`, hashing while writing; stops at the first wrong byte count.
+    """Write the declared files of `archive` under `to`, and hash them meanwhile. Stop at the first file of a wrong
+    size.
 
     Raises:
-        BundleError: the archive is damaged, or is not what the manifest says.
+        BundleError: the archive is damaged, or does not match the manifest.
         OutputError: `to` is full or cannot be written.
     """
     where = str(archive.filename)
@@ -438,7 +463,7 @@ def extract(
 
 
 def check_assets(records: Mapping[str, FileRecord], where: str) -> None:
-    """Hold each shared asset's directory name against the hash that the format gives a directory."""
+    """Compare the directory name of each shared asset with the hash of its content, as the format defines it."""
     assets: Dict[str, Dict[str, str]] = {}
     for name, record in records.items():
         if name.startswith("shared_assets/"):
@@ -446,39 +471,39 @@ def check_assets(records: Mapping[str, FileRecord], where: str) -> None:
             assets.setdefault(folder, {})[inner] = record.sha256
     for folder, members in sorted(assets.items()):
         if folder != f"sha256-{directory_hash(members)}":
-            raise BundleError(f"{where}: shared asset {folder!r} does not have the hash that its name says", AGAIN)
+            raise BundleError(f"{where}: shared asset {folder!r} does not have the hash in its name", AGAIN)
 
 
 def directory_hash(members: Mapping[str, str]) -> str:
-    """Return the model package's hash of a directory: sha256 of lines `<sha256> <relative path>`, sorted by path."""
+    """Return the hash that the format gives a directory: sha256 of lines `<sha256> <relative path>`, sorted by path."""
     text = "".join(f"{members[name]}  {name}\n" for name in sorted(members))
     return hashlib.sha256(text.encode("utf-8")).hexdigest()
 
 
 def check_content(stream: IO[bytes], record: FileRecord, what: str, sink: Optional[IO[bytes]]) -> None:
-    """Read a file to its end, into `sink` where there is one, and check it against its record.
+    """Read a file to its end, write it to `sink` if there is one, and check it against its record.
 
     Raises:
-        BundleError: another size or hash; nothing beyond the recorded size is written.
+        BundleError: the size or the hash differs. Nothing beyond the recorded size is written.
     """
     digest = hashlib.sha256()
     size = 0
     for chunk in iter(lambda: stream.read(_CHUNK), b""):
         size += len(chunk)
         if size > record.size:
-            raise BundleError(f"{what} is larger than the {record.size} bytes that the manifest says", AGAIN)
+            raise BundleError(f"{what} is larger than the {record.size} bytes that the manifest states", AGAIN)
         digest.update(chunk)
         if sink is not None:
             sink.write(chunk)
     if size != record.size:
-        raise BundleError(f"{what} has {size} bytes, the manifest says {record.size}", AGAIN)
+        raise BundleError(f"{what} has {size} bytes, the manifest states {record.size}", AGAIN)
     if digest.hexdigest() != record.sha256:
         raise BundleError(f"{what} was changed: its sha256 is not the one in the manifest", AGAIN)
 
 
 def open_plain(path: Path) -> IO[bytes]:
-    """Open a file for reading that is not a link."""
-    # O_NOFOLLOW: the file could have become a link since it was listed.
+    """Open a file for reading. A link is refused if the system supports that."""
+    # O_NOFOLLOW, because the file may have been replaced by a link since it was listed.
     flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
     return os.fdopen(os.open(path, flags), "rb")
 

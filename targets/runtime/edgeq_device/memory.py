@@ -1,4 +1,6 @@
-"""Measure how much memory a model takes in a process of its own, as two sessions in one cannot be separated."""
+"""Measure how much memory a model takes. The model runs in a separate process, because the memory of two sessions in
+one process cannot be told apart.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +24,8 @@ class MemoryUse:
 
     Attributes:
         load_bytes: growth by opening the session.
-        session_peak_bytes: the largest growth while opening it and running a few samples.
-        process_peak_bytes: the whole process at most: interpreter, onnxruntime and session.
+        session_peak_bytes: largest growth while the session is opened and runs a few samples.
+        process_peak_bytes: peak of the whole process: interpreter, onnxruntime and session.
     """
 
     load_bytes: int
@@ -42,10 +44,10 @@ def measure_memory(
 
     Args:
         request: what to open: see `serve.open_request`.
-        shapes: of inputs with open sizes; see `arrays.random_feeds`.
+        shapes: shapes of inputs with open sizes; see `arrays.random_feeds`.
 
     Raises:
-        RuntimeUnavailableError: the process failed, took too long, or the system does not report a process's memory.
+        RuntimeUnavailableError: the process failed or took too long, or the system does not report a process's memory.
     """
     model = request["model"]
     order = {**request, "shapes": {name: list(shape) for name, shape in shapes.items()}}
@@ -68,7 +70,7 @@ def measure_memory(
 
 
 def _with_helper(session: Any) -> Tuple[Optional[int], Optional[int]]:
-    """Return `read_memory` of this process, and of the one in which the session runs, if that is another."""
+    """Return the sum of `read_memory` over this process and, if the session runs in another process, that process."""
     own = read_memory(ROOT)
     if not hasattr(session, "guest"):
         return own
@@ -80,7 +82,7 @@ def _with_helper(session: Any) -> Tuple[Optional[int], Optional[int]]:
 
 
 def main() -> int:
-    """Take an order as JSON on stdin; answer as JSON on stdout, or with a failure as one line on stderr."""
+    """Read a request as JSON from stdin. Write the result as JSON to stdout, or an error as one line to stderr."""
     try:
         order = json.load(sys.stdin)
         onnxruntime()
@@ -93,7 +95,7 @@ def main() -> int:
         if first is None or loaded is None or peak is None:
             raise RuntimeUnavailableError(f"{sys.platform} does not report how much memory a process has")
         print(json.dumps(MemoryUse(max(0, loaded - first), max(0, peak - first), peak).to_dict()))
-    except Exception as error:  # the parent gives the line to its reader; a traceback would only hide it
+    except Exception as error:  # the parent passes this line on; a traceback would hide it
         print(f"{type(error).__name__}: {' '.join(str(error).split())}", file=sys.stderr)
         return 1
     return 0

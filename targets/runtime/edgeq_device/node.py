@@ -1,4 +1,4 @@
-"""Start a process of node with ONNX Runtime Web, which speaks the frames of a guest."""
+"""Start a process of node with ONNX Runtime Web. It uses the frames of a guest (see `serve.Guest`)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _ANSWER_S = 600.0
 
 
 class Node(Guest):
-    """Run a process of node with the runtime, which opens any number of models."""
+    """Run a process of node with ONNX Runtime Web. One process opens any number of models."""
 
     @property
     def ended(self) -> bool:
@@ -30,7 +30,7 @@ class Node(Guest):
 
 
 def node_for(package: Path) -> Node:
-    """Return the process for the package in a folder; a new one where the last has ended."""
+    """Return the process for the package in the folder `package`. Start a new one if the last has ended."""
     if _started(package).ended:
         _started.cache_clear()
     return _started(package)
@@ -45,7 +45,7 @@ def _started(package: Path) -> Node:
     for name in _SCRIPTS:
         (folder / name).write_bytes(pkgutil.get_data(__package__, name) or b"")
     files = json.dumps(pins()["runtimes"][_RUNTIME])
-    # What node writes goes when that folder goes, however node ends.
+    # Files that node writes are removed with this folder, however node ends.
     environment = {**os.environ, **dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(folder))}
     guest = Node([program, str(folder / _SCRIPTS[-1]), str(package), files], environment, "node", request_s=_ANSWER_S)
     atexit.register(guest.end)

@@ -1,9 +1,11 @@
-"""Find the references of an ONNX file to data outside it, read from its protobuf wire format without loading the model.
+"""Find an ONNX file's references to data outside it. The file is read in protobuf's wire format, and the model is not
+loaded.
 
-A device has no protobuf package, and onnxruntime must not open the file before its external data has been judged. The
-walk follows only the fields that lead to tensors and skips everything else, weights included, by its length. Where
-protobuf would merge or ignore what no writer of ONNX produces (a singular message that occurs twice, a known field of
-another wire type, groups), the file is refused: two readers that differ in such cases would see two models.
+A device has no protobuf package, and onnxruntime must not open the file before its external data were checked. The
+reader follows only the fields that lead to tensors. It skips everything else, weights included, by its length. Protobuf
+merges or ignores some things that no ONNX writer produces: a singular message that occurs twice, a known field of
+another wire type, groups. A file with such things is refused, because two readers that treat them differently would see
+two models.
 """
 
 from __future__ import annotations
@@ -17,9 +19,9 @@ from typing import Any, Dict, FrozenSet, Iterator, List, Mapping, Optional, Set,
 from edgeq_device.errors import AGAIN, BundleError
 
 MAX_BYTES = (1 << 31) - 1
-"""What protobuf, and so onnxruntime, can parse."""
+"""Largest file that protobuf, and so onnxruntime, can parse."""
 MAX_DEPTH = 100
-"""Nested messages; protobuf's own limit."""
+"""Deepest nesting of messages: protobuf's own limit."""
 MAX_FIELDS = 5_000_000
 MAX_DIMS = 64
 DTYPES: Mapping[str, str] = {
@@ -29,7 +31,7 @@ DTYPES: Mapping[str, str] = {
     "tensor(bool)": "bool",
     **{f"tensor({kind}{bits})": f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)},
 }
-"""numpy's name of a type as onnxruntime writes it."""
+"""numpy's name of a type, by onnxruntime's name."""
 ELEMENT_BITS: Mapping[int, int] = {
     **dict.fromkeys((25, 26), 2),  # UINT2, INT2
     **dict.fromkeys((21, 22, 23), 4),  # UINT4, INT4, FLOAT4E2M1
@@ -39,14 +41,14 @@ ELEMENT_BITS: Mapping[int, int] = {
     **dict.fromkeys((7, 11, 13, 14), 64),  # INT64, DOUBLE, UINT64, COMPLEX64
     15: 128,  # COMPLEX128
 }
-"""Bits of one element, by number of TensorProto.DataType. Strings (8) have no fixed size and cannot be external."""
+"""Bits of one element, by the number in TensorProto.DataType. Strings (8) have no fixed size and cannot be external."""
 _SHOWN = 60
 _LONGEST_TEXT = 4096
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _TENSOR, _EXTERNAL = "TensorProto", 1
 
-# Message → field → message inside. Field numbers are those of onnx.proto.
+# Message → field → type of the message inside. Field numbers are those of onnx.proto.
 _INSIDE: Mapping[str, Mapping[int, str]] = {
     "ModelProto": {7: "GraphProto", 20: "TrainingInfoProto", 25: "FunctionProto"},
     "TrainingInfoProto": {1: "GraphProto", 2: "GraphProto"},
@@ -76,7 +78,7 @@ _ATTRIBUTE = 5  # of NodeProto
 _NAME, _INTEGER = 1, 3  # of AttributeProto
 _EMBEDDED = b"embed_mode"
 
-# Numbers that are stored one field each, by their tag: in runs, which a regular expression skips at C's speed.
+# Tags of numbers that are stored as one field each. A regular expression skips runs of them at C's speed.
 _RUNS: Mapping[str, Mapping[int, "re.Pattern[bytes]"]] = {
     "AttributeProto": {
         0x3D: re.compile(rb"(?:\x3d.{4}){1,4096}", re.S),
@@ -98,10 +100,10 @@ class ExternalTensor:
     """Describe a tensor whose location or entries refer to data outside the file.
 
     Attributes:
-        name: shortened for messages.
-        data_type: number of TensorProto.DataType, 0 where it has none.
-        dims: none is negative.
-        entries: external_data as it is written; no key occurs twice.
+        name: name, shortened for messages.
+        data_type: number of TensorProto.DataType, 0 if the tensor has none.
+        dims: sizes, none of them negative.
+        entries: external_data as in the file; no key occurs twice.
     """
 
     name: str
@@ -112,12 +114,12 @@ class ExternalTensor:
 
 @dataclass(frozen=True)
 class OnnxFile:
-    """Hold what was found.
+    """Hold the references that were found in an ONNX file.
 
     Attributes:
-        external: in the order of the file.
-        has_context: whether a node holds code compiled for an execution provider, or names the file that does.
-        context_outside: whether one names a file, or does not say that it does not.
+        external: tensors with external data, in the order of the file.
+        has_context: True if a node contains code compiled for an execution provider, or names a file that does.
+        context_outside: True if such a node names a file, or does not state that its code is inside the model.
     """
 
     external: Tuple[ExternalTensor, ...]
@@ -126,10 +128,10 @@ class OnnxFile:
 
 
 def read_onnx(path: Path, where: str) -> OnnxFile:
-    """Walk the ONNX file at `path`; `where` names it in messages.
+    """Read the ONNX file at `path` and return its references. Messages call the file `where`.
 
     Raises:
-        BundleError: it is not an ONNX file that onnxruntime could read, or one that no writer produces.
+        BundleError: it is not an ONNX file that onnxruntime could read, or no ONNX writer would produce it.
     """
     try:
         size = path.stat().st_size
@@ -144,8 +146,10 @@ def read_onnx(path: Path, where: str) -> OnnxFile:
 
 
 def read_metadata(model: Union[Path, bytes], key: str, where: str) -> Optional[bytes]:
-    """Return the value of entry `key` in the metadata of an ONNX file, of which nothing else is read. None where it has
-    none, or is not a file of protobuf fields, which whoever opens it reports.
+    """Return the value of entry `key` in the metadata of an ONNX file. Nothing else of the file is read.
+
+    Return None if there is no such entry, or if the file does not consist of protobuf fields. Such a file is reported
+    when it is opened later.
 
     Raises:
         BundleError: the entry occurs twice.
@@ -156,7 +160,7 @@ def read_metadata(model: Union[Path, bytes], key: str, where: str) -> Optional[b
         try:
             with model.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
                 found = _entries(data, key.encode())
-        except (OSError, ValueError):  # missing, or empty, which cannot be mapped
+        except (OSError, ValueError):  # the file is missing, or is empty and cannot be mapped
             return None
     if len(found) > 1:
         raise BundleError(f"{where} has {key!r} twice in its metadata", AGAIN)
@@ -168,10 +172,10 @@ _TEXT = 4  # of AttributeProto
 
 
 def read_context(path: Path, where: str) -> bytes:
-    """Return what the one node of an ONNX file holds, where that is code compiled for an execution provider.
+    """Return the code for an execution provider that the one node of an ONNX file contains.
 
     Raises:
-        BundleError: it is not such a file.
+        BundleError: the file cannot be read, or does not contain exactly one compiled model.
     """
     try:
         with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
@@ -179,12 +183,12 @@ def read_context(path: Path, where: str) -> bytes:
     except (OSError, ValueError) as error:
         raise BundleError(f"{where} cannot be read ({error})") from error
     if len(found) != 1:
-        raise BundleError(f"{where} holds {len(found)} compiled models in place of one", AGAIN)
+        raise BundleError(f"{where} contains {len(found)} compiled models instead of one", AGAIN)
     return found[0]
 
 
 def _contexts(walk: _Walk, size: int) -> Iterator[Tuple[int, int]]:
-    """Yield where each node's compiled code begins and ends."""
+    """Yield the start and the end of each node's compiled code."""
     for at, end in _fields_of(walk, 7, 0, size):
         for node in _fields_of(walk, 1, at, end):
             for attribute in _fields_of(walk, _ATTRIBUTE, *node):
@@ -212,10 +216,10 @@ def _entries(data: Any, key: bytes) -> List[bytes]:
 
 
 def walk_onnx(data: Any, where: str) -> OnnxFile:
-    """Run `read_onnx` on bytes, or on anything that is indexed, cut and searched like bytes."""
-    # onnxruntime's own format carries this mark, and is opened by it whatever the file is called.
+    """Do the work of `read_onnx` on bytes, or on an object that can be indexed, sliced and searched like bytes."""
+    # onnxruntime's own format has this mark, and onnxruntime opens it under any file name.
     if data[4:8] == b"ORTM":
-        raise BundleError(f"{where} is in ONNX Runtime's own format; a bundle holds ONNX files")
+        raise BundleError(f"{where} is in ONNX Runtime's own format; a bundle contains ONNX files")
     walk = _Walk(data, where)
     walk.message("ModelProto", 0, len(data), 1)
     return OnnxFile(tuple(walk.external), walk.has_context, walk.context_outside)
@@ -231,10 +235,11 @@ class _Walk:
         self.context_outside = False
 
     def message(self, kind: str, at: int, end: int, depth: int) -> None:
-        """Check the protobuf message of type `kind` in bytes `at` to `end`, and those inside it, at nesting `depth`.
+        """Check the protobuf message of type `kind` in bytes `at` to `end`, and the messages inside it. `depth` counts
+        the nesting.
 
         Raises:
-            BundleError: nested too deeply, malformed, or with a field that may not be there.
+            BundleError: messages are nested too deeply, malformed, or have a field that is not allowed.
         """
         if depth > MAX_DEPTH:
             raise self._wrong(f"messages nest deeper than {MAX_DEPTH}")
@@ -255,7 +260,7 @@ class _Walk:
                 self.context_outside |= not self._embedded(at, end)
 
     def _embedded(self, at: int, end: int) -> bool:
-        """Return whether a node says, once, that what was compiled is inside it."""
+        """Return whether a node states exactly once that its compiled code is inside the model."""
         found = []
         for number, wire, value, stop in self.fields(at, end, _NO_RUNS):
             if number == _ATTRIBUTE and wire == _BYTES:
@@ -292,7 +297,7 @@ class _Walk:
                     raise self._wrong(f"tensor {name!r} gives the {key[:_SHOWN]!r} of its external data twice")
                 entries[key] = text
         location = numbers.get(14, 0)
-        # Anything else would be another number, or none, for a reader that cuts it to 32 bits.
+        # A reader that cuts the number to 32 bits would see another location.
         if location not in (0, _EXTERNAL):
             raise self._wrong(f"tensor {name!r} has the data location {location}")
         if external or location == _EXTERNAL:
@@ -328,7 +333,9 @@ class _Walk:
         return texts.get(1, ""), texts.get(2, "")
 
     def fields(self, at: int, end: int, runs: Mapping[int, "re.Pattern[bytes]"]) -> Iterator[Tuple[int, int, int, int]]:
-        """(number, wire type, value or first byte, byte behind the last) of each field from `at` to `end`."""
+        """Yield (number, wire type, value or position of the first byte, position after the last byte) for each field
+        from `at` to `end`.
+        """
         data = self._data
         left = self._left
         while at < end:
@@ -355,7 +362,7 @@ class _Walk:
                 else:
                     size, at = self._varint(at, end)
                 if size > end - at:
-                    raise self._wrong(f"a field at byte {start} is longer than what holds it")
+                    raise self._wrong(f"a field at byte {start} is longer than the message around it")
                 yield number, wire, at, at + size
                 at += size
             elif wire == _VARINT:
@@ -364,14 +371,14 @@ class _Walk:
             elif wire in (_FIXED32, _FIXED64):
                 size = 4 if wire == _FIXED32 else 8
                 if size > end - at:
-                    raise self._wrong(f"a field at byte {start} is longer than what holds it")
+                    raise self._wrong(f"a field at byte {start} is longer than the message around it")
                 yield number, wire, at, at + size
                 at += size
             else:
                 raise self._wrong(f"byte {start} begins a field of wire type {wire}, which ONNX does not have")
 
     def _varint(self, at: int, end: int) -> Tuple[int, int]:
-        """The number that begins at `at`, and the byte behind it."""
+        """Return the number that begins at `at`, and the position after it."""
         value = shift = 0
         while shift < 70:
             if at >= end:
@@ -396,13 +403,13 @@ class _Walk:
         seen.add(number)
 
     def _wrong(self, problem: str) -> BundleError:
-        return BundleError(f"{self._where} is not an ONNX file as one is written: {problem}", AGAIN)
+        return BundleError(f"{self._where} is not a valid ONNX file: {problem}", AGAIN)
 
 
-# What exporters write for a size that is free: no name, so that two of them need not be equal.
+# Texts that exporters write for a free size. They are not names, so two such sizes need not be equal.
 _PLACEHOLDER = re.compile(r"\s*([?*]|-?\d+|none|null|any|unknown|dynamic|unk__.*)?\s*", re.IGNORECASE)
 
 
 def is_name(text: str) -> bool:
-    """Tell whether sizes of this name are equal, and not only free."""
+    """Return whether sizes with this name must be equal. Otherwise the name only marks a free size."""
     return _PLACEHOLDER.fullmatch(text) is None

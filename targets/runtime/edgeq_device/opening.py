@@ -1,11 +1,11 @@
-"""Open the best variant that really starts and answers right, and say why each better one was passed over.
+"""Open the best variant that really starts and answers correctly, and report why each better one was passed over.
 
-The self-test runs the bundle's vectors and compares each output with what it must be. Where an output has values of
-several units, scores and boxes in pixels, each slice has a tolerance of its own.
+The self-test runs the bundle's vectors and compares each output with the expected one. If an output has values in
+several units, such as scores and boxes in pixels, each slice has its own tolerance.
 
-What a plug-in engine runs is opened in a process of its own, and used after its self-test held there: the plug-in may
-be broken or wrong on this device, and then another variant runs. What TensorRT compiles for this GPU is used after its
-self-test, too.
+A model for a plug-in engine is opened in a separate process, and is used only after it has passed its self-test there:
+the plug-in may be broken or wrong on this device. In that case another variant runs. An engine that TensorRT compiles
+for this GPU must also pass the self-test first.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ _NO_SLICES: Slices = MappingProxyType({})
 
 @dataclass(frozen=True)
 class OutputCheck:
-    """Hold the comparison of one output over all cases, or a slice of one.
+    """Hold the comparison of one output, or of a slice of it, over all cases.
 
     Attributes:
-        name: of the output, and the place of the slice.
-        max_error: largest absolute difference; infinite where shape, dtype or finiteness differ.
-        problem: "" or what differs besides the values.
-        tolerance: what is allowed, absolute.
+        name: name of the output, and the place of the slice.
+        max_error: largest absolute difference; infinite if shape or dtype differ, or values are not finite.
+        problem: description of a difference in anything but the values; "" if there is none.
+        tolerance: allowed absolute difference.
     """
 
     name: str
@@ -61,28 +61,28 @@ class OutputCheck:
         return not self.problem and self.max_error <= self.tolerance
 
     def to_dict(self) -> Dict[str, Any]:
-        """Return plain JSON values; what is infinite is null."""
+        """Return plain JSON values. An infinite number becomes None."""
         error, allowed = (value if math.isfinite(value) else None for value in (self.max_error, self.tolerance))
         return {"max_error": error, "tolerance": allowed, "passed": self.passed, "problem": self.problem}
 
 
 @dataclass(frozen=True)
 class SelfTest:
-    """Hold the verdict: a bundle without vectors has no outputs here and does not pass."""
+    """Hold the result of a self-test. A bundle without vectors has no outputs here and does not pass."""
 
     cases: int
     outputs: Tuple[OutputCheck, ...]
 
     @property
     def passed(self) -> bool:
-        """Return whether there is at least one case that compares something, and every output passed."""
+        """Return whether there is at least one case with an output to compare, and every output passed."""
         return self.cases > 0 and bool(self.outputs) and all(check.passed for check in self.outputs)
 
     @property
     def reason(self) -> str:
-        """Return why it did not pass; "" where it did."""
+        """Return why the self-test did not pass, or "" if it did."""
         if not self.outputs:
-            return "it brings no self-test"
+            return "it has no self-test"
         return "; ".join(
             f"output {check.name}: {check.problem or f'error {check.max_error:.6g} is over {check.tolerance:.6g}'}"
             for check in self.outputs
@@ -94,16 +94,16 @@ def run_selftest(variant: Variant, session: Any) -> SelfTest:
     """Run every case of `variant` in `session` and compare each expected output.
 
     Raises:
-        BundleError: vectors that do not fit the model.
-        RuntimeUnavailableError: the process that runs it crashed or hangs.
-        DataError: vectors that cannot be read.
+        BundleError: the vectors do not fit the model.
+        RuntimeUnavailableError: the process that runs the model crashed or hangs.
+        DataError: the vectors cannot be read.
     """
     outputs = check_outputs(_answers(variant, session), variant.tolerance, variant.slices)
     return SelfTest(len(variant.cases), outputs)
 
 
 def _answers(variant: Variant, session: Any) -> Iterator[Tuple[Arrays, Arrays]]:
-    """Yield what the session gives for each case, and what is expected."""
+    """Yield the session's outputs and the expected outputs of each case."""
     for case in variant.cases:
         feeds, expected = read_arrays(case.inputs), read_arrays(case.outputs)
         names = sorted(expected)
@@ -111,7 +111,7 @@ def _answers(variant: Variant, session: Any) -> Iterator[Tuple[Arrays, Arrays]]:
             raise BundleError(f"variant {variant.name}: the self-test {case.outputs.name} compares nothing")
         try:
             results = session.run(names, feeds)
-        except RuntimeUnavailableError:  # the process that ran it has ended
+        except RuntimeUnavailableError:  # the process that ran the model has ended
             raise
         except Exception as error:  # onnxruntime's exceptions have no common base
             text = " ".join(str(error).split())
@@ -125,12 +125,12 @@ def _answers(variant: Variant, session: Any) -> Iterator[Tuple[Arrays, Arrays]]:
 def check_outputs(
     answers: Iterable[Tuple[Arrays, Arrays]], tolerance: Mapping[str, float], slices: Slices = _NO_SLICES
 ) -> Tuple[OutputCheck, ...]:
-    """Check each output over all cases, sorted by name, and after it its slices.
+    """Check each output over all cases. The results are sorted by name, and the slices of an output follow it.
 
     Args:
-        answers: of each case, the outputs by name, and those that are expected.
-        tolerance: of every output.
-        slices: of outputs that have some.
+        answers: for each case, the outputs by name, and the expected outputs.
+        tolerance: tolerance of every output.
+        slices: slices of those outputs that have some.
     """
     checks: Dict[Tuple[str, int], OutputCheck] = {}
     for outputs, expected in answers:
@@ -158,13 +158,15 @@ def _compare_slice(
 
 
 def compare(found: "np.ndarray[Any, Any]", expected: "np.ndarray[Any, Any]") -> Tuple[float, str]:
-    """Return the largest absolute difference in float64, and what else differs ("" if nothing does)."""
+    """Return the largest absolute difference in float64, and a description of any other difference ("" if there is
+    none).
+    """
     if found.shape != expected.shape:
-        return float("inf"), f"shape {found.shape} where {expected.shape} is expected"
+        return float("inf"), f"shape {found.shape} instead of {expected.shape}"
     if found.dtype.kind == expected.dtype.kind == "U":
-        return (0.0, "") if (found == expected).all() else (float("inf"), "its texts are others")
+        return (0.0, "") if (found == expected).all() else (float("inf"), "its texts differ")
     if found.dtype != expected.dtype:
-        return float("inf"), f"dtype {found.dtype} where {expected.dtype} is expected"
+        return float("inf"), f"dtype {found.dtype} instead of {expected.dtype}"
     if found.size == 0:
         return 0.0, ""
     if found.dtype.kind not in "biuf":
@@ -179,14 +181,15 @@ def compare(found: "np.ndarray[Any, Any]", expected: "np.ndarray[Any, Any]") -> 
 
 Open = Callable[[Variant, int], Any]
 ANSWER_S = 120.0
-"""A plug-in that has not opened the model, or answered a test vector, by then hangs: another variant runs."""
+"""Seconds in which a plug-in must open the model or answer a test vector. After them it counts as hung, and another
+variant runs."""
 RUN_S = 3600.0
-"""The same for a run after the self-test, whose input may be larger."""
+"""The same limit for a run after the self-test, whose input may be larger."""
 
 
 @dataclass(frozen=True)
 class Opened:
-    """Hold a variant with its session. `passed_over` says, for each better variant, why it is not this one."""
+    """Hold a variant with its session. `passed_over` has the reason against each better variant."""
 
     choice: Choice
     session: Any
@@ -202,15 +205,16 @@ def open_best(
     threads: int = 0,
     open_it: Optional[Open] = None,
 ) -> Opened:
-    """Open the best variant for `device`; with `name`, that one and no other.
+    """Open the best variant for `device`, or only the variant `name` if that is given.
 
     Args:
-        open_it: what must succeed with a variant and a number of threads; its result is the session. None opens it.
+        open_it: function of a variant and a number of threads, whose result is the session. If it fails, the next
+            variant is tried. None uses `open_variant`.
 
     Raises:
-        BundleError: none fits.
-        RuntimeUnavailableError: the one that was asked for, or the last that fits, does not open.
-        CheckFailedError: the one that was asked for answers wrongly here.
+        BundleError: no variant fits.
+        RuntimeUnavailableError: the variant `name`, or the last one that fits, does not open.
+        CheckFailedError: the variant `name` gives wrong answers here.
     """
     failed: Dict[str, str] = {}
     while True:
@@ -228,10 +232,11 @@ def open_best(
 
 
 def open_variant(variant: Variant, threads: int = 0) -> Any:
-    """Return a session of `variant`; where a plug-in runs it, in a process of its own that ends with the session.
+    """Return a session of `variant`. If a plug-in runs it, the session is in a separate process that ends with the
+    session.
 
     Raises:
-        RuntimeUnavailableError: it does not open; the plug-in crashes or hangs.
+        RuntimeUnavailableError: the variant does not open, or the plug-in crashes or hangs.
         CheckFailedError: the answers of the plug-in or of TensorRT's engine are wrong.
     """
     session = start_variant(variant, threads)
@@ -239,8 +244,8 @@ def open_variant(variant: Variant, threads: int = 0) -> Any:
         _refuse_wrong(variant, session, session.guest.title)
         session.guest.request_s = RUN_S
     elif variant.ep == PROVIDER and variant.cases and "table" not in variant.info:
-        # TensorRT 8.6.0 built engines of right files that answered wrongly. With a calibration table TensorRT chooses
-        # the precisions itself, and the vectors are those of the float model.
+        # TensorRT 8.6.0 built engines of correct files that gave wrong answers. With a calibration table TensorRT
+        # chooses the precisions itself, and the vectors are those of the float model.
         _refuse_wrong(variant, session, "TensorRT's engine")
     return session
 
@@ -248,11 +253,11 @@ def open_variant(variant: Variant, threads: int = 0) -> Any:
 def _refuse_wrong(variant: Variant, session: Any, title: str) -> None:
     found = run_selftest(variant, session)
     if not found.passed:
-        raise CheckFailedError(f"{title} is not right here: {found.reason}")
+        raise CheckFailedError(f"{title} gives wrong results here: {found.reason}")
 
 
 def start_variant(variant: Variant, threads: int = 0) -> Any:
-    """Run `open_variant` without the self-test."""
+    """Do the work of `open_variant` without the self-test."""
     engine = plugin_of(variant.ep)
     if engine is None:
         return open_session(variant, threads)
@@ -288,7 +293,7 @@ def read_feeds(session: Any, files: Sequence[str]) -> Dict[str, "np.ndarray[Any,
             key = key or name or (wanted[0] if len(wanted) == 1 else "")
             if not key:
                 names = ", ".join(wanted)
-                raise DataError(f"{path}: the model has several inputs", f"Write NAME={path}, NAME one of {names}")
+                raise DataError(f"{path}: the model has several inputs", f"Write NAME={path}, with NAME one of {names}")
             if key in feeds:
                 raise DataError(f"{path}: input {key!r} is given twice")
             feeds[key] = array
@@ -297,7 +302,11 @@ def read_feeds(session: Any, files: Sequence[str]) -> Dict[str, "np.ndarray[Any,
 
 
 def check_feeds(session: Any, feeds: Mapping[str, "np.ndarray[Any, Any]"]) -> None:
-    """Hold `feeds` against the model's inputs: names, dtypes, shapes (named sizes fit anything)."""
+    """Compare `feeds` with the model's inputs: names, dtypes and shapes. A named size accepts any number.
+
+    Raises:
+        DataError: an input is missing or unknown, or has the wrong dtype or shape.
+    """
     specs = {spec.name: spec for spec in session.get_inputs()}
     names = ", ".join(specs)
     for name in feeds:
@@ -313,27 +322,28 @@ def check_feeds(session: Any, feeds: Mapping[str, "np.ndarray[Any, Any]"]) -> No
         fits = len(shape) == array.ndim and all(
             not isinstance(size, int) or size == have for size, have in zip(shape, array.shape)
         )
-        # A model that does not declare the rank looks like one that takes a scalar; onnxruntime runs both on any shape.
+        # An input of unknown rank looks like a scalar; onnxruntime runs both on any shape.
         if shape and not fits:
             raise DataError(f"input {name!r} has shape {list(array.shape)}, the model takes {shape}")
 
 
 def output_place(bundle: Bundle, wanted: Optional[Path]) -> Path:
-    """Return where outputs go: `wanted`, or next to the bundle where none is given.
+    """Return the path for outputs: `wanted`, or one next to the bundle if `wanted` is None.
 
     Raises:
-        OutputError: it is the bundle, or would become or replace a part of it, or make it unreadable.
+        OutputError: the path is the bundle itself, or is inside the bundle and would replace one of its files or make
+            the bundle invalid.
     """
     root = bundle.source.resolve()
     wanted = beside(bundle.source, ".outputs.npz") if wanted is None else wanted
     place = wanted.absolute().parent.resolve() / wanted.name
     if place == root or (root in place.parents and not _may_join(bundle, place.relative_to(root).as_posix())):
-        raise OutputError(f"{wanted} lies in the bundle, and would replace or join its files", "Write it elsewhere")
+        raise OutputError(f"{wanted} is in the bundle, and would replace or add to its files", "Write it elsewhere")
     return place
 
 
 def _may_join(bundle: Bundle, name: str) -> bool:
-    """Tell whether a file of this relative name may lie in the bundle's directory, on every system."""
+    """Return whether a file of this relative name may be in the bundle's directory on every system."""
     others = {MANIFEST, SIGNATURE, *bundle.files, *bundle.extra} - {name}
     try:
         check_file_names([*sorted(others), name], str(bundle.source))
@@ -343,18 +353,18 @@ def _may_join(bundle: Bundle, name: str) -> bool:
 
 
 def save_outputs(path: Path, outputs: Mapping[str, "np.ndarray[Any, Any]"], *, force: bool) -> None:
-    """Write `outputs` as an .npz that appears whole or not at all.
+    """Write `outputs` as an .npz. The file appears complete or not at all.
 
     Raises:
-        OutputError: `path` exists (without `force`), is not a regular file (with it too), or cannot be written.
+        OutputError: `path` exists (without `force`), is not a regular file (even with `force`), or cannot be written.
     """
     taken = OutputError(f"{path} exists already", "Pass --force to replace it, or choose another output")
     try:
         if os.path.lexists(path):
             if not force:
                 raise taken
-            if not stat.S_ISREG(path.lstat().st_mode):  # a rename would put a file in the place of a device or a link
-                raise OutputError(f"{path} is not a regular file, and is not replaced", "Choose another output")
+            if not stat.S_ISREG(path.lstat().st_mode):  # a rename would replace a device or a link by a file
+                raise OutputError(f"{path} is not a regular file, so it is not replaced", "Choose another output")
         with draft_of(path) as draft:
             write_npz(draft, outputs)
             if force:

@@ -1,14 +1,14 @@
-"""Decide which session and provider options a bundle may set, and to what: the rows of options.json, next to this file.
+"""Decide which session and provider options a bundle may set, and to which values. The rules are the rows of
+options.json, next to this file.
 
-A bundle is untrusted input, and ONNX Runtime's options open, write and load files, take addresses of functions, and
-grow in number with each release. So an option is refused unless it has a row, which gives the form of its values and
-the reason why it can do no harm. The table is part of the code that checks: it is never read out of the bundle that is
-being checked.
+A bundle is untrusted input. ONNX Runtime's options open, write and load files and accept addresses of functions, and
+each release adds more. So an option is refused unless it has a row. The row gives the form of its values and the reason
+why it can do no harm. The table is part of the code that checks. It is never read from the bundle that is being
+checked.
 
-Session options that an ONNX file carries in its metadata, so that it is right without a bundle around it.
-
-The metadata are untrusted: what may be set is what a bundle may set, but for what refers to other files. ONNX Runtime
-itself knows nothing of this entry.
+An ONNX file may also carry session options in its metadata, so that it gives right results without a bundle. These
+metadata are untrusted too. They may set what a bundle may set, except options that refer to other files. ONNX Runtime
+itself does not know this entry.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MAX_KEY = 128
 MAX_VALUE = 1024
 """ONNX Runtime's own limits, in characters."""
 TABLE_OPTION = ("TensorrtExecutionProvider", "trt_int8_calibration_table_name")
-"""The provider's option with the name of the calibration table that the runner puts among the engines."""
+"""The provider, and its option with the name of the calibration table that the runner puts among the engines."""
 _FIX = "The options that a bundle may set, and their values, are in edgeq_device/options.json"
 _SIZE_DIGITS = 10
 _FROM_MODELS = "ORT_LOAD_CONFIG_FROM_MODEL"
@@ -43,14 +43,14 @@ class Rule:
     """Describe one option that a bundle may set.
 
     Attributes:
-        form: of its values; one of
+        form: form of the values, one of
             {"one_of": [text, ...]},
-            {"whole": [least, most]}: a decimal number without sign, spaces or zeros that it does not need,
+            {"whole": [least, most]}: a decimal number without needless signs, spaces or zeros,
             {"words": {"between", "also", "most", "ending"}}: words of ASCII letters, digits and the characters of
-            "also", with "between" between them, at most "most" characters in all, with that ending,
+                "also", separated by "between", at most "most" characters in all, with that ending,
             {"shapes": most}: inputs with their sizes, "x:1x3x224x224,y:1", at most `most` characters,
-            {"place": "file" | "folder"}: a file of the bundle, or a folder that holds some.
-        why: it can do no harm.
+            {"place": "file" | "folder"}: a file of the bundle, or a folder that contains some.
+        why: reason why it can do no harm.
         source: where the option is documented.
     """
 
@@ -60,16 +60,18 @@ class Rule:
 
     @property
     def place(self) -> str:
-        """Return "file" or "folder" where the value refers to something in the bundle, else ""."""
+        """Return "file" or "folder" if the value refers to something in the bundle, else ""."""
         return str(self.form.get("place", ""))
 
 
 @lru_cache
 def rules(provider: str = "") -> Mapping[str, Rule]:
-    """Return what a bundle may set of an execution provider, by key; of the session where none is given."""
+    """Return the rules for an execution provider's options by key. Without a provider, return those for session
+    options.
+    """
     table = own_table("options.json")
     rows = table["providers"].get(provider, {}) if provider else table["session"]
-    # A form is written out, or is the name of one that several rows share.
+    # A form is given in full, or by the name of a form that several rows share.
     named = {key: row["form"] if isinstance(row["form"], str) else "" for key, row in rows.items()}
     return {
         key: Rule(table["forms"][named[key]] if named[key] else row["form"], row["why"], row["source"])
@@ -78,10 +80,10 @@ def rules(provider: str = "") -> Mapping[str, Rule]:
 
 
 def session_problem(key: str, value: str, *, references: bool = True) -> str:
-    """Say why a bundle may not set session option `key` to `value`, as the rest of a sentence; "" where it may.
+    """Return why a bundle may not set session option `key` to `value`, as the rest of a sentence, or "" if it may.
 
     Args:
-        references: whether an option may refer to what the bundle holds; those the writer of a bundle sets itself.
+        references: True if an option may refer to files of the bundle. The writer of a bundle sets such options itself.
     """
     problem = _problem(rules(), key, value, "is not one that a bundle may set")
     if not problem and not references and rules()[key].place:
@@ -90,7 +92,7 @@ def session_problem(key: str, value: str, *, references: bool = True) -> str:
 
 
 def provider_problem(ep: str, key: str, value: str) -> str:
-    """Say the same of option `key` of execution provider `ep`."""
+    """Return why a bundle may not set option `key` of execution provider `ep` to `value`, as `session_problem` does."""
     if value in _engine_values(ep, key):
         return ""
     if not rules(ep):
@@ -99,13 +101,13 @@ def provider_problem(ep: str, key: str, value: str) -> str:
 
 
 def read_session_options(options: Mapping[str, str], where: str, resolve: Callable[[str, str], str]) -> Dict[str, str]:
-    """Return `options` of a bundle, checked, with references replaced by paths.
+    """Return the checked `options` of a bundle, with references replaced by paths.
 
     Args:
-        resolve: gives the path for a reference and its kind ("file" or "folder"), or raises BundleError.
+        resolve: function from a reference and its kind ("file" or "folder") to the path; it may raise BundleError.
 
     Raises:
-        BundleError: an option or a value that a bundle may not set.
+        BundleError: a bundle may not set the option, or may not set it to that value.
     """
     found = {}
     for key, value in options.items():
@@ -118,7 +120,7 @@ def read_session_options(options: Mapping[str, str], where: str, resolve: Callab
 def read_provider_options(
     ep: str, options: Mapping[str, str], where: str, resolve: Callable[[str, str], str]
 ) -> Dict[str, str]:
-    """Run `read_session_options` for the options of execution provider `ep`."""
+    """Do the work of `read_session_options` for the options of execution provider `ep`."""
     found = {}
     for key, value in options.items():
         _refuse(provider_problem(ep, key, value), f"{where}: provider option {_quoted(key)}")
@@ -128,8 +130,10 @@ def read_provider_options(
 
 
 def _engine_values(ep: str, key: str) -> List[str]:
-    """The values that `key` has in the description of the plug-in engine with that provider, one for each precision:
-    what ONNX Runtime's own reader of packages needs in the bundle. The runner takes them from the description."""
+    """Return the values of `key` in the description of the plug-in engine with that provider, one for each precision.
+
+    ONNX Runtime's own reader of packages needs these values in the bundle. The runner takes them from the description.
+    """
     engine = plugin_of(ep)
     if engine is None:
         return []
@@ -137,12 +141,13 @@ def _engine_values(ep: str, key: str) -> List[str]:
 
 
 def check_names(session: Iterable[str], ep: str, provider: Iterable[str]) -> None:
-    """Refuse names of options without a row; their values were checked when the bundle was read.
+    """Refuse options whose names have no row. Their values were checked when the bundle was read.
 
-    The last check before a session is opened: it also holds for what did not come through the reader of bundles.
+    This is the last check before a session is opened. It also covers options that did not come from the reader of
+    bundles.
 
     Raises:
-        BundleError: with the name.
+        BundleError: a name has no row; the message contains it.
     """
     for key in session:
         if key not in rules():
@@ -153,14 +158,18 @@ def check_names(session: Iterable[str], ep: str, provider: Iterable[str]) -> Non
 
 
 def ignore_options_in_models() -> None:
-    """Keep ONNX Runtime from reading options out of a model's metadata, which could have a profile written into the
-    current directory: it does so where the environment asks for it. Call it before a session is opened."""
+    """Prevent ONNX Runtime from reading options from a model's metadata. Call this before a session is opened.
+
+    ONNX Runtime reads them if an environment variable is set. A model could then make it write a profile into the
+    current directory.
+    """
     if _FROM_MODELS in os.environ:
         os.environ[_FROM_MODELS] = "0"
 
 
 def check_table_name(name: str, where: str) -> None:
-    """Refuse a calibration table whose name is not one: it is copied into the folder that TensorRT reads engines from.
+    """Refuse a name that is not that of a calibration table. The table is copied into the folder from which TensorRT
+    reads engines.
 
     Raises:
         BundleError: the name is not that of a calibration table.
@@ -186,7 +195,7 @@ def _problem(known: Mapping[str, Rule], key: str, value: str, unknown: str) -> s
 
 
 def _mismatch(form: Mapping[str, Any], value: str) -> str:
-    """Say what `value` can be where it does not have `form`; "" where it has."""
+    """Return a description of the allowed values if `value` does not have `form`, else ""."""
     if "one_of" in form:
         return "" if value in form["one_of"] else ", ".join(form["one_of"])
     if "whole" in form:
@@ -237,14 +246,14 @@ def _quoted(text: str) -> str:
 
 
 KEY = "edgeq.session_options"
-"""The entry of the metadata: a JSON object of texts."""
+"""Key of the metadata entry, a JSON object of texts."""
 
 
 def model_options(model: Union[Path, bytes], where: str) -> Dict[str, str]:
-    """Return the session options that `model`, a file or its bytes, carries; `where` names it in messages.
+    """Return the session options in the metadata of `model`, a file or its bytes. Messages call the model `where`.
 
     Raises:
-        BundleError: the entry is not as it should be, or has an option or a value that a model may not set.
+        BundleError: the entry has a wrong form, or sets an option or a value that a model may not set.
     """
     content = read_metadata(model, KEY, where)
     if content is None:
@@ -260,12 +269,12 @@ def model_options(model: Union[Path, bytes], where: str) -> Dict[str, str]:
 
 
 BRIEF_SPIN: Mapping[str, str] = MappingProxyType({"session.intra_op.spin_duration_us": "1000"})
-"""How long ONNX Runtime's threads look for more work, at full speed, before they sleep: one millisecond.
+"""How long ONNX Runtime's threads spin before they sleep: one millisecond.
 
-By default that is tens of milliseconds after a run has ended: on a machine of few cores whatever runs next, such as
-another model that is measured side by side, has a core less. A model that ran in 12 ms took 24 ms next to another one.
-A millisecond keeps the threads awake from one operator to the next and from one run to the next. A version of
-onnxruntime that does not know the entry ignores it.
+By default they spin for tens of milliseconds after a run. On a machine with few cores, the next program, such as a
+model that is measured side by side, then has one core less. A model that ran in 12 ms took 24 ms next to another one.
+A millisecond keeps the threads awake from one operator to the next and from one run to the next. Versions of
+onnxruntime that do not know the entry ignore it.
 """
 LEVELS: Mapping[str, str] = MappingProxyType(
     {
@@ -277,26 +286,26 @@ LEVELS: Mapping[str, str] = MappingProxyType(
 )
 """Levels of graph optimisation, and ONNX Runtime's names for them."""
 MOST_THREADS = 1024
-"""ONNX Runtime starts as many as it is given: with tens of thousands it does not answer, or aborts the process."""
+"""ONNX Runtime starts any number of threads. With tens of thousands it does not answer, or aborts the process."""
 
 
 def session_options(ort: Any, *, config: Mapping[str, str], threads: int = 0, optimization: str = "all") -> Any:
-    """Return an `onnxruntime.SessionOptions` that logs nothing but what ends the process.
+    """Return an `onnxruntime.SessionOptions` that logs only errors that end the process.
 
     Args:
         ort: the onnxruntime module.
         config: session configuration entries.
-        threads: intra-op threads; 0 leaves their number to ONNX Runtime.
+        threads: number of intra-op threads; 0 leaves it to ONNX Runtime.
         optimization: a key of `LEVELS`.
 
     Raises:
         KeyError: there is no such level.
-        UsageError: a negative number of threads, or more than `MOST_THREADS`.
+        UsageError: the number of threads is negative or above `MOST_THREADS`.
     """
     if not 0 <= threads <= MOST_THREADS:
-        raise UsageError(f"{threads} threads cannot be", f"Give 0 (all cores) to {MOST_THREADS}")
+        raise UsageError(f"{threads} threads are not possible", f"Give 0 (all cores) to {MOST_THREADS}")
     options = ort.SessionOptions()
-    options.log_severity_level = 4  # what it logs as an error it also raises, and that becomes one line
+    options.log_severity_level = 4  # ONNX Runtime also raises these errors, and each becomes one line
     options.intra_op_num_threads = threads
     options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, LEVELS[optimization])
     for key, value in sorted(config.items()):

@@ -1,9 +1,8 @@
-"""Open a bundle, as a directory or as an `.edgeq` zip. Everything is checked before anything is loaded.
+"""Open a bundle, which is a directory or an `.edgeq` zip. Everything is checked before anything is loaded.
 
-Whether a bundle's models take their weights from files of the bundle and from nowhere else.
-
-onnxruntime 1.23 reads external data from any path that a model names, and takes some names for addresses in memory, so
-every model of a bundle is judged before onnxruntime sees it.
+The checks include the models: each must take its weights only from files of the bundle. onnxruntime 1.23 reads external
+data from any path that a model names, and treats some names as addresses in memory. So every model of a bundle is
+checked before onnxruntime opens it.
 """
 
 from __future__ import annotations
@@ -43,16 +42,16 @@ from edgeq_device.variants import EXTERNAL_FOLDER, Variant, load_variants
 
 SUFFIX = ".onnx"
 _KEYS = frozenset({"location", "offset", "length", "checksum"})
-# By what the marker of onnxruntime for "this is an address" begins with.
+# onnxruntime marks an address in memory by a name that begins with this.
 _ADDRESS = "_ORT_MEM"
 
 
 def check_models(variants: Sequence[Variant], root: Path, files: Mapping[str, FileRecord], where: str) -> None:
-    """Check the model of each variant of the bundle whose files (`files`: as in its manifest) lie under `root`.
+    """Check the model of each variant of the bundle under `root`. `files` are the records in its manifest.
 
     Raises:
-        BundleError: a model that is not an ONNX file or holds compiled code, or external data that are not wholly
-            inside one of the bundle's files, of the size that the tensor's shape and type need.
+        BundleError: a model is not an ONNX file or contains compiled code, or its external data are not wholly inside
+            one of the bundle's files, or do not have the size that the tensor's shape and type need.
     """
     found: Dict[Tuple[str, str, bool], None] = {}
     for variant in variants:
@@ -63,7 +62,9 @@ def check_models(variants: Sequence[Variant], root: Path, files: Mapping[str, Fi
             if engine is None or not engine.suffix:
                 found[model, folder, engine is not None and engine.compiled] = None
             elif not model.endswith(engine.suffix):
-                raise BundleError(f"{where}: {model} is not named as a file of {engine.name} ({engine.suffix})", AGAIN)
+                raise BundleError(
+                    f"{where}: {model} does not have the suffix of {engine.name} ({engine.suffix})", AGAIN
+                )
     for model, folder, compiled in found:
         _check_model(model, folder, root, files, f"{where}: {model}", compiled)
 
@@ -72,13 +73,13 @@ def _check_model(
     model: str, folder: str, root: Path, files: Mapping[str, FileRecord], where: str, compiled: bool
 ) -> None:
     if not model.endswith(SUFFIX):
-        raise BundleError(f"{where} is not named as an ONNX file ({SUFFIX}), and onnxruntime goes by the name")
+        raise BundleError(f"{where} does not have the suffix {SUFFIX}, by which onnxruntime knows an ONNX file")
     beside = PurePosixPath(folder) / PurePosixPath(model).name
     if str(beside) != model and str(beside) in files:
-        raise BundleError(f"{where} and {beside}, among its external data, would be one file where they meet", AGAIN)
+        raise BundleError(f"{where} and {beside}, among its external data, would be the same file in one folder", AGAIN)
     found = read_onnx(root / model, where)
     if found.has_context and not (compiled and not found.context_outside):
-        raise BundleError(f"{where} holds code compiled for one device (EPContext); a bundle may not", AGAIN)
+        raise BundleError(f"{where} contains code compiled for one device (EPContext), which a bundle may not", AGAIN)
     for tensor in found.external:
         _check_tensor(tensor, folder, files, f"{where}: external tensor {tensor.name!r}")
 
@@ -86,7 +87,7 @@ def _check_model(
 def _check_tensor(tensor: ExternalTensor, folder: str, files: Mapping[str, FileRecord], where: str) -> None:
     unknown = sorted(set(tensor.entries) - _KEYS)
     if unknown:
-        raise BundleError(f"{where} has {unknown[0][:60]!r} in its external data, which means nothing here", AGAIN)
+        raise BundleError(f"{where} has the unknown key {unknown[0][:60]!r} in its external data", AGAIN)
     location = tensor.entries.get("location", "")
     if _ADDRESS in location.upper():
         raise BundleError(f"{where} has the location {location[:60]!r}, an address in memory", AGAIN)
@@ -99,7 +100,7 @@ def _check_tensor(tensor: ExternalTensor, folder: str, files: Mapping[str, FileR
     offset = _number(tensor.entries.get("offset", "0"), "offset", where)
     length = _number(tensor.entries.get("length", str(needed)), "length", where)
     if length != needed:
-        raise BundleError(f"{where} has {length} bytes where its shape and type need {needed}", AGAIN)
+        raise BundleError(f"{where} has {length} bytes, but its shape and type need {needed}", AGAIN)
     if offset + needed > files[file].size:
         raise BundleError(
             f"{where} needs bytes {offset} to {offset + needed} of {location!r}, which has {files[file].size}", AGAIN
@@ -115,26 +116,27 @@ def _number(text: str, field: str, where: str) -> int:
 MAIN = "model"
 FLOAT = "float32"
 COPIED = 1 << 28
-"""Bytes of a directory up to which its files are copied while they are hashed, and opened from the copy. A copy of that
-size takes less time than its hashes, and fits into the memory of small boards, where a temporary folder may lie."""
+"""Largest directory in bytes whose files are copied while they are hashed, and opened from the copy. Such a copy takes
+less time than the hashes. It fits into the memory of small boards, whose temporary folder may be in memory."""
 _SHARE_OF_FREE = 1 / 4
 _ZIP = b"PK\x03\x04"
-# The key of an ONNX model's first field, as every writer begins.
+# Tag of the first field of an ONNX model. Every writer begins with it.
 _IR_VERSION = b"\x08"
 _FIX = "Name what `edgeq package` wrote: a directory, or an .edgeq file"
 
 
 @dataclass(frozen=True)
 class Bundle:
-    """Hold an opened, checked bundle. Close it (or use `with`): its files may lie in a temporary directory.
+    """Hold an opened, checked bundle. Close it (or use `with`), because its files may be in a temporary directory.
 
     Attributes:
-        source: what was opened.
-        root: the directory with the files: `source` itself, or a private one with a copy or with what a zip held.
-        manifest: the bytes of its manifest.
+        source: path that was opened.
+        root: directory with the files: `source` itself, or a private directory with a copy or with the content of a
+            zip.
+        manifest: bytes of the manifest.
         metadata: additional_metadata.edgeq without the file list.
-        extra: files at the top of its directory that are not part of it; nothing reads them.
-        signature: the bytes of its signature, unverified (see `edgeq_device.trust`); None where it has none.
+        extra: files at the top of the directory that are not part of the bundle. They are not read.
+        signature: bytes of the signature, unverified (see `edgeq_device.trust`); None if there is no signature.
     """
 
     source: Path
@@ -150,18 +152,18 @@ class Bundle:
 
     @property
     def manifest_sha256(self) -> str:
-        """Return the hash that identifies the whole bundle, since the manifest lists all others."""
+        """Return the hash of the manifest. It identifies the whole bundle, because the manifest lists the hashes of all
+        files.
+        """
         return hashlib.sha256(self.manifest).hexdigest()
 
     @property
     def in_place(self) -> bool:
-        """Return whether its files are opened where they were hashed, and others may write, instead of from a
-        private copy.
-        """
+        """Return whether files are opened where they were hashed. Others may write there, unlike in a private copy."""
         return self.root == self.source
 
     def facts(self) -> Dict[str, Any]:
-        """Return what the JSON forms of `info` and `verify` say of the bundle itself."""
+        """Return the facts about the bundle itself for the JSON output of `info` and `verify`."""
         return {
             "bundle": str(self.source),
             "name": self.name,
@@ -173,7 +175,7 @@ class Bundle:
         }
 
     def close(self) -> None:
-        """Remove the bundle's temporary directory, where it has one; safe to call twice."""
+        """Remove the bundle's temporary directory, if it has one. A second call does nothing."""
         self._cleanup()
 
     def __enter__(self) -> Bundle:
@@ -184,14 +186,14 @@ class Bundle:
 
 
 def open_bundle(path: Union[str, Path], *, expect: Optional[str] = None) -> Bundle:
-    """Open the bundle at `path` (a directory or a zip) after checking names, sizes, hashes and every key.
+    """Check names, sizes, hashes and every key of the bundle at `path` (a directory or a zip), and open it.
 
     Args:
-        expect: the sha256 that its manifest must have, in hex: what the sender says of the bundle.
+        expect: sha256 in hex that the manifest must have, as the sender of the bundle stated it.
 
     Raises:
         UsageError: `expect` is not a sha256.
-        BundleError: what is wrong, before anything of the bundle was loaded.
+        BundleError: a check failed. Nothing of the bundle was loaded.
         OutputError: a zip cannot be unpacked: the temporary folder is full, or there is none.
     """
     source = Path(path)
@@ -207,7 +209,7 @@ def open_bundle(path: Union[str, Path], *, expect: Optional[str] = None) -> Bund
 def beside(source: Path, suffix: str) -> Path:
     """Return the path next to the bundle at `source` with the bundle's name and `suffix`."""
     place = source.absolute()
-    if place.name == "..":  # which is not a name, and lies in the folder that it leads out of
+    if place.name == "..":  # FOLDER/.. has no name of its own, and a path next to it would be in FOLDER
         place = place.resolve()
     return place.with_name(place.name + suffix)
 
@@ -247,7 +249,9 @@ def _open_directory(root: Path, expect: Optional[str]) -> Bundle:
 
 
 def _place_of_copy(root: Path, size: int) -> Tuple[Optional[Path], Callable[[], None]]:
-    """Make a private folder for a copy of that many bytes; None where they are too many. Return what removes it too."""
+    """Make a private folder for a copy of `size` bytes. Return the folder, or None if the copy is too large, and a
+    function that removes it.
+    """
     if size > COPIED:
         return None, lambda: None
     try:
@@ -271,7 +275,7 @@ def _open_archive(source: Path, expect: Optional[str]) -> Bundle:
             what, fix = f"it is a zip archive that is damaged or cut off ({error})", "Get it again"
         elif head[:1] == _IR_VERSION:
             what = "it looks like an ONNX model"
-            fix = f"{_FIX}; `bench`, `eval` and `compare` take models too, named .onnx"
+            fix = f"{_FIX}; `bench`, `eval` and `compare` also take .onnx models"
         raise BundleError(f"{source} is not a bundle: {what}", fix) from error
     except OSError as error:
         raise BundleError(f"{source} cannot be read ({error.strerror or error})") from error
@@ -295,7 +299,7 @@ def _open_archive(source: Path, expect: Optional[str]) -> Bundle:
 
 
 def _check_expected(manifest: bytes, expect: Optional[str], source: Path) -> None:
-    """Hold the sha256 of a manifest against the expected one, where one is."""
+    """Compare the sha256 of a manifest with `expect`, if that is given."""
     found = hashlib.sha256(manifest).hexdigest()
     if expect is not None and found != expect.lower():
         raise BundleError(
@@ -310,7 +314,7 @@ def _unlisted(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, source: Path) ->
             return read_unlisted(stream, f"{source}: {entry.filename}")
     except BundleError:
         raise
-    except Exception as error:  # zlib.error, BadZipFile, RuntimeError: a damaged entry raises many types
+    except Exception as error:  # a damaged entry raises zlib.error, BadZipFile, RuntimeError and others
         raise BundleError(f"{source}: {entry.filename} cannot be unpacked ({error})") from error
 
 

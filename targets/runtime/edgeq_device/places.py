@@ -1,4 +1,6 @@
-"""Place files of the runner: tables next to its code, a draft that is renamed to its place, and a temporary folder."""
+"""Find places for the runner's files: tables next to its code, drafts that are renamed when complete, and temporary
+folders.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +26,10 @@ _SET_CACHE = "Set XDG_CACHE_HOME to a folder that only you can write"
 
 @contextmanager
 def draft_of(place: Path) -> Iterator[Path]:
-    """Return an empty file next to `place`, to be written and renamed there; removed where that does not happen.
+    """Return an empty file next to `place`. The caller writes it and renames it to `place`. If the block fails, the
+    file is removed.
 
-    It has the mode that the umask gives, which tempfile's files (0600) have not.
+    Its mode follows the umask, unlike the mode of tempfile's files (0600).
     """
     draft = place.absolute().with_name(f".{place.name}.{os.urandom(4).hex()}.partial")
     os.close(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
@@ -38,17 +41,17 @@ def draft_of(place: Path) -> Iterator[Path]:
 
 
 def temporary_folder(name: str, what: str) -> Tuple[Path, Callable[[], None]]:
-    """Return a new folder for the user alone, whose name begins with `name`, and what removes it.
+    """Return a new folder that only the user can read, whose name begins with `name`, and a function that removes it.
 
-    It is removed at the end of the process at the latest: a signal can unwind the stack between any two steps of the
-    caller. A process that was forked from this one leaves it. On Windows a file that ONNX Runtime still maps cannot be
-    removed; the system's clean-up takes it later.
+    The folder is removed at the end of the process at the latest, because a signal can unwind the stack between any two
+    steps of the caller. A process forked from this one does not remove it. On Windows, a file that ONNX Runtime still
+    maps cannot be removed. The system's clean-up removes it later.
 
     Args:
-        what: what it is for, at the beginning of a message.
+        what: beginning of the error message: what failed without a folder.
 
     Raises:
-        OutputError: there is no place for one.
+        OutputError: no folder can be made.
     """
 
     owner = os.getpid()
@@ -70,13 +73,14 @@ def temporary_folder(name: str, what: str) -> Tuple[Path, Callable[[], None]]:
 
 
 def private_cache(program: str, *names: str) -> Path:
-    """Return the folder of these names, one in the other, in the user's cache (XDG_CACHE_HOME); make what is missing.
+    """Return the nested folders `program`/`names` in the user's cache (XDG_CACHE_HOME). Create folders that are
+    missing.
 
-    What lies there was put there by this user: each folder is not a link and the user's own, and those below `program`
-    are nobody else's to write.
+    Only this user can have put files there. No folder below the cache is a link, each belongs to the user or to root,
+    and nobody else can write to the folders below `program`.
 
     Raises:
-        OutputError: there is no cache, or somebody else could write in it.
+        OutputError: there is no cache, or another user could write to it.
     """
     base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111  # there may be no home
     if not os.path.isabs(base):  # noqa: PTH117
@@ -97,7 +101,7 @@ def private_cache(program: str, *names: str) -> Path:
 
 
 def _check_private(place: Path, found: os.stat_result, refused: int) -> None:
-    """Refuse what is not a folder, another user's folder, and one of a mode with any bit of `refused`."""
+    """Refuse a path that is not a folder, belongs to another user, or has a mode with any bit of `refused`."""
     if not stat.S_ISDIR(found.st_mode):
         raise OutputError(f"{place} is a link or a file", "Move it")
     if hasattr(os, "geteuid") and (found.st_mode & refused or found.st_uid not in (os.geteuid(), 0)):
@@ -106,7 +110,7 @@ def _check_private(place: Path, found: os.stat_result, refused: int) -> None:
 
 @contextmanager
 def _signals_wait() -> Iterator[None]:
-    """Signals that come meanwhile are handled afterwards, where the system can hold them back."""
+    """Delay signals until the end of the block, if the system can block them."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
@@ -117,7 +121,7 @@ def _signals_wait() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-# renameat2(2) of Linux and renamex_np(2) of macOS, with their flags.
+# renameat2(2) of Linux and renamex_np(2) of macOS, with their flags: refuse to replace, exchange.
 _HERE = -100
 _FREE = {"renameat2": 1, "renamex_np": 4}
 _EXCHANGED = {"renameat2": 2, "renamex_np": 2}
@@ -125,10 +129,10 @@ _LACKING = (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM)
 
 
 def move_new(source: Path, place: Path) -> None:
-    """Rename `source` to `place`, where nothing may be. Of two processes that do so, one succeeds.
+    """Rename `source` to `place`, which must not exist. If two processes do so, only one succeeds.
 
     Raises:
-        FileExistsError: something is at `place`; both stay as they are.
+        FileExistsError: `place` exists. Neither path is changed.
     """
     if os.name == "nt":
         source.rename(place)  # Windows refuses by itself
@@ -137,7 +141,7 @@ def move_new(source: Path, place: Path) -> None:
         return
     try:
         if source.is_dir() and not source.is_symlink():
-            source.rename(place)  # takes the place of an empty directory at most
+            source.rename(place)  # replaces at most an empty directory
             return
         os.link(source, place, follow_symlinks=False)
     except OSError as error:
@@ -145,41 +149,42 @@ def move_new(source: Path, place: Path) -> None:
         if not taken and error.errno not in (*_LACKING, errno.EMLINK):
             raise
         if not os.path.lexists(place):
-            source.rename(place)  # neither links nor flags: what appears between the two lines is replaced
+            source.rename(place)  # neither links nor flags: a file that appears between these two lines is replaced
             return
-        if not os.path.samestat(os.lstat(source), os.lstat(place)):  # else a kill came before the next line
+        # if they are the same file, an earlier call was killed after its link
+        if not os.path.samestat(os.lstat(source), os.lstat(place)):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(place)) from error
     source.unlink()
 
 
 def exchange(one: Path, other: Path) -> bool:
-    """Exchange two names in one step, so that neither is ever missing; False where the system cannot."""
+    """Exchange two names in one step, so that neither is ever missing. Return False if the system cannot do that."""
     return os.name != "nt" and _renamed(one, other, _EXCHANGED)
 
 
 def _renamed(source: Path, place: Path, flags: Mapping[str, int]) -> bool:
-    """Return whether the system has this kind of rename, and has done it."""
+    """Try a rename with `flags`. Return False if the system does not support it."""
     try:
         import ctypes
-    except ImportError:  # a Python without it
+    except ImportError:  # a Python without ctypes
         return False
     library = ctypes.CDLL(None, use_errno=True)
     names = os.fsencode(source), os.fsencode(place)
     name = next((name for name in flags if hasattr(library, name)), None)
     if name is None:
         return False
-    sys.audit("os.rename", source, place, -1, -1)  # as os.rename does
+    sys.audit("os.rename", source, place, -1, -1)  # as `os.rename` does
     given = (_HERE, names[0], _HERE, names[1]) if name == "renameat2" else names
     if getattr(library, name)(*given, flags[name]) == 0:
         return True
     number = ctypes.get_errno()
-    if number in _LACKING:  # an older kernel, or a file system that cannot
+    if number in _LACKING:  # an old kernel, or a file system without support
         return False
     raise OSError(number, os.strerror(number), str(place))
 
 
 def own_table(name: str) -> Any:
-    """Return the content of a JSON file of this package, whether that lies in a folder or runs out of a zip."""
+    """Return the content of a JSON file of this package. The package may be a folder or a zip."""
     data = pkgutil.get_data("edgeq_device", name)
     assert data is not None, "the loaders of folders and of zips both give data"
     return json.loads(data)

@@ -1,4 +1,6 @@
-"""Parse JSON from untrusted input: bounded in size and depth, no key twice, no NaN, no million-digit number."""
+"""Parse JSON from untrusted input. Size and depth are limited; duplicate keys, NaN and numbers of a million digits are
+refused.
+"""
 
 from __future__ import annotations
 
@@ -17,16 +19,17 @@ def parse_json(data: bytes, where: str, *, values: Optional[int] = None, halves:
     """Return the JSON object in `data` (UTF-8).
 
     Args:
-        where: names the file in messages.
-        values: how many values it may have at most; None: as many as its size allows.
-        halves: accept half a character (a lone surrogate), as names of files that are not text have it.
+        where: name of the file in messages.
+        values: maximum number of values; None: as many as the size allows.
+        halves: True to accept half a character (a lone surrogate), which may occur in file names that are not text.
 
     Raises:
-        BundleError: too large, too deep, not JSON, a key twice, a number that JSON does not have, or not an object.
+        BundleError: the text is too large or too deep, is not JSON or not an object, or contains a key twice or a
+            number that JSON does not have.
     """
     if len(data) > MAX_BYTES:
         raise BundleError(f"{where} is larger than {MAX_BYTES} bytes")
-    # Before parsing: an empty list takes 3 bytes of text and 64 of memory.
+    # Check this before parsing: an empty list takes 3 bytes of text and 64 of memory.
     if values is not None and sum(map(data.count, (b",", b":", b"[", b"{"))) > values:
         raise BundleError(f"{where} has more than {values} values")
     _check_depth(data, where)
@@ -46,12 +49,12 @@ def parse_json(data: bytes, where: str, *, values: Optional[int] = None, halves:
         try:
             json.dumps(value, ensure_ascii=False).encode()
         except UnicodeEncodeError as error:
-            raise BundleError(f"{where} holds half a character (a lone surrogate)") from error
+            raise BundleError(f"{where} contains half a character (a lone surrogate)") from error
     return value
 
 
 def _check_depth(data: bytes, where: str) -> None:
-    # Before parsing: Python's parser recurses, and a deep file would end in a RecursionError or worse.
+    # Check this before parsing: Python's parser recurses, and a deep file would end in a RecursionError or worse.
     if data.count(b"[") + data.count(b"{") <= MAX_DEPTH:
         return
     depth = 0

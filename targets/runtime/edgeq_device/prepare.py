@@ -1,7 +1,8 @@
-"""Prepare an image or array as the bundle says that the model's inputs were prepared: the same arithmetic, in numpy.
+"""Prepare an image or array for the model with the steps that the bundle records. The arithmetic is that of edgeq, in
+numpy.
 
-The steps are those of `edgeq/data/steps`; tests hold the two together. Images are decoded and resized with Pillow,
-which only the steps on pixels need.
+The steps are those of `edgeq/data/steps`, and tests keep the two equal. Pillow decodes and resizes images; only the
+steps on pixels need it.
 """
 
 from __future__ import annotations
@@ -28,25 +29,26 @@ class Prepare:
 
     Args:
         record: `preprocessing` of a variant's edgeq.json.
-        shape: of the input that it feeds; sizes that are not numbers are open.
+        shape: shape of the model's input; sizes that are not numbers are open.
     """
 
     def __init__(self, record: Mapping[str, Any], shape: Sequence[Any]) -> None:
         steps, source = record.get("steps"), record.get("source", {})
         if not isinstance(steps, list) or not isinstance(source, dict):
             raise BundleError(
-                "the bundle's preprocessing is a function that does not travel with it", "Give tensors by input name"
+                "the bundle's preprocessing is a function, which a bundle does not contain",
+                "Give tensors by input name",
             )
         self._steps, self._shape = steps, list(shape)
         self._layout, self._channels = source.get("layout"), source.get("channels", "RGB")
         self.input = source.get("input")
 
     def __call__(self, item: Union[str, Path, Array]) -> Array:
-        """Return the model's input for the file of an image, a Pillow image, or a raw array (uint8 [H, W, 3], RGB).
+        """Return the model's input for an image file, a Pillow image, or a raw array (uint8 [H, W, 3], RGB).
 
         Raises:
-            DataError: an item that cannot be read or does not fit the steps.
-            BundleError: a step that this runner does not know.
+            DataError: the item cannot be read or does not fit the steps.
+            BundleError: this runner does not know a step.
             RuntimeUnavailableError: Pillow is needed and is not installed.
         """
         if isinstance(item, np.ndarray):
@@ -107,7 +109,9 @@ class Prepare:
         return state.with_pixels(canvas)
 
     def _axes(self, have: str) -> str:
-        """Return the axes of the model's input: channels are where the size is 1 or 3, else first."""
+        """Return the axes of the model's input. The channel axis is last if only that size is 1 or 3. Otherwise it is
+        first.
+        """
         shape = self._shape
         if len(shape) == 4:
             return "NHWC" if shape[3] in (1, 3) and shape[1] not in (1, 3) else "NCHW"
@@ -118,7 +122,7 @@ class Prepare:
         return have if len(shape) == len(have) else ""
 
     def _size(self) -> Optional[Tuple[int, int]]:
-        """Return the width and height that the model's input fixes."""
+        """Return the width and height of the model's input, or None if they are open."""
         axes = self._axes("HWC")
         if "H" not in axes or len(axes) != len(self._shape):
             return None
@@ -137,13 +141,13 @@ class Prepare:
 
 
 class _State:
-    """An item between two steps: its array, a letter for each axis, the order of its channels."""
+    """Hold an item between two steps: its array, a letter for each axis, and the order of its channels."""
 
     def __init__(self, array: Array, axes: str, channels: str) -> None:
         self.array, self.axes, self.channels = array, axes, channels
 
     def pixels(self) -> Array:
-        """Return it as [H, W, C]."""
+        """Return the array as [H, W, C]."""
         if not set("HW") <= set(self.axes):
             raise DataError(f"shape {list(self.array.shape)} is not known to be an image", "Give uint8 [H, W, 3]")
         array = self.array.squeeze(tuple(i for i, axis in enumerate(self.axes) if axis not in "HWC"))
@@ -153,7 +157,7 @@ class _State:
         return array.transpose([kept.index(axis) for axis in "HWC"])
 
     def with_pixels(self, pixels: Array) -> "_State":
-        """Return the same axes with other pixels, given as [H, W, C]."""
+        """Return an item with the same axes and other pixels, given as [H, W, C]."""
         kept = "".join(axis for axis in self.axes if axis in "HWC")
         order = kept if "C" in kept else kept + "C"
         array = pixels.transpose(["HWC".index(axis) for axis in order])
@@ -164,10 +168,11 @@ class _State:
 
 
 def read_image(item: Any) -> Array:
-    """Decode an image's file, or convert a Pillow image, to uint8 [H, W, 3], red first; EXIF rotation is not applied.
+    """Decode an image file, or convert a Pillow image, to uint8 [H, W, 3] in the order RGB. EXIF rotation is not
+    applied.
 
     Raises:
-        DataError: it is not an image that can be read, or has too many pixels.
+        DataError: the item is not an image that can be read, or has too many pixels.
         RuntimeUnavailableError: Pillow is not installed.
     """
     pillow = _pillow()
@@ -259,7 +264,7 @@ def _channels(state: _State, step: Mapping[str, Any]) -> _State:
 
 
 def _grey(pixels: Array) -> Array:
-    """Return grey as Pillow computes it."""
+    """Return the grey values that Pillow computes."""
     red, green, blue = (pixels[:, :, i].astype(np.uint32) for i in range(3))
     return ((19595 * red + 38470 * green + 7471 * blue + 32768) >> 16).astype(np.uint8)[:, :, None]
 

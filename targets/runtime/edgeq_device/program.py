@@ -24,11 +24,11 @@ class Model:
     """Hold the best variant of a bundle for this device, open. Close it, or use `with`.
 
     Attributes:
-        bundle: what was opened; its hashes are checked.
-        variant: the name of the variant that runs, and `why` it was chosen.
-        session: what runs it, with the interface of an `onnxruntime.InferenceSession`.
+        bundle: the opened bundle; its hashes are checked.
+        variant, why: name of the variant that runs, and the reason for the choice.
+        session: session that runs the variant, with the interface of an `onnxruntime.InferenceSession`.
         inputs, outputs: names, in the model's order.
-        labels: the names of the scores; empty where none travel with the bundle.
+        labels: names of the classes; empty if the bundle contains none.
     """
 
     def __init__(self, bundle: package.Bundle, variant: Optional[str] = None, threads: int = 0) -> None:
@@ -42,39 +42,41 @@ class Model:
         self._record = opened.choice.variant.info.get("preprocessing")
 
     def run(self, x: Any) -> Dict[str, Any]:
-        """Run the model and return its outputs, arrays by name.
+        """Run the model and return its outputs as arrays by name.
 
         Args:
-            x: the file of an image, a Pillow image or a raw array, which are preprocessed as the bundle says; an array
-                of the input's own dtype and rank, or a mapping of all inputs by name, which are taken as they are.
+            x: an image file, a Pillow image or a raw array, which is preprocessed with the bundle's steps; or an array
+                of the input's own dtype and rank, or a mapping of all inputs by name, which is used as it is.
 
         Raises:
-            DataError: it does not fit the model, or cannot be read.
-            BundleError: it needs preprocessing, and the bundle has none that runs here.
+            DataError: `x` does not fit the model, or cannot be read.
+            BundleError: `x` needs preprocessing, and the bundle has none that runs here.
         """
         feeds = dict(x) if isinstance(x, Mapping) else self._fed(x)
         check_feeds(self.session, feeds)
         return infer(self.session, feeds)
 
     def prepare(self, x: Any) -> Dict[str, Any]:
-        """Return the model's inputs for an image or raw array, as `run` feeds them."""
+        """Return the inputs that `run` gives the model for an image or raw array."""
         if not isinstance(self._record, Mapping):
-            raise BundleError("the bundle does not say how its inputs are prepared", "Give tensors by input name")
+            raise BundleError("the bundle does not record how its inputs are prepared", "Give tensors by input name")
         source = self._record.get("source")
         named = source.get("input") if isinstance(source, Mapping) else None
         name = str(named) if named in self._specs else self.inputs[0]
         if len(self.inputs) > 1:
-            raise DataError(f"the model has several inputs: {', '.join(self.inputs)}", "Give a mapping of all by name")
+            raise DataError(
+                f"the model has several inputs: {', '.join(self.inputs)}", "Give a mapping of all inputs by name"
+            )
         spec = self._specs[name]
         array = Prepare(self._record, spec.shape)(x)
         dtype = DTYPES.get(spec.type)
         return {name: array if dtype is None else array.astype(dtype, copy=False)}
 
     def top(self, outputs: Mapping[str, Any], count: int = 5) -> List[Tuple[str, float]]:
-        """Return the classes of the highest scores of one sample, best first: the label or number, and the score.
+        """Return the classes with the highest scores of one sample, best first: the label or number, and the score.
 
         Raises:
-            DataError: no output holds one row of scores.
+            DataError: no output is one row of scores.
         """
         scores = next((row for array in outputs.values() if (row := _row(array)) is not None), None)
         if scores is None:
@@ -110,15 +112,15 @@ class Model:
 def open_model(
     path: Union[str, Path], variant: Optional[str] = None, threads: int = 0, trust: Optional[Path] = None
 ) -> Model:
-    """Open the bundle at `path` after checking its hashes, and its signature where keys are trusted.
+    """Check the hashes of the bundle at `path`, and its signature if keys are trusted, and open it.
 
     Args:
-        variant: the one to run; None takes the best for this device.
-        threads: threads inside an operator; 0 takes those that suit the model.
-        trust: keys one of which must have signed it; see `--trust`.
+        variant: name of the variant to run; None uses the best one for this device.
+        threads: threads inside an operator; 0 uses the number that suits the model.
+        trust: keys, one of which must have signed the bundle; see `--trust`.
 
     Raises:
-        BundleError: it is damaged, or has no variant for this device.
+        BundleError: the bundle is damaged, or has no variant for this device.
         RuntimeUnavailableError: onnxruntime is missing or refuses the model.
     """
     bundle = package.open_bundle(path)
@@ -131,7 +133,7 @@ def open_model(
 
 
 def read_labels(bundle: package.Bundle) -> Tuple[str, ...]:
-    """Return the names of the scores that travel with a bundle, one a line of its labels.txt."""
+    """Return the class names in a bundle's labels.txt, one a line, or () if it has no such file."""
     record = bundle.files.get(LABELS)
     if record is None:
         return ()
@@ -142,7 +144,7 @@ def read_labels(bundle: package.Bundle) -> Tuple[str, ...]:
 
 
 def _row(array: Any) -> Any:
-    """Return the one row of scores that an output is, else None."""
+    """Return an output as one row of scores, or None if it is not one row."""
     if isinstance(array, np.ndarray) and array.dtype.kind == "f" and array.size > 1 and array.size == array.shape[-1]:
         return one_array(array).reshape(-1).astype(np.float64)
     return None

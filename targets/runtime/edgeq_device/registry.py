@@ -1,8 +1,9 @@
-"""Send requests to one repository of an OCI registry, with the login that Docker keeps for it.
+"""Send requests to one repository of an OCI registry, with the login that Docker stores for it.
 
-A login goes to the registry that was named and to the realm that this registry names itself, over TLS or on this
-machine; the token that it brings goes to the registry. No other host gets either, wherever redirects and upload
-locations lead."""
+A login goes only to the registry in the reference, and to the realm that this registry itself names, over TLS or on
+this machine. The resulting token goes to the registry. No other host gets either of them, wherever redirects and upload
+locations lead.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +55,7 @@ _R = TypeVar("_R")
 
 @dataclass(frozen=True)
 class Reference:
-    """Describe a place in a registry: HOST[:PORT]/REPOSITORY[:TAG][@DIGEST]."""
+    """Describe an artifact in a registry: HOST[:PORT]/REPOSITORY[:TAG][@DIGEST]."""
 
     host: str
     repository: str
@@ -67,27 +68,27 @@ class Reference:
 
 
 def parse_reference(text: str) -> Reference:
-    """Return the reference that `text` writes.
+    """Return the reference in `text`.
 
     Raises:
-        UsageError: it is none.
+        UsageError: the text is not a reference.
     """
     match = _REFERENCE.fullmatch(text) if len(text) < 500 else None
     if match is None:
         login, at, place = re.sub(r"^\w+:/+|@sha256:[^@]*$", "", text).rpartition("@")
         if at and ("/" in place or "/" not in login):
             raise UsageError(
-                f"{place[:100]!a} with a login in front of it is not a place in a registry",
-                "Leave it out: logins are those of docker login and oras login",
+                f"{place[:100]!a} has a login in front of it",
+                "Leave it out, and log in with docker login or oras login",
             )
         raise UsageError(
-            f"{text[:100]!a} is not a place in a registry", "Write HOST/REPOSITORY, :TAG or @sha256:… after it"
+            f"{text[:100]!a} is not a reference to a registry", "Write HOST/REPOSITORY, :TAG or @sha256:… after it"
         )
     return Reference(**{name: value or "" for name, value in match.groupdict().items()})
 
 
 class Registry:
-    """Speak HTTP to the repository of a reference; https always, but for this very machine."""
+    """Send HTTP requests to the repository of a reference: over https, except to this machine."""
 
     def __init__(self, reference: Reference, limits: Limits = LIMITS) -> None:
         self.reference = reference
@@ -98,10 +99,10 @@ class Registry:
         self._authorization = ""
 
     def send(self, request: Request, place: Union[str, Address]) -> Answer:
-        """Return the answer to `request` at `place`, an address or one relative to the repository.
+        """Return the answer to `request` at `place`, an address or a path relative to the repository.
 
         Raises:
-            RuntimeUnavailableError: no answer in time, or a refusal.
+            RuntimeUnavailableError: the registry does not answer in time, or refuses.
         """
         answer = self._answer(request, place)
         if not 200 <= answer.status < 300:
@@ -109,7 +110,7 @@ class Registry:
         return answer
 
     def has(self, place: str) -> bool:
-        """Tell whether there is something at `place`."""
+        """Return whether there is something at `place`."""
         answer = self._answer(Request("HEAD"), place)
         if answer.status != 404 and not 200 <= answer.status < 300:
             raise self._refused(answer)
@@ -117,7 +118,9 @@ class Registry:
         return answer.status != 404
 
     def each(self, work: Callable[[_T], _R], items: Iterable[_T]) -> List[_R]:
-        """Return what `work` returns for each item, in any order, `AT_ONCE` at a time; the first failure ends all."""
+        """Return the results of `work` for all items, in any order. `AT_ONCE` items run at a time, and the first
+        failure stops all.
+        """
         with ThreadPoolExecutor(AT_ONCE) as workers:
             futures = [workers.submit(work, item) for item in items]
             try:
@@ -130,9 +133,11 @@ class Registry:
 
     def _refused(self, answer: Answer) -> RuntimeUnavailableError:
         answer.body.close()
-        why = {401: "its login was refused", 403: "access is denied", 404: "it is not there"}
+        why = {401: "its login was refused", 403: "access is denied", 404: "it was not found"}
         reason = why.get(answer.status, "the registry refuses")
-        return RuntimeUnavailableError(f"{self.reference}: {reason} (HTTP {answer.status})", "Look at name and login")
+        return RuntimeUnavailableError(
+            f"{self.reference}: {reason} (HTTP {answer.status})", "Check the name and the login"
+        )
 
     def _answer(self, request: Request, place: Union[str, Address]) -> Answer:
         with connected(str(self.reference)):
@@ -144,10 +149,10 @@ class Registry:
         return answer
 
     def _follow(self, request: Request, address: Address, owner: Address, authorization: str) -> Answer:
-        """Send `request` and follow redirects of GET and HEAD; `authorization` goes to the origin of `owner` alone.
+        """Send `request` and follow redirects of GET and HEAD. `authorization` goes only to the origin of `owner`.
 
         Raises:
-            RuntimeUnavailableError: another origin had a part in an answer that asks for a login.
+            RuntimeUnavailableError: a redirect led to another origin, and the answer demands a login.
         """
         own = True
         for _ in range(MAX_REDIRECTS + 1):
@@ -161,8 +166,8 @@ class Registry:
                 answer.body.close()
                 if not own:
                     raise RuntimeUnavailableError(
-                        f"{self.reference}: {address.place}, to which it leads, asks for a login",
-                        "Look at the registry: logins are for its own host alone",
+                        f"{self.reference}: it redirects to {address.place}, which demands a login",
+                        "Check the registry: edgeq sends a login only to its own host",
                     )
             if answer.status not in _REDIRECTS or request.method not in ("GET", "HEAD"):
                 return answer
@@ -174,7 +179,7 @@ class Registry:
         raise ValueError(f"over {MAX_REDIRECTS} redirects")
 
     def _login(self, asked: Iterable[str]) -> str:
-        """Return the Authorization header for the first of the registry's challenges that can be met."""
+        """Return the Authorization header for the first of the registry's challenges that edgeq can answer."""
         login = credentials(self.reference.host)
         for kind, values in challenges(asked):
             if kind == "basic" and login:
@@ -189,7 +194,7 @@ class Registry:
         raise RuntimeUnavailableError(f"{self.reference} needs a login", _LOG_IN)
 
     def _token(self, realm: Address, values: Mapping[str, str], login: str) -> str:
-        """Return the token that `realm` gives for what the registry asks."""
+        """Return the token that `realm` issues for the service and scope of the challenge."""
         query = urlencode({name: values[name] for name in ("service", "scope") if name in values})
         address = replace(realm, target=f"{realm.target}{'&' if '?' in realm.target else '?'}{query}")
         asked = Request("GET", most=_MAX_TOKEN)
@@ -203,29 +208,29 @@ class Registry:
             found = parse_json(data, f"{self.reference.host}: token")
         value = found.get("token") or found.get("access_token")
         if not isinstance(value, str) or _TOKEN.fullmatch(value) is None:
-            raise RuntimeUnavailableError(f"{self.reference}: what gives tokens sent none", "Look at the registry")
+            raise RuntimeUnavailableError(f"{self.reference}: the token service sent no token", "Check the registry")
         return value
 
 
 MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"
 ARTIFACT_TYPE = "application/vnd.cncf.model.manifest.v1+json"
 FILE_PATH = "org.cncf.model.filepath"
-# What registries accept at least, by the distribution specification.
+# The size that every registry must accept, by the distribution specification.
 _MAX_MANIFEST = 4 * 1024 * 1024
 _DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
 
 
 def pull(reference: Reference, output: Path, trust: Optional[Trust] = None, limits: Limits = LIMITS) -> str:
-    """Write the bundle at `reference` as the directory `output`, after every check that opening it makes.
+    """Write the bundle at `reference` to the directory `output`, after all checks of `open_bundle`.
 
     Returns:
-        what the checks of it found: its manifest's sha256.
+        The sha256 of its manifest.
 
     Raises:
         UsageError: the reference has no digest.
-        OutputError: there is something at `output`, or it cannot be written.
-        RuntimeUnavailableError: the registry does not answer, is slower than `limits`, or does not have it.
-        BundleError: what came is not what the digest says, no bundle, or not signed as `trust` wants it.
+        OutputError: `output` exists or cannot be written.
+        RuntimeUnavailableError: the registry does not answer, is slower than `limits`, or does not have the bundle.
+        BundleError: the received data do not match the digest, are not a bundle, or are not signed as `trust` demands.
     """
     if output.exists() or output.is_symlink():
         raise OutputError(f"{output} exists already", "Choose another output")
@@ -250,18 +255,21 @@ def pull(reference: Reference, output: Path, trust: Optional[Trust] = None, limi
 
 
 def fetch(reference: Reference, folder: Path, limits: Limits = LIMITS) -> None:
-    """Write the files of the artifact at `reference` into `folder`, each of the size and hash that its manifest states.
+    """Write the files of the artifact at `reference` into `folder`, and check each against the size and hash in its
+    manifest.
 
-    What they hold is for `open_bundle` to judge.
+    `open_bundle` checks their content later.
     """
     if not reference.digest:
-        raise UsageError(f"{reference} has no digest", "Name it by @sha256:…, which `edgeq push` prints")
+        raise UsageError(f"{reference} has no digest", "Add the @sha256:… that `edgeq push` prints")
     registry = Registry(reference, limits)
     asked = Request("GET", {"Accept": MANIFEST_TYPE}, most=_MAX_MANIFEST)
     with registry.send(asked, f"manifests/{reference.digest}") as answer:
         data = answer.body.read(_MAX_MANIFEST + 1)
     if f"sha256:{hashlib.sha256(data).hexdigest()}" != reference.digest:
-        raise BundleError(f"{reference}: what the registry sent does not have that digest", "Do not use this registry")
+        raise BundleError(
+            f"{reference}: the manifest that the registry sent does not have that digest", "Do not use this registry"
+        )
     layers = layers_of(parse_json(data, str(reference)), str(reference))
     needed = sum(record.size for record in layers.values())
     if needed > shutil.disk_usage(folder).free:
@@ -269,7 +277,7 @@ def fetch(reference: Reference, folder: Path, limits: Limits = LIMITS) -> None:
     registry.deadline.expect(len(layers), needed)
 
     def one(item: Tuple[str, FileRecord]) -> None:
-        """Fetch one file of the bundle, checked while it is written."""
+        """Fetch one file of the bundle, and check it while it is written."""
         name, record = item
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         answer = registry.send(Request("GET", most=record.size), f"blobs/sha256:{record.sha256}")
@@ -280,7 +288,7 @@ def fetch(reference: Reference, folder: Path, limits: Limits = LIMITS) -> None:
 
 
 def layers_of(manifest: Mapping[str, Any], where: str) -> Dict[str, FileRecord]:
-    """Return path inside the bundle → size and hash of each layer."""
+    """Return the size and hash of each layer, by its path inside the bundle."""
     layers = manifest.get("layers")
     if manifest.get("artifactType") != ARTIFACT_TYPE or not isinstance(layers, list) or len(layers) > MAX_FILES:
         raise BundleError(f"{where} is not a model in the layout of ModelPack", "Push it with edgeq push")
@@ -294,7 +302,7 @@ def layers_of(manifest: Mapping[str, Any], where: str) -> Dict[str, FileRecord]:
         if not isinstance(name, str) or match is None or type(size) is not int or not 0 <= size <= MAX_SIZE:
             raise BundleError(f"{where}: a layer has no path, size or sha256", "Push it with edgeq push")
         if not str(layer.get("mediaType")).endswith(".raw"):
-            raise BundleError(f"{where}: {name!a} is an archive", "edgeq takes layers that are files")
+            raise BundleError(f"{where}: {name!a} is an archive", "edgeq accepts only layers that are files")
         names.append(name)
         found[name] = FileRecord(match.group(1), size)
     check_file_names(names, where)

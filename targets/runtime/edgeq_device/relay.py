@@ -1,7 +1,9 @@
-"""Relay what libraries print to standard error, each line through `printable`.
+"""Relay the output of libraries to standard error, each line through `printable`.
 
-onnxruntime logs the names in a file as they are, and C code writes them to descriptors 1 and 2. In the process that
-works both lead to a pipe, which the process that waits reads. Python's own streams keep the caller's descriptors."""
+onnxruntime logs names from a file unchanged, and C code writes them to descriptors 1 and 2. In the child process, which
+does the work, both descriptors are a pipe. The parent process reads that pipe. Python's own streams keep the caller's
+descriptors.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +24,9 @@ TAIL_BYTES = 1 << 13
 
 
 class Tail:
-    """Empty the stderr of `process` in a thread, so that the process never waits, and keep the last bytes alone.
+    """Read the stderr of `process` in a thread, so that the process never blocks, and keep only the last bytes.
 
-    The pipe is this object's from then on: `process.stderr` is None.
+    The pipe belongs to this object from then on, and `process.stderr` is None.
     """
 
     def __init__(self, process: "subprocess.Popen[bytes]") -> None:
@@ -35,7 +37,9 @@ class Tail:
         self._thread.start()
 
     def read(self, within_s: float = 1.0) -> bytes:
-        """Return the last `TAIL_BYTES` so far; where the process has ended, wait for all that it wrote."""
+        """Return the last `TAIL_BYTES` so far. Wait up to `within_s` seconds for the process to end and its output to
+        be complete.
+        """
         self._thread.join(within_s)
         return self._kept
 
@@ -47,13 +51,13 @@ class Tail:
                 self._kept = (self._kept + piece)[-TAIL_BYTES:]
 
 
-# USER:PASSWORD@HOST, or TOKEN@HOST after http(s); a path has one slash there. "@sha256:" begins a digest.
+# USER:PASSWORD@HOST, or TOKEN@HOST after http(s). A path keeps only one slash. "@sha256:" begins a digest.
 _PASSWORD = re.compile(r"(https?:/{1,2}|:)[^\s/\\'\"]{1,256}@(?!sha256:)", re.IGNORECASE)
 
 
 def printable(text: str) -> str:
-    r"""Return `text` with an escape (`\n`, `\x1b`, `\u202e`) for each line break, control character, mark of
-    direction, lone surrogate and other invisible character.
+    r"""Return `text` with an escape (`\n`, `\x1b`, `\u202e`) in place of each line break, control character, direction
+    mark, lone surrogate and other invisible character.
     """
     if text.isprintable():
         return text
@@ -62,26 +66,28 @@ def printable(text: str) -> str:
 
 
 def printable_lines(text: str) -> str:
-    """Return `text` with its line breaks, tabs and carriage returns as they are and the rest through `printable`."""
+    """Return `text` through `printable`, but keep line breaks, tabs and carriage returns."""
     if text.isprintable():
         return text
     return "".join(part if part in "\n\t\r" else printable(part) for part in re.split(r"([\n\t\r])", text))
 
 
 def without_passwords(text: str) -> str:
-    """Return `text` with "…" for each password of an address in it: "tcp://user:…@host", "https://…@host"."""
+    """Return `text` with "…" in place of each password in an address: "tcp://user:…@host", "https://…@host"."""
     return _PASSWORD.sub(r"\1…@", text)
 
 
 def json_text(plain: Any) -> str:
-    """Return JSON for standard output, ASCII alone."""
+    """Return JSON for standard output, in ASCII only."""
     return json.dumps(plain, indent=2, allow_nan=False).replace("\x7f", "\\u007f")
 
 
 def prepare_output() -> None:
-    """Prepare the standard streams. A stream that the caller has closed goes nowhere: no file that is opened later
-    may take its number. Characters that the encoding of standard output lacks are written as escapes, as on stderr
-    (a file name need not be text).
+    """Prepare the standard streams.
+
+    A stream that the caller has closed is opened to the null device, so that no file opened later gets its number.
+    Characters that the encoding of standard output lacks are written as escapes, as on stderr (a file name need not be
+    text).
     """
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
@@ -91,14 +97,14 @@ def prepare_output() -> None:
 
 
 MARK = "| "
-"""Begins each relayed line: a name with a line break in it cannot pass for a line of the program's own."""
+"""Start of each relayed line, so that a name with a line break cannot look like a line of the program itself."""
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _PIECE = 1 << 16
 _LAST_PIECES = 16
 
 
 class Outlet(io.TextIOWrapper):
-    """Wrap a standard stream and escape what moves a cursor: Python's libraries print names and warnings there, too."""
+    """Wrap a standard stream and escape control sequences. Python libraries also print names and warnings there."""
 
     def write(self, text: str) -> int:
         """Write `text` through `printable_lines`."""
@@ -107,7 +113,7 @@ class Outlet(io.TextIOWrapper):
 
 
 class _Unfiltered:
-    """The stream under an `Outlet`, as it is."""
+    """Write to the stream under an `Outlet` without escapes."""
 
     def __init__(self, outlet: Outlet) -> None:
         self._outlet = outlet
@@ -120,12 +126,12 @@ class _Unfiltered:
 
 
 def unfiltered(stream: Any) -> Any:
-    """Return `stream` for what draws with escapes of its own and has made its texts printable."""
+    """Return `stream` without the filter, for code that draws with its own escapes and has made its texts printable."""
     return _Unfiltered(stream) if isinstance(stream, Outlet) else stream
 
 
 def open_pipe() -> Tuple[int, int]:
-    """Return the ends of a pipe, neither of which takes the place of a standard stream that the caller has closed."""
+    """Return the ends of a pipe. Neither gets the number of a standard stream that the caller has closed."""
     while True:
         filler = os.open(os.devnull, os.O_RDWR)
         if filler > 2:
@@ -134,7 +140,9 @@ def open_pipe() -> Tuple[int, int]:
 
 
 def divert(reader: int, writer: int) -> None:
-    """Point descriptors 1 and 2 of this process at the pipe; sys.stdout and sys.stderr go on where they went."""
+    """Point descriptors 1 and 2 of this process at the pipe. sys.stdout and sys.stderr still write to their former
+    targets.
+    """
     os.close(reader)
     for name, number in (("stdout", 1), ("stderr", 2)):
         stream = getattr(sys, name)
@@ -151,10 +159,10 @@ def divert(reader: int, writer: int) -> None:
 
 
 def relay(child: int, reader: int, writer: int) -> int:
-    """Relay what comes through the pipe until `child` has ended; return its status as `os.waitpid` gives it.
+    """Relay output from the pipe until `child` has ended. Return its status in the form of `os.waitpid`.
 
-    Call it while SIGCHLD is blocked, which it unblocks. A process that outlives the child may keep the pipe open: what
-    it prints is not waited for.
+    Call this while SIGCHLD is blocked; it unblocks the signal. A process that outlives the child may keep the pipe
+    open. Its output is not waited for.
     """
     os.close(writer)
     woken, wakes = os.pipe()
@@ -166,7 +174,7 @@ def relay(child: int, reader: int, writer: int) -> int:
     held, more = b"", True
 
     def take() -> None:
-        """Read once and write the lines that are whole, or too long to be kept."""
+        """Read once, and write all lines that are complete or too long to be kept."""
         nonlocal held, more
         piece = os.read(reader, _PIECE)
         more = bool(piece)
@@ -188,16 +196,16 @@ def relay(child: int, reader: int, writer: int) -> int:
         if not (more and select.select([reader], [], [], 0)[0]):
             break
         take()
-    if held:  # what no line break followed
+    if held:  # text after the last line break
         _write(held)
     return status
 
 
 def _write(data: bytes) -> None:
     text = _COLOUR.sub("", data.decode("utf-8", "backslashreplace"))
-    # Lone spaces that a library printed to colour its last line are not a line.
+    # Spaces that a library printed only to colour its last line are not a line.
     shown = "".join(f"{MARK}{printable(line)}\n" for line in text.split("\n") if line.strip())
-    # Where nobody reads any more, the process that works must not wait for it.
+    # If nobody reads stderr any more, the process that works must not wait for a reader.
     with suppress(OSError):
         sys.stderr.write(shown)
         sys.stderr.flush()

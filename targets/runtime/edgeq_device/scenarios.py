@@ -5,9 +5,9 @@
     server          one sample a query, arriving by a Poisson process of a given rate    rate at which p99 <= bound
     offline         everything at once, in batches                                       samples a second
 
-Each runs for a minimum duration and a minimum number of queries, whichever comes later, on samples drawn by a seed
-from a fixed set. There is one worker: parallelism is the runtime's, inside the operators. In the server scenario a
-query that arrives while another runs therefore waits its turn, and its latency counts from its arrival.
+Each scenario runs for a minimum duration and a minimum number of queries; both must be reached. Samples are drawn by a
+seed from a fixed set. There is one worker, because the runtime already works in parallel inside the operators. So in
+the server scenario, a query that arrives while another runs waits its turn, and its latency counts from its arrival.
 """
 
 from __future__ import annotations
@@ -41,13 +41,14 @@ OFFLINE = Scenario("offline", "samples_per_s", 1)
 SCENARIOS = {s.name: s for s in (SINGLE_STREAM, MULTI_STREAM, SERVER, OFFLINE)}
 
 _CYCLE = 1024  # queries after which the drawn order repeats
-# The search for the highest rate: how long a rate is tried, how many are, and when two are close enough.
+# The search for the highest rate: seconds of a trial, number of trials, and the ratio at which two rates are close
+# enough.
 _PROBE_S, _TRIALS, _WITHIN = 2.0, 8, 1.1
 
 
 def sample_order(samples: int, draws: int, seed: int) -> List[int]:
-    """Return `draws` indices into `samples` samples: whole shuffles one after another, so that all occur equally
-    often.
+    """Return `draws` indices into `samples` samples. They are whole shuffles one after another, so all indices occur
+    equally often.
     """
     if samples == 1:
         return [0] * draws
@@ -59,18 +60,18 @@ def sample_order(samples: int, draws: int, seed: int) -> List[int]:
 def query_runner(
     session: Any, feeds: Sequence[Feed], *, samples_per_query: int = 1, batch: int = 1, seed: int = 0
 ) -> Runner:
-    """Return a function that runs the next query on `session`, an `onnxruntime.InferenceSession` or an object that runs
-    like one.
+    """Return a function that runs the next query on `session`, which is an `onnxruntime.InferenceSession` or has its
+    `run`.
 
     Args:
-        feeds: the fixed set of samples, each what `session.run` takes.
-        samples_per_query: samples of one query.
-        batch: samples that are stacked along axis 0 into one `run`; a query takes ceil(samples / batch) runs.
-        seed: decides the order of the samples; the same for every session, so that all get the same queries.
+        feeds: the fixed set of samples, each as `session.run` takes it.
+        samples_per_query: number of samples in one query.
+        batch: number of samples that are stacked along axis 0 into one `run`. A query takes ceil(samples / batch) runs.
+        seed: seed of the sample order. The same seed gives every session the same queries.
     """
     if not feeds:
         raise ValueError("no samples to run")
-    elsewhere = getattr(session, "query_runner", None)  # a session in another process, which calls this one there
+    elsewhere = getattr(session, "query_runner", None)  # a session in another process, which calls this function there
     if elsewhere is not None:
         runner: Runner = elsewhere(feeds, samples_per_query=samples_per_query, batch=batch, seed=seed)
         return runner
@@ -79,13 +80,14 @@ def query_runner(
     if samples_per_query == 1:
         single = cycle([dict(feeds[next(order)]) for _ in range(max(_CYCLE, len(feeds)))])
         return lambda: run(None, next(single))
-    # Stacking is not the model's work: it is done here, before anything is timed, for as many queries as stay small.
+    # Stack the samples before anything is timed, because stacking is not the model's work. Limit the number of stacked
+    # queries by their size.
     one_query = sum(int(np.asarray(v).nbytes) for v in feeds[0].values()) * samples_per_query
     ready = max(1, min(64, (64 << 20) // max(1, one_query)))
     queries = cycle([_stack([feeds[next(order)] for _ in range(samples_per_query)], batch) for _ in range(ready)])
 
     def run_all() -> None:
-        """One query: its samples, batch after batch."""
+        """Run one query: its samples, batch after batch."""
         for feed in next(queries):
             run(None, feed)
 
@@ -104,12 +106,12 @@ class ServerResult:
     """Hold one run of the server scenario.
 
     Attributes:
-        latency: from a query's arrival to its completion.
-        target_qps: mean arrival rate that was asked for.
-        achieved_qps: completed queries over the time from the start to the last completion.
-        latency_bound_ms: the bound.
-        over_bound_share: share of the queries over it, 0 to 1.
-        complete: False where the run was broken off because the bound could not be met any more.
+        latency: latencies from a query's arrival to its completion.
+        target_qps: requested mean arrival rate.
+        achieved_qps: completed queries divided by the time from the start to the last completion.
+        latency_bound_ms: the bound on p99.
+        over_bound_share: share of the queries over the bound, 0 to 1.
+        complete: False if the run was stopped early because it could no longer meet the bound.
     """
 
     latency: Distribution
@@ -126,9 +128,9 @@ class ServerResult:
 
 
 def arrivals(rate_qps: float, min_duration_s: float, min_queries: int, seed: int) -> np.ndarray:
-    """Return float64[n]: arrival times in seconds of a Poisson process, rising.
+    """Return float64[n]: ascending arrival times of a Poisson process, in seconds.
 
-    The gaps are exponential with mean 1 / rate. They go on until both limits are met, so n >= `min_queries` and the
+    The gaps are exponential with mean 1 / rate. They continue until both limits are met, so n >= `min_queries` and the
     last arrival is at `min_duration_s` or later.
     """
     if not 0 < rate_qps < float("inf"):
@@ -156,8 +158,8 @@ def serve(
 ) -> ServerResult:
     """Run the server scenario at one rate.
 
-    It is broken off once so many queries were over the bound that p99 must be: an overloaded server would otherwise
-    take many times the duration for the same result.
+    It stops early when so many queries were over the bound that p99 must be over it too. An overloaded server would
+    otherwise take many times the duration for the same result.
     """
     check_limits(min_duration_s, min_queries)
     due = arrivals(rate_qps, min_duration_s, min_queries, seed)
@@ -169,7 +171,7 @@ def serve(
     finished = time_zero
     with quiet_collector():
         for arrival in due + time_zero:
-            # Sleeping is no more precise than half a millisecond: the clock is watched for the rest.
+            # A sleep is precise only to half a millisecond, so the loop watches the clock for the rest.
             while (remaining := float(arrival) - clock()) > 0:
                 sleep(remaining - 5e-4 if remaining > 1e-3 else 0.0)
             run()
@@ -190,12 +192,13 @@ def serve(
 
 
 def estimate_max_rate(service_s: np.ndarray, latency_bound_ms: float, seed: int = 0, queries: int = 20_000) -> float:
-    """Return the highest Poisson rate, queries a second, at which a single worker with these service times keeps p99
-    within the bound; 0 where none does. Simulated, not run: the search on the machine starts there.
+    """Return the highest Poisson rate, in queries a second, at which one worker with these service times keeps p99
+    within the bound. Return 0 if no rate does.
 
-    With service times S and arrivals A, completions follow Lindley's recursion C[i] = max(A[i], C[i-1]) + S[i], which
-    unrolls to C[i] = T[i] + max over j <= i of (A[j] - T[j-1]), T being the running sum of S. Scaling one set of
-    exponential gaps makes p99 rise with the rate, so bisection finds the rate.
+    The rate is simulated; the search on the machine starts from it. With service times S and arrivals A, completions
+    follow Lindley's recursion C[i] = max(A[i], C[i-1]) + S[i]. It unrolls to C[i] = T[i] + max over j <= i of (A[j] -
+    T[j-1]), where T is the running sum of S. One set of exponential gaps is scaled to each rate, so p99 rises with the
+    rate, and bisection finds the highest rate.
     """
     random = np.random.default_rng(seed)
     service = random.choice(np.asarray(service_s, np.float64), queries)
@@ -204,7 +207,7 @@ def estimate_max_rate(service_s: np.ndarray, latency_bound_ms: float, seed: int 
     before = total - service
 
     def p99_ms(rate: float) -> float:
-        """99th percentile of the simulated latencies, in milliseconds, at `rate` queries a second."""
+        """Return the 99th percentile of the simulated latencies at `rate` queries a second, in milliseconds."""
         arrival = gaps / rate
         completion = total + np.maximum.accumulate(arrival - before)
         return float(np.sort(completion - arrival)[int(0.99 * queries)]) * 1e3
@@ -224,18 +227,19 @@ def find_max_rate(
     full_s: float,
     seed: int = 0,
 ) -> ServerResult:
-    """Return the highest rate that the machine sustains, to a tenth.
+    """Return a run at the highest rate that the machine sustains, within 10 %.
 
-    The search starts from the simulated rate and halves, on a logarithmic scale, the gap between the highest rate
-    that held and the lowest that did not, each tried for a few seconds; what it finds is then run in full.
+    The search starts from the simulated rate. Each step halves, on a logarithmic scale, the gap between the highest
+    rate that held and the lowest that did not. Each rate is tried for a few seconds. The rate that is found then runs
+    in full.
 
     Args:
-        serve_at: the scenario at a rate (queries a second) for a minimum duration (seconds).
-        service_s: service times of queries that do not wait, seconds.
-        full_s: the minimum duration of the run that counts.
+        serve_at: function from a rate (queries a second) and a minimum duration (seconds) to a run of the scenario.
+        service_s: service times in seconds of queries that do not wait.
+        full_s: minimum duration of the run that counts, in seconds.
 
     Returns:
-        A valid run, or the last one tried, not valid, where no rate held.
+        A valid run. If no rate held, the last run, which is not valid.
     """
     high = 1 / float(np.median(service_s))
     low = 0.0

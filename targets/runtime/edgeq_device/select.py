@@ -1,7 +1,8 @@
-"""Choose the variant to run on this device, and say why not the others.
+"""Choose the variant to run on this device, and give the reasons against the others.
 
-A variant lists the kinds of integer products in its model ("Conv u8s8") as `products`, by which releases with wrong
-kernels are recognised; bundles of before have no such list, and the self-test alone stands for them.
+A variant lists the kinds of integer products in its model ("Conv u8s8") as `products`. The list shows which releases of
+onnxruntime would compute the model wrongly. Older bundles have no such list; for them only the self-test finds wrong
+kernels.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from edgeq_device.variants import Variant
 def wrong_here(
     version: str, architecture: str, features: Collection[str], provider: str = "CPUExecutionProvider"
 ) -> Tuple[WrongKernels, ...]:
-    """Return what is wrong in one release of onnxruntime on one CPU."""
+    """Return the known faults of one release of onnxruntime on one CPU."""
     rows = [row for row in known_wrong() if row.provider == provider]
     return tuple(row for row in rows if row.in_release(version) and row.on(architecture, features))
 
@@ -29,17 +30,19 @@ CPU = "CPUExecutionProvider"
 
 @dataclass(frozen=True)
 class Device:
-    """Describe what the choice depends on.
+    """Describe the properties of a device on which the choice depends.
 
     Attributes:
         architecture: "x86_64", "arm64" ...
-        features: normalised CPU features.
+        features: CPU features by their uniform names.
         runtime: version of onnxruntime.
-        providers: execution providers that this onnxruntime has.
-        gpus: NVIDIA GPUs; `gpu_problem` says why there are none.
-        tensorrt: version of the TensorRT that onnxruntime would use, "" where it has none; `tensorrt_problem` says why.
-        plugins: of plug-in engines, by provider, why they cannot be used here and what helps; "" where they can, as far
-            as their package says.
+        providers: execution providers of this onnxruntime.
+        gpus: NVIDIA GPUs.
+        gpu_problem: why there are no GPUs; "" if there are.
+        tensorrt: version of TensorRT that onnxruntime would use; "" if there is none.
+        tensorrt_problem: why there is none.
+        plugins: by provider of a plug-in engine, why it cannot be used here and what to do; "" if nothing in its
+            package prevents it.
     """
 
     architecture: str
@@ -55,20 +58,20 @@ class Device:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Say whether a variant fits a device; `reasons` are what it lacks, empty where it fits."""
+    """Hold whether a variant fits a device. `reasons` lists what the device lacks; it is empty if the variant fits."""
 
     variant: Variant
     reasons: Tuple[str, ...]
 
     @property
     def fits(self) -> bool:
-        """Return whether nothing that the variant requires is lacking."""
+        """Return whether the device has everything that the variant requires."""
         return not self.reasons
 
 
 @dataclass(frozen=True)
 class Choice:
-    """Hold the variant to run, why it was chosen, and the verdict on each of the others, in the bundle's order."""
+    """Hold the variant to run, the reason for it, and the verdict on each of the others, in the bundle's order."""
 
     variant: Variant
     why: str
@@ -76,10 +79,12 @@ class Choice:
 
 
 def judge(variant: Variant, device: Device) -> Verdict:
-    """Hold one variant against the device: architecture, features, execution provider, onnxruntime version."""
+    """Compare one variant with the device: architecture, features, execution provider, version of onnxruntime, known
+    faults.
+    """
     reasons: List[str] = []
     if variant.model is None:
-        reasons.append("it is not run by ONNX Runtime")
+        reasons.append("ONNX Runtime does not run it")
     if variant.architecture not in ("any", device.architecture):
         reasons.append(f"it is for {variant.architecture}, this device is {device.architecture}")
     else:
@@ -93,13 +98,13 @@ def judge(variant: Variant, device: Device) -> Verdict:
         reasons.append(f"onnxruntime {device.runtime} here has no {variant.ep}")
     reasons.extend(_gpu_reasons(variant, device))
     if parse_version(device.runtime) < parse_version(variant.min_onnxruntime):
-        reasons.append(f"it needs onnxruntime {variant.min_onnxruntime}, here is {device.runtime}")
+        reasons.append(f"it needs onnxruntime {variant.min_onnxruntime}, this device has {device.runtime}")
     reasons.extend(_wrong_reasons(variant, device))
     return Verdict(variant, tuple(reasons))
 
 
 def _wrong_reasons(variant: Variant, device: Device) -> List[str]:
-    """Return what of the variant this release of onnxruntime is known to compute wrongly on this device."""
+    """Return the faults of this release of onnxruntime on this device that affect the variant."""
     products = variant.info.get("products", [])
     if not isinstance(products, list) or not all(isinstance(product, str) for product in products):
         raise BundleError(f"variant {variant.name}: products is not a list of strings")
@@ -108,7 +113,7 @@ def _wrong_reasons(variant: Variant, device: Device) -> List[str]:
 
 
 def _engine_reasons(variant: Variant, engine: EngineSpec, device: Device) -> List[str]:
-    """Return what of a plug-in engine `variant` needs and `device` lacks."""
+    """Return what `variant` needs from a plug-in engine and `device` lacks."""
     precision = precision_of(variant, engine)
     fast_on = engine.precisions[precision].fast_on
     reasons = [device.plugins[variant.ep]] if device.plugins[variant.ep] else []
@@ -118,10 +123,10 @@ def _engine_reasons(variant: Variant, engine: EngineSpec, device: Device) -> Lis
 
 
 def precision_of(variant: Variant, engine: EngineSpec) -> str:
-    """Return what `variant` computes in where its model is float.
+    """Return the precision in which `variant` computes the float parts of its model.
 
     Raises:
-        BundleError: `engine` has no such precision.
+        BundleError: `engine` does not have that precision.
     """
     precision = variant.info.get("precision", FLOAT)
     if not isinstance(precision, str) or precision not in engine.precisions:
@@ -131,7 +136,7 @@ def precision_of(variant: Variant, engine: EngineSpec) -> str:
 
 
 def _gpu_reasons(variant: Variant, device: Device) -> List[str]:
-    """Return what of a GPU and of TensorRT `variant` needs and `device` lacks."""
+    """Return what `variant` needs from a GPU and from TensorRT and `device` lacks."""
     wanted = {key: variant.info.get(key, "") for key in ("min_compute_capability", "min_tensorrt", "below_tensorrt")}
     reasons: List[str] = []
     least = wanted["min_compute_capability"]
@@ -146,9 +151,9 @@ def _gpu_reasons(variant: Variant, device: Device) -> List[str]:
         if not device.tensorrt:
             reasons.append(device.tensorrt_problem or "TensorRT is not installed")
         elif oldest and parse_version(device.tensorrt) < parse_version(oldest):
-            reasons.append(f"it needs TensorRT {oldest}, here is {device.tensorrt}")
+            reasons.append(f"it needs TensorRT {oldest}, this device has {device.tensorrt}")
         elif below and parse_version(device.tensorrt) >= parse_version(below):
-            reasons.append(f"it needs a TensorRT below {below}, here is {device.tensorrt}")
+            reasons.append(f"it needs a TensorRT below {below}, this device has {device.tensorrt}")
     return reasons
 
 
@@ -160,12 +165,15 @@ def select(
     *,
     failed: Optional[Mapping[str, str]] = None,
 ) -> Choice:
-    """Choose the variant of `component` with the highest rank among those that fit; the first named wins a tie.
+    """Choose the variant of `component` with the highest rank among those that fit. In a tie, the first in the bundle
+    wins.
 
-    With `name`, that one and no other. `failed` names variants that were tried and did not open, each with the reason.
+    Args:
+        name: choose only the variant of this name.
+        failed: names of variants that were tried and did not open, each with the reason.
 
     Raises:
-        BundleError: no such component or variant, or none that fits, each with its reason.
+        BundleError: there is no such component or variant, or no variant fits; the message gives each reason.
     """
     variants = bundle.components.get(component, ())
     if not variants:
@@ -185,7 +193,7 @@ def select(
     if not fitting:
         why = "; ".join(f"{v.variant.name}: {', '.join(v.reasons)}" for v in verdicts)
         fix = f"Package the model for a target of this device's kind ({device.architecture})"
-        # Those in whose way nothing but the age of the onnxruntime here stands.
+        # Variants for which only a newer onnxruntime is missing.
         wanted = [v.variant.min_onnxruntime for v in verdicts if len(v.reasons) == 1]
         newer = [version for version in wanted if parse_version(device.runtime) < parse_version(version)]
         if newer:

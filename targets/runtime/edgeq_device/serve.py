@@ -1,11 +1,12 @@
-"""Run sessions in a process of its own, on other kernels or not, and use them like onnxruntime's own.
+"""Run sessions in a separate process, and use them like onnxruntime's own.
 
-A `Guest` is the side that asks, `serve` the side that answers: requests on standard input, answers on standard output.
-`main` serves a plug-in engine on a device; edgeq_guest.py adds what the workstation needs.
+A `Guest` sends requests to the standard input of the process, and `serve` answers on its standard output. `main` serves
+a plug-in engine on a device. edgeq_guest.py adds the requests that the workstation needs.
 
-`python -m` and PYTHONPATH would both put folders first that hold what the user downloaded: a `numpy.py` next to the
-model would run. The child is isolated (-I), searches where this process does without the working directory, and takes
-edgeq_device from where this process has it; what this process has read from a bundle's zip is written out for it.
+`python -m` and PYTHONPATH would put folders with downloaded files first on the search path, so a `numpy.py` next to the
+model would run. The child is therefore isolated (-I). It searches the path of this process without the working
+directory, and takes edgeq_device from the place where this process has it. If this process has read edgeq_device from a
+bundle's zip, it writes a copy for the child.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from edgeq_device.select import precision_of
 from edgeq_device.sessions import best_threads, open_session
 from edgeq_device.variants import Variant
 
-# Runs before edgeq_device can be imported. Only `sys` is imported while the path is not yet this process's.
+# This code runs before edgeq_device can be imported. Until the path is that of this process, it imports only `sys`.
 _BOOT = """
 import sys
 root, module, *sys.path = sys.argv[1:]
@@ -53,13 +54,13 @@ sys.exit(import_module(module).main())
 
 def python_command(module: str) -> List[str]:
     """Return the command line that runs `main()` of a module of edgeq_device in a fresh isolated interpreter."""
-    # -B: a compiled file left in a bundle is one that its manifest does not know.
+    # -B, because a compiled file in a bundle would not be in its manifest.
     return [sys.executable, "-I", "-B", "-c", _BOOT, str(_root()), module, *import_path()]
 
 
 @lru_cache(maxsize=1)
 def _root() -> Path:
-    """Return the folder or zip with edgeq_device in it: where a bundle's runner has read the zip, a copy of that."""
+    """Return the folder or zip with edgeq_device. If the code came from a bundle's zip, return a copy of that zip."""
     content = getattr(getattr(__spec__, "loader", None), "content", None)
     if content is None:
         return Path(__file__).absolute().parent.parent
@@ -70,7 +71,7 @@ def _root() -> Path:
 
 
 def describe_exit(code: int) -> str:
-    """Return how a child ended, in words: "exit code 3", "signal SIGSEGV"."""
+    """Return a description of how a child ended, such as "exit code 3" or "signal SIGSEGV"."""
     if code >= 0:
         return f"exit code {code}"
     try:
@@ -80,13 +81,13 @@ def describe_exit(code: int) -> str:
 
 
 def import_path() -> List[str]:
-    """Return where this process finds modules, without the working directory.
+    """Return the search path of this process for modules, without the working directory.
 
-    The working directory stays where numpy or onnxruntime were loaded from it: then it is an installation.
+    The working directory is kept if numpy or onnxruntime were loaded from it, because it is then an installation.
     """
     try:
         here: Optional[str] = os.path.realpath(Path.cwd())
-    except OSError:  # it was removed, so nothing can be imported from it
+    except OSError:  # the directory was removed, so nothing can be imported from it
         here = None
     kept = {_folder_of("numpy"), _folder_of("onnxruntime")}
     entries = [str(entry) for entry in sys.path]
@@ -103,7 +104,7 @@ Arrays = Dict[str, "np.ndarray[Any, Any]"]
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """As onnxruntime's NodeArg."""
+    """Describe an input or output like onnxruntime's NodeArg."""
 
     name: str
     type: str
@@ -111,15 +112,15 @@ class TensorInfo:
 
 
 class Guest:
-    """Control a program that runs and answers requests; `end` it when it is not needed any more.
+    """Start a program that answers requests, and send it requests. Call `end` when it is no longer needed.
 
     Args:
-        title: names it in messages.
-        request_s: seconds after which a request without an answer ends it.
-        failure: what is raised for the program and for the runtime in it.
+        title: name of the program in messages.
+        request_s: seconds after which a request without an answer ends the program.
+        failure: exception for errors of the program and of the runtime in it.
 
     Raises:
-        RuntimeUnavailableError: it cannot be started.
+        RuntimeUnavailableError: the program cannot be started.
     """
 
     def __init__(
@@ -144,11 +145,13 @@ class Guest:
 
     @property
     def process(self) -> int:
-        """Return the number of its process."""
+        """Return the process id of the program."""
         return self._process.pid
 
     def finish(self, within_s: float) -> None:
-        """Let it end by itself, at the end of its input, so that what it keeps for later is written."""
+        """Close the input of the program and wait for it to end, so that it can write its files. Kill it after
+        `within_s` seconds.
+        """
         assert self._process.stdin is not None
         self._process.stdin.close()
         watchdog = threading.Timer(within_s, self._process.kill)
@@ -159,19 +162,19 @@ class Guest:
             watchdog.cancel()
 
     def end(self) -> None:
-        """End it now; safe to call twice."""
+        """Kill the program. A second call does nothing."""
         self._process.kill()
-        with suppress(BrokenPipeError), self._process:  # what it has not read is lost
+        with suppress(BrokenPipeError), self._process:  # input that the program has not read is lost
             pass
 
     def exchange(
         self, request: Mapping[str, Any], arrays: Optional[Mapping[str, "np.ndarray[Any, Any]"]] = None
     ) -> Tuple[Dict[str, Any], Arrays]:
-        """Send one request; gives the values and the arrays of the reply.
+        """Send one request. Return the values and the arrays of the reply.
 
         Raises:
-            RuntimeUnavailableError: the guest has ended or does not answer, or the runtime in it refuses.
-            ValueError: the runtime refuses the inputs, as it does in this process.
+            RuntimeUnavailableError: the program has ended or does not answer, or the runtime in it refuses.
+            ValueError: the runtime refuses the inputs, as it would in this process.
         """
         assert self._process.stdin is not None
         watchdog = threading.Timer(self.request_s, self._give_up)
@@ -179,7 +182,7 @@ class Guest:
         try:
             write_frame(self._process.stdin, request, arrays or {})
             frame = self._receive(request)
-        except (OSError, ValueError, EOFError) as error:  # the pipe is closed, or a frame ends in its middle
+        except (OSError, ValueError, EOFError) as error:  # the pipe is closed, or a frame is cut off
             raise self._failure(f"{self.title} {self._last_error()}") from error
         finally:
             watchdog.cancel()
@@ -199,7 +202,7 @@ class Guest:
         return GuestSession(self, reply["session"], inputs, outputs, tuple(reply["providers"]))
 
     def _receive(self, request: Mapping[str, Any]) -> Optional[Tuple[Dict[str, Any], Arrays]]:
-        """The answer to `request`; None where the guest has ended."""
+        """Return the answer to `request`, or None if the program has ended."""
         del request
         assert self._process.stdout is not None
         return read_frame(self._process.stdout)
@@ -215,14 +218,17 @@ class Guest:
         code = self._process.wait()
         text = self._errors.read().decode("utf-8", "replace")
         lines = [line.strip() for line in text.splitlines() if line.strip()]
-        # After a crash the last line may be about anything; a process that was killed, by this one too, writes none.
+        # After a crash the last line need not be about the crash. A process that was killed, perhaps by this one,
+        # writes none.
         crashed = code < 0 and code != -signal.SIGKILL
         return f"ended: {'; '.join([describe_exit(code)] * (crashed or not lines) + lines[-1:])}"
 
 
 @dataclass(frozen=True, eq=False)
 class GuestSession:
-    """Provide the part of `onnxruntime.InferenceSession` that measuring needs; as there, equal to itself alone."""
+    """Provide the part of `onnxruntime.InferenceSession` that measurements need. Like that class, it is equal only to
+    itself.
+    """
 
     guest: Guest
     number: int
@@ -231,37 +237,37 @@ class GuestSession:
     providers: Tuple[str, ...] = ()
 
     def get_inputs(self) -> Sequence[TensorInfo]:
-        """As onnxruntime's."""
+        """Return the inputs, like onnxruntime's session."""
         return self.inputs
 
     def get_outputs(self) -> Sequence[TensorInfo]:
-        """As onnxruntime's."""
+        """Return the outputs, like onnxruntime's session."""
         return self.outputs
 
     def get_providers(self) -> Sequence[str]:
-        """As onnxruntime's: those that really started."""
+        """Return the providers that really started, like onnxruntime's session."""
         return self.providers
 
     def run(self, output_names: Optional[Sequence[str]], input_feed: Mapping[str, Any]) -> List[Any]:
-        """As onnxruntime's; None for an output that is not an array."""
+        """Run like onnxruntime's session. An output that is not an array is None."""
         names = list(output_names or [output.name for output in self.outputs])
         feeds = {name: np.asarray(value) for name, value in input_feed.items()}
         _, results = self.guest.exchange({"do": "run", "session": self.number, "outputs": names}, feeds)
         return [results.get(name) for name in names]
 
     def end_profiling(self) -> str:
-        """As onnxruntime's: the profile of a session that was opened with `profile_prefix`."""
+        """Return the path of the profile, like onnxruntime's session. The session must have been opened with one."""
         return str(self.guest.exchange({"do": "end profiling", "session": self.number})[0]["profile"])
 
     def query_runner(self, feeds: Sequence[Mapping[str, Any]], **queries: int) -> GuestRunner:
-        """As `edgeq_device.scenarios.query_runner`, which calls this: the samples are sent once."""
+        """Return a runner for `edgeq_device.scenarios.query_runner`, which calls this. The samples are sent once."""
         arrays = {f"{i} {name}": np.asarray(value) for i, feed in enumerate(feeds) for name, value in feed.items()}
         request = {"do": "prepare", "session": self.number, "samples": len(feeds), "queries": queries}
         reply, _ = self.guest.exchange(request, arrays)
         return GuestRunner(self, reply["runner"])
 
     def close(self) -> None:
-        """Give the session's memory back."""
+        """Free the session's memory."""
         self.guest.exchange({"do": "close", "session": self.number})
 
 
@@ -276,7 +282,7 @@ class GuestRunner:
         return self.burst(Bursts(0.0, 0.0), slow=True)
 
     def burst(self, bursts: Bursts, slow: bool) -> Burst:
-        """As `edgeq_device.latency.burst`, on the guest's clock."""
+        """Run a burst like `edgeq_device.latency.burst`, timed by the guest's clock."""
         turn = {"length_s": bursts.length_s, "lead_in_s": bursts.lead_in_s, "slow": slow}
         request = {"do": "burst", "session": self.session.number, "runner": self.number, **turn}
         reply, results = self.session.guest.exchange(request)
@@ -287,21 +293,21 @@ Request = Dict[str, Any]
 
 
 def main() -> int:
-    """Serve a plug-in engine's sessions."""
+    """Serve the sessions of a plug-in engine."""
     return serve(open_requested)
 
 
 def serve(
     open_it: Callable[[Request], Any], more: Optional[Mapping[str, Callable[[Request], Dict[str, Any]]]] = None
 ) -> int:
-    """Answer requests until there are no more.
+    """Answer requests until the input ends.
 
     Args:
-        open_it: opens the session of a request.
-        more: answers other requests, by what they want done; arrays in an answer are sent as such.
+        open_it: function from a request to an open session.
+        more: functions that answer other requests, by the value of "do". Arrays in an answer are sent as arrays.
     """
-    lift_seconds()  # whoever asks waits a limited time for each answer
-    # What anybody prints must not come between the frames.
+    lift_seconds()  # the other side limits how long it waits for each answer
+    # Text that a library prints must not end up between the frames.
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     sessions: List[Any] = []
@@ -317,12 +323,12 @@ def serve(
                 write_frame(answers, {name: value for name, value in found.items() if name not in arrays}, arrays)
             else:
                 write_frame(answers, *_answer(request, arrays, sessions, open_it))
-        except Exception as error:  # whatever it is, it is reported to the other side
+        except Exception as error:  # every error is reported to the other side
             write_frame(answers, {"error": " ".join(str(error).split()), "kind": type(error).__name__}, {})
 
 
 def open_request(variant: Variant, threads: int) -> Request:
-    """Return what another process needs to open `variant`."""
+    """Return the request with which another process opens `variant`."""
     engine = plugin_of(variant.ep)
     return {
         "name": variant.name,
@@ -339,20 +345,20 @@ def open_request(variant: Variant, threads: int) -> Request:
 
 
 def open_requested(request: Request) -> Any:
-    """Return a session, opened by the very code that opens a bundle's variant; under the profiler, if that is
-    wanted.
+    """Return a session, opened by the same code as a bundle's variant. If the request has a "profile", the profiler is
+    on.
     """
     variant, engine = requested_variant(request), requested_engine(request)
     return open_session(variant, request["threads"], engine, profile=request.get("profile", ()))
 
 
 def requested_engine(request: Request) -> Optional[EngineSpec]:
-    """Return the engine that a request to open a session names."""
+    """Return the engine in a request to open a session, or None if there is none."""
     return read_engine(request["engine"]) if request["engine"] is not None else None
 
 
 def requested_variant(request: Request) -> Variant:
-    """Return the variant that a request to open one describes."""
+    """Return the variant that a request to open a session describes."""
     return Variant(
         name=request["name"],
         component="model",
@@ -374,7 +380,7 @@ def requested_variant(request: Request) -> Variant:
 def _answer(
     request: Request, arrays: Arrays, sessions: List[Any], open_it: Callable[[Request], Any]
 ) -> Tuple[Dict[str, Any], Arrays]:
-    """Answer a request about a session; `sessions` has each with the runners of its queries."""
+    """Answer a request about a session. `sessions` contains each session with the runners of its queries."""
     if request["do"] == "open":
         session = open_it(request)
         sessions.append((session, []))
@@ -401,7 +407,7 @@ def _answer(
         return _burst(request, runners[request["runner"]])
     if request["do"] == "close":
         sessions[request["session"]] = None
-        if hasattr(session, "close"):  # it runs in another process again
+        if hasattr(session, "close"):  # the session itself runs in another process
             session.close()
         return {}, {}
     raise ValueError("unknown request %r" % request["do"])
@@ -411,7 +417,7 @@ def _burst(request: Request, runner: Any) -> Tuple[Dict[str, Any], Arrays]:
     spent = time.process_time()
     turn = Bursts(request["length_s"], request["lead_in_s"]), request["slow"]
     with quiet_collector(), Watch(time.perf_counter) as watch:
-        # What runs in yet another process is timed there.
+        # A runner in another process is timed there.
         taken = runner.burst(*turn) if hasattr(runner, "burst") else burst(runner, *turn, watch)
     arrays = {"samples": np.array(taken.samples, np.float64), "disturbed": taken.disturbed}
     return {"busy_s": taken.busy_s, "cpu_s": taken.cpu_s or time.process_time() - spent}, arrays

@@ -1,7 +1,8 @@
-"""Open sessions of onnxruntime with a bundle's options, and keep TensorRT's engines.
+"""Open sessions of onnxruntime with a bundle's options, and cache TensorRT's engines.
 
-An engine is code that no hash of a bundle covers. It lies in the user's cache, where nobody else can write, below the
-hash of the bundle that it was built of. It fits one GPU, one TensorRT and one model, after which its folder is named.
+An engine is code that no hash of a bundle covers. It is in the user's cache, where nobody else can write, below the
+hash of the bundle that it was built from. It fits one GPU, one version of TensorRT and one model. The name of its
+folder contains all three.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ from edgeq_device.select import CPU, Device, precision_of
 from edgeq_device.variants import EXTERNAL_FOLDER, Variant
 
 PROVIDER = "TensorrtExecutionProvider"
-# The version with which a TensorRT 11 engine is built by the types in the file, not by flags.
+# From this version on, TensorRT builds an engine by the types in the file, not by flags.
 STRONGLY_TYPED = (11,)
 _LINKED = re.compile(rb"libnvinfer\.so\.(\d+)|nvinfer_(\d+)\.dll")
 
@@ -58,7 +59,9 @@ Load = Callable[[str], Any]
 
 
 def linked_version(ort: Any) -> Optional[int]:
-    """Return the major version of TensorRT that onnxruntime's provider is linked against; None where it has none."""
+    """Return the major version of TensorRT that onnxruntime's provider is linked against, or None if there is no such
+    provider.
+    """
     folder = Path(str(ort.__file__)).parent / "capi"
     for library in sorted(folder.glob("*onnxruntime_providers_tensorrt*")):
         found = _LINKED.search(library.read_bytes())
@@ -68,7 +71,7 @@ def linked_version(ort: Any) -> Optional[int]:
 
 
 def read_tensorrt(ort: Any, load: Load = ctypes.CDLL) -> Tuple[str, str]:
-    """Return (version, "") of the TensorRT that onnxruntime would load, or ("", why it would not)."""
+    """Return (version, "") of the TensorRT that onnxruntime would load, or ("", reason) if it would load none."""
     major = linked_version(ort)
     if major is None:
         return "", f"onnxruntime {ort.__version__} here has no {PROVIDER}"
@@ -91,7 +94,7 @@ def version_text(number: int) -> str:
 
 
 def _packaged(names: Tuple[str, ...]) -> List[str]:
-    """Return where the wheel of TensorRT keeps its libraries. Loading them by path lets onnxruntime's provider find
+    """Return the paths of the libraries in TensorRT's wheel. If they are loaded by path, onnxruntime's provider finds
     them.
     """
     try:
@@ -104,19 +107,19 @@ def _packaged(names: Tuple[str, ...]) -> List[str]:
 
 TABLE = "table"
 _FLAGS = ("trt_fp16_enable", "trt_bf16_enable", "trt_int8_enable")
-# All tables of edgeq begin alike: the header of the flatbuffer, up to the number of its entries.
+# All of edgeq's tables begin with the same bytes: the header of the flatbuffer, up to the number of its entries.
 _FORM = slice(0, 20)
 
 
 @dataclass(frozen=True)
 class Engine:
-    """Describe where an engine is or will be, and the provider's options.
+    """Describe the place of an engine, which may not be built yet, and the provider's options.
 
     Attributes:
-        folder: made, and writable.
-        cached: whether an engine lies there already.
+        folder: folder of the engine; it exists and is writable.
+        cached: True if the folder contains an engine already.
         options: provider options.
-        note: what the user should know of where engines are and are not; else "".
+        note: remark for the user about where engines are kept; "" if there is none.
     """
 
     folder: Path
@@ -126,36 +129,37 @@ class Engine:
 
 
 def plan_engine(variant: Variant, gpus: Sequence[cuda.Gpu], tensorrt: str) -> Engine:
-    """Plan the engine of `variant` on the GPU of the highest compute capability, for that version of TensorRT, and make
-    its folder."""
+    """Plan the engine of `variant` for that version of TensorRT, on the GPU of the highest compute capability. Create
+    its folder.
+    """
     gpu = max(gpus, key=lambda gpu: gpu.compute_capability, default=cuda.Gpu("", (0, 0)))
     folder, note = _folder(variant, engine_key(variant, gpu, tensorrt))
     options = typed_options(variant, tensorrt)
     options["trt_engine_cache_path"] = options["trt_timing_cache_path"] = str(folder)
     table = variant.info.get(TABLE)
     if isinstance(table, str) and variant.table is not None:
-        # The provider looks the table up by name among the engines.
+        # The provider searches for the table by name among the engines.
         _put_table(variant.table, folder / table)
     cached = any(folder.glob("*.engine"))
     notes = [note] if note else []
     if not cached and variant.beside is not None and os.path.lexists(variant.beside):
-        # Of an earlier version, or of whoever gave the bundle.
-        why = "is not used, as no hash covers it; engines are kept in the user's cache. Remove it"
+        # These engines are from an earlier version, or from the sender of the bundle.
+        why = "is not used, because no hash covers it; engines are kept in the user's cache. Remove it"
         notes.append(f"{variant.beside} {why}")
     return Engine(folder, cached, options, "; ".join(notes))
 
 
 def _put_table(table: Path, place: Path) -> None:
-    """Copy the calibration table to `place`, over an earlier one and nothing else.
+    """Copy the calibration table to `place`. Replace an earlier table, but no other file.
 
     Raises:
-        OutputError: something else is there.
+        OutputError: `place` exists and is not a calibration table.
     """
     content = table.read_bytes()
     if place.is_symlink() or place.exists():
-        # The same table, or one of an earlier bundle of this model.
+        # It may be the same table, or one of an earlier bundle of this model.
         if place.is_symlink() or not place.is_file() or place.read_bytes()[_FORM] != content[_FORM]:
-            raise OutputError(f"{place} is not a calibration table of edgeq's", "Move it")
+            raise OutputError(f"{place} is not one of edgeq's calibration tables", "Move it")
         if place.read_bytes() == content:
             return
     with draft_of(place) as draft:
@@ -164,7 +168,7 @@ def _put_table(table: Path, place: Path) -> None:
 
 
 def engine_key(variant: Variant, gpu: cuda.Gpu, tensorrt: str) -> str:
-    """Return GPU, compute capability, TensorRT's version and the model's hash, as a folder's name."""
+    """Return a folder name made of the GPU, its compute capability, TensorRT's version and the model's hash."""
     assert variant.model is not None
     digest = hashlib.sha256(variant.model.read_bytes()).hexdigest()
     name = re.sub(r"[^a-z0-9]+", "-", gpu.name.lower()).strip("-") or "gpu"
@@ -172,16 +176,17 @@ def engine_key(variant: Variant, gpu: cuda.Gpu, tensorrt: str) -> str:
 
 
 def typed_options(variant: Variant, tensorrt: str) -> Dict[str, str]:
-    """Return the variant's provider options, without the precision flags where TensorRT goes by the file's types."""
+    """Return the variant's provider options. Precision flags are left out if TensorRT uses the file's types."""
     dropped = _FLAGS if parse_version(tensorrt) >= STRONGLY_TYPED else ()
     return {key: value for key, value in variant.provider_options.items() if key not in dropped}
 
 
 def trtexec_line(variant: Variant, tensorrt: str, shapes: Dict[str, Tuple[int, ...]]) -> str:
-    """Return the command that builds and times the same engine with TensorRT's own tool, run in the bundle's folder.
+    """Return the command that builds and times the same engine with TensorRT's own tool. It runs in the bundle's
+    folder.
 
     Args:
-        shapes: of inputs with open sizes, such as those of the self-test.
+        shapes: shapes of inputs with open sizes, such as those of the self-test.
     """
     assert variant.model is not None
     words = ["trtexec", f"--onnx={variant.model}", f"--saveEngine={variant.name}.engine"]
@@ -196,7 +201,9 @@ def trtexec_line(variant: Variant, tensorrt: str, shapes: Dict[str, Tuple[int, .
 
 
 def _folder(variant: Variant, key: str) -> Tuple[Path, str]:
-    """Return a folder for `key` that nobody else can write: in the user's cache, else a temporary one, and why."""
+    """Return a folder for `key` that nobody else can write, and a note. The folder is in the user's cache, with the
+    note "". If that fails, it is temporary, and the note gives the reason.
+    """
     try:
         return private_cache("edgeq", "tensorrt", variant.bundle or "models", key), ""
     except OutputError as error:
@@ -218,13 +225,14 @@ _CUDA_ENGINE = "cuda"
 
 
 def open_on_gpu(variant: Variant, ort: Any, open_with: cuda.OpenWith) -> Union[cuda.BoundSession, cuda.CapturedSession]:
-    """Open `variant`, build its engine if there is none yet, and run it once so that nothing is left to do later.
+    """Open `variant`, build its engine if there is none yet, and run it once, so that the first run by the caller is
+    not slower.
 
     Args:
-        open_with: opens the session with a list of providers.
+        open_with: function from a list of providers to an open session.
 
     Raises:
-        RuntimeUnavailableError: the provider does not start. ONNX Runtime itself would go on on the CPU.
+        RuntimeUnavailableError: the provider does not start. ONNX Runtime itself would continue on the CPU.
     """
     if variant.ep != PROVIDER:
         return cuda.open_cuda(ort, variant.provider_options, open_with)
@@ -243,10 +251,10 @@ def open_on_gpu(variant: Variant, ort: Any, open_with: cuda.OpenWith) -> Union[c
     start = time.perf_counter()
     session = cuda.started(ort, PROVIDER, open_with(_providers(engine.options)))
     session = _with_graphs(open_with, session, engine.options)
-    # One BoundSession for good: a captured CUDA graph goes on using its buffers.
+    # Use one BoundSession from now on, because a captured CUDA graph keeps using its buffers.
     bound = cuda.BoundSession(session, ort, "cuda")
     shapes: Dict[str, Tuple[int, ...]] = {}
-    if variant.cases:  # where sizes are open, the engine is built in the first run
+    if variant.cases:  # if sizes are open, the first run builds the engine
         feeds = read_arrays(variant.cases[0].inputs)
         infer(bound, feeds)
         if not static_shapes(bound.get_inputs()):
@@ -262,10 +270,9 @@ def open_on_gpu(variant: Variant, ort: Any, open_with: cuda.OpenWith) -> Union[c
 
 
 def _with_graphs(open_with: cuda.OpenWith, session: Any, options: Dict[str, str]) -> Any:
-    """The session again with CUDA graphs, where all sizes are fixed: one launch then replays the whole model.
+    """Return a session with CUDA graphs if all sizes are fixed. One launch then replays the whole model.
 
-    The engine is in its cache by now. Where the provider refuses (the graph is split between providers), it is the
-    session without.
+    The engine is in its cache by now. If the provider refuses (the graph is split between providers), return `session`.
     """
     if not (static_shapes(session.get_inputs()) and static_shapes(session.get_outputs())):
         return session
@@ -277,12 +284,16 @@ def _with_graphs(open_with: cuda.OpenWith, session: Any, options: Dict[str, str]
 
 
 def _providers(options: Dict[str, str]) -> List[Any]:
-    """TensorRT with `options`; what it leaves to CUDA is computed in float32 where the file has float32."""
+    """Return TensorRT with `options`, then CUDA and the CPU. CUDA computes float32 operators of the file in float32."""
     return [(PROVIDER, options), (cuda.CUDA, engine_options(engines()[_CUDA_ENGINE])), CPU]
 
 
 def infer(session: Any, feeds: Mapping[str, Any]) -> Dict[str, Any]:
-    """Return all outputs by name."""
+    """Run the session and return all outputs by name.
+
+    Raises:
+        RuntimeUnavailableError: onnxruntime fails on these inputs.
+    """
     names = [spec.name for spec in session.get_outputs()]
     try:
         results = session.run(names, dict(feeds))
@@ -291,7 +302,8 @@ def infer(session: Any, feeds: Mapping[str, Any]) -> Dict[str, Any]:
     return {name: one_array(result) for name, result in zip(names, results)}
 
 
-# Measured: up to 1.20 the folder option does nothing, 1.21 to 1.24 heed it for a model from bytes alone, 1.28 always.
+# Measured: up to 1.20 the folder option does nothing; 1.21 to 1.24 use it only for a model from bytes; 1.28 always
+# does.
 _FOLDER_FROM_BYTES = (1, 21)
 
 
@@ -299,7 +311,7 @@ def onnxruntime() -> ModuleType:
     """Return the onnxruntime module.
 
     Raises:
-        RuntimeUnavailableError: it is not installed, or cannot be loaded here.
+        RuntimeUnavailableError: the module is not installed, or cannot be loaded here.
     """
     try:
         import onnxruntime as module
@@ -311,7 +323,7 @@ def onnxruntime() -> ModuleType:
 
 
 def read_device() -> Device:
-    """Read what this device is from the operating system and from onnxruntime."""
+    """Return a description of this device, read from the operating system and from onnxruntime."""
     ort = onnxruntime()
     version, providers = str(ort.__version__), tuple(ort.get_available_providers())
     plugins = {engine.provider: problem_of(engine, version) for engine in engines().values() if engine.module}
@@ -321,19 +333,20 @@ def read_device() -> Device:
 def open_session(
     variant: Variant, threads: int = 0, engine: Optional[EngineSpec] = None, *, profile: Sequence[str] = ()
 ) -> Any:
-    """Return an `onnxruntime.InferenceSession` for `variant` with the options that travel with it; for one that runs on
-    a GPU, what keeps its inputs and outputs there, and whose provider has really started.
+    """Return an `onnxruntime.InferenceSession` for `variant` with the options in its bundle.
+
+    For a variant that runs on a GPU, the result keeps inputs and outputs there, and its provider has really started.
 
     Args:
-        threads: threads inside an operator; 0 takes those that the variant was found to run best with, and where it
-            names none leaves it to ONNX Runtime.
-        engine: what executes it; None: what has the variant's provider.
-        profile: path prefix of ONNX Runtime's own profile, if wanted, and where it writes its optimised graph, which a
-            plug-in's is not.
+        threads: threads inside an operator; 0 uses the number with which the variant ran best. If the variant does not
+            record one, ONNX Runtime chooses.
+        engine: engine that runs the variant; None uses the one with the variant's provider.
+        profile: path prefix of ONNX Runtime's own profile, and path of the optimised graph that it writes. A plug-in
+            writes no such graph. Empty: no profile.
 
     Raises:
         RuntimeUnavailableError: onnxruntime is missing or refuses the model.
-        BundleError: the variant has no model, or options that a bundle may not set.
+        BundleError: the variant has no model, or has options that a bundle may not set.
     """
     check_names(variant.session_options, variant.ep, variant.provider_options)
     return open_unchecked(variant, threads, engine, profile=profile)
@@ -342,9 +355,11 @@ def open_session(
 def open_unchecked(
     variant: Variant, threads: int = 0, engine: Optional[EngineSpec] = None, *, profile: Sequence[str] = ()
 ) -> Any:
-    """Run `open_session` on what a session was opened of before, or on what is in no bundle."""
+    """Do the work of `open_session` without a check of the options: for a variant that was opened before, or is not in
+    a bundle.
+    """
     if variant.model is None:
-        raise BundleError(f"variant {variant.name} is not run by ONNX Runtime")
+        raise BundleError(f"ONNX Runtime does not run variant {variant.name}")
     ignore_options_in_models()
     ort = onnxruntime()
     level = variant.info.get("optimization", "all")
@@ -377,7 +392,7 @@ def open_unchecked(
 
 
 def _open(variant: Variant, ort: Any, open_it: Callable[[Any], Any], *, package: str = "") -> Any:
-    """Return what `open_it` makes of the model; `package` opens it from a file alone, "" is onnxruntime."""
+    """Return the result of `open_it` for the model. A `package` opens the model only from a file; "" is onnxruntime."""
     assert variant.model is not None
     try:
         if EXTERNAL_FOLDER not in variant.session_options:
@@ -394,7 +409,7 @@ def _open(variant: Variant, ort: Any, open_it: Callable[[Any], Any], *, package:
     except Exception as error:  # onnxruntime raises a dozen unrelated types here, some of them bare Exception
         text = " ".join(str(error).split())
         if "pthread_create" in text:
-            fix = "End some, or raise the limit (ulimit -u)"
+            fix = "End some processes, or raise the limit (ulimit -u)"
             raise BudgetError("the system starts no more threads for this user", fix) from error
         raise RuntimeUnavailableError(
             f"{package or f'onnxruntime {ort.__version__}'} refuses variant {variant.name}: {text}",
@@ -403,7 +418,7 @@ def _open(variant: Variant, ort: Any, open_it: Callable[[Any], Any], *, package:
 
 
 def best_threads(variant: Variant) -> int:
-    """Return the threads that the variant was found to run best with; 0 where it names none."""
+    """Return the number of threads with which the variant ran best, or 0 if it does not record one."""
     threads = variant.info.get("threads", 0)
     if not isinstance(threads, int) or isinstance(threads, bool) or not 0 <= threads <= MOST_THREADS:
         raise BundleError(f"variant {variant.name}: threads is {threads!r}; it can be 0 to {MOST_THREADS}")
@@ -412,10 +427,11 @@ def best_threads(variant: Variant) -> int:
 
 @contextmanager
 def _gathered(model: Path, weights: Path, *, link: bool = True) -> Iterator[Path]:
-    """`model` next to its external weights, as runtimes need it that do not know the folder option; gone afterwards.
+    """Put `model` next to its external weights, in a folder that is removed after the block. Runtimes that do not know
+    the folder option need this.
 
-    Links where `link` is set and the system lets the user make them, else copies: newer runtimes refuse links that lead
-    elsewhere. Hard links would move the times that `Variant.check_unchanged` compares.
+    The files are links if `link` is set and the system permits them, else copies. Newer runtimes need copies, because
+    they refuse links that lead elsewhere. Hard links would change the times that `Variant.check_unchanged` compares.
     """
     folder, remove = temporary_folder("edgeq-session-", f"{model} cannot be opened")
     try:

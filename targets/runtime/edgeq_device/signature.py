@@ -1,8 +1,9 @@
-"""Check ECDSA signatures in plain Python, over P-256, P-384 and P-521. Nothing here is secret, so time may vary.
+"""Check ECDSA signatures over P-256, P-384 and P-521 in plain Python. Nothing here is secret, so the time may vary.
 
-Verification is that of SEC 1, version 2.0, section 4.1.4. Points are in Jacobian coordinates (X, Y, Z) with
-x = X / Z², y = Y / Z³; Z = 0 is the point at infinity. The formulas are dbl-2001-b and madd of the Explicit-Formulas
-Database, for curves y² = x³ - 3x + b."""
+Verification follows SEC 1, version 2.0, section 4.1.4. Points have Jacobian coordinates (X, Y, Z) with x = X / Z² and
+y = Y / Z³. Z = 0 is the point at infinity. The formulas are dbl-2001-b and madd of the Explicit-Formulas Database,
+for curves y² = x³ - 3x + b.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +28,8 @@ class Curve:
     """Describe a curve of FIPS 186-4 with its base point (x, y) of order n.
 
     Attributes:
-        header: what a public key in DER (SubjectPublicKeyInfo, the point uncompressed) begins with.
-        digest: the hash that signatures with it are made of, as Model Signing has it.
+        header: first bytes of every public key in DER (SubjectPublicKeyInfo with an uncompressed point).
+        digest: hash that Model Signing uses for signatures with this curve.
     """
 
     name: str
@@ -42,13 +43,13 @@ class Curve:
 
     @property
     def size(self) -> int:
-        """Return the bytes of a coordinate."""
+        """Return the number of bytes of a coordinate."""
         return (self.p.bit_length() + 7) // 8
 
 
 @lru_cache(maxsize=1)
 def curves() -> Tuple[Curve, ...]:
-    """Read the curves of curves.json, next to this file, whose numbers are hexadecimal digits."""
+    """Read the curves from curves.json, next to this file. Its numbers are hexadecimal."""
     found = []
     for row in own_table("curves.json"):
         name, digest, header = (row.pop(key) for key in ("name", "digest", "header"))
@@ -59,7 +60,7 @@ def curves() -> Tuple[Curve, ...]:
 
 @dataclass(frozen=True)
 class PublicKey:
-    """Hold a point of a curve that signatures are checked with."""
+    """Hold a public key, a point of a curve."""
 
     curve: Curve
     x: int
@@ -73,16 +74,16 @@ class PublicKey:
 
     @property
     def id(self) -> str:
-        """Return the sha256 of the key as a PEM file, in hex: what Model Signing names a key by."""
+        """Return the sha256 of the key as a PEM file, in hex. Model Signing uses it as the name of a key."""
         text = base64.b64encode(self.der).decode("ascii")
         lines = [text[i : i + 64] for i in range(0, len(text), 64)]
         pem = "\n".join(["-----BEGIN PUBLIC KEY-----", *lines, "-----END PUBLIC KEY-----", ""])
         return hashlib.sha256(pem.encode("ascii")).hexdigest()
 
     def verifies(self, signature: bytes, message: bytes, digest: str = "") -> bool:
-        """Return whether `signature` (DER) was made over `message` with the private key of this one.
+        """Return whether `signature` (DER) was made over `message` with the private key that belongs to this key.
 
-        `digest` is a hash no longer than the curve's order, the curve's own where it is not given.
+        `digest` names a hash that is not longer than the curve's order. By default it is the curve's own.
         """
         curve, numbers = self.curve, _read_signature(signature)
         if numbers is None or not all(0 < number < curve.n for number in numbers):
@@ -95,10 +96,11 @@ class PublicKey:
 
 
 def read_public_key(der: bytes, where: str) -> PublicKey:
-    """Return the key in `der` (SubjectPublicKeyInfo); `where` names it in messages.
+    """Return the key in `der` (SubjectPublicKeyInfo). Messages call the key `where`.
 
     Raises:
-        UsageError: not a key on one of the three curves with its point written in full, or not a point of its curve.
+        UsageError: it is not a key on one of the three curves with an uncompressed point, or the point is not on its
+            curve.
     """
     for curve in curves():
         size = curve.size
@@ -114,7 +116,7 @@ def read_public_key(der: bytes, where: str) -> PublicKey:
 
 
 def _read_signature(der: bytes) -> Optional[Tuple[int, int]]:
-    """Return r and s of a signature; None where it is not their one spelling in DER, as positive numbers."""
+    """Return r and s of a signature as positive numbers, or None if the encoding is not the canonical one in DER."""
     body, rest = _element(der, 0x30)
     r, body = _element(body, 0x02)
     s, body = _element(body, 0x02)
@@ -124,15 +126,18 @@ def _read_signature(der: bytes) -> Optional[Tuple[int, int]]:
 
 
 def _is_positive(number: bytes) -> bool:
-    """Return whether the content of an integer is above 0 and as short as it can be: another spelling of a signature
-    would be another signature of the same bytes."""
+    """Return whether the content of an integer is above 0 and as short as possible. A longer encoding would be a second
+    signature of the same bytes.
+    """
     if number[:1] == b"\0":
         return len(number) > 1 and number[1] > 0x7F
     return number[:1] != b"" and number[0] < 0x80
 
 
 def _element(der: bytes, tag: int) -> Tuple[bytes, bytes]:
-    """The content of the first element, and what follows it; nothing where it is not an element of `tag`."""
+    """Return the content of the first element and the bytes that follow it. Return empty bytes if it is not an element
+    of `tag`.
+    """
     long = len(der) > 1 and der[1] == 0x81
     start = 3 if long else 2
     if len(der) < start or der[0] != tag or (der[start - 1] > 0x7F) != long:
@@ -142,9 +147,10 @@ def _element(der: bytes, tag: int) -> Tuple[bytes, bytes]:
 
 
 def _sum_of_products(curve: Curve, first: int, second: int, point: _Affine) -> Optional[_Affine]:
-    """first · base point + second · point; None where that is the point at infinity.
+    """Return first · base point + second · point, or None if that is the point at infinity.
 
-    Both products at once, bit by bit (Shamir's method)."""
+    Both products are computed at once, bit by bit (Shamir's method).
+    """
     p, base = curve.p, (curve.x, curve.y)
     addends = (None, base, point, _affine(_add((*base, 1), point, p), p))
     total: _Jacobian = _INFINITY
@@ -188,15 +194,15 @@ def _affine(point: _Jacobian, p: int) -> Optional[_Affine]:
 
 
 SIGNATURE = "model.sig"
-"""The name of a bundle's signature, next to its manifest."""
+"""File name of a bundle's signature, next to its manifest."""
 BUNDLE_TYPE = "application/vnd.dev.sigstore.bundle.v0.3+json"
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
 STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
 PREDICATE_TYPE = "https://model_signing/signature/v1.0"
-# What the first release of Model Signing wrote: each file is a subject, and there is no predicate.
+# The first release of Model Signing wrote statements in which each file is a subject, without a predicate.
 _FIRST_PREDICATE_TYPE = "https://model_signing/Digests/v0.1"
 SHA256 = re.compile(r"[0-9a-f]{64}")
-"""A hash in hex, as bundles and keys are named by."""
+"""A hash in hex. Bundles and keys are named by such hashes."""
 _MAX_CHAIN = 10
 _AGAIN = "Do not use this bundle; get it again from where it was made, or have it signed again"
 
@@ -206,10 +212,10 @@ class Signature:
     """Hold the content of a signature file, unverified.
 
     Attributes:
-        payload: the statement, JSON.
-        value: the signature over the bytes that `message` gives, DER.
-        hint: the id of the key that made it (`PublicKey.id`), "" where it names none.
-        chain: certificates in DER, that of the signing key first; empty where it was made with a bare key.
+        payload: the statement, as JSON.
+        value: the signature over the bytes of `message`, in DER.
+        hint: id of the key that made it (`PublicKey.id`); "" if the file names none.
+        chain: certificates in DER, that of the signing key first; empty if a bare key signed.
     """
 
     payload: bytes
@@ -223,10 +229,10 @@ class Signature:
         return b"DSSEv1 %d %s %d %s" % (len(PAYLOAD_TYPE), PAYLOAD_TYPE.encode(), len(self.payload), self.payload)
 
     def is_by(self, key: PublicKey) -> bool:
-        """Return whether it was made with the private key of `key`."""
+        """Return whether the signature was made with the private key of `key`."""
         if key.verifies(self.value, self.message):
             return True
-        # The first release signed Python's way to write the payload, by its sha256 on every curve.
+        # The first release signed Python's repr of the payload, with sha256 on every curve.
         first = f"DSSEV1 {len(PAYLOAD_TYPE)} {PAYLOAD_TYPE} {len(self.payload)} {self.payload!r}"
         return _FIRST_PREDICATE_TYPE.encode() in self.payload and key.verifies(self.value, first.encode(), "sha256")
 
@@ -235,7 +241,7 @@ def parse_signature(data: bytes, where: str) -> Signature:
     """Return the signature in the bytes of a file.
 
     Raises:
-        BundleError: it is not one that Model Signing writes with a key or a certificate.
+        BundleError: it is not a signature that Model Signing writes with a key or a certificate.
     """
     bundle = parse_json(data, where)
     if bundle.get("mediaType") != BUNDLE_TYPE:
@@ -245,12 +251,12 @@ def parse_signature(data: bytes, where: str) -> Signature:
         raise BundleError(f"{where}: the payload is not an in-toto statement", _AGAIN)
     signatures = _objects(envelope, "signatures", where)
     if len(signatures) != 1:
-        raise BundleError(f"{where} holds {len(signatures)} signatures, not one", _AGAIN)
+        raise BundleError(f"{where} contains {len(signatures)} signatures, not one", _AGAIN)
     hint, chain = "", []
     if "publicKey" in material:
         hint = _object(material, "publicKey", where).get("hint") or ""
         if not isinstance(hint, str) or (hint and not SHA256.fullmatch(hint)):
-            raise BundleError(f"{where}: the hint at the key is not a sha256", _AGAIN)
+            raise BundleError(f"{where}: the hint to the key is not a sha256", _AGAIN)
     elif "x509CertificateChain" in material:
         chain = _objects(_object(material, "x509CertificateChain", where), "certificates", where)
         if not 0 < len(chain) <= _MAX_CHAIN:
@@ -258,7 +264,7 @@ def parse_signature(data: bytes, where: str) -> Signature:
     else:
         raise BundleError(
             f"{where} was made neither with a key nor with a certificate chain",
-            "Verify a keyless signature with the model-signing package, where there is a network",
+            "Verify a keyless signature with the model-signing package, on a machine with a network",
         )
     return Signature(
         payload=_decoded(envelope, "payload", where),
@@ -269,15 +275,15 @@ def parse_signature(data: bytes, where: str) -> Signature:
 
 
 def signed_files(payload: bytes, where: str) -> Dict[str, str]:
-    """Return relative path → sha256 in hex of every file that the statement `payload` names.
+    """Return the sha256 in hex of every file in the statement `payload`, by relative path.
 
     Raises:
-        BundleError: it is not a statement of Model Signing by whole files in sha256.
+        BundleError: it is not a statement of Model Signing that lists whole files by their sha256.
     """
     where = f"{where}: statement"
     statement = parse_json(payload, where)
     if statement.get("_type") != STATEMENT_TYPE:
-        raise BundleError(f"{where} is not of in-toto's version 1", _AGAIN)
+        raise BundleError(f"{where} is not an in-toto statement of version 1", _AGAIN)
     subjects, kind = _objects(statement, "subject", where), statement.get("predicateType")
     if kind == _FIRST_PREDICATE_TYPE:
         return _digests([{**_object(s, "digest", where), "name": s.get("name")} for s in subjects], "sha256", where)
@@ -292,17 +298,18 @@ def signed_files(payload: bytes, where: str) -> Dict[str, str]:
         raise BundleError(f"{where} does not name whole files by their sha256", "Sign the bundle in that way")
     files = _digests(resources, "digest", where)
     if len(subjects) != 1 or _object(subjects[0], "digest", where).get("sha256") != root_digest(files):
-        raise BundleError(f"{where}: its digest of the whole is not that of its files", _AGAIN)
+        raise BundleError(f"{where}: its digest of the whole does not match its files", _AGAIN)
     return files
 
 
 def root_digest(files: Mapping[str, str]) -> str:
-    """Return the sha256 in hex of the files' sha256 (bytes) one after the other, in the order of `files`."""
+    """Return the sha256 in hex of the concatenated sha256 digests (bytes), in the order of `files`."""
     return hashlib.sha256(b"".join(bytes.fromhex(digest) for digest in files.values())).hexdigest()
 
 
 def check_files(signed: Mapping[str, str], found: Mapping[str, str], where: str) -> None:
-    """Hold what is there (`found`: relative path → sha256 in hex) against what was signed: the same files.
+    """Compare the files `found` with those that were signed. Both map relative paths to sha256 in hex, and must be
+    equal.
 
     Raises:
         BundleError: a file is missing, was changed, or was not signed.
@@ -310,7 +317,7 @@ def check_files(signed: Mapping[str, str], found: Mapping[str, str], where: str)
     for name in sorted({**signed, **found}):
         if signed.get(name) != found.get(name):
             problem = "is not signed" if name not in signed else "is missing" if name not in found else "was changed"
-            raise BundleError(f"{where}: {name!a} {problem}, by its signature", _AGAIN)
+            raise BundleError(f"{where}: {name!a} {problem}, according to its signature", _AGAIN)
 
 
 def _digests(entries: List[Dict[str, Any]], key: str, where: str) -> Dict[str, str]:
@@ -318,7 +325,7 @@ def _digests(entries: List[Dict[str, Any]], key: str, where: str) -> Dict[str, s
     for entry in entries:
         name, digest = entry.get("name"), entry.get(key)
         if not isinstance(name, str) or name in files or not isinstance(digest, str) or not SHA256.fullmatch(digest):
-            raise BundleError(f"{where}: {name!a} is not a file with a sha256, or is there twice", _AGAIN)
+            raise BundleError(f"{where}: {name!a} is not a file with a sha256, or occurs twice", _AGAIN)
         files[name] = digest
     if not files:
         raise BundleError(f"{where} names no file", _AGAIN)
@@ -340,10 +347,10 @@ def _objects(values: Mapping[str, Any], key: str, where: str) -> List[Dict[str, 
 
 
 def decode_base64(text: object) -> bytes:
-    """Return what `text` encodes.
+    """Return the bytes that `text` encodes.
 
     Raises:
-        ValueError: it is not the one spelling that its bytes have in base64.
+        ValueError: it is not the canonical base64 encoding of its bytes.
     """
     data = base64.b64decode(text, validate=True) if isinstance(text, str) else b""
     if base64.b64encode(data).decode("ascii") != text or not data:

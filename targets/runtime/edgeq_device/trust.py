@@ -1,6 +1,4 @@
-"""Decide whose signatures count on this machine: those of a file or a folder that its owner keeps, never of a
-bundle.
-"""
+"""Decide whose signatures count on this machine. The keys are in a file or folder of its owner, never in a bundle."""
 
 from __future__ import annotations
 
@@ -32,23 +30,23 @@ _SUFFIXES = (".pem", ".pub", ".crt", ".cer", ".der")
 _MAX_BYTES = 1 << 20
 _BEGIN = re.compile(r"-----BEGIN ([A-Z0-9 ]+)-----")
 _NOT_AFTER = re.compile(r"not-after:[ \t]*([0-9]{4}-[0-9]{2}-[0-9]{2})", re.IGNORECASE)
-# What certtool and `openssl ec -text` write of a public key before it.
+# Lines that certtool and `openssl ec -text` write before a public key.
 _KEY_TEXT = re.compile(
     r"(Public[- ]Key( Info| Information| ID| PIN)?|X|Y|pub):|[0-9a-f]{2}(:[0-9a-f]{2})*:?|sha(1|256):[0-9a-f]+"
     r"|pin-sha256:[A-Za-z0-9+/=]+|Public-Key: \([0-9]+ bit\)|(NIST CURVE|ASN1 OID|Curve):[ \t]*[A-Za-z0-9-]+"
     r"|(Public Key )?Algorithm( Security Level)?: [A-Za-z/]+( \([0-9]+ bits\))?"
 )
-# What a remark must not say: a last day behind # would look set, and would not count.
+# A remark must not contain this: a last day after # would look set, but would not count.
 _A_LAST_DAY = re.compile(r"not[-_ \t]*after", re.IGNORECASE)
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\x85\u2028\u2029]")
 
 Chain = Callable[[Sequence[bytes], Sequence[bytes]], PublicKey]
-"""The key of a chain's first certificate, where that leads to one of the trusted certificates (all in DER)."""
+"""Function that returns the key of a chain's first certificate if the chain leads to a trusted one (all in DER)."""
 
 
 @dataclass(frozen=True)
 class TrustedKey:
-    """Hold a key whose signatures count, until the end of the day `not_after` (UTC) where that is given."""
+    """Hold a key whose signatures count. If `not_after` is given, they count until the end of that day (UTC)."""
 
     key: PublicKey
     name: str
@@ -57,8 +55,8 @@ class TrustedKey:
 
 @dataclass(frozen=True)
 class Trust:
-    """Hold keys and certificates (DER) that count, and the ids of keys that do not any more, whoever vouches for
-    them.
+    """Hold trusted keys and certificates (DER), and the ids of revoked keys. A revoked key does not count, even with a
+    trusted certificate.
     """
 
     source: str
@@ -69,7 +67,7 @@ class Trust:
 
 @dataclass(frozen=True)
 class Signer:
-    """Name who signed a bundle: the id of the key, and the name of the file that made it trusted."""
+    """Name the signer of a bundle: the id of the key, and the name of the file that made it trusted."""
 
     key: str
     name: str
@@ -80,22 +78,21 @@ class Signer:
 
 
 def trust_for(given: Optional[Path], *, required: bool) -> Optional[Trust]:
-    """Return the trust in `given`, else that of this machine: $EDGEQ_TRUST, or /etc/edgeq/trust; None where there is
-    none.
+    """Return the trust in `given`, else in $EDGEQ_TRUST, else in /etc/edgeq/trust. Return None if there is none.
 
     Raises:
-        UsageError: it cannot be read, or it is `required` and there is none.
+        UsageError: the place cannot be read, or `required` is set and there is none.
     """
     named = os.environ.get(VARIABLE)
     if given is not None or named or _is_there(PLACE):
         return read_trust(given if given is not None else Path(named or PLACE))
     if required:
-        raise UsageError("no key is trusted here", f"Name one with --trust, or put it into {PLACE}")
+        raise UsageError("no key is trusted here", f"Name one with --trust, or put one into {PLACE}")
     return None
 
 
 def _is_there(place: str) -> bool:
-    """Tell whether there is anything at `place`, or may be: what cannot be looked at must not count as absent."""
+    """Return whether `place` exists or may exist: a path that cannot be checked must not count as absent."""
     try:
         Path(place).stat()
     except OSError as error:
@@ -108,14 +105,14 @@ def read_trust(path: Path) -> Trust:
     `revoked.txt`.
 
     Raises:
-        UsageError: something in it is not understood: leaving it out could mean to trust a key that was revoked.
+        UsageError: something in it cannot be parsed. Skipping it could mean trusting a revoked key.
     """
     try:
         folder = path.is_dir()
         files = sorted(p for p in path.iterdir() if not p.name.startswith(".")) if folder else [path]
         contents = {file: _read(file) for file in files}
     except OSError as error:
-        raise UsageError(f"{path} cannot be read ({error.strerror}), so that nothing is trusted") from error
+        raise UsageError(f"{path} cannot be read ({error.strerror}), so nothing is trusted") from error
     keys: List[TrustedKey] = []
     certificates: List[bytes] = []
     revoked: FrozenSet[str] = frozenset()
@@ -124,31 +121,33 @@ def read_trust(path: Path) -> Trust:
             revoked = _read_revoked(data, str(file))
             continue
         if folder and file.suffix not in _SUFFIXES:
-            raise UsageError(f"{file} is none of {', '.join(_SUFFIXES)} or {REVOKED}", "Remove or rename it")
+            raise UsageError(
+                f"{file} is not {REVOKED} and has none of the suffixes {', '.join(_SUFFIXES)}", "Remove or rename it"
+            )
         for label, der, not_after in _blocks(data, str(file)):
             if label == "CERTIFICATE":
                 certificates.append(der)
             else:
                 keys.append(TrustedKey(read_public_key(der, str(file)), file.name, not_after))
     if not keys and not certificates:
-        raise UsageError(f"{path} holds no key", "Put a public key or a certificate there")
+        raise UsageError(f"{path} contains no key", "Put a public key or a certificate there")
     return Trust(str(path), tuple(keys), tuple(certificates), revoked)
 
 
 def verify_signature(
     data: Optional[bytes], found: Mapping[str, str], trust: Trust, where: str, chain: Optional[Chain] = None
 ) -> Signer:
-    """Return who signed the files `found` (relative path → sha256 in hex), by the signature file `data`, None where
-    missing.
+    """Return the signer of the files `found` (sha256 in hex by relative path).
 
     Args:
-        chain: what verifies certificates; a device has none.
+        data: content of the signature file; None if it is missing.
+        chain: function that verifies certificates; a device has none.
 
     Raises:
-        BundleError: not signed, by a key that is not trusted (any more), or other files were signed.
+        BundleError: there is no signature, the key is not trusted (any more), or other files were signed.
     """
     if data is None:
-        raise BundleError(f"{where} is not signed", f"{trust.source} says whose signature it needs")
+        raise BundleError(f"{where} is not signed", f"It needs a signature by a key of {trust.source}")
     signature = parse_signature(data, f"{where}: signature")
     signer = _signer(signature, trust, where, chain)
     check_files(signed_files(signature.payload, where), found, where)
@@ -156,17 +155,17 @@ def verify_signature(
 
 
 def check_signature(bundle: Bundle, trust: Optional[Trust], chain: Optional[Chain] = None) -> Optional[Signer]:
-    """Return who signed an opened bundle, whose files were hashed already; None where there is no `trust`.
+    """Return the signer of an opened bundle, whose files were hashed already. Return None if there is no `trust`.
 
     Raises:
-        BundleError: as `verify_signature`; and where a file lies in its directory that nobody signed.
+        BundleError: see `verify_signature`; also if the directory contains a file that nobody signed.
     """
     if trust is None:
         return None
     if bundle.extra:
         raise BundleError(
-            f"{bundle.source}: {bundle.extra[0]!a} is not signed, where {trust.source} says whose files count",
-            "Move what is not part of the bundle out of it",
+            f"{bundle.source}: {bundle.extra[0]!a} is not signed, and {trust.source} requires signed files",
+            "Move files that are not part of the bundle out of it",
         )
     found = {name: record.sha256 for name, record in bundle.files.items()}
     found[MANIFEST] = bundle.manifest_sha256
@@ -174,7 +173,7 @@ def check_signature(bundle: Bundle, trust: Optional[Trust], chain: Optional[Chai
 
 
 def _signer(signature: Signature, trust: Trust, where: str, chain: Optional[Chain]) -> Signer:
-    fix = f"Do not use it, unless the key belongs into {trust.source}"
+    fix = f"Do not use it, unless the key belongs in {trust.source}"
     today = datetime.now(timezone.utc).date()
     for trusted in trust.keys:
         if signature.hint not in ("", trusted.key.id) or not signature.is_by(trusted.key):
@@ -192,7 +191,7 @@ def _signer(signature: Signature, trust: Trust, where: str, chain: Optional[Chai
         )
     key = chain(signature.chain, trust.certificates)
     if not signature.is_by(key):
-        raise BundleError(f"{where}: the signature is not that of its certificate", fix)
+        raise BundleError(f"{where}: its certificate did not make the signature", fix)
     return _unrevoked(Signer(key.id, Path(trust.source).name), trust, where)
 
 
@@ -211,38 +210,42 @@ def _read(file: Path) -> bytes:
 
 
 def _lines(data: bytes, where: str) -> List[Tuple[str, str]]:
-    """Place (`where:number`) and text of each line. An editor must show the lines that are read here."""
+    """Return the place (`where:number`) and the text of each line. Refuse characters that an editor would not show as
+    they are read here.
+    """
     try:
         lines = [line[:-1] if line.endswith("\r") else line for line in data.decode("utf-8").split("\n")]
     except UnicodeDecodeError as error:
         raise UsageError(f"{where} is neither DER nor text in UTF-8", "Write the file again") from error
     for number, line in enumerate(lines, 1):
         if _CONTROL.search(line):
-            raise UsageError(f"{where}:{number}: {line[:80]!a} holds a control character", "Remove it")
+            raise UsageError(f"{where}:{number}: {line[:80]!a} contains a control character", "Remove it")
     return [(f"{where}:{number}", line.strip(" \t")) for number, line in enumerate(lines, 1)]
 
 
 def _read_revoked(data: bytes, where: str) -> FrozenSet[str]:
-    """Return the ids of keys, one a line; a remark begins with #."""
+    """Return the ids of keys, one a line. A remark begins with #."""
     found = set()
     for place, line in _lines(data, where):
         key = line.partition("#")[0].strip(" \t")
         if key and not SHA256.fullmatch(key):
             raise UsageError(
-                f"{place}: {key[:80]!a} is not an id of a key", "Write the 64 hex digits that `verify` prints"
+                f"{place}: {key[:80]!a} is not the id of a key", "Write the 64 hex digits that `verify` prints"
             )
         found.add(key)
     return frozenset(found - {""})
 
 
 def _blocks(data: bytes, where: str) -> List[Tuple[str, bytes, Optional[date]]]:
-    """Return label, content and last day of each key and certificate: of DER data that one, of PEM text every block.
+    """Return label, content and last day of each key and certificate. DER data are one of them; PEM text may contain
+    several.
 
     Raises:
-        UsageError: a line is not of a block, `not-after: YYYY-MM-DD` before a key, a remark, or what tools write of it.
+        UsageError: a line is none of these: part of a block, `not-after: YYYY-MM-DD` before a key, a remark, or a
+            tool's description of a key.
     """
     if b"-----BEGIN" not in data:
-        # A certificate's first element is a sequence of 128 bytes or more, a key's a short one.
+        # The first element of a certificate is a sequence with a two-byte length. That of a key is short.
         return [("CERTIFICATE" if data[:2] == b"\x30\x82" else "PUBLIC KEY", data, None)]
     found: List[Tuple[str, bytes, Optional[date]]] = []
     last: Optional[Tuple[str, date]] = None
@@ -252,7 +255,9 @@ def _blocks(data: bytes, where: str) -> List[Tuple[str, bytes, Optional[date]]]:
         if begin:
             label = begin.group(1)
             if label not in ("PUBLIC KEY", "CERTIFICATE"):
-                raise UsageError(f"{place}: {where} holds a {label}", "Only public keys and certificates belong there")
+                raise UsageError(
+                    f"{place}: {where} contains a {label}", "Only public keys and certificates belong there"
+                )
             if last is not None and label == "CERTIFICATE":
                 raise UsageError(
                     f"{last[0]}: a certificate has its own last day", "Remove the line not-after before it"
@@ -271,7 +276,7 @@ def _blocks(data: bytes, where: str) -> List[Tuple[str, bytes, Optional[date]]]:
 
 
 def _content(lines: Iterator[Tuple[str, str]], label: str, begin: str) -> bytes:
-    """Take the lines of a block up to its end, and return what they encode."""
+    """Read the lines of a block up to its end, and return the decoded bytes."""
     text: List[str] = []
     for _, line in lines:
         if line == f"-----END {label}-----":
@@ -280,18 +285,18 @@ def _content(lines: Iterator[Tuple[str, str]], label: str, begin: str) -> bytes:
             except ValueError as error:
                 raise UsageError(f"{begin}: the {label} is not base64", "Write the file again") from error
         text.append(line)
-    raise UsageError(f"{begin}: the {label} is not whole", "Write the file again")
+    raise UsageError(f"{begin}: the {label} is cut off", "Write the file again")
 
 
 def _last_day(line: str, place: str) -> date:
     fault = UsageError(
-        f"{place}: {line[:80]!a} is not understood, so that nothing is trusted",
-        "Between keys stand `not-after: 2027-06-30` and remarks that begin with #",
+        f"{place}: {line[:80]!a} is not understood, so nothing is trusted",
+        "Between keys, write only `not-after: 2027-06-30` and remarks that begin with #",
     )
     found = _NOT_AFTER.fullmatch(line)
     if not found:
         raise fault
     try:
         return date.fromisoformat(found.group(1))
-    except ValueError as error:  # no month has this day
+    except ValueError as error:  # there is no such day
         raise fault from error

@@ -1,4 +1,4 @@
-"""Read the variants of a component, with every path that they name resolved inside the bundle and present."""
+"""Read the variants of a component. Every path in them is resolved inside the bundle, and must exist."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _VARIANT_KEYS = frozenset(
 _ORT_KEYS = frozenset({"model_file", "session_options", "provider_options"})
 _DEVICES = ("cpu", "gpu", "npu")
 _VERSIONS = ("min_onnxruntime", "min_compute_capability", "min_tensorrt", "below_tensorrt")
-_MOST_SLICES = 256  # of one output
+_MOST_SLICES = 256  # in one output
 _MOST_AXES, _MOST_INDICES = 64, 1 << 31
 _VERSION = re.compile(r"(\d{1,6}(\.\d{1,6}){0,4})?", re.ASCII)
 
@@ -40,7 +40,7 @@ EXTERNAL_FOLDER = "session.model_external_initializers_file_folder_path"
 
 @dataclass(frozen=True)
 class Case:
-    """Hold one self-test vector: arrays by input and by output name, in an .npz each or in groups of one."""
+    """Hold one self-test vector: arrays by input name and by output name, each in an .npz or in a group of one."""
 
     inputs: Path
     outputs: Path
@@ -54,8 +54,8 @@ def slice_name(axis: int, first: int, last: int) -> str:
 
 @dataclass(frozen=True)
 class SliceTolerance:
-    """Set the absolute difference that is allowed on the indices `first` to `last` along `axis` of an output, whose
-    values are of another unit than the rest.
+    """Set the allowed absolute difference on the indices `first` to `last` along `axis` of an output. The values there
+    have another unit than the rest.
     """
 
     axis: int
@@ -65,7 +65,7 @@ class SliceTolerance:
 
     @property
     def where(self) -> str:
-        """Name the place in the output."""
+        """Return the name of the place in the output."""
         return slice_name(self.axis, self.first, self.last)
 
 
@@ -74,22 +74,22 @@ class Variant:
     """Describe one way to run the model.
 
     Attributes:
-        name, component: as in the package; the quantized model is the component "model".
+        name, component: names in the package; the quantized model is the component "model".
         ep: execution provider.
-        model: the ONNX file; None where ONNX Runtime is not what runs this variant.
-        session_options, provider_options: what the session must be opened with; paths are resolved. Options that the
-            model carries in its metadata are among them.
+        model: the model file; None if ONNX Runtime does not run this variant.
+        session_options, provider_options: options that the session must be opened with, including those in the model's
+            metadata. Paths are resolved.
         architecture: "x86_64", "arm64" ...; "any" fits all.
         required_features: CPU features without which the variant is wrong or slow.
-        rank: among the variants that fit, the highest wins.
-        min_onnxruntime: "" where any will do.
-        cases, tolerance: the self-test; tolerance is absolute, per output name.
-        slices: what is allowed on parts of an output, by its name, besides the tolerance of the whole.
+        rank: rank of the variant; among the variants that fit, the highest wins.
+        min_onnxruntime: oldest onnxruntime that runs it; "" if any version does.
+        cases, tolerance: cases of the self-test, and the absolute tolerance of each output by name.
+        slices: tolerances of parts of an output, by its name, in addition to the tolerance of the whole.
         info: all of executor_info.edgeq.
-        table: the calibration table that must lie among the engines, where it has one.
-        bundle: the sha256 of its bundle's manifest, under which what is built on the device is kept; "" outside one.
-        hashed: the files of a bundle that is opened in place, as they were hashed.
-        beside: where engines lay in earlier versions, which nothing reads.
+        table: calibration table that must be next to the engines; None if there is none.
+        bundle: sha256 of the bundle's manifest, under which the device caches what it builds; "" outside a bundle.
+        hashed: record of the hashed files of a bundle that is opened in place.
+        beside: folder of engines in earlier versions. It is not read.
     """
 
     name: str
@@ -112,10 +112,11 @@ class Variant:
     slices: Mapping[str, Tuple[SliceTolerance, ...]] = field(default_factory=dict)
 
     def check_unchanged(self) -> None:
-        """Refuse files that are opened in place and are no longer what was hashed. Call it when they are open.
+        """Refuse files that are opened in place and have changed since they were hashed. Call this when the files are
+        open.
 
         Raises:
-            BundleError: a file or a folder was changed, replaced or moved meanwhile.
+            BundleError: a file or folder was changed, replaced or moved meanwhile.
         """
         if self.hashed is not None:
             self.hashed.check()
@@ -123,33 +124,33 @@ class Variant:
 
 @dataclass(frozen=True)
 class _Files:
-    """The files of a bundle. `where` begins messages."""
+    """Find the files of a bundle. Messages begin with `where`."""
 
     root: Path
     known: Mapping[str, FileRecord]
     where: str
 
     def existing(self, name: str) -> Path:
-        """The file of that name."""
+        """Return the path of the file `name`."""
         if name not in self.known:
             raise BundleError(f"{self.where}: {name!r} is not in the bundle")
         return self.root / name
 
     def vectors(self, name: str) -> Path:
-        """Return the place of arrays: an .npz file, or a group of one."""
+        """Return the path of arrays: an .npz file, or a group of one."""
         file, _, group = name.rpartition("/")
         if file in self.known and file.endswith(".npz") and group:
             return self.root / name
         return self.existing(name)
 
     def place(self, name: str, kind: str) -> Path:
-        """The file `name`, or the folder of that name that holds some of the files."""
+        """Return the path of the file `name`, or of the folder `name` that contains some of the files."""
         if name not in self.known if kind == "file" else not any(file.startswith(name + "/") for file in self.known):
             raise BundleError(f"{self.where}: {name!r} is not in the bundle as a {kind}")
         return self.root / name
 
     def json(self, name: str) -> Dict[str, Any]:
-        """The JSON object in a file."""
+        """Return the JSON object in a file."""
         path = self.existing(name)
         if self.known[name].size > MAX_BYTES:
             raise BundleError(f"{self.where}: {name} is larger than {MAX_BYTES} bytes")
@@ -159,10 +160,11 @@ class _Files:
 def load_variants(
     component: str, place: str, root: Path, files: Mapping[str, FileRecord], where: str
 ) -> Tuple[Variant, ...]:
-    """Read `place`/component.json under `root`; return its variants as they are written, in their order of preference.
+    """Read `place`/component.json under `root`. Return its variants in the order of the file, which is their order of
+    preference.
 
     Raises:
-        BundleError: a key, a value or a path that is not right.
+        BundleError: a key, a value or a path is wrong.
     """
     file = f"{place}/{COMPONENT}"
     where = f"{where}: {file}"
@@ -204,12 +206,12 @@ def _variant(component: str, place: str, name: str, values: object, files: _File
     provider_options = texts_in(ort.get("provider_options", {}), f"{where}: provider_options")
     directory = f"{place}/{check_file_name(folder, where)}"
     if not any(name.startswith(directory + "/") for name in files.known):
-        raise BundleError(f"{where}: its directory {directory} is not there")
+        raise BundleError(f"{where}: its directory {directory} does not exist")
     info = files.json(resolve_reference(edgeq, directory, where)) if isinstance(edgeq, str) else dict(edgeq)
     model = files.existing(resolve_reference(model_file, directory, where)) if model_file is not None else None
 
     def resolve(reference: str, kind: str) -> str:
-        """Return the path of a file of the bundle that an option names, as text."""
+        """Return the path, as text, of a file of the bundle that an option names."""
         return str(files.place(resolve_reference(reference, directory, where), kind))
 
     rank = info.get("rank", 0)
@@ -248,7 +250,7 @@ def _variant(component: str, place: str, name: str, values: object, files: _File
 
 
 def _table(info: Mapping[str, Any], files: _Files) -> Optional[Path]:
-    """The file of the bundle that holds this variant's calibration table."""
+    """Return the path of this variant's calibration table in the bundle, or None if it has none."""
     named = info.get("table_file")
     if named is None:
         return None
@@ -278,7 +280,7 @@ def _selftest(values: object, files: _Files) -> Tuple[Tuple[Case, ...], Dict[str
 
 
 def _slices(values: object, tolerance: Mapping[str, float], where: str) -> Dict[str, Tuple[SliceTolerance, ...]]:
-    """Read the slices, which stand outside `selftest`: earlier readers refuse keys there that they do not know."""
+    """Read the slices. They are outside of `selftest`, because earlier readers refuse unknown keys there."""
     where = f"{where}: selftest_slices"
     if not isinstance(values, dict) or not set(values) <= set(tolerance):
         raise BundleError(f"{where} is not an object of the self-test's outputs")
@@ -302,5 +304,5 @@ def _slice(value: object, where: str) -> SliceTolerance:
 
 def _tolerance(value: object, where: str) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or value < 0:
-        raise BundleError(f"{where} is not a number from 0 up")
+        raise BundleError(f"{where} is not a number of 0 or more")
     return float(value)

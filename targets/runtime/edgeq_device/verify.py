@@ -20,12 +20,12 @@ PASSED, LOADED, FAILED, SKIPPED, UNUSED = "passed", "loaded", "failed", "not run
 
 @dataclass(frozen=True)
 class VariantReport:
-    """Report one variant.
+    """Report on one variant.
 
     Attributes:
-        status: "passed" (self-test held), "loaded" (it loads and carries no self-test), "failed", "not run", or "not
-            used": a plug-in engine is broken or wrong here, so that the runner takes another variant.
-        reason: why it failed or was not run or is not used, else "".
+        status: "passed" (the self-test passed), "loaded" (it loads and has no self-test), "failed", "not run", or "not
+            used" (a plug-in engine is broken or wrong here, so the runner uses another variant).
+        reason: why it failed, was not run or is not used; else "".
     """
 
     variant: Variant
@@ -34,7 +34,7 @@ class VariantReport:
     selftest: Optional[SelfTest]
 
     def to_dict(self) -> Dict[str, Any]:
-        """Return plain JSON values; an infinite error (another shape or dtype) is null."""
+        """Return plain JSON values. An infinite error (another shape or dtype) becomes None."""
         outputs = self.selftest.outputs if self.selftest is not None else ()
         return {
             "component": self.variant.component,
@@ -48,11 +48,11 @@ class VariantReport:
 
 @dataclass(frozen=True)
 class Report:
-    """Report a whole bundle. It is verified when nothing failed and something of the component that had to run ran.
+    """Report on a whole bundle. It is verified if nothing failed and a variant of the required component ran.
 
     Attributes:
-        signer: None where no trust was given to verify a signature by.
-        component: that of which a variant must have run; None where any will do.
+        signer: signer of the bundle; None if no trust was given to verify the signature with.
+        component: component of which a variant must have run; None if any component will do.
     """
 
     bundle: Bundle
@@ -63,7 +63,7 @@ class Report:
 
     @property
     def passed(self) -> bool:
-        """Return whether no variant failed and at least one of `component` was loaded or passed its self-test."""
+        """Return whether no variant failed and a variant of `component` was loaded or passed its self-test."""
         named = self.component
         needed = (one.status for one in self.variants if named is None or one.variant.component == named)
         failed = any(one.status == FAILED for one in self.variants)
@@ -75,7 +75,12 @@ class Report:
         return f"Report(passed={self.passed}, variants: {counts})"
 
     def check(self) -> None:
-        """Raise CheckFailedError if a variant failed, BundleError if none could run here."""
+        """Raise an error if the bundle is not verified.
+
+        Raises:
+            CheckFailedError: a variant failed.
+            BundleError: no variant could run here.
+        """
         failed = [report for report in self.variants if report.status == FAILED]
         if failed:
             raise CheckFailedError(
@@ -86,11 +91,11 @@ class Report:
             why = "; ".join(f"{report.variant.name}: {report.reason}" for report in self.variants if report.reason)
             raise BundleError(
                 f"{self.bundle.source}: no variant runs on this device ({why})",
-                "Verify it on its device, or here with `edgeq verify BUNDLE --on all`; or package it for this one",
+                "Verify it on its device, or here with `edgeq verify BUNDLE --on all`, or package it for this device",
             )
 
     def to_dict(self) -> Dict[str, Any]:
-        """Return what `verify --json` prints: plain JSON values, one entry a variant."""
+        """Return the output of `verify --json`: plain JSON values, one entry for each variant."""
         return {
             **self.bundle.facts(),
             "signed": self.bundle.signature is not None,
@@ -103,13 +108,15 @@ class Report:
 
 
 def verify(bundle: Bundle, device: Device, name: Optional[str] = None, signer: Optional[Signer] = None) -> Report:
-    """Load and self-test every variant that `device` can run; the others are listed with the reason.
+    """Load and self-test every variant that `device` can run. The others are listed with the reason.
 
-    A plug-in engine that is broken or wrong here fails the bundle only where its variant was named: another one runs.
+    The hashes were checked when the bundle was opened. A plug-in engine that is broken or wrong here fails the bundle
+    only if `name` selects its variant. Otherwise another variant runs.
 
-    The hashes were checked when the bundle was opened. `name` restricts the work to the variants of that name. Without
-    it a variant of the model itself must run: the float32 model next to it runs anywhere and is not what is deployed.
-    `signer` is who was found to have signed it (`edgeq_device.trust.check_signature`).
+    Args:
+        name: test only the variants of this name. Without it, a variant of the model itself must run: the float32 model
+            next to it runs anywhere and is not the one that is deployed.
+        signer: signer of the bundle, from `edgeq_device.trust.check_signature`.
 
     Raises:
         BundleError: there is no variant of that name.
@@ -136,7 +143,7 @@ def _report(variant: Variant, device: Device) -> VariantReport:
         if not variant.cases:
             return VariantReport(variant, LOADED, "", None)
         result = run_selftest(variant, session)
-        variant.check_unchanged()  # the self-test has read its vectors
+        variant.check_unchanged()  # after the self-test has read its vectors
     except (BundleError, DataError, RuntimeUnavailableError) as error:
         return VariantReport(variant, FAILED, str(error), None)
     return VariantReport(variant, PASSED if result.passed else FAILED, result.reason, result)
@@ -146,7 +153,7 @@ _NAMED = 5
 
 
 def describe(bundle: Bundle, device: Device, choice: Optional[Choice]) -> Dict[str, Any]:
-    """Return what `info --json` prints: the bundle, the device, and each variant with the verdict on it."""
+    """Return the output of `info --json`: the bundle, the device, and each variant with the verdict on it."""
     variants = [_describe_variant(judge(variant, device)) for group in bundle.components.values() for variant in group]
     return {
         **bundle.facts(),
@@ -187,7 +194,7 @@ def _describe_variant(verdict: Verdict) -> Dict[str, Any]:
 
 
 def info_lines(bundle: Bundle, device: Device, choice: Optional[Choice]) -> List[str]:
-    """Return what `info` prints: size, hash and device, then a line for each variant with the verdict on it."""
+    """Return the output of `info`: size, hash and device, then a line for each variant with the verdict on it."""
     size = bundle.facts()["bytes"] / 1e6
     lines = [
         f"{bundle.name or bundle.source}: {len(bundle.files)} files, {size:.2f} MB, all hashes right",
@@ -212,33 +219,31 @@ def info_lines(bundle: Bundle, device: Device, choice: Optional[Choice]) -> List
 
 
 def _plugins(bundle: Bundle) -> List[EngineSpec]:
-    """The plug-in engines that the bundle has variants for."""
+    """Return the plug-in engines for which the bundle has variants."""
     providers = dict.fromkeys(variant.ep for group in bundle.components.values() for variant in group)
     return [engine for engine in map(plugin_of, providers) if engine is not None]
 
 
 def extra_lines(bundle: Bundle) -> List[str]:
-    """Return a line with the files that are not the bundle's own, where there are any."""
+    """Return a line with the files that do not belong to the bundle, or [] if there are none."""
     more = f" and {len(bundle.extra) - _NAMED} more" if len(bundle.extra) > _NAMED else ""
     return [f"not part of the bundle: {', '.join(bundle.extra[:_NAMED])}{more}"] if bundle.extra else []
 
 
 def hash_line(digest: str) -> str:
-    """Return the hash that identifies the whole bundle, for comparison with what the sender says."""
+    """Return a line with the hash that identifies the whole bundle. Users compare it with the sender's."""
     return f"manifest sha256 {digest}"
 
 
 def report_lines(report: Report) -> List[str]:
-    """Return what `verify` prints: the status of each variant, and of each output its error and tolerance
-    (absolute).
-    """
+    """Return the output of `verify`: the status of each variant, and each output's error and absolute tolerance."""
     lines = [f"{report.bundle.source}: {len(report.bundle.files)} files, all hashes right", *extra_lines(report.bundle)]
     if report.bundle.in_place:
-        lines.append("opened in place, without a private copy: changes after the hashes show by size and time alone")
+        lines.append("opened in place, without a private copy: later changes are detected only by size and time")
     if report.signer is not None:
         lines.append(f"signed by {report.signer.name} ({report.signer.key})")
     elif report.bundle.signature is not None:
-        lines.append("signed; whether by a key that you trust was not checked (--trust)")
+        lines.append("signed, but not checked against trusted keys (--trust)")
     lines.append(hash_line(report.bundle.manifest_sha256))
     return [*lines, *(line for entry in report.variants for line in variant_lines(entry.to_dict()))]
 

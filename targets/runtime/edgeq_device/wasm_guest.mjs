@@ -1,6 +1,6 @@
 // Answer edgeq's requests on standard input with sessions of ONNX Runtime Web, in the frames of arrays.py.
 //
-// Usage: node wasm_guest.mjs FOLDER FILES, FILES being JSON: [{path, sha256, bytes}] of the script, its loader, the wasm.
+// Usage: node wasm_guest.mjs FOLDER FILES. FILES is JSON, [{path, sha256, bytes}], of the script, its loader, the wasm.
 
 import fs from "node:fs";
 import { pathToFileURL } from "node:url";
@@ -16,7 +16,7 @@ const ONNX = { float32: "float", float64: "double" };
 const INVALID = /ERROR_CODE: 2\b/;
 const CYCLE = 1024;
 
-// What the runtime prints, its profile among it, must not come between the frames.
+// Text that the runtime prints, such as its profile, must not end up between the frames.
 const write = fs.writeSync.bind(fs);
 let printed = [];
 fs.writeSync = (place, text, ...rest) => {
@@ -43,7 +43,7 @@ function readFrame() {
   const arrays = {};
   for (const [name, dtype, shape] of request.arrays) {
     const type = DTYPES[dtype];
-    if (!type) throw new Error(`tensor ${name} is ${dtype}, which ONNX Runtime Web does not take`);
+    if (!type) throw new Error(`tensor ${name} is ${dtype}, which ONNX Runtime Web does not support`);
     const Array = TYPES[type];
     const bytes = exactly(shape.reduce((a, b) => a * b, 1) * Array.BYTES_PER_ELEMENT);
     arrays[name] = { type, shape, data: new Array(new Uint8Array(bytes).buffer) };
@@ -62,7 +62,7 @@ function writeFrame(content, arrays = {}) {
   }
 }
 
-/** Return what is to be run, query after query: the samples in shuffled rounds, stacked where there are batches. */
+/** Yield the inputs of one query after another: the samples in shuffled rounds, stacked if there are batches. */
 function* queries(samples, { samples_per_query: each = 1, batch = 1, seed = 0 }) {
   let state = (seed + 1) >>> 0;
   const random = () => {
@@ -100,7 +100,7 @@ function stacked(group) {
 
 const described = (specs) =>
   specs.map(({ name, isTensor, type, shape }) => {
-    if (!isTensor || !TYPES[type]) throw new Error(`${name} is no tensor of numbers`);
+    if (!isTensor || !TYPES[type]) throw new Error(`${name} is not a tensor of numbers`);
     return [name, `tensor(${ONNX[type] ?? type})`, shape.map((size) => (size === "" ? null : size))];
   });
 

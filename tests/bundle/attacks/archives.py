@@ -58,7 +58,7 @@ def name_with_nul(files: dict[str, bytes]) -> bytes:
     return data.replace(b"manifest.jsonXevil", b"manifest.json\0evil")
 
 
-@attack("is there twice")
+@attack("occurs twice")
 def name_twice(files: dict[str, bytes]) -> bytes:
     # The zip module warns of a name twice, so two names are made one afterwards.
     twin = MODEL[:-1] + "Z"
@@ -86,7 +86,7 @@ def missing_file(files: dict[str, bytes]) -> bytes:
     return pack({name: data for name, data in files.items() if name != MODEL})
 
 
-@attack("the manifest says")
+@attack("the manifest states")
 def longer_file(files: dict[str, bytes]) -> bytes:
     return pack({**files, MODEL: files[MODEL] + b"\0"})
 

@@ -82,12 +82,12 @@ def flipped_byte(root: Path) -> None:
     (root / MODEL).write_bytes(data)
 
 
-@attack("the manifest says")
+@attack("the manifest states")
 def truncated_file(root: Path) -> None:
     (root / MODEL).write_bytes((root / MODEL).read_bytes()[:-1])
 
 
-@attack("the manifest says")
+@attack("the manifest states")
 def longer_file(root: Path) -> None:
     with (root / MODEL).open("ab") as stream:
         stream.write(b"\0")
@@ -155,7 +155,7 @@ def half_a_character(root: Path) -> None:
     seal(root, package_name="\ud800")
 
 
-@attack("is that of a device on Windows")
+@attack("is the name of a device on Windows")
 def name_of_a_device(root: Path) -> None:
     edit_files(root, lambda files: files.update({"models/nul.npz": files["edgeq_run.py"]}))
 
@@ -292,12 +292,12 @@ def name_with_newline(root: Path) -> None:
     edit_files(root, lambda f: f.update({"a\nb": f[MODEL]}))
 
 
-@attack("is there twice")
+@attack("occurs twice")
 def name_differs_in_case(root: Path) -> None:
     edit_files(root, lambda f: f.update({MODEL.upper(): f[MODEL]}))
 
 
-@attack("is there twice")
+@attack("occurs twice")
 def manifest_in_the_manifest(root: Path) -> None:
     edit_files(root, lambda f: f.update({"manifest.json": f[MODEL]}))
 
@@ -366,7 +366,7 @@ def variant_directory_outside(root: Path) -> None:
     edit_variant(root, lambda v: v.update(variant_directory="../../.."))
 
 
-@attack("is not there")
+@attack("does not exist")
 def variant_directory_missing(root: Path) -> None:
     edit_variant(root, lambda v: v.update(variant_directory="nowhere"))
 
@@ -437,7 +437,7 @@ def provider_without_end(root: Path) -> None:
     edit_variant(root, lambda v: v.update(ep="C" * 1000))
 
 
-@attack("holds code compiled for one device (EPContext)")
+@attack("contains code compiled for one device (EPContext)")
 def compiled_program(root: Path) -> None:
     model = onnx.load(root / MODEL)
     model.graph.node.add(op_type="EPContext", domain="com.microsoft", output=["unused"])
@@ -451,7 +451,7 @@ def runtimes_own_format(root: Path) -> None:
     seal(root)
 
 
-@attack("is not named as an ONNX file")
+@attack("does not have the suffix .onnx")
 def runtimes_own_suffix(root: Path) -> None:
     (root / MODEL).rename(root / MODEL.replace(".onnx", ".ORT"))
     edit_ort(root, model_file="model.ORT")
@@ -505,14 +505,14 @@ def thousands_of_slices(root: Path) -> None:
     seal(root)
 
 
-@attack("the tolerance of a slice is not a number from 0 up")
+@attack("the tolerance of a slice is not a number of 0 or more")
 def slice_of_negative_tolerance(root: Path) -> None:
     part = {"axis": 1, "first": 0, "last": 1, "tolerance": -0.5}
     change_info(root, lambda i: i.update(selftest_slices={"y": [part]}))
     seal(root)
 
 
-@attack("is not a number from 0 up")
+@attack("is not a number of 0 or more")
 def negative_tolerance(root: Path) -> None:
     change_info(root, lambda i: i["selftest"]["tolerance"].update(y=-1))
     seal(root)

@@ -63,19 +63,19 @@ def _leads(where: str, target: str) -> Script:
     return script
 
 
-LOGINS = "logins are for its own host alone"
+LOGINS = "edgeq sends a login only to its own host"
 TARGETS = {
     "absolute": ("http://{other}/x?digest=1", LOGINS),
     "without-scheme": ("//{other}/x", LOGINS),
     "by-name": ("http://localhost:{port}/x", LOGINS),
     "shouted": ("HTTP://{other}/x", LOGINS),
     "query-alone": ("http://{other}?x", LOGINS),
-    "home-as-user": ("http://{home}@{other}/x", "an address that is none"),
-    "login-in-it": ("http://a:b@{other}/x", "an address that is none"),
-    "backslash": ("http://{other}\\@{home}/x", "an address that is none"),
-    "port-too-large": ("http://127.0.0.1:99999/x", "an address that is none"),
-    "not-ascii": ("http://127.0.0.1\xe9/x", "an address that is none"),
-    "bad-ipv6": ("http://[::1/x", "an address that is none"),
+    "home-as-user": ("http://{home}@{other}/x", "not a valid address"),
+    "login-in-it": ("http://a:b@{other}/x", "not a valid address"),
+    "backslash": ("http://{other}\\@{home}/x", "not a valid address"),
+    "port-too-large": ("http://127.0.0.1:99999/x", "not a valid address"),
+    "not-ascii": ("http://127.0.0.1\xe9/x", "not a valid address"),
+    "bad-ipv6": ("http://[::1/x", "not a valid address"),
     "file": ("file:///etc/passwd", "leads away from https"),
     "ftp": ("ftp://{other}/x", "leads away from https"),
     "data": ("data:,x", "leads away from https"),
@@ -165,11 +165,11 @@ TOKENS = {
     "refused": (response(401, b"", 'WWW-Authenticate: Bearer realm="http://127.0.0.1:1/x"'), "login was refused"),
     "led-away": (None, LOGINS),
     "not-json": (response(200, b"<html>"), "is not valid JSON"),
-    "not-text": (response(200, b'{"token": {"a": 1}}'), "sent none"),
-    "no-token": (response(200, b"{}"), "sent none"),
-    "line-break": (response(200, b'{"token": "a\\r\\nX: y"}'), "sent none"),
-    "token-large": (response(200, json.dumps({"token": "a" * 70_000}).encode()), "sent none"),
-    "answer-large": (response(200, b'{"token": "' + b"a" * (1 << 21) + b'"}'), "sent none"),
+    "not-text": (response(200, b'{"token": {"a": 1}}'), "sent no token"),
+    "no-token": (response(200, b"{}"), "sent no token"),
+    "line-break": (response(200, b'{"token": "a\\r\\nX: y"}'), "sent no token"),
+    "token-large": (response(200, json.dumps({"token": "a" * 70_000}).encode()), "sent no token"),
+    "answer-large": (response(200, b'{"token": "' + b"a" * (1 << 21) + b'"}'), "sent no token"),
     "deep": (response(200, b'{"token": ' + b"[" * 100_000), "nested"),
 }
 
@@ -240,8 +240,8 @@ def _at(where: str, reply: Callable[[Hostile], Reply]) -> Script:
 def _too_much() -> Iterator[Scenario]:
     for (what, (start, part)), where in itertools.product(FLOODS.items(), ("manifests", "blobs")):
         reply: Callable[[Hostile], Reply] = lambda _, start=start, part=part: _endless(part, start)  # type: ignore[misc]  # noqa: E731
-        yield Scenario(f"flood-{what}-{where}", _at(where, reply), "the manifest says|that digest|connection failed")
-    yield Scenario("cut-off", _at("blobs", lambda _: response(200, b"x", length=9)), "the manifest says|was changed")
+        yield Scenario(f"flood-{what}-{where}", _at(where, reply), "the manifest states|that digest|connection failed")
+    yield Scenario("cut-off", _at("blobs", lambda _: response(200, b"x", length=9)), "the manifest states|was changed")
     yield Scenario("closes", _at("blobs", lambda _: b""), "closed connection")
     yield Scenario("gibberish", _at("manifests", lambda _: b"\x1b[2J\x07all well\r\n\r\n"), BROKEN)
 

@@ -124,7 +124,7 @@ def test_the_first_failure_ends_the_others(
 
     hosts.home.script = script
     started = time.monotonic()
-    with pytest.raises(DeviceError, match="the manifest says"):
+    with pytest.raises(DeviceError, match="the manifest states"):
         pull(parse_reference(f"{hosts.home.host}/models/net@{stored[1]}"), tmp_path / "out")
     assert time.monotonic() - started < SLACK_S
 

@@ -147,6 +147,6 @@ def _read(read: Callable[[str], Address], text: str) -> Address | None:
     try:
         return read(text)
     except ValueError as error:
-        if str(error) not in ("an address that is none", "it leads away from https"):
+        if str(error) not in ("not a valid address", "it leads away from https"):
             raise
         return None

@@ -101,7 +101,7 @@ def test_each_gets_its_own_login(net: Net, tmp_path: Path) -> None:
         (f"http://{REGISTRY}/x", "leads away from https"),
         ("http://127.0.0.1:1/x", "leads away from https"),
         ("http://localhost/x", "leads away from https"),
-        (f"https://{FOREIGN}/x", "asks for a login"),
+        (f"https://{FOREIGN}/x", "demands a login"),
         (f"https://{REGISTRY}:8443/x", "the proxy refuses, HTTP 502"),
         (f"https://{UNKNOWN}/x", "CERTIFICATE_VERIFY_FAILED"),
     ],

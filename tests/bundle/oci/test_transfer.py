@@ -120,7 +120,7 @@ def layer(**changes: object) -> Callable[[dict[str, object]], object]:
         (lambda m: m.update(layers=[1]), "no path, size or sha256"),
         (lambda m: m["layers"].pop(0), "is missing"),
         (lambda m: m["layers"].append({**m["layers"][0], "annotations": {"org.cncf.model.filepath": "x.so"}}), "x.so"),
-        (lambda m: m["layers"].append(m["layers"][0]), "there twice"),
+        (lambda m: m["layers"].append(m["layers"][0]), "occurs twice"),
         (layer(annotations={"org.cncf.model.filepath": "../../x"}), "not a plain path"),
         (layer(annotations={"org.cncf.model.filepath": "/etc/x"}), "is absolute"),
         (layer(size=-1), "no path, size or sha256"),
@@ -166,7 +166,7 @@ def test_what_the_registry_changes(registry: Registry, good: Path, tmp_path: Pat
 
 def test_no_connection_no_login_not_there(registry: Registry, good: Path, tmp_path: Path) -> None:
     for name, problem in (
-        (f"{registry.host}/models/net@{SHA}", "it is not there"),
+        (f"{registry.host}/models/net@{SHA}", "it was not found"),
         (f"127.0.0.1:1/models/net@{SHA}", "the connection failed"),
     ):
         with pytest.raises(RuntimeUnavailableError, match=problem):
@@ -240,7 +240,7 @@ def test_tokens_and_redirects(registry: Registry, good: Path, tmp_path: Path) ->
     ],
 )
 def test_what_is_no_reference(text: str) -> None:
-    with pytest.raises(DeviceError, match="not a place in a registry"):
+    with pytest.raises(DeviceError, match="is not a reference to a registry"):
         parse_reference(text)
 
 
