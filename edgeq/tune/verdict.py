@@ -1,4 +1,4 @@
-"""Write sentences on what a search found: the verdict, what is in doubt, and what would be needed."""
+"""Write sentences on the result of a search: the verdict, what is in doubt, and what would be needed."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from edgeq.tune.trials import (
 
 
 def met(outcome: Outcome, goal: Goal) -> bool:
-    """Return whether what was chosen meets the goal, if only by its figures."""
+    """Return whether the chosen candidate meets the goal, at least by its figures."""
     winner = outcome.winner
     return winner is not None and MISSED not in (accuracy_of(winner, goal), speed_of(winner, goal))
 
 
 def doubts(outcome: Outcome, goal: Goal) -> tuple[str, ...]:
-    """Write why it is not sure that what was chosen meets the goal; nothing where it is."""
+    """Write why it is not certain that the chosen candidate meets the goal; empty if it is certain."""
     winner, lines = outcome.winner, []
     found = winner.judged if winner is not None else None
     if winner is None or found is None:
@@ -47,7 +47,7 @@ def doubts(outcome: Outcome, goal: Goal) -> tuple[str, ...]:
 
 
 def verdict(outcome: Outcome, goal: Goal) -> tuple[str, ...]:
-    """Write what was found, the most important first."""
+    """Write the result of a search, the most important line first."""
     winner = outcome.winner
     asked = f"no candidate loses at most {points(goal.max_drop)} and is faster than float32"
     if winner is None:
@@ -78,9 +78,10 @@ def verdict(outcome: Outcome, goal: Goal) -> tuple[str, ...]:
 
 
 def _engines(outcome: Outcome, winner: Trial) -> list[str]:
-    """Write how the engine that won compares with the others; nothing where there was one."""
+    """Write how the winner's engine compares with the others; empty if there was only one engine."""
     best: dict[str, Trial] = {}
-    # Of one structure all have the same time: one that was in the end's choice says more than one that was dropped.
+    # All trials of one structure have the same time. One that was in the final choice is more informative than one that
+    # was dropped.
     timed = (t for t in outcome.trials if t.timing)
     for trial in sorted(timed, key=lambda t: (t.latency, t.status == "eliminated")):
         best.setdefault(engine_name(trial.candidate), trial)
@@ -98,12 +99,12 @@ def _engines(outcome: Outcome, winner: Trial) -> list[str]:
 
 
 def needed(outcome: Outcome, goal: Goal) -> tuple[str, ...]:
-    """Write what would be needed where nothing qualified: the nearest misses, and what would let each through."""
+    """Write what would be needed if nothing qualified: the nearest misses, and what would let each qualify."""
     lines = []
     timed = [t for t in outcome.trials if t.timing]
     measured = [t for t in timed if t.assessment and t.assessment.complete]
     accurate = [t for t in measured if t.loss <= goal.max_drop]
-    # Where nothing is accurate, what is missing is that, whatever is known of speeds.
+    # If nothing is accurate, accuracy is what is missing, whatever is known of speeds.
     quick = [t for t in measured if t.verdict == FASTER or (not accurate and speed_of(t, goal) != MISSED)]
     near = min(quick, key=lambda t: t.loss) if quick else min(accurate or timed, key=lambda t: t.latency, default=None)
     unclear = unmeasured(near) if near is not None else ""
