@@ -37,7 +37,7 @@ def build(trials: Trials, candidate: Candidate, stage: Stage = "space", parent: 
     if duplicate is not None:
         trials.eliminate(name, f"the same model as {duplicate.name}")
     elif found.int8_mac_share == 0 and candidate.quantized:
-        trials.eliminate(name, "nothing of it runs in int8")
+        trials.eliminate(name, "none of it runs in int8")
     trials.screened(name, found)
     return not trials[name].reason
 

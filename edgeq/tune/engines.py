@@ -144,7 +144,7 @@ def find_field(
 
 def _unfit(engine: Engine, precisions: tuple[str, ...]) -> str:
     if Artifact.device.upper() not in engine.devices:
-        return f"it runs on {', '.join(engine.devices)}, and what is built here is for the CPU"
+        return f"it runs on {', '.join(engine.devices)}, but models are built for the CPU here"
     right, what = check_engine(engine, precisions)
     return "" if right else what
 

@@ -146,7 +146,7 @@ class Goal(Displayed):
                     f"{name} is {number!r}", f"Give a number: {name}={'0.01' if name == 'max_drop' else '60'}"
                 )
         if not 0 <= self.max_drop <= 1:
-            raise UsageError(f"the largest drop is {self.max_drop}", "It lies between 0 and 1")
+            raise UsageError(f"the largest drop is {self.max_drop}", "Give a number between 0 and 1")
         if self.budget_s is not None and not self.budget_s > 0:
             raise UsageError(f"the budget is {self.budget_s} seconds", "Give more than 0")
 

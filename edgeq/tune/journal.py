@@ -95,7 +95,9 @@ class Journal:
         elif path.exists() and force:
             raise OutputError(f"{path} is not a journal of edgeq's", "Move it, or choose another output")
         elif path.exists():
-            raise OutputError(f"{path} is there from an earlier run", "Go on with --resume, or start anew with --force")
+            raise OutputError(
+                f"{path} exists from an earlier run", "Continue with --resume, or start again with --force"
+            )
 
     @property
     def known(self) -> int:
@@ -150,7 +152,7 @@ class Journal:
         if different:
             raise OutputError(
                 f"{self.path} was written with another {different[0].replace('_', ' ')}",
-                "Give the same model, data and settings, or remove the journal and start anew",
+                "Give the same model, data and settings, or remove the journal and start again",
             )
         self._known = {entry.key: entry.value for entry in entries}
         self._begun = bool(found)
@@ -197,7 +199,7 @@ class JournaledEvaluator:
         if built.found is not None:
             return built.found
         if not built.error:
-            raise OutputError(f"{self._journal.path} holds a build without a result", "Remove it, and start anew")
+            raise OutputError(f"{self._journal.path} contains a build without a result", "Remove it, and start again")
         raise EdgeqError(built.error)
 
     def assess(self, candidates: Sequence[Candidate], samples: int) -> dict[str, Assessment]:
@@ -318,7 +320,7 @@ def clear(folder: Path, progress: Progress) -> None:
     """Remove the files that a finished run no longer needs. Files that edgeq did not write stay."""
     kept = TUNING.remove(folder)
     if kept is not None:
-        progress.note(f"{shown(folder)} stays: it holds {shown(kept)}, which edgeq did not write")
+        progress.note(f"{shown(folder)} stays: it contains {shown(kept)}, which edgeq did not write")
 
 
 def _judge(folder: Path) -> Judge | None:

@@ -134,7 +134,7 @@ def confirm(trials: Trials) -> None:
     for place, trial in enumerate(trials.qualified()):
         if holds is not None:
             if trial.simulated is None:
-                reason = f"not simulated: {holds.name} holds and costs no more"
+                reason = f"not simulated: {holds.name} keeps the accuracy and costs no more"
                 trials.update(trial.name, status="qualified", reason=reason)
         elif place and trials.deadline.passed():
             trials.eliminate(trial.name, "the budget ran out before it was simulated")
@@ -165,7 +165,7 @@ def in_simulation(trials: Trials, trial: Trial) -> Trial:
         return trials.update(trial.name, status="short", reason=f"{told}; {points(trials.goal.max_drop)} are allowed")
     surer = _surer(trials, found)
     if surer is not None:
-        trial = trials.update(trial.name, status="qualified", reason=f"{told}; {surer.name} holds on more")
+        trial = trials.update(trial.name, status="qualified", reason=f"{told}; {surer.name} keeps the accuracy on more")
     return trial
 
 
@@ -196,7 +196,7 @@ def decide(trials: Trials, threads: Sequence[int]) -> None:
         trials.raced = race_until_claimed(trials, finalists, seconds * 2 / 3, LONGEST_S, rough=False)
         for trial in trials.qualified():
             if not not_slower(trials, trial):
-                trials.eliminate(trial.name, f"not faster than float32 beyond doubt: {times(trial.timing)}")
+                trials.eliminate(trial.name, f"not certainly faster than float32: {times(trial.timing)}")
         known |= {trial.structure for trial in finalists}
         ranked = [trial for trial in trials.qualified() if trial.structure in known]
         others = [trial for trial in trials.qualified() if trial.structure not in known]
@@ -242,10 +242,10 @@ def _choose(trials: Trials, ranked: Sequence[Trial]) -> None:
     winner = min(cheapest, key=lambda t: t.accuracy_key)
     assert winner.assessment is not None
     for trial in trials.qualified():
-        earlier = ", by an earlier race" if trial not in ranked and trials.by_time else ""
+        earlier = ", in an earlier race" if trial not in ranked and trials.by_time else ""
         trials.update(trial.name, status="qualified", reason=_why_not(trials, trial, winner, cheapest) + earlier)
     lost = in_simulator(winner.simulated) if winner.simulated is not None else loses(winner.assessment)
-    why = f"the {_SUPERLATIVES[trials.objective]} that keeps the accuracy asked for: {lost}"
+    why = f"the {_SUPERLATIVES[trials.objective]} that keeps the required accuracy: {lost}"
     trials.update(winner.name, status="chosen", reason=why)
 
 
@@ -284,7 +284,7 @@ def fall_back(trials: Trials, winner: Trial | None) -> str:
             continue
         trial = in_full(trials, trial)
         if trials.meets(trial):
-            role = f"the fall-back where {choice.engine.name} is not installed"
+            role = f"the fallback if {choice.engine.name} is not installed"
             reason = "; ".join(filter(None, (trials[trial.name].reason, role)))
             return trials.update(trial.name, status="qualified", reason=reason).name
     return ""

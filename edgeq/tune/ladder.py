@@ -99,7 +99,7 @@ def climb(
         found = evaluator.assess([plain], evaluator.total)[plain.name]
         if found.bound <= max_drop:
             return None, None
-        progress.note(f"{PLAIN} {loses(found)}; {allowed(found, max_drop)}: trying what repairs it")
+        progress.note(f"{PLAIN} {loses(found)}; {allowed(found, max_drop)}: trying to repair it")
         profile = _searched(target.profile, chosen)
         outcome = search(
             [plain, *_others(job, target, scheme, chosen, effort)],

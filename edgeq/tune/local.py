@@ -154,7 +154,7 @@ class LocalEvaluator:
         self._sessions.trim()
         finite = not any(output.nonfinite for output in agreement.outputs)
         if not finite and not self._repairs:
-            raise CheckFailedError("its outputs are not finite where the float model's are")
+            raise CheckFailedError("its outputs are not finite, although the float model's are")
         there = self._clock.answers(artifact.model, artifact.settings(), compare)
         if there is not None:
             _check_answers(agreement, there)

@@ -191,7 +191,7 @@ class Memory:
             with output_file(self.path, force=True) as draft:
                 draft.write_text(json.dumps(plain(kept), indent=1) + "\n", "utf-8")
         except (OSError, OutputError) as error:
-            progress.note(f"what was found is not remembered: {error}")
+            progress.note(f"the result of this run is not remembered: {error}")
 
 
 def memory_file() -> Path | None:
@@ -246,10 +246,10 @@ def _read(path: Path, progress: Progress) -> tuple[Evidence, ...]:
         return ()
     try:
         if path.stat().st_size > _MOST_BYTES:
-            raise OutputError(f"{path} is larger than edgeq writes it")
+            raise OutputError(f"{path} is larger than edgeq ever writes it")
         kept: _Kept = parse(json.loads(path.read_bytes()), _Kept, path)
     except (OSError, ValueError, EdgeqError, RecursionError) as error:
-        progress.note(f"what earlier runs found is left aside: {error}")
+        progress.note(f"the results of earlier runs are ignored: {error}")
         return ()
     return kept.evidence if kept.schema == SCHEMA else ()
 

@@ -154,7 +154,7 @@ class Searches:
         total, narrow, note = Deadline(budget_s), memory.narrowed(space), {}
         if narrow is not None:
             names = ", ".join(dict.fromkeys(e.model for e in memory.evidence))
-            self.progress.note(f"beginning with what won on {names}; --no-memory leaves that out")
+            self.progress.note(f"beginning with the winners on {names}; --no-memory turns this off")
             outcome, left = self._searched(narrow, total, replace(self.goal, strict=True))
             held, unclear = memory.confirmed(outcome), memory.unmeasured(outcome)
             note = {"models": [e.model for e in memory.evidence], "confirmed": held}

@@ -433,7 +433,7 @@ def loses(found: Assessment) -> str:
     if found.basis == "noise":
         return f"has {decibels(found.drop)} SQNR"
     text, bound = f"loses {points(found.drop)}", points(found.bound)
-    return text if bound == points(found.drop) else f"{text}, over many other samples up to {bound}"
+    return text if bound == points(found.drop) else f"{text}, up to {bound} over many other samples"
 
 
 def allowed(found: Assessment, max_drop: float) -> str:
@@ -476,7 +476,7 @@ def unmeasured(*trials: Trial) -> str:
 def behind(trial: Trial, faster: Trial) -> str:
     """Write how much longer `trial` takes than `faster`, or why that is not known."""
     if unmeasured(trial, faster):
-        return f"in speed not distinguishable from {faster.name}: it runs at {times(trial.timing, of='float32')}"
+        return f"not distinguishable in speed from {faster.name}: it runs at {times(trial.timing, of='float32')}"
     return f"{trial.latency / faster.latency:.2f} times the latency of {faster.name}"
 
 
@@ -485,7 +485,7 @@ def hopeless(found: Assessment, max_drop: float) -> str:
     seen = f"{loses(found)} after {found.samples} samples"
     if found.basis == "noise":
         return f"{seen}; {allowed(found, max_drop)}"
-    return f"{seen}; 97.5 % sure that all do not show {points(max_drop)} or less"
+    return f"{seen}; 97.5 % sure that it loses more than {points(max_drop)} on all samples"
 
 
 def less_accurate(trial: Trial, better: Trial) -> str:

@@ -34,7 +34,7 @@ def doubts(outcome: Outcome, goal: Goal) -> tuple[str, ...]:
     if accuracy_of(winner, goal) == DOUBTFUL:
         lines.append(
             f"accuracy in doubt: it loses {points(found.drop)} on these {found.samples} samples; "
-            f"over many others up to {points(found.bound)} are possible"
+            f"on many others it may lose up to {points(found.bound)}"
         )
     if speed_of(winner, goal) == DOUBTFUL:
         why = unmeasured(winner) or "it was not timed"
@@ -65,13 +65,13 @@ def verdict(outcome: Outcome, goal: Goal) -> tuple[str, ...]:
         ]
         if found.doubt and accuracy_of(winner, goal) == MET:
             lines.append(
-                f"over many other samples up to {points(found.bound)} are to be expected, "
+                f"on many other samples it may lose up to {points(found.bound)}, "
                 f"on {found.samples} others up to {points(found.prediction_bound)} (nine chances of ten)"
             )
         if not met(outcome, goal):
             lines += needed(outcome, goal)
     if not outcome.settled:
-        lines.append("the fastest candidates could not be distinguished in the time that there was")
+        lines.append("the fastest candidates could not be distinguished in the time available")
     if outcome.out_of_time:
         lines.append("the budget ended the search; more time may find a better one")
     return tuple(lines)
@@ -123,7 +123,7 @@ def needed(outcome: Outcome, goal: Goal) -> tuple[str, ...]:
         found = times(near.timing, of="float32")
         lines.append(f"int8 does not pay here: the fastest, {near.name}, has {found}")
     elif not outcome.out_of_time:
-        lines.append("no candidate was measured in full: the reasons are with the candidates")
+        lines.append("no candidate was measured on all samples: see the reason given for each")
     if outcome.out_of_time:
-        lines.append("more --budget: the search was not finished")
+        lines.append("give more --budget: the search was not finished")
     return tuple(lines)

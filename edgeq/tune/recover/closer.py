@@ -103,7 +103,7 @@ class Search:
             except EdgeqError as error:
                 if not nodes:
                     raise
-                self.progress.note(f"{len(nodes)} nodes in float cannot be: {error.problem}")
+                self.progress.note(f"{len(nodes)} nodes cannot stay in float: {error.problem}")
                 found = -math.inf
             else:
                 self.progress.note(f"{len(nodes)} nodes in float: {found:.1f} dB")
@@ -213,7 +213,7 @@ def _closer(
     nodes, best = search.best
     if best == -math.inf:
         raise CheckFailedError(
-            f"{job.source}: with no set of layers in float are the outputs finite",
+            f"{job.source}: the outputs are not finite, whichever layers stay in float",
             "Leave --min-sqnr out, and choose another scheme or `--exclude` nodes by hand",
         )
     shown = ", ".join(nodes[:_LISTED]) + (f" and {len(nodes) - _LISTED} more" if len(nodes) > _LISTED else "")

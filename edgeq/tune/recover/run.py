@@ -182,7 +182,7 @@ def refuse_ineffective(target: Target, names: Sequence[str]) -> None:
     if first is not None:
         others = ", ".join(name for name in recoveries() if name not in vain)
         raise UsageError(
-            f"{first} edits nothing that the {target.backend} backend builds for {target.name}",
+            f"{first} has no effect on what the {target.backend} backend builds for {target.name}",
             f"Leave it out, or choose among {others}",
         )
 
@@ -225,7 +225,7 @@ def no_worse(
         return recovered
     without = build(job, recovered.target, scheme, destination)
     note = (
-        f"{', '.join(names)}: left out, as it does harm: {found[_RECOVERED]:.1f} dB SQNR against float32, "
+        f"{', '.join(names)}: left out, because the result is worse: {found[_RECOVERED]:.1f} dB SQNR against float32, "
         f"{found[_PLAIN]:.1f} dB without"
     )
     return replace(without, artifact=replace(without.artifact, notes=(*without.artifact.notes, note)))

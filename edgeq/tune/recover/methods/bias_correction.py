@@ -135,7 +135,7 @@ class BiasCorrection(Recovery):
     """Correct biases. The nodes stay as they are."""
 
     name: str = "bias-correction"
-    title: str = "mean error of each layer's output taken off in its bias"
+    title: str = "mean error of each layer's output subtracted in its bias"
     stage: Stage = "artifact"
     free: bool = True
     slow = True

@@ -76,7 +76,7 @@ class CrossLayerEqualization(Recovery):
         changed = {layer.name for pair in scaled for layer in (pair.first, *pair.readers)}
         names = ", ".join(pair.first.name for pair in scaled)
         return state.replace(prepared=prepared, changed=state.changed | changed).note(
-            f"{self.name}: channels behind {len(factors)} of {len(pairs)} layers scaled: {names}"
+            f"{self.name}: channels after {len(factors)} of {len(pairs)} layers scaled: {names}"
         )
 
 

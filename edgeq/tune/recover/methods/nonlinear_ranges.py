@@ -21,7 +21,7 @@ class NonlinearRanges(Recovery):
     """Choose ranges of tensors before an activation function for the least error after it."""
 
     name: str = "nonlinear-ranges"
-    title: str = "ranges before activation functions that spend no steps on what the function flattens"
+    title: str = "ranges before activation functions that waste no steps where the function is flat"
     stage: Stage = "ranges"
     free: bool = True
     order = 60
@@ -40,7 +40,7 @@ class NonlinearRanges(Recovery):
         if not chosen:
             return state.note(f"{self.name}: no activation function follows a quantized tensor")
         return state.replace(ranges={**state.ranges, **chosen}).note(
-            f"{self.name}: {len(chosen)} ranges chosen for the least error behind the function that follows"
+            f"{self.name}: {len(chosen)} ranges chosen for the least error after the function that follows"
         )
 
 

@@ -61,7 +61,7 @@ class SmoothQuant(Recovery):
             progress=progress,
         )
         if not changed:
-            return state.note(f"{self.name}: no product of constant matrices gains by it")
+            return state.note(f"{self.name}: no product with a constant matrix gains from it")
         groups = product_groups(state.prepared.model)
         nodes = {name for group in groups if group.tensor in changed for name in group.products}
         return state.replace(prepared=prepared, changed=state.changed | nodes).note(
