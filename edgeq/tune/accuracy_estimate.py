@@ -85,8 +85,9 @@ class Regret:
 
     @property
     def changing(self) -> float:
-        """Return the number of rows whose class would be expected to change among as many other rows. To find it, the
-        lead of each row is compared with the moves of all rows, so it may be positive even if no class has changed yet.
+        """Return the expected number of rows whose class changes, among as many other rows. It is computed by comparing
+        the lead of each row with the moves of all rows, so it may be positive even if no class has changed in these
+        rows.
         """
         leads, moves = np.concatenate(self.leads), np.sort(np.concatenate(self.moves))
         return float((1 - np.searchsorted(moves, leads) / self.rows).sum())

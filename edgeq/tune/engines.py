@@ -42,10 +42,10 @@ class Field:
     """Hold the engines of a search.
 
     Attributes:
-        plugins: plug-in engines, once for each precision that is raced.
+        plugins: plug-in engines, with one entry for each precision that is raced.
         own: whether onnxruntime's own kernels are raced as well.
         versions: versions of the packages that bring the plug-ins, by engine name.
-        saturating: by engine name, the pairs of types that a plug-in adds up in 16 bits here.
+        saturating: by engine name, the pairs of types whose products a plug-in adds up in 16 bits here.
     """
 
     plugins: tuple[EngineChoice, ...] = ()
@@ -206,9 +206,9 @@ def drop_slower_twins(trials: Trials, *, own: bool = True) -> None:
 
 
 def _pays(trials: Trials, lower: Trial, higher: Trial) -> bool:
-    """Return whether the lower of two precisions is surely faster. It must be faster for this file and, if that was
-    timed, for the float model. A file that is all in int8 is faster in one precision only by chance, but layers that
-    recoveries put into float later run in the precision chosen here.
+    """Return whether the lower of two precisions is surely faster, for this file and, if that was timed, for the float
+    model. A file that is all in int8 runs faster in one precision only by chance. But layers that recoveries put into
+    float later run in the precision chosen here.
     """
     floats = [t for t in trials if not t.candidate.quantized and t.timing is not None]
     alike = [t for one in (lower, higher) for t in floats if t.candidate.engine == one.candidate.engine]

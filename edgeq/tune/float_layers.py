@@ -90,13 +90,12 @@ class QuietLayer:
 
 @dataclass(frozen=True)
 class Ranking:
-    """Order layers: the first one is the first to leave in float.
+    """Order layers by which of them to leave in float first.
 
     Attributes:
         costs: costs of the layers, by name.
         slack: factor on the cost that is allowed, for costs that are estimates.
-        field: the field of the scheme that names the chosen layers: kept in float, or given more precision in another
-            way.
+        field: the field of the scheme that names the chosen layers. It keeps them in float, or gives them more bits.
         quiet: layers that go to float if all their neighbours do.
     """
 

@@ -35,14 +35,14 @@ class Pace:
 
     Attributes:
         halvings: rounds that measure accuracy on part of the samples, each on twice as many as the one before.
-        equal: share by which two speeds may differ without the race having to settle their order.
-        first_races: seconds of each of the first races, as a share of the last race's.
-        behind: share of additional time from which a candidate counts as behind.
-        twin: share by which a file must be faster in one engine to get calibration methods only there.
-        threads: share by which all other numbers of threads must be slower, in onnxruntime's own kernels, for a plug-in
-            to get the best number without a race: opening a plug-in may take seconds.
-        gain: share by which a second candidate must be faster to be recovered in addition to the first.
-        sqnr_db: decibels further from float32 at which a candidate's outputs get it dropped.
+        equal: two speeds that differ by this share or less count as equal, and a race need not settle their order.
+        first_races: duration of each of the first races, as a share of the last race's duration.
+        behind: a candidate that takes longer by this share is behind.
+        twin: if a file is faster in one engine by this share, it gets calibration methods only there.
+        threads: if one number of threads is faster than all others by this share in onnxruntime's own kernels, a
+            plug-in gets that number without a race, because opening a plug-in may take seconds.
+        gain: a second candidate must be faster by this share to be recovered in addition to the first.
+        sqnr_db: a candidate is dropped if the SQNR of its outputs is lower by this than that of another one as fast.
         alike_db: the same for candidates that a plug-in runs about as fast, because each calibration method takes the
             plug-in seconds to compile.
         methods: number of calibration methods tried in a plug-in, and tried for a candidate that recoveries do not

@@ -217,8 +217,9 @@ def _time_nearest(trials: Trials) -> None:
 
 
 def _finalists(trials: Trials, known: Collection[str]) -> list[Trial]:
-    """Return the most accurate trial of each structure that qualifies. Structures `known` from an earlier last race all
-    stay. Of the others, return the cheapest few that are not behind, and all that were never timed.
+    """Return the finalists: the most accurate trial of each structure that qualifies. All structures in `known`, which
+    were in an earlier last race, are included. Of the others, the cheapest few that are not behind are included, and
+    all that were never timed.
     """
     best = [trials.timed(group[0]) for group in by_structure(sorted(trials.qualified(), key=lambda t: t.accuracy_key))]
     if trials.objective == "memory":

@@ -35,8 +35,8 @@ from edgeq.util.registry import user_folder
 
 SCHEMA = "edgeq.tuning-memory/1"
 FILE = "tuning-memory.json"
-# Least share of the multiply-accumulates that two similar models spend in the same kinds of layers. MobileNet v1 and v2
-# have 0.95.
+# Least share of the multiply-accumulates that two similar models spend in the same kinds of layers. For MobileNet v1
+# and v2, the share is 0.95.
 _ALIKE = 0.8
 _MOST_USED, _MOST_KEPT, _MOST_BYTES = 3, 200, 2**20
 # The settings of a run (`edgeq.tune.record.settings_of`) that describe the machine, the versions and the goal.

@@ -1,9 +1,12 @@
 """Choose a candidate if none certainly meets the goal.
 
-Candidates that meet the goal by their figures come first. Then accuracy decides: candidates whose loss is surely
-allowed come first, then those whose loss is allowed only on the samples, then the one that loses least. Then candidates
-that may be faster than float32 come before the others. Of the candidates that are left, the fastest is chosen, or the
-most accurate of those about as fast.
+Candidates are compared in four steps. Each step decides only between candidates that are equal so far:
+
+- Candidates that meet the goal by their figures come first.
+- Candidates whose loss is surely allowed come before those whose loss is allowed only on the samples. If no loss is
+  allowed, the smallest one wins.
+- Candidates that may be faster than float32 come first.
+- The fastest wins or, of candidates about as fast, the most accurate.
 """
 
 from __future__ import annotations

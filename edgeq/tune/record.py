@@ -149,7 +149,7 @@ def shortfall(target: Target, goal: Goal, outcome: Outcome) -> str:
 
 
 def bundle_note(record: Mapping[str, Any]) -> str:
-    """Return the line on the chosen form of a record for the notes of a bundle."""
+    """Return a line for the notes of a bundle that describes the chosen form in a record."""
     chosen = record["chosen"]
     found = [f"calibration by {chosen['method']}", f"{len(chosen['kept_in_float'])} layers kept in float"]
     if chosen["wide"]:

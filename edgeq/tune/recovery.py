@@ -194,9 +194,9 @@ def _worthwhile(trials: Trials, trial: Trial) -> bool:
 
 
 def _no_better(trials: Trials, trial: Trial, recovered: Trial) -> bool:
-    """Return whether recovering `trial`, which loses more than `recovered`, cannot pay: it is hardly faster than
-    `recovered` and needs no less in float. If only one of the two is quantized at run time, it is compared with the
-    recovered result instead.
+    """Return whether recovering `trial`, which loses more than `recovered`, cannot pay because it is hardly faster than
+    `recovered` and needs no less in float. If only one of the two is quantized at run time, `trial` must be hardly
+    faster than the best that qualifies now.
     """
     one_kind = trial.candidate.scheme.mode == recovered.candidate.scheme.mode
     best = recovered if one_kind else trials.qualified()[0]
@@ -204,9 +204,11 @@ def _no_better(trials: Trials, trial: Trial, recovered: Trial) -> bool:
 
 
 def _headroom(trials: Trials, trial: Trial, widens: bool) -> float:
-    """Return how far the cost of a trial may grow towards that of all layers in float (if it `widens`: of all tensors
-    in 16 bits). 1 is all the way. If speed is the objective, it must stay faster than float32 by what a race can
-    distinguish. Unless size or memory is the objective, it may not exceed the best that qualifies already.
+    """Return by how much the cost of a trial may grow: 0 is not at all, 1 is up to the cost of all layers in float, or
+    of all tensors in 16 bits if it `widens`.
+
+    If speed is the objective, the trial must stay faster than float32 by what a race can distinguish. Unless size or
+    memory is the objective, it may not become slower than the best trial that qualifies already.
     """
 
     def cost(one: Trial) -> float:

@@ -123,8 +123,7 @@ class Trial:
         simulated: accuracy in a simulator of the target; None without a simulator, or if it was not needed.
         stage: the stage that made the candidate.
         parent: the candidate that it was made from; "" in the space.
-        status: "chosen"; "qualified" (keeps the accuracy, but was not the best); "short" (measured, but loses too
-            much);
+        status: "chosen"; "qualified" (keeps the accuracy, but is not the best); "short" (measured, but loses too much);
             "eliminated" (dropped before it was measured on all samples).
         reason: why it was not chosen, or why it was.
         pareto: whether no other candidate is at least as fast and as accurate, and better in one of the two.
@@ -311,7 +310,9 @@ class Trials:
         self.update(name, status="eliminated", reason=reason)
 
     def screened(self, name: str, found: Screening) -> None:
-        """Enter the screening of a trial. Enter its speed as well, if speed is counted or known of its structure."""
+        """Enter the screening of a trial. Enter its timing as well, if speed is counted, or if the structure has been
+        timed.
+        """
         in_blocks = self[name].candidate.scheme.mode == "weight-only"
         timing = counted(found, in_blocks=in_blocks) if self.evaluator.counts else None
         self.timed(self.update(name, screening=found, timing=timing))

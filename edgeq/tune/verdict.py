@@ -94,7 +94,7 @@ def _engines(outcome: Outcome, winner: Trial) -> list[str]:
             lines.append(f"{own} runs it; the fastest in {name} has {told}")
     if winner.candidate.engine is not None:
         what = outcome.fallback or "float32"
-        lines.append(f"where {own} is not installed, {what} runs in onnxruntime's own kernels")
+        lines.append(f"if {own} is not installed, {what} runs in onnxruntime's own kernels")
     return lines
 
 

@@ -110,7 +110,7 @@ def test_a_faster_engine_wins_and_onnxruntime_is_the_fallback(fake: Engine) -> N
     assert outcome.trial("a").reason.endswith("; the fallback if fake is not installed")
     lines = verdict(outcome, Goal())
     assert any("fake runs it; the fastest in onnxruntime has 2.00 times its latency: a, " in line for line in lines)
-    assert "where fake is not installed, a runs in onnxruntime's own kernels" in lines
+    assert "if fake is not installed, a runs in onnxruntime's own kernels" in lines
     record = plain(outcome.trial("a in fake"))
     assert (record["engine"], record["precision"]) == ("fake", "f32")
     assert (plain(outcome.trial("a"))["engine"], plain(outcome)["fallback"]) == ("onnxruntime", "a")

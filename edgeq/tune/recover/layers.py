@@ -1,9 +1,12 @@
 """Describe layers with constant weights as one matrix product: weights times patches of the input, for each group of
 channels.
 
-Conv, Gemm and MatMul all compute y[g, m] = sum_k W[g, m, k] x[g, k] + b[g, m] at every position. Here x[g] is the part
-of the input that one output position reads: the group's channels times the kernel for a Conv, one row for Gemm and
-MatMul.
+Conv, Gemm and MatMul all compute, at every position,
+
+    y[g, m] = sum_k W[g, m, k] x[g, k] + b[g, m]
+
+Here x[g] is the part of the input that one output position reads: the group's channels times the kernel for a Conv, one
+row for Gemm and MatMul.
 
 Scale the channels of a tensor, and undo that in the weights of the layers that read it.
 

@@ -54,7 +54,7 @@ def open_piece(
 
     Args:
         nodes: nodes of the main graph, in its order.
-        feed: examples of the session's inputs by name: arrays, or lists of arrays for sequences. Shapes are free.
+        feed: examples of the session's inputs by name: arrays, or lists of arrays for sequences. Shapes stay free.
         outputs: names of tensors that the nodes compute.
     """
     piece = onnx.ModelProto(ir_version=model.ir_version)

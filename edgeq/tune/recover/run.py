@@ -162,8 +162,8 @@ class Recoverer:
 
 
 def ineffective(target: Target) -> frozenset[str]:
-    """Return the names of the recoveries that edit a quantized file, if the target's backend does not make its result
-    from that file; else no names.
+    """Return the names of the recoveries that have no effect for `target`. These edit a quantized file, but the
+    target's backend does not make its result from that file.
     """
     if backend_named(target.backend).recoverable:
         return frozenset()

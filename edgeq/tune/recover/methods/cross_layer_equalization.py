@@ -66,7 +66,7 @@ class CrossLayerEqualization(Recovery):
         found = find_pairs(state.prepared.model)
         pairs = [p for p in found if not kept.issuperset((p.first.name, *(r.name for r in p.readers)))]
         if not pairs:
-            return state.note(f"{self.name}: no layer's output is read by layers alone")
+            return state.note(f"{self.name}: no layer's output is read only by layers")
         model = state.prepared.model.clone()
         factors = equalize(state.prepared, model, pairs, samples, state.scheme)
         if not factors:

@@ -41,7 +41,9 @@ Floats = NDArray[np.float32]
 
 
 class SmoothQuant(Recovery):
-    """Move outlier channels of matrix products into the weights. Tuning uses it only in candidates of its own."""
+    """Move outlier channels of matrix products into the weights. Tuning tries it only in candidates that are made for
+    it.
+    """
 
     name = "smoothquant"
     title = "outlier channels of matrix products moved into the weights"

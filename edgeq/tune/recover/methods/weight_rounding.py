@@ -1,13 +1,14 @@
 """Round weights again, for the least error of a layer's output instead of each weight's.
 
-Rounding each weight to the nearest integer is best only if inputs are uncorrelated (`edgeq.quantize.weight_only`). For
-a layer with a bias, H is only the covariance: the mean of the error, dW E[x], goes into the bias. The rounding of the
-input adds step^2 / 12 to the diagonal of H, because it is an independent error in each tap.
+Rounding each weight to the nearest integer is best only if inputs are uncorrelated. `edgeq.quantize.weight_only`
+describes the method, in which H is the second moment of the inputs. For a layer with a bias, H is only their covariance
+here: the mean of the error, dW E[x], goes into the bias. The rounding of the input adds step^2 / 12 to the diagonal of
+H, because it is an independent error in each tap.
 
 Measure the first and second moments of the inputs of layers, in one float pass over a few samples.
 
-They determine the effect of an error in the weights on a layer's output. With the error dW, the output is off by dW x:
-by dW E[x] on average, with the covariance dW Cov[x] dW'.
+They determine the effect of an error in the weights on a layer's output. With the error dW, the output is off by dW x.
+The mean of that is dW E[x], and its covariance is dW Cov[x] dW'.
 
 Round weights in blocks (MatMulNBits) again, for the least expected error of each product's output.
 
@@ -139,7 +140,7 @@ class _Sums:
         self._second = np.zeros((layer.groups, layer.taps, layer.taps))
 
     def add(self, values: NDArray[Any], samples: int, random: np.random.Generator) -> None:
-        """Add patches, drawn by `random`, of the layer's input for one of `samples` samples."""
+        """Add patches of the layer's input in one sample, drawn by `random`. `samples` is the number of all samples."""
         wanted = min(max(_PATCHES_PER_TAP * self._layer.taps, _FEWEST), _MOST)
         self._held.append(self._layer.patches(values, -(-wanted // samples), random))
         if sum(patches.nbytes for patches in self._held) > _HELD:
