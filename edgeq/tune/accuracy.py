@@ -178,7 +178,7 @@ class SampleStore:
 
 
 def _check_disk_space(sample: Sample, count: int, memory: int, folder: Path, source: str) -> None:
-    """Refuse samples that would fill the disk. Each sample is assumed to be as large as the first."""
+    """Refuse samples that would fill the disk, assuming that each one is as large as the first."""
     needed = sum(array.nbytes for array in sample.inputs.values()) * count - memory
     free = shutil.disk_usage(folder).free
     if needed > _MOST_OF_DISK * free:

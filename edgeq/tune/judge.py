@@ -50,10 +50,11 @@ def rungs(trials: Trials) -> tuple[int, ...]:
 
 
 def halve(trials: Trials) -> None:
-    """Assess the candidates that are in the run, and drop those that cannot win on the way.
+    """Assess the candidates that are in the run on more and more samples, and drop those that cannot win on the way.
 
     Two kinds of candidates cannot win: those that, with 97.5 % certainty, will not keep the accuracy on all samples,
-    and the less accurate half of each structure. Afterwards every trial in the run has been measured on all samples.
+    and, after each round, the less accurate half of each structure. Afterwards every trial in the run has been measured
+    on all samples.
     """
     deadline, total = trials.deadline, trials.evaluator.total
     seen, each_s = 0, 0.0  # samples so far; seconds per sample and candidate

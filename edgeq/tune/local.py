@@ -262,9 +262,9 @@ class LocalEvaluator:
         return self._ranker.rank(candidate, self.built(candidate), headroom=headroom, seconds=seconds)
 
     def _expected(self, found: Assessment) -> Assessment:
-        """Return the assessment whose bound is compared with the loss allowed. If speed is counted, the bound is the
+        """Return the assessment whose bound is compared with the loss allowed. If speed is counted, its bound is the
         loss to expect, not the largest likely loss. A repair takes the first candidate that is good enough, which is
-        often a lucky one, so its bound has one standard error added, unless the loss to expect comes from more than
+        often merely lucky. So its bound is one standard error higher, unless the loss to expect comes from more than
         labels.
         """
         doubt = _LUCK * found.doubt if self._repairs and found.disagreement is None else 0.0

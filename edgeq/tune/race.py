@@ -194,8 +194,7 @@ def choose_threads(
         if candidate is not None and candidate.engine is not None and clear and len(set(best.values())) == 1:
             best[kind] = best[FLOAT]
             continue
-        # Each kind has a race of its own, because the best number for one kind does not depend on the speed of the
-        # others.
+        # Each kind has a race of its own, because its best number of threads does not depend on which kind is faster.
         runners: dict[str, Runner] = {f"{kind} {n} {when}": (candidate, n) for n in threads}
         first, each_s = next(iter(runners)), seconds / len(groups)
         timings = trials.evaluator.time(runners, first, tie=EQUAL, seconds=each_s, rough=True).timings

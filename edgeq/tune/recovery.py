@@ -194,9 +194,9 @@ def _worthwhile(trials: Trials, trial: Trial) -> bool:
 
 
 def _no_better(trials: Trials, trial: Trial, recovered: Trial) -> bool:
-    """Return whether recovering `trial`, which loses more than `recovered`, cannot pay because it is hardly faster than
-    `recovered` and needs no less in float. If only one of the two is quantized at run time, `trial` must be hardly
-    faster than the best that qualifies now.
+    """Return whether it cannot pay to recover `trial`, which loses more than `recovered`. If both use the same mode of
+    quantization, `trial` must be clearly faster than `recovered`, because it needs no less in float. Otherwise it must
+    be clearly faster than the best that qualifies now.
     """
     one_kind = trial.candidate.scheme.mode == recovered.candidate.scheme.mode
     best = recovered if one_kind else trials.qualified()[0]

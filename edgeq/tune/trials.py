@@ -373,10 +373,10 @@ class Trials:
 
 
 def counted(found: Screening, *, in_blocks: bool = False) -> Timing:
-    """Return a speed that is counted, not timed: the share of multiply-accumulates in float, plus the cost of 16 bits
-    and of weights in blocks. The speed is exact, and relative to the largest cost: everything in float, plus 16 bits.
-    Ranges that are measured at run time count as free, although in measurements they took four to seven hundredths of
-    the time.
+    """Return a speed that is counted, not timed. The cost is the share of multiply-accumulates in float, plus the cost
+    of 16 bits and of weights in blocks. The speed is exact. It is relative to the largest cost: all
+    multiply-accumulates in float and all tensors in 16 bits. Ranges that are measured at run time count as free,
+    although in measurements they took four to seven hundredths of the time.
     """
     cost = 1 - found.int8_mac_share + WIDE_COST * found.wide_share
     cost += BLOCKS_COST * found.int8_mac_share if in_blocks else 0.0

@@ -104,7 +104,7 @@ def needed(outcome: Outcome, goal: Goal) -> tuple[str, ...]:
     timed = [t for t in outcome.trials if t.timing]
     measured = [t for t in timed if t.assessment and t.assessment.complete]
     accurate = [t for t in measured if t.loss <= goal.max_drop]
-    # If nothing is accurate, accuracy is what is missing, whatever is known of speeds.
+    # If no candidate is accurate, the missing accuracy is what counts, even if speeds are unknown.
     quick = [t for t in measured if t.verdict == FASTER or (not accurate and speed_of(t, goal) != MISSED)]
     near = min(quick, key=lambda t: t.loss) if quick else min(accurate or timed, key=lambda t: t.latency, default=None)
     unclear = unmeasured(near) if near is not None else ""
