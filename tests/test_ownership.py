@@ -186,7 +186,7 @@ def test_what_came_into_a_tuning_folder_stays(tmp_path: Path, name: str) -> None
     said = Notes()
     clear(folder, said)  # type: ignore[arg-type]
     assert [p for p in names(folder) if (folder / p).is_file()] == [name]
-    assert said.said == [f"{folder} stays: it holds {name}, which edgeq did not write"]
+    assert said.said == [f"{folder} stays: it contains {name}, which edgeq did not write"]
 
 
 def test_what_a_kill_left_of_a_tuning_run_is_no_obstacle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,8 @@
-"""Measure the accuracy of candidates on growing numbers of samples, none of which a model sees twice.
+"""Measure the accuracy of candidates on growing numbers of samples. A model never runs a sample twice.
 
-Samples are read once and kept: in memory up to a limit, on disk beyond it, in an order that any prefix stands for all.
-Data folders are often sorted by class, so the first tenth would be one class. The order is a shuffle with a fixed seed.
+Samples are read once and kept: in memory up to a limit, on disk beyond it. Their order is a shuffle with a fixed seed,
+so any prefix represents all of them. Data folders are often sorted by class, and without the shuffle the first tenth
+would be one class.
 """
 
 from __future__ import annotations
@@ -39,12 +40,12 @@ from edgeq.tune.sessions import MEMORY
 from edgeq.util.display import SILENT, Progress
 
 _MOST, _MOST_BYTES = 32, 2**22
-# Kernels may add in another order; answers that depend on the other rows differ by more.
+# Kernels may add in another order for a batch. Answers that depend on the other rows differ by more than this.
 _ROUNDING = 1e-5
 
 
 def answers(session: Session, samples: Sequence[Sample], *, model: str) -> list[Outputs]:
-    """Return what a session answers to each sample, run at once if they are alike."""
+    """Return a session's outputs for each sample. If the samples are alike, they run at once."""
     if len(samples) == 1 or not alike(samples):
         return [infer(session, sample, model=model) for sample in samples]
     made = infer(session, gathered(samples), model=model)
@@ -52,20 +53,20 @@ def answers(session: Session, samples: Sequence[Sample], *, model: str) -> list[
 
 
 def gathered(samples: Sequence[Sample]) -> Sample:
-    """Return samples of one row each as one."""
+    """Join single-row samples to one sample with all the rows."""
     inputs = {name: np.concatenate([s.inputs[name] for s in samples]) for name in samples[0].inputs}
     return dataclasses.replace(samples[0], inputs=inputs)
 
 
 def joined(outputs: Sequence[Outputs]) -> Outputs:
-    """Return the answers to samples of one row each as one."""
+    """Join the outputs for single-row samples to outputs with all the rows."""
     return {name: np.concatenate([answer[name] for answer in outputs]) for name in outputs[0]}
 
 
 def run_at_once(session: Any, samples: Sequence[Sample]) -> int:
-    """Return how many samples that are like `samples` a session may run at once: 1 where its batch is fixed, where
-    samples differ in shape, or where an answer depends on what is next to it, as with ranges that are measured at run
-    time."""
+    """Return how many samples like `samples` a session may run at once. Return 1 if its batch is fixed, if the samples
+    differ in shape, or if an answer depends on the other rows, as with ranges that are measured at run time.
+    """
     first = samples[0]
     free = all(len(spec.shape) > 0 and not isinstance(spec.shape[0], int) for spec in session.get_inputs())
     most = min(_MOST, _MOST_BYTES // max(1, sum(array.nbytes for array in first.inputs.values())))
@@ -74,7 +75,7 @@ def run_at_once(session: Any, samples: Sequence[Sample]) -> int:
     alone = [infer(session, sample) for sample in samples]
     try:
         beside = infer(session, gathered(samples))
-    except (DataError, RuntimeUnavailableError):  # the batch is open at the inputs, and fixed further inside
+    except (DataError, RuntimeUnavailableError):  # the batch is free at the inputs, but fixed inside the model
         return 1
     right = all(
         len(array) == len(samples)
@@ -109,7 +110,8 @@ class ArrayStore:
     """Store dicts of arrays under integer keys.
 
     Args:
-        folder: is made; for what exceeds `memory` bytes.
+        folder: created if it is missing; receives the arrays that exceed `memory`.
+        memory: bytes of arrays to keep in memory.
     """
 
     def __init__(self, folder: Path, memory: int) -> None:
@@ -122,13 +124,13 @@ class ArrayStore:
         return key in self._held or self._file(key).exists()
 
     def put(self, key: int, arrays: Arrays) -> None:
-        """Keep the arrays, which must not be changed afterwards."""
+        """Store the arrays, which must not be changed afterwards."""
         size = sum(array.nbytes for array in arrays.values())
         if size <= self._left:
             self._left -= size
             self._held[key] = arrays
             return
-        # Names of tensors may hold anything; numpy makes file names of them.
+        # Names of tensors may contain any character, and numpy makes file names of them.
         names = list(arrays)
         numbered = {f"a{i}": arrays[name] for i, name in enumerate(names)}
         np.savez(self._file(key), allow_pickle=False, names=np.array(names), **numbered)
@@ -167,7 +169,7 @@ class SampleStore:
         return len(self._order)
 
     def first(self, count: int) -> tuple[int, ...]:
-        """Return which samples of the source come first here, ascending."""
+        """Return the positions in the source of the first `count` samples of the shuffled order, ascending."""
         return tuple(sorted(self._order[:count]))
 
     def __getitem__(self, position: int) -> Sample:
@@ -176,7 +178,7 @@ class SampleStore:
 
 
 def _check_disk_space(sample: Sample, count: int, memory: int, folder: Path, source: str) -> None:
-    """Refuse before the disk is full: samples are taken to be as large as the first."""
+    """Refuse samples that would fill the disk, assuming that each one is as large as the first."""
     needed = sum(array.nbytes for array in sample.inputs.values()) * count - memory
     free = shutil.disk_usage(folder).free
     if needed > _MOST_OF_DISK * free:
@@ -187,14 +189,14 @@ def _check_disk_space(sample: Sample, count: int, memory: int, folder: Path, sou
 
 
 class AccuracyMeter:
-    """Compare sessions with float32 on validation samples. Samples, float32's outputs and what a candidate has shown so
-    far are kept.
+    """Compare sessions with float32 on validation samples. The meter keeps the samples, float32's outputs and each
+    candidate's running figures.
 
     Args:
-        float_model: the model that is run for float32's outputs.
+        float_model: the model that computes float32's outputs.
         task: what to measure by labels; None measures agreement with float32.
-        held: what is held against the loss allowed; see `accuracy_estimate.Held`.
-        memory: bytes of samples and outputs to hold in memory; what is more goes to `workdir`.
+        held: the figure to compare with the loss allowed; see `accuracy_estimate.Held`.
+        memory: bytes of samples and outputs to keep in memory; the rest goes to `workdir`.
     """
 
     def __init__(
@@ -235,9 +237,9 @@ class AccuracyMeter:
         """Return the accuracy of the model called `name` on the first `samples` samples.
 
         Args:
-            session: opens it; not called where nothing is left to be run.
-            advance: is called with the number of samples that were run just now.
-            together: whether several may be run at once, where that changes no answer.
+            session: opens the session; not called if no samples are left to run.
+            advance: called with the number of samples that just ran.
+            together: whether several samples may run at once, if that changes no answer.
         """
         estimate = self._estimates.get(name)
         if estimate is None or estimate.seen > samples:
@@ -258,16 +260,16 @@ class AccuracyMeter:
     def simulate(
         self, name: str, here: Session, there: Session, samples: int, whole: Assessment, advance: Callable[[int], None]
     ) -> tuple[Assessment, float]:
-        """Return the loss of the model called `name` in an engine that is too slow for all samples: what it loses here
-        on all of them, plus what it loses more there, by the first `samples`, each of which runs in both
-        (`loses_more`).
+        """Estimate the loss of the model called `name` in an engine that is too slow for all samples. The estimate is
+        the loss here on all samples, plus the additional loss there on the first `samples`. Each of these runs in both
+        engines (`loses_more`).
 
         Args:
-            here, there: the model in this machine's kernels, and in the engine.
-            whole: what it loses here on all samples.
+            here, there: sessions of the model in this machine's kernels, and in the engine.
+            whole: its assessment here on all samples.
 
         Returns:
-            The loss, and how far it may be from what all samples would show there: half of a 95 % interval.
+            The assessment, and half of a 95 % interval: how far the loss may be from the loss on all samples there.
         """
         pair = self._pairs.setdefault(name, _Pair(_Estimate.of(self._task), _Estimate.of(self._task)))
         for position in range(pair.there.seen, samples):
@@ -278,7 +280,7 @@ class AccuracyMeter:
             pair.between.update(mine, other, sample[0].inputs)
             advance(1)
         same, found = (self._assessed(estimate) for estimate in (pair.here, pair.there))
-        if found.complete or found.low >= 1:  # it answers no numbers
+        if found.complete or found.low >= 1:  # its outputs are not finite
             return replace(found, complete=True), 0.0
         error = None
         if pair.here.metric is not None and pair.there.metric is not None:
@@ -291,7 +293,7 @@ class AccuracyMeter:
         return found, math.sqrt(1 - samples / self.total) * (sure(0.0, error)[1])
 
     def compare(self, session: Session, count: int, *, model: str) -> Agreement:
-        """Return how closely the outputs follow float32's, on the first `count` samples."""
+        """Return how closely the outputs follow float32's on the first `count` samples."""
         comparison = Comparison()
         for position in range(min(count, self.total)):
             sample = self.samples[position]
@@ -299,8 +301,8 @@ class AccuracyMeter:
         return comparison.result()
 
     def noise(self, session: Session, count: int, *, model: str) -> float:
-        """Return the noise power over signal power at the outputs, mean over their columns, on the first `count`
-        samples.
+        """Return the noise power over the signal power of the outputs on the first `count` samples, as a mean over
+        their columns.
         """
         columns = Columns()
         for position in range(min(count, self.total)):
@@ -312,7 +314,7 @@ class AccuracyMeter:
         return dict(self._float_measured(self.total).metrics) if self._task is not None else {}
 
     def _assessed(self, estimate: _Estimate) -> Assessment:
-        """Return what is known of a model by the samples that it has seen, the first ones."""
+        """Return the assessment of a model on the samples that it has run so far."""
         labels = None
         if self._task is not None and estimate.metric is not None:
             labels = self._task, self._float_measured(estimate.seen), estimate.metric.measured()
@@ -320,7 +322,7 @@ class AccuracyMeter:
         return assess(estimate.agreement, labels, complete=complete, held=self._held)
 
     def _float_measured(self, samples: int) -> Measured:
-        """Return float32's metric over the first `samples`; one meter sees ever more of them."""
+        """Return float32's metric over the first `samples`. One meter serves growing numbers of samples."""
         if samples not in self._float_metrics:
             metric, seen = self._float_meter
             if metric is None or seen > samples:
@@ -338,7 +340,7 @@ class AccuracyMeter:
         return self._references([position])[0]
 
     def _references(self, positions: Sequence[int]) -> list[Outputs]:
-        """Return float32's outputs for the samples at `positions`, computed once."""
+        """Return float32's outputs for the samples at `positions`. Each output is computed only once."""
         missing = [position for position in positions if position not in self._float_outputs]
         if missing:
             session, most = self._float_session
@@ -351,7 +353,7 @@ class AccuracyMeter:
 
     @cached_property
     def _float_session(self) -> tuple[Session, int]:
-        """A session of the float model, and how many samples it runs at once."""
+        """Return a session of the float model, and the number of samples that it runs at once."""
         session = open_session(self._float_model)
         return session, self._most_at_once(session)
 
@@ -361,7 +363,7 @@ class AccuracyMeter:
 
 @dataclass
 class _Estimate:
-    """A candidate's running figures, and how many samples they rest on."""
+    """Hold a candidate's running figures, and the number of samples that they come from."""
 
     metric: ResampledMeter | None
     agreement: AgreementEstimate
@@ -369,12 +371,13 @@ class _Estimate:
 
     @classmethod
     def of(cls, task: Task | None) -> _Estimate:
-        """Return the estimate of no samples yet."""
+        """Return an estimate that has seen no samples yet."""
         return cls(None if task is None else ResampledMeter(task), AgreementEstimate(Comparison(task)))
 
     def add(self, samples: Sequence[Sample], references: Sequence[Outputs], candidates: Sequence[Outputs]) -> None:
-        """Add samples, several only if they are single rows: the candidate's outputs against float32's, and against the
-        label where there is one."""
+        """Add samples with the outputs of float32 and of the candidate. The candidate is compared with float32, and
+        with the label if there is one. Several samples must be single rows.
+        """
         if len(samples) > 1:
             self.agreement.update(joined(references), joined(candidates), gathered(samples), rows=len(samples))
         for sample, reference, candidate in zip(samples, references, candidates, strict=True):
@@ -388,7 +391,7 @@ class _Estimate:
 
 @dataclass
 class _Pair:
-    """One model in two engines on the same samples, and how closely the second one's outputs follow the first one's."""
+    """Hold the figures of one model in two engines on the same samples, and how closely one follows the other."""
 
     here: _Estimate
     there: _Estimate
@@ -397,7 +400,7 @@ class _Pair:
 
 @dataclass(frozen=True)
 class Asked:
-    """Describe a candidate to assess, on the first `samples` samples; `together` as `AccuracyMeter.assess` has it."""
+    """Describe a candidate to assess on the first `samples` samples. `together` is that of `AccuracyMeter.assess`."""
 
     name: str
     model: Files
@@ -444,7 +447,7 @@ class AssessmentJob:
 
 
 def assessor(workers: Workers, job: Job, *, task: Task | None, held: Held, memory: int) -> AssessmentJob | None:
-    """Return what workers do for the candidates of `job`; None where they cannot read its samples themselves."""
+    """Return the job by which workers assess the candidates of `job`; None if they cannot read its samples."""
     reference = Sharded(job.validation, workers).reference
     if reference is None:
         return None
@@ -455,10 +458,10 @@ def assessor(workers: Workers, job: Job, *, task: Task | None, held: Held, memor
 def assess_on(
     workers: Workers, job: AssessmentJob, artifacts: Sequence[tuple[str, Artifact, bool]], samples: int
 ) -> Iterator[tuple[str, Assessment]]:
-    """Return the assessment of each artifact, by its candidate's name, in their order.
+    """Yield each candidate's name and assessment, in the order of `artifacts`.
 
     Args:
-        artifacts: name, artifact, and whether samples may be run together.
+        artifacts: for each candidate its name, its artifact, and whether its samples may run together.
     """
     asked = [
         Asked(

@@ -1,16 +1,15 @@
 """Estimate one candidate's accuracy against float32, sample by sample, with its uncertainty.
 
-With labels the loss is that of the task's metric, and its standard error comes from the samples: see
-`edgeq.measure.task`.
+With labels, the loss is that of the task's metric. Its standard error comes from the samples: see `edgeq.measure.task`.
 
-Without labels, or next to them, there is what float32 itself thinks of the candidate's answers. For class scores, with
-p float32's probabilities (the scores if they sum to one, else their softmax):
+Without labels, or in addition to them, the loss is estimated from float32's own probabilities. For class scores, with p
+float32's probabilities (the scores if they sum to one, else their softmax):
 
     regret        mean over rows of p[float32's class] - p[candidate's class]
     disagreement  share of rows whose classes differ
 
-If p is right, regret is the expected loss of top-1; whatever is right, the loss of top-1 cannot be larger than the
-disagreement. For other outputs it is 1 - cosine of the worst output, or slice of one.
+If p is right, the regret is the expected loss of top-1. Even if p is wrong, the loss of top-1 cannot be larger than the
+disagreement. For other outputs, the loss is 1 - cosine of the worst output, or of the worst slice of an output.
 """
 
 from __future__ import annotations
@@ -30,19 +29,20 @@ from edgeq.report.tuning_record import Assessment
 
 _TOP1 = "top1"
 Held = Literal["expected", "seen", "noise"]
-"""What is held against the loss allowed: what is to be expected on other samples; what these samples show, which is
-what a proof of the same model reports (by labels, else the share of rows whose top-1 changes, else 1 - cosine); or,
-where there are no labels, the power of the noise of the worst output, or slice of one, over that of the signal."""
-# The noise on an eighth of the samples is within this factor of that on all.
+"""The figure that is compared with the loss allowed. "expected" is the loss to expect on other samples. "seen" is the
+loss on these samples, as a proof of the same model reports it: by labels, else the share of rows whose top-1 changes,
+else 1 - cosine. "noise", without labels, is noise power over signal power in the worst output, or slice of one."""
+# The noise on an eighth of the samples is within this factor of the noise on all.
 _STEADY = 2.0
-# Standard deviation of the regret as an estimate of the loss, over itself: by how much float32 may misjudge itself.
+# Standard deviation of the regret as an estimate of the loss, as a share of the regret: float32 may misjudge itself by
+# this much.
 _TRUST = 0.5
 _SURE = 1.96  # two-sided 95 % of the normal distribution
 
 
 @dataclass
 class Regret:
-    """Hold running sums of one output of class scores."""
+    """Hold running sums over the rows of one output of class scores."""
 
     rows: int = 0
     sum: float = 0.0
@@ -53,7 +53,7 @@ class Regret:
     moves: list[NDArray[np.float64]] = field(default_factory=list)
 
     def update(self, reference: NDArray[Any], candidate: NDArray[Any]) -> None:
-        """Add rows of scores, [N, ...] of both models."""
+        """Add rows of scores: [N, ...] of each model."""
         self.fits = self.fits and is_class_scores(reference) and reference.shape == candidate.shape
         if not self.fits:
             return
@@ -69,7 +69,7 @@ class Regret:
         self.changed += int((first != second).sum())
         lead = _lead(scores, first)
         self.leads.append(lead)
-        with np.errstate(invalid="ignore"):  # the scores of a class that is ruled out may be -inf in both
+        with np.errstate(invalid="ignore"):  # the scores of an excluded class may be -inf in both models
             self.moves.append(lead - _lead(other, first))
 
     @property
@@ -85,15 +85,16 @@ class Regret:
 
     @property
     def changing(self) -> float:
-        """Return in how many of as many other rows the class can be expected to change, also where it changed in
-        none of these: the lead of each row is compared with the moves of all.
+        """Return the expected number of rows whose class changes, among as many other rows. It is computed by comparing
+        the lead of each row with the moves of all rows, so it may be positive even if no class has changed in these
+        rows.
         """
         leads, moves = np.concatenate(self.leads), np.sort(np.concatenate(self.moves))
         return float((1 - np.searchsorted(moves, leads) / self.rows).sum())
 
 
 def _lead(scores: NDArray[np.float64], best: NDArray[np.intp]) -> NDArray[np.float64]:
-    """Return by how much the class `best` of each row is ahead of the next: [rows, classes] and [rows] to [rows]."""
+    """Return the lead of the class `best` over the next class in each row: [rows, classes] and [rows] to [rows]."""
     every = np.arange(len(scores))
     others = scores.copy()
     others[every, best] = -np.inf
@@ -109,7 +110,7 @@ class AgreementEstimate:
     regrets: dict[str, Regret] = field(default_factory=dict)
 
     def update(self, reference: Outputs, candidate: Outputs, sample: Sample, *, rows: int = 1) -> None:
-        """Add one row, or several: outputs by name of both models, and the sample that they were computed from."""
+        """Add one row, or several: the outputs of both models by name, and the sample that both were computed from."""
         self.comparison.update(reference, candidate, sample.inputs, rows=rows)
         for name, array in reference.items():
             if name in candidate and array.dtype.kind == "f":
@@ -117,8 +118,8 @@ class AgreementEstimate:
 
     @property
     def regret(self) -> Regret | None:
-        """Return the regret of the output that holds class scores, where float32 is sure enough of its classes to
-        judge others.
+        """Return the regret of the output that contains class scores. Return None if there is no such output, or if
+        float32 is not sure enough of its own classes.
         """
         for output in self.comparison.result().outputs:
             found = self.regrets.get(output.name)
@@ -134,12 +135,12 @@ def assess(
     complete: bool,
     held: Held = "expected",
 ) -> Assessment:
-    """Return what is known after the samples seen so far.
+    """Return the assessment from the samples seen so far.
 
     Args:
-        labels: the task, and what it measured of float32 and of the candidate on the same rows; None without labels.
-        complete: whether these are all samples that there are.
-        held: what is held against the loss allowed, see `Held`.
+        labels: the task, and its measurements of float32 and of the candidate on the same rows; None without labels.
+        complete: whether all samples have been seen.
+        held: the figure to compare with the loss allowed, see `Held`.
     """
     compared = agreement.comparison.result()
     regret = agreement.regret
@@ -180,12 +181,13 @@ def assess(
 
 
 def further_error(measured: Measured, regret: Regret | None, rows: int) -> float:
-    """Return the standard error of a loss from rows that change the class and happen not to be among these `rows`.
+    """Return the part of a loss's standard error that comes from rows that change class but happen not to be among
+    `rows`.
 
-    In a mean of scores it is one row's weight. Of any other metric of classes it is that of two rows, one for each
-    direction (D. Bonett, R. Price: Adjusted Wald confidence interval for a difference of binomial proportions based on
-    paired data, 2012), or of as many as are expected to change where that is less; and 0 without classes that float32
-    is sure of, where every row has a little influence.
+    For a mean of scores, it is the weight of one row. For any other metric of classes, it is the error of two rows, one
+    for each direction (D. Bonett, R. Price: Adjusted Wald confidence interval for a difference of binomial proportions
+    based on paired data, 2012). If fewer rows are expected to change, it is the error of that many. If float32 is not
+    sure of any classes, it is 0, because every row then has a little influence.
     """
     if measured.scores is not None:
         return 1 / rows
@@ -193,10 +195,10 @@ def further_error(measured: Measured, regret: Regret | None, rows: int) -> float
 
 
 def sure(drop: float, error: float | None, further: float = 0.0) -> tuple[float, float]:
-    """Return the 95 % interval of a loss with a standard error, the whole scale where that is not known.
+    """Return the 95 % interval of a loss with this standard error: the whole scale if the error is not known.
 
     Args:
-        further: half of the 95 % interval of something independent that is added.
+        further: half of the 95 % interval of an independent quantity that is added to the loss.
     """
     if error is None:
         return -1.0, 1.0
@@ -205,13 +207,13 @@ def sure(drop: float, error: float | None, further: float = 0.0) -> tuple[float,
 
 
 def _combine(drop: float, error: float, regret: Regret | None) -> tuple[float, float]:
-    """Return the loss to be expected on other samples, and its standard error: of top-1, the measured loss and the
-    regret, weighted by the inverse of their variances; of other metrics the measured one.
+    """Return the loss to expect on other samples, and its standard error. For top-1, it is the measured loss and the
+    regret, weighted by the inverse of their variances. For other metrics, it is the measured loss.
 
-    What labels say is unbiased and noisy: only rows that change between right and wrong count, and a few hundred
-    samples have a dozen of those. The regret is steady and may be biased; it is trusted to within half its size. A
-    candidate that seems better than float32 counts as equal: of several candidates some are lucky on the few samples,
-    and would be chosen for it.
+    The loss by labels is unbiased but noisy: only rows that change between right and wrong count, and a few hundred
+    samples contain about a dozen of those. The regret is steady but may be biased, so its standard error includes half
+    its size. A candidate that seems better than float32 counts as equal. Otherwise the search would choose a candidate
+    that was merely lucky on the few samples.
     """
     if regret is None:
         return max(drop, 0.0), error
@@ -222,19 +224,20 @@ def _combine(drop: float, error: float, regret: Regret | None) -> tuple[float, f
 def loses_more(
     here: Assessment, there: Assessment, error: float | None, whole: Assessment, between_db: float
 ) -> tuple[float, float | None]:
-    """Return what a model loses more in an engine than in this machine's kernels, and its standard error.
+    """Return how much more a model loses in an engine than in this machine's kernels, and the standard error of that.
 
-    By labels on few samples that is unbiased and noisy: the answers that change are a few. The noise of the outputs is
-    steady, since every sample shows it, and losses grow with its power: with noise N here and N' there, the loss is
-    taken to be N' / N times as large, to within half the share sqrt(D / N) of what may be lost here at most (no less
-    than two samples), where D is the power of the difference of the two engines' outputs. Where roundings are all that
-    differs that is little; where the engine answers something else it is large, and the labels decide.
+    The difference by labels on few samples is unbiased but noisy, because few answers change. The noise of the outputs
+    is steady, because every sample shows it, and losses grow with its power. With noise N here and N' there, the loss
+    there is estimated as N' / N times the loss here. The standard error of this estimate is half the share sqrt(D / N)
+    of the largest likely loss here (two samples at least), where D is the power of the difference of the two engines'
+    outputs. If only roundings differ, the error is small. If the engine gives other answers, it is large, and the
+    labels decide.
 
     Args:
-        here, there: the model on the same samples in both.
-        error: standard error of the difference of their losses; None where it is not known.
-        whole: the loss here on all samples.
-        between_db: SQNR of the outputs there to those here.
+        here, there: assessments of the model on the same samples in this machine's kernels and in the engine.
+        error: standard error of the difference of their losses; None if it is not known.
+        whole: the assessment here on all samples.
+        between_db: SQNR of the outputs there against the outputs here.
     """
     more = there.drop - here.drop
     if error is None:
@@ -250,7 +253,7 @@ def loses_more(
 
 
 def _weighed(*estimates: tuple[float, float]) -> tuple[float, float]:
-    """Estimates of one value with their standard errors as one: weighted by the inverse of their variances."""
+    """Combine estimates of one value and their standard errors, weighted by the inverse of their variances."""
     weights = [1 / max(error**2, 1e-12) for _, error in estimates]
     total = sum(weights)
     return sum(weight * value for weight, (value, _) in zip(weights, estimates, strict=True)) / total, total**-0.5

@@ -1,5 +1,5 @@
-"""Build candidates, and drop those that do not load, compute nothing in int8, are duplicates or are far from
-float32's outputs before measuring anything at length.
+"""Build candidates, and drop some of them before any long measurement: candidates that do not load, that compute
+nothing in int8, that are duplicates, or whose outputs are far from float32's.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from edgeq.tune.trials import Trial, Trials, by_structure, outrun, unmeasured
 
 
 def build_all(trials: Trials, candidates: Iterable[Candidate]) -> None:
-    """Build `candidates` in their order until the deadline; at least the first."""
+    """Build `candidates` in their order until the deadline. The first one is always built."""
     for position, candidate in enumerate(candidates):
         if position > 0 and trials.deadline.passed():
             trials.add(candidate)
@@ -24,7 +24,7 @@ def build_all(trials: Trials, candidates: Iterable[Candidate]) -> None:
 
 
 def build(trials: Trials, candidate: Candidate, stage: Stage = "space", parent: str = "") -> bool:
-    """Build one candidate, enter it, and return whether it is still in the run."""
+    """Build one candidate, enter it in the run, and return whether it is still there after the first checks."""
     name = candidate.name
     if name in trials:
         return not trials[name].reason
@@ -37,34 +37,35 @@ def build(trials: Trials, candidate: Candidate, stage: Stage = "space", parent: 
     if duplicate is not None:
         trials.eliminate(name, f"the same model as {duplicate.name}")
     elif found.int8_mac_share == 0 and candidate.quantized:
-        trials.eliminate(name, "nothing of it runs in int8")
+        trials.eliminate(name, "none of it runs in int8")
     trials.screened(name, found)
     return not trials[name].reason
 
 
 def _screened(trials: Trials, candidate: Candidate) -> Screening | EdgeqError:
-    """Return what building a candidate shows, or why it cannot be built."""
+    """Return what building a candidate shows, or the error if it cannot be built."""
     try:
         return trials.evaluator.build(candidate)
-    except BoardError:  # it says nothing of the candidate
+    except BoardError:  # the board failed, not the candidate
         raise
     except EdgeqError as error:
         return error
 
 
 def build_methods(trials: Trials, profile: Profile) -> None:
-    """Build other calibration methods for the kernel choices that are worth it, and keep the promising ones of each
+    """Build other calibration methods for the kernel choices that are worth it, and keep the promising methods of each
     structure.
 
-    An engine may take seconds to compile each. So what runs in one, and what one leaves behind, gets only the methods
-    whose files follow float32 most closely in onnxruntime's own kernels. One kernel choice shows which these are:
-    methods differ in the ranges of activations, which are those of every other.
+    An engine may take seconds to compile each file. So two groups of kernel choices get only the methods whose files
+    follow float32 most closely in onnxruntime's own kernels: choices that run in an engine, and choices that are slower
+    than one in an engine. One kernel choice is enough to find these methods. Methods differ only in the ranges of
+    activations, and these are the same for every kernel choice.
     """
     _drop_dominated(trials)
     closest: tuple[str, ...] | None = None
     for kernel in sorted(trials.alive(), key=lambda t: _in_few(trials, t)):
         if any(same_file(kernel, other) and outrun(kernel, other, trials.pace.twin) for other in trials.alive()):
-            continue  # its accuracy is hardly another
+            continue  # its accuracy is almost the same as that of the faster one
         methods = method_candidates(kernel.candidate, profile)
         if len(methods) > trials.pace.methods and _in_few(trials, kernel):
             closest = _closest(trials, kernel.candidate, methods) if closest is None else closest
@@ -79,13 +80,15 @@ def build_methods(trials: Trials, profile: Profile) -> None:
 
 
 def same_file(one: Trial, other: Trial) -> bool:
-    """Return whether two trials run one file in two engines, or in one with two precisions."""
+    """Return whether two trials run one file in two engines, or in one engine with two precisions."""
     a, b = (t.candidate.replace(name="", threads=0, engine=None) for t in (one, other))
     return one.candidate.engine != other.candidate.engine and a == b
 
 
 def _in_few(trials: Trials, kernel: Trial) -> bool:
-    """Return whether a kernel choice gets the most promising methods alone: it runs in an engine, or is behind one."""
+    """Return whether a kernel choice gets only the most promising methods: it runs in an engine, or is slower than one
+    that does.
+    """
     ahead = (t for t in trials.alive() if t.candidate.engine is not None and t.candidate.quantized)
     return kernel.candidate.engine is not None or any(outrun(kernel, other, trials.pace.behind) for other in ahead)
 
@@ -95,9 +98,10 @@ def _method(candidate: Candidate) -> str:
 
 
 def _closest(trials: Trials, kernel: Candidate, others: Sequence[Candidate]) -> tuple[str, ...]:
-    """Return the methods of `others` whose files follow float32 most closely in onnxruntime's own kernels, and are not
-    those of another method: of the kernel choice that was built there with all of them, or else of `kernel`, as far as
-    they are built until the deadline."""
+    """Return the methods of `others` whose files follow float32 most closely in onnxruntime's own kernels. A method
+    whose file equals another method's is left out. The files are those of a kernel choice that was built there with all
+    these methods. If there is no such choice, `kernel` is built with them until the deadline.
+    """
     wanted = {_method(c) for c in others}
     built: dict[str, dict[str, Screening]] = {}
     for trial in trials:
@@ -111,7 +115,7 @@ def _closest(trials: Trials, kernel: Candidate, others: Sequence[Candidate]) -> 
         screening = _screened(trials, in_own_kernels(candidate))
         if isinstance(screening, Screening):
             found[_method(candidate)] = screening
-        else:  # the engine may take what these kernels refuse
+        else:  # the engine may accept files that these kernels refuse
             refused.append(_method(candidate))
     distinct: dict[str, str] = {}
     for name in sorted(found, key=lambda name: (name in wanted, -found[name].sqnr_db)):
@@ -121,9 +125,10 @@ def _closest(trials: Trials, kernel: Candidate, others: Sequence[Candidate]) -> 
 
 
 def _drop_dominated(trials: Trials) -> None:
-    """Drop kernel choices that are no cheaper than another one whose outputs are far closer to float32's; of two in one
-    engine that are about as fast, the one whose outputs are further. Where the cost is a speed that cannot be claimed,
-    both stay."""
+    """Drop kernel choices that are no cheaper than another one whose outputs are far closer to float32's. Of two that
+    are about as fast in one engine, drop the one whose outputs are further from float32's. If the cost is a speed that
+    cannot be claimed, keep both.
+    """
     for trial in trials.alive():
         for other in trials.alive():
             least = trials.pace.alike_db if trials.by_time and _in_one_engine(trial, other) else trials.pace.sqnr_db
@@ -136,6 +141,6 @@ def _drop_dominated(trials: Trials) -> None:
 
 
 def _in_one_engine(one: Trial, other: Trial) -> bool:
-    """Return whether one plug-in runs both, in integers."""
+    """Return whether one plug-in runs both trials, each in integers."""
     a, b = one.candidate, other.candidate
     return a.engine is not None and a.engine == b.engine and a.quantized and b.quantized

@@ -1,8 +1,10 @@
-"""Choose the engines in a search: which are raced, what runs in each, and which are dropped.
+"""Choose the engines in a search: which engines are raced, what runs in each, and which are dropped.
 
-A candidate's file is built once and runs in every engine that its types suit; the float model runs in each engine, in
-each precision that is fast here. To keep the search short, first only one int8 candidate and the float model are timed
-in each engine; what is behind its twin in another engine, or behind float32, is not raced further."""
+A candidate's file is built once and runs in every engine that supports its types. The float model runs in each engine,
+in each precision that is fast here. To keep the search short, at first only one int8 candidate and the float model are
+timed in each engine. If the candidate is slower there than in another engine, or slower than float32, the engine is not
+raced further.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ from edgeq.tune.trials import Trial, Trials, behind, outrun, unmeasured
 from edgeq.util.display import SILENT, Progress
 from edgeq.util.registry import device_errors
 
-# Fields of `Scheme` that make weights which nothing saturates on, the least noise first.
+# Fields of `Scheme` for weights that never saturate, the one with the least noise first.
 _SAFE_WEIGHTS = ("fit_pairs", "reduce_range")
 
 
@@ -40,10 +42,10 @@ class Field:
     """Hold the engines of a search.
 
     Attributes:
-        plugins: plug-in engines, each in the precisions that are raced.
-        own: whether onnxruntime's own kernels are raced, too.
-        versions: of the packages that bring the plug-ins, by name.
-        saturating: the pairs of types, by engine, that a plug-in adds up in 16 bits here.
+        plugins: plug-in engines, with one entry for each precision that is raced.
+        own: whether onnxruntime's own kernels are raced as well.
+        versions: versions of the packages that bring the plug-ins, by engine name.
+        saturating: by engine name, the pairs of types whose products a plug-in adds up in 16 bits here.
     """
 
     plugins: tuple[EngineChoice, ...] = ()
@@ -52,8 +54,10 @@ class Field:
     saturating: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     def fitting(self, candidate: Candidate, engine: Engine) -> tuple[Candidate, ...]:
-        """Return the forms of `candidate` that run right in `engine`: itself, or where its kernels saturate with
-        each of the weights that cannot; nothing where it does not suit it."""
+        """Return the forms of `candidate` that run correctly in `engine`. This is the candidate itself or, if the
+        engine's kernels saturate, one form for each kind of weights that cannot saturate. Return nothing if the
+        candidate does not suit the engine.
+        """
         scheme = candidate.scheme
         if not suits(candidate, engine):
             return ()
@@ -71,10 +75,11 @@ class Field:
     def also_on(
         self, installed: Mapping[str, Installed], asked: Sequence[EngineChoice], progress: Progress = SILENT
     ) -> Field:
-        """Return the engines that another machine has in the same version: it times what is built and assessed here.
+        """Return the field with only the engines that another machine has in the same version. That machine times the
+        files that are built and assessed here.
 
         Raises:
-            EngineError: one of `asked` is not among them.
+            EngineError: an engine in `asked` is not among them.
         """
         other = {n for n, version in self.versions.items() if installed.get(n, Installed()) != Installed(version)}
         for name in sorted(other):
@@ -94,12 +99,13 @@ def find_field(
     timed: bool = True,
     progress: Progress = SILENT,
 ) -> Field:
-    """Return the engines that are raced for `target`: those that are installed and give right answers on this machine,
-    or of these the ones that are named. Each is loaded and checked in a process of its own.
+    """Return the engines to race for `target`: those that are installed and give right answers on this machine. If
+    `asked` names engines, return only those. Each engine is loaded and checked in a process of its own.
 
     Raises:
-        UsageError: a plug-in is named where nothing of it runs.
-        RuntimeUnavailableError: one that is named is not installed, or EngineError: gives wrong answers.
+        UsageError: only plug-ins are named, but they do not run what is built for the target.
+        RuntimeUnavailableError: a named engine is not installed.
+        EngineError: a named engine gives wrong answers.
     """
     known, wanted = load_engines(), {choice.engine.name for choice in asked}
     own = not asked or DEFAULT in wanted
@@ -117,7 +123,7 @@ def find_field(
         engine = known[state.name]
         if not engine.module or not state.version or (asked and state.name not in wanted):
             continue
-        if not asked and only_engine(engine.int8.backend) == engine:  # it has targets of its own
+        if not asked and only_engine(engine.int8.backend) == engine:  # this engine has targets of its own
             continue
         fast = engine.fast_precisions(features)
         choices = [c for c in asked if c.engine.name == engine.name] or [EngineChoice(engine, name) for name in fast]
@@ -138,24 +144,24 @@ def find_field(
 
 def _unfit(engine: Engine, precisions: tuple[str, ...]) -> str:
     if Artifact.device.upper() not in engine.devices:
-        return f"it runs on {', '.join(engine.devices)}, and what is built here is for the CPU"
+        return f"it runs on {', '.join(engine.devices)}, but models are built for the CPU here"
     right, what = check_engine(engine, precisions)
     return "" if right else what
 
 
 def suits(candidate: Candidate, engine: Engine) -> bool:
-    """Return whether `engine` has integer kernels for a candidate of the target's backend."""
+    """Return whether `engine` has integer kernels for a candidate that the target's backend builds."""
     scheme = candidate.scheme
     plain = scheme.mode == "static" and scheme.format == "QDQ" and not candidate.builder and not scheme.session_options
     return plain and scheme.pair in engine.int8.pairs
 
 
 def with_entrants(candidates: Sequence[Candidate], field: Field, *, unquantized: bool = True) -> tuple[Candidate, ...]:
-    """Return `candidates`, and after the first that suits an engine the same in each engine, and the float model in
-    each.
+    """Return `candidates` with new ones for each plug-in engine: the first candidate that suits the engine, run in it,
+    and the float model. The new candidates follow the first candidate that suits any engine.
 
     Args:
-        unquantized: whether the float model enters.
+        unquantized: whether to add the float model.
     """
     if not field.plugins:
         return tuple(candidates)
@@ -173,12 +179,12 @@ def with_entrants(candidates: Sequence[Candidate], field: Field, *, unquantized:
 
 
 def drop_slower_twins(trials: Trials, *, own: bool = True) -> None:
-    """Drop what another engine, or the same one in another precision, runs faster from the same file, unless its
-    outputs are much closer to float32's; and a lower precision that is no faster. Where no speed of one of the two can
-    be claimed, both stay.
+    """Drop trials whose file runs faster in another engine, or in the same engine in another precision, unless their
+    outputs are much closer to float32's. Drop a lower precision that is no faster as well. If one of the two speeds
+    cannot be claimed, keep both.
 
     Args:
-        own: whether what onnxruntime's own kernels run can be dropped, too.
+        own: whether trials in onnxruntime's own kernels can be dropped as well.
     """
     candidates = [t for t in trials.alive() if own or t.candidate.engine is not None]
     for trial in sorted(candidates, key=lambda t: t.latency, reverse=True):
@@ -200,15 +206,17 @@ def drop_slower_twins(trials: Trials, *, own: bool = True) -> None:
 
 
 def _pays(trials: Trials, lower: Trial, higher: Trial) -> bool:
-    """Return whether the lower one of two precisions is surely faster: here, and where all is float if that was timed.
-    What is all in int8 is faster in either by chance, and what recoveries put into float later has that precision."""
+    """Return whether the lower of two precisions is surely faster, for this file and, if that was timed, for the float
+    model. A file that is all in int8 runs faster in one precision only by chance. But layers that recoveries put into
+    float later run in the precision chosen here.
+    """
     floats = [t for t in trials if not t.candidate.quantized and t.timing is not None]
     alike = [t for one in (lower, higher) for t in floats if t.candidate.engine == one.candidate.engine]
     return _surely_faster(lower, higher) and (len(alike) < 2 or _surely_faster(*alike))
 
 
 def _is_lower(candidate: Candidate, twin: Candidate) -> bool:
-    """Return whether both are for one engine, and `candidate` for a lower precision."""
+    """Return whether both are for one engine, and `candidate` has the lower precision."""
     mine, other = candidate.engine, twin.engine
     if mine is None or other is None or mine.engine.name != other.engine.name:
         return False
@@ -217,14 +225,17 @@ def _is_lower(candidate: Candidate, twin: Candidate) -> bool:
 
 
 def _surely_faster(one: Trial, other: Trial) -> bool:
-    """Return whether the unfavourable end of one's speed is above the other's median, and more than equal to it."""
+    """Return whether the lower end of `one`'s speed interval is above the median of `other`, by more than counts as
+    equal.
+    """
     mine, its = (t.timing.speedup.interval if t.timing and t.timing.speedup else None for t in (one, other))
     return mine is not None and its is not None and mine[1] > its[0] and one.latency * (1 + EQUAL) < other.latency
 
 
 def more_in_engines(trials: Trials, sources: Sequence[Candidate], field: Field) -> list[Candidate]:
-    """Return `sources` in each engine that is in the run with an int8 candidate that is not slower than float32, in the
-    precision that is fastest there; those that were not made yet."""
+    """Return `sources` in each engine whose int8 candidate is still in the run and not slower than float32, in the
+    fastest precision there. Leave out candidates that exist already.
+    """
     best: dict[str, Trial] = {}
     for trial in sorted(trials.alive(), key=lambda t: t.latency):
         known = trial.timing is not None and trial.verdict != SLOWER
@@ -241,13 +252,13 @@ def more_in_engines(trials: Trials, sources: Sequence[Candidate], field: Field) 
 
 
 class CandidateBuilder:
-    """Build candidates of one job, and keep what several of them have in common.
+    """Build the candidates of one job, and keep the parts that several of them share.
 
     Args:
-        workdir: an existing folder; it must live as long.
+        workdir: an existing folder; it must exist as long as the builder.
 
     Attributes:
-        recoverer: builds those with accuracy recoveries.
+        recoverer: builds candidates with accuracy recoveries.
     """
 
     def __init__(self, job: Job, target: Target, workdir: Path, progress: Progress = SILENT) -> None:
@@ -258,10 +269,10 @@ class CandidateBuilder:
         self.recoverer = Recoverer(job, target, workdir)
 
     def build(self, candidate: Candidate, destination: Path) -> Built:
-        """Return the candidate's model at `destination`, by its builder or the target's backend, with its recoveries.
+        """Build the candidate's model at `destination` with its recoveries, by its own builder or the target's backend.
 
         Raises:
-            EdgeqError: it cannot be built.
+            EdgeqError: the candidate cannot be built.
         """
         job, target, scheme = self._job, self._target, candidate.scheme
         if not candidate.quantized:

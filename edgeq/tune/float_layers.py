@@ -1,11 +1,11 @@
-"""Choose which layers to leave in float, so that no more accuracy is lost than allowed at the least cost.
+"""Choose which layers to leave in float, so that the model loses no more accuracy than allowed, at the least cost.
 
-A ranking orders the layers: those that cause much noise at the outputs for what they cost in float come first. How many
-of them are needed is found by measuring: 1, 2, 4, ... until the loss is small enough, then by bisection. Then those
-that cost most are put back into integers, one by one, as long as the loss stays small enough.
+A ranking orders the layers: those that cause much noise at the outputs for their cost in float come first. Measurements
+find how many of them are needed: 1, 2, 4, ... until the loss is small enough, then by bisection. Then the layers that
+cost most are put back into integers one by one, unless the loss becomes too large.
 
-Where a ranking cannot be read off tensors, `rank_by_probing` measures it: noise is what the outputs show where nothing
-but a layer is quantized. Noises of layers add up as far as they are small and independent.
+If a ranking cannot be computed from tensors, `rank_by_probing` measures it: the noise of a layer is the noise at the
+outputs if only that layer is quantized. Noises of layers add up if they are small and independent.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 WIDE: Literal["wide"] = "wide"
-"""The field of a scheme that names the nodes whose results are raised from 8 to 16 bits."""
+"""The field of a scheme that names the nodes whose results have 16 bits instead of 8."""
 EIGHT_BIT: Literal["eight_bit"] = "eight_bit"
-"""The field of a scheme that names the products in blocks of 8 bits instead of 4."""
+"""The field of a scheme that names the products whose blocks have 8 bits instead of 4."""
 REFINEMENTS = 4
-# Sizes tried beyond the powers of two, where more layers in float lost more than fewer did.
+# Number of further sizes to try, besides the powers of two, if more layers in float lost more than fewer did.
 _BETWEEN = 6
 _GROUPS = 8
-_PROBES = 32  # most measurements, beyond the first groups
+_PROBES = 32  # largest number of measurements, the first groups included
 
 
 @dataclass(frozen=True)
 class RankedLayer:
-    """Describe a layer, or several that go to float together.
+    """Describe a layer, or several layers that go to float together.
 
     Attributes:
         name: unique in its ranking.
         nodes: names of its nodes in the float model.
-        noise: power of the error at the outputs that its quantization alone causes, over the outputs' power.
+        noise: power of the error at the outputs that its quantization alone causes, divided by the outputs' power.
     """
 
     name: str
@@ -46,18 +46,18 @@ class LayerCosts(Protocol):
 
     @property
     def span(self) -> float:
-        """Return the cost of all layers in float over all in integers."""
+        """Return the cost of all layers in float minus their cost in integers."""
 
     def further(self, name: str, kept: Set[str]) -> float:
-        """Return the cost of layer `name` in float next to the layers `kept` in float."""
+        """Return the additional cost of layer `name` in float, if the layers `kept` are in float already."""
 
 
 @dataclass(frozen=True)
 class MacCosts:
-    """Give costs where nothing is timed: a layer's multiply-accumulates.
+    """Give the cost of layers as multiply-accumulates, if nothing is timed.
 
     Attributes:
-        macs: by name of the layer.
+        macs: multiply-accumulates, by name of the layer.
     """
 
     macs: Mapping[str, int]
@@ -74,11 +74,11 @@ class MacCosts:
 
 @dataclass(frozen=True)
 class QuietLayer:
-    """Describe a layer that adds no noise of its own, such as one that only moves values. Next to layers in integers it
-    is best in integers; between layers in float it would quantize what they hand over.
+    """Describe a layer that adds no noise of its own, such as one that only moves values. If its neighbours are in
+    integers, it is best in integers as well. Between layers in float, it would quantize the values that it passes on.
 
     Attributes:
-        name: unique in its ranking, also among the others.
+        name: unique in its ranking, also among the other layers.
         nodes: names of its nodes in the float model.
         neighbours: names of the layers that it reads from, or that read from it.
     """
@@ -90,13 +90,13 @@ class QuietLayer:
 
 @dataclass(frozen=True)
 class Ranking:
-    """Order layers by which to leave in float first.
+    """Order layers by which of them to leave in float first.
 
     Attributes:
-        costs: by the layers' names.
+        costs: costs of the layers, by name.
         slack: factor on the cost that is allowed, for costs that are estimates.
-        field: of the scheme, which names the layers that are kept in float, or in what else is more precise.
-        quiet: layers that go to float where all their neighbours do.
+        field: the field of the scheme that names the chosen layers. It keeps them in float, or gives them more bits.
+        quiet: layers that go to float if all their neighbours do.
     """
 
     layers: tuple[RankedLayer, ...]
@@ -106,7 +106,7 @@ class Ranking:
     quiet: tuple[QuietLayer, ...] = ()
 
     def nodes(self, layers: Sequence[RankedLayer]) -> tuple[str, ...]:
-        """Return names of the nodes that go to float with `layers`."""
+        """Return the names of all nodes that go to float with `layers`, those of quiet layers included."""
         chosen = {layer.name for layer in layers}
         joined = {layer.name: layer for layer in self.quiet if layer.neighbours}
         while left := [name for name, layer in joined.items() if not layer.neighbours <= chosen | joined.keys()]:
@@ -127,32 +127,33 @@ def select_float_layers(
     hopeless: float = math.inf,
     refinements: int = REFINEMENTS,
 ) -> tuple[tuple[str, ...], ...]:
-    """Return sets of nodes to leave in float that lose at most `max_drop`, each cheaper than the one before.
+    """Return sets of nodes to leave in float, each cheaper than the one before. The model loses at most `max_drop` with
+    each.
 
-    Where `evaluate` never grows with more layers in float, the last set costs at most what the shortest beginning of
-    the ranking that holds does. Where it does grow, sizes around the best one are tried, too. Nothing is evaluated
-    twice.
+    If the loss never grows with more layers in float, the last set costs at most as much as the shortest prefix of the
+    ranking that loses at most `max_drop`. If it does grow, sizes around the best one are tried as well. Nothing is
+    evaluated twice.
 
     Args:
-        evaluate: loss of the model with these nodes in float, in the unit of `max_drop`; infinity where it cannot be
-            built so, or answers what is not finite.
-        expired: whether to stop looking; what was found by then is returned.
-        share: of the noise without layers in float that may be left. Losses grow with the power of the noise, so the
-            first set is the shortest one that leaves so much by the ranking.
+        evaluate: loss of the model with these nodes in float, in the unit of `max_drop`; infinity if that model cannot
+            be built or its outputs are not finite.
+        expired: whether to stop and return the sets found so far.
+        share: largest noise that may be left, as a share of the noise without layers in float. Losses grow with the
+            power of the noise, so the first set is the shortest prefix that leaves this share by the ranking.
         headroom: largest cost, as a share of the ranking's span.
-        hopeless: where the headroom allows at most half of the layers, the largest set is evaluated first, and with a
-            loss above this nothing else is.
-        refinements: how many layers are tried to be put back into integers.
+        hopeless: loss of the largest set above which no other set is tried. The largest set is evaluated first for
+            this, if the headroom allows at most half of the layers.
+        refinements: number of layers that the search tries to put back into integers.
 
     Returns:
-        Names of nodes; empty where no affordable set was found in time.
+        Names of the nodes of each set; empty if no affordable set was found in time.
     """
     order = affordable(ranking, headroom)
     found: list[tuple[RankedLayer, ...]] = []
     known: dict[tuple[RankedLayer, ...], float] = {}
 
     def loss(layers: tuple[RankedLayer, ...]) -> float:
-        """Return what is lost with `layers` in float; a set that holds is kept in `found`."""
+        """Return the loss with `layers` in float, and add `layers` to `found` if that is at most `max_drop`."""
         if layers not in known:
             known[layers] = evaluate(ranking.nodes(layers))
             if known[layers] <= max_drop:
@@ -160,7 +161,7 @@ def select_float_layers(
         return known[layers]
 
     def holds(layers: tuple[RankedLayer, ...]) -> bool:
-        """Return whether that is at most `max_drop`."""
+        """Return whether the loss with `layers` in float is at most `max_drop`."""
         return loss(layers) <= max_drop
 
     limited = hopeless < math.inf and 2 < len(order) <= len(ranking.layers) // 2
@@ -188,13 +189,13 @@ def select_float_layers(
         if expired() or len(found[-1]) == 1:
             break
         without = tuple(other for other in found[-1] if other != layer)
-        if without != order[: len(without)]:  # beginnings of the order were evaluated above
+        if without != order[: len(without)]:  # prefixes of the order were evaluated above
             holds(without)
     return tuple(ranking.nodes(layers) for layers in found)
 
 
 def _enough(order: Sequence[RankedLayer], share: float) -> int:
-    """Return the number of layers in float, one at least, that leave `share` of the noise of all."""
+    """Return the smallest number of layers in float, at least one, that leaves at most `share` of the noise of all."""
     left = total = sum(layer.noise for layer in order)
     if share >= 1 or not 0 < total < math.inf:
         return 1
@@ -206,9 +207,9 @@ def _enough(order: Sequence[RankedLayer], share: float) -> int:
 
 
 def _between(tried: Mapping[int, float]) -> int | None:
-    """Return the size in the middle between the best of `tried` and the next larger one, or else the next smaller one.
+    """Return the size halfway between the best of `tried` and the next larger one, or else the next smaller one.
 
-    Returns None where the largest size is the best, or no size is left between.
+    Return None if fewer than two sizes were tried, if the largest one is the best, or if no size is left between them.
     """
     if len(tried) < 2:
         return None
@@ -223,8 +224,9 @@ def _between(tried: Mapping[int, float]) -> int | None:
 
 
 def affordable(ranking: Ranking, headroom: float) -> tuple[RankedLayer, ...]:
-    """Return the longest beginning of the ranking that costs at most `headroom` of the span; all layers only where they
-    get 8 bits: in float they would be the float model."""
+    """Return the longest prefix of the ranking that costs at most `headroom` of the span. It may contain all layers
+    only if they get 8 bits, because all layers in float would be the float model.
+    """
     limit = ranking.slack * headroom * ranking.costs.span if headroom < math.inf else math.inf
     kept: set[str] = set()
     spent, count = 0.0, 0
@@ -244,21 +246,22 @@ def rank_by_probing(
     *,
     each: bool = False,
 ) -> Ranking:
-    """Rank layers by noise, of those within a factor of about two the cheapest first; costs are multiply-accumulates.
+    """Rank layers by noise. Of layers within a factor of about two in noise, the cheapest come first. Costs are
+    multiply-accumulates.
 
-    To spare measurements, groups of neighbours are measured first, and the noisiest group is split again and again.
+    To save measurements, groups of neighbours are measured first. Then the noisiest group is split again and again.
 
     Args:
         macs: multiply-accumulates by layer, in execution order.
-        noise_of: noise power over signal power at the outputs where only these layers are quantized.
+        noise_of: noise power over signal power at the outputs if only these layers are quantized.
         expired: whether to stop splitting.
-        each: whether each layer is measured by itself, whatever that takes.
+        each: whether to measure each layer by itself, however long that takes.
     """
     names = list(macs)
     size = 1 if each else max(1, -(-len(names) // _GROUPS))
 
     def measured(nodes: Sequence[str]) -> RankedLayer:
-        """`nodes` as one layer with its noise, which costs one call of `noise_of`."""
+        """Return `nodes` as one layer with its noise. This costs one call of `noise_of`."""
         return RankedLayer(nodes[0], tuple(nodes), noise_of(nodes))
 
     def cost(layer: RankedLayer) -> int:
@@ -266,7 +269,7 @@ def rank_by_probing(
         return sum(macs[node] for node in layer.nodes)
 
     def order(layer: RankedLayer) -> tuple[float, int, tuple[str, ...]]:
-        """Sorts by noise, of the same power of two the cheapest first."""
+        """Return a sort key: the most noise first, rounded to powers of two, then the least cost."""
         magnitude = round(math.log2(layer.noise)) if layer.noise > 0 else -math.inf
         return -magnitude, cost(layer), layer.nodes
 
@@ -284,8 +287,9 @@ def rank_by_probing(
 
 
 def _costliest(kept: Sequence[RankedLayer], costs: LayerCosts) -> list[RankedLayer]:
-    """Return layers by what putting them back into integers saves, the most first; those that save nothing are left
-    out."""
+    """Return the layers of `kept` in the order of the cost that putting them back into integers saves, the most first.
+    Layers that save nothing are left out.
+    """
     names = {layer.name for layer in kept}
     saved = {layer.name: costs.further(layer.name, names) for layer in kept}
     return sorted((layer for layer in kept if saved[layer.name] > 0), key=lambda layer: -saved[layer.name])

@@ -18,14 +18,14 @@ Objective = Literal["latency", "throughput", "size", "memory"]
 OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
 DEFAULT_DROP = 0.01
 MET, DOUBTFUL, MISSED = range(3)
-"""The goal is met beyond doubt; by the figures, which are not sure; or it is not met."""
+"""The goal is certainly met, is met by figures that are not certain, or is missed."""
 EQUAL = 0.02
-"""Costs that differ by less, as a share, are equal, and the more accurate candidate wins: in the seconds that there are
-for a race, no smaller difference is settled."""
+"""Costs that differ by a smaller share count as equal, and the more accurate candidate wins. A race is too
+short to settle a smaller difference."""
 BEHIND = 0.1
-"""A candidate that takes longer by this share is behind: two races minutes apart differ by less on a quiet machine."""
+"""A candidate that takes longer by this share is behind. On a quiet machine, races minutes apart differ by less."""
 SQNR_BEHIND_DB = 6.0
-"""A candidate whose outputs are further from float32's by this is less accurate: one bit of every value."""
+"""A candidate whose outputs have an SQNR lower by this is less accurate. It is one bit of every value."""
 _ALL = 1_000_000
 
 
@@ -34,23 +34,26 @@ class Pace:
     """Set how early a search dismisses candidates that are unlikely to win.
 
     Attributes:
-        halvings: rounds of accuracy on fewer than all samples, each on twice as many as the one before.
-        equal: share within which a race need not settle an order.
-        first_races: share of the last race's seconds that each of the first races gets.
-        behind: share by which a candidate that is behind takes longer.
-        twin: share by which a file must be faster in one engine to get calibration methods there alone.
-        threads: share by which any other number of threads must be slower for a plug-in to get the number that suits
-            onnxruntime's own kernels: it may take seconds to open.
-        gain: share by which a second candidate must be faster to be recovered next to the first.
-        sqnr_db: how much further from float32's the outputs of what is dropped for its accuracy are.
-        alike_db: the same for what a plug-in runs about as fast: each calibration method takes it seconds to compile.
-        methods: calibration methods that are tried in a plug-in, and of what recoveries leave short.
-        recovered: structures that are recovered.
-        finalists: structures in the last race.
-        hopeless: times the loss allowed; a candidate that loses more with all layers in float that may be is given up.
-        prunes: whether recoveries that are not needed are left out again.
-        float_sets: sets of layers in float that are built of one candidate.
-        most_float: share of the cost of all layers in float that such a set may have.
+        halvings: rounds that measure accuracy on part of the samples, each on twice as many as the one before.
+        equal: two speeds that differ by this share or less count as equal, and a race need not settle their order.
+        first_races: duration of each of the first races, as a share of the last race's duration.
+        behind: a candidate that takes longer by this share is behind.
+        twin: if a file is faster in one engine by this share, it gets calibration methods only there.
+        threads: if one number of threads is faster than all others by this share in onnxruntime's own kernels, a
+            plug-in gets that number without a race, because opening a plug-in may take seconds.
+        gain: a second candidate must be faster by this share to be recovered in addition to the first.
+        sqnr_db: a candidate is dropped if the SQNR of its outputs is lower by this than that of another one as fast.
+        alike_db: the same for candidates that a plug-in runs about as fast, because each calibration method takes the
+            plug-in seconds to compile.
+        methods: number of calibration methods tried in a plug-in, and tried for a candidate that recoveries do not
+            repair.
+        recovered: number of structures that are recovered.
+        finalists: number of structures in the last race.
+        hopeless: multiple of the loss allowed. A candidate that loses more, with as many layers in float as it may
+            have, is given up.
+        prunes: whether recoveries that are not needed are removed again.
+        float_sets: largest number of sets of layers in float that are built of one candidate.
+        most_float: largest cost of such a set, as a share of the cost of all layers in float.
     """
 
     halvings: int = 3
@@ -72,7 +75,7 @@ class Pace:
 
     @property
     def few_sets(self) -> bool:
-        """Return whether few sets of layers in float are built."""
+        """Return whether the number of sets of layers in float is limited."""
         return self.float_sets < _ALL
 
 
@@ -98,15 +101,16 @@ EFFORTS: Mapping[Effort, Pace] = {
     "default": Pace(sqnr_db=3.0, recovered=1, hopeless=math.inf, prunes=False, float_sets=8, most_float=0.9),
     "thorough": Pace(hopeless=math.inf, most_float=0.9),
 }
-"""What a repair of a poor result may take: the first leaves layers in float out, the second builds a few sets of them,
-the last compares more of everything. What is almost all in float is not worth its name."""
+"""How much work the repair of a poor result may be. "quick" keeps no layers in float, "default" builds a few sets of
+layers in float, and "thorough" compares more of everything. None puts almost all layers in float, because such a model
+is hardly quantized."""
 
 
 def check_effort(given: str | None) -> None:
-    """Refuse an effort that is not known; None: no repair.
+    """Refuse an unknown effort. None is allowed and means no repair.
 
     Raises:
-        UsageError: names those that there are.
+        UsageError: the effort is unknown; the message lists the known ones.
     """
     if given is not None and given not in EFFORTS:
         raise UsageError(f"effort is {given!r}", f"It can be {', '.join(EFFORTS)}, or None for the plain build")
@@ -118,13 +122,13 @@ class Goal(Displayed):
     than float32.
 
     Attributes:
-        objective: what is made as good as possible.
+        objective: the quantity to optimize.
         max_drop: accuracy that may be lost, as a fraction of the metric's own scale: 0.01 is one point of top-1.
-        budget_s: wall-clock seconds; None takes as long as it takes.
-        thorough: whether nothing is dismissed early: each candidate is assessed on all samples, races go on until the
-            order is settled, and what is far behind in SQNR or speed is followed up too.
-        strict: whether only what meets the goal beyond doubt is chosen. Otherwise what comes nearest is, and its doubts
-            are named.
+        budget_s: wall-clock seconds; None means no limit.
+        thorough: whether nothing is dismissed early. Then each candidate is assessed on all samples, races go on until
+            the order is settled, and candidates far behind in SQNR or speed are followed up as well.
+        strict: whether only a candidate that certainly meets the goal is chosen. Otherwise the search chooses the
+            candidate nearest to the goal and names what is in doubt.
     """
 
     objective: Objective = "latency"
@@ -142,19 +146,19 @@ class Goal(Displayed):
                     f"{name} is {number!r}", f"Give a number: {name}={'0.01' if name == 'max_drop' else '60'}"
                 )
         if not 0 <= self.max_drop <= 1:
-            raise UsageError(f"the largest drop is {self.max_drop}", "It lies between 0 and 1")
+            raise UsageError(f"the largest drop is {self.max_drop}", "Give a number between 0 and 1")
         if self.budget_s is not None and not self.budget_s > 0:
             raise UsageError(f"the budget is {self.budget_s} seconds", "Give more than 0")
 
 
 def as_goal(given: Goal | str | None, *, max_drop: float | None = None, budget: str | float | None = None) -> Goal:
-    """Return `given` as a goal: it may be an objective alone, such as "size"; None is the default goal.
+    """Return `given` as a goal. It may be just an objective, such as "size". None is the default goal.
 
     Args:
-        max_drop, budget: replace the goal's own; the budget in seconds, or as text such as "90s" or "10m".
+        max_drop, budget: replace the goal's own; the budget is in seconds, or text such as "90s" or "10m".
 
     Raises:
-        UsageError: an unknown objective, something that is not a goal, or a limit that makes no sense.
+        UsageError: an unknown objective, a value that is not a goal, or an impossible limit.
     """
     if given is not None and not isinstance(given, Goal | str):
         raise UsageError(
@@ -183,11 +187,11 @@ def parse_budget(text: str | None) -> float | None:
 
 
 class Deadline:
-    """Track the remaining budget. The clock starts when this is made.
+    """Track the remaining budget. The clock starts when the object is created.
 
     Args:
         budget_s: wall-clock seconds; None never ends.
-        clock: gives seconds.
+        clock: returns seconds.
     """
 
     def __init__(self, budget_s: float | None, clock: Callable[[], float] = time.monotonic) -> None:
@@ -201,7 +205,7 @@ class Deadline:
         return self._clock() - self._start
 
     def until(self, share: float) -> Deadline:
-        """Return the end of the first `share` of this budget, by the same clock."""
+        """Return a deadline on the same clock that ends with the first `share` of this budget."""
         part = copy.copy(self)
         part._budget = None if self._budget is None else share * self._budget
         return part
@@ -211,7 +215,7 @@ class Deadline:
         return self._budget is not None and self.elapsed_s >= self._budget
 
     def left_s(self, most: float = float("inf")) -> float:
-        """Return seconds until the budget is used up, at most `most`; never negative."""
+        """Return the seconds until the budget is used up: at most `most`, at least 0."""
         if self._budget is None:
             return most
         return max(0.0, min(most, self._budget - self.elapsed_s))

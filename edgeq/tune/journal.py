@@ -1,7 +1,7 @@
 """Keep a journal of measurements, so that an interrupted run can resume where it stopped.
 
-One file of JSON lines: a header that says what the run was about, then one line a measurement. A resumed run makes the
-same decisions from the same figures, so it need not remember anything but the figures.
+The journal is one file of JSON lines: a header that describes the run, then one line for each measurement. A resumed
+run makes the same decisions from the same figures, so it needs nothing but the figures.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ T = TypeVar("T")
 
 FORMAT = "edgeq-tuning-journal/2"
 _MOST_BYTES = 1 << 26
-# How the header line of every version begins.
+# The beginning of the header line in every version.
 _HEAD = b'{"format": "edgeq-tuning-journal/'
 
 
@@ -64,24 +64,25 @@ class _Entry:
 
 @dataclass(frozen=True)
 class _Built:
-    """Record what a candidate's build gave: what was seen of it, or why it cannot be built."""
+    """Record the result of building a candidate: its screening, or the reason why it cannot be built."""
 
     found: Screening | None = None
     error: str = ""
 
 
 class Journal:
-    """Hold measurements by key, each written down as soon as it is made."""
+    """Hold measurements by key, and write each one to the file as soon as it is made."""
 
     def __init__(self, path: Path, settings: Mapping[str, Any], *, resume: bool, force: bool = False) -> None:
-        """Open the journal at `path`: a new one, or with `resume` the one that is there.
+        """Open the journal at `path`: a new one or, with `resume`, the existing one.
 
         Args:
-            settings: what the measurements depend on, plain values; a journal with others is refused.
-            force: start anew over a journal that is there.
+            settings: the plain values that the measurements depend on; a journal with other settings is refused.
+            force: whether to replace an existing journal.
 
         Raises:
-            OutputError: it was written for something else, or is not a journal; or one is there without `resume`.
+            OutputError: the journal has other settings, the file is not a journal, or it exists without `resume` or
+                `force`.
         """
         self.path = path
         self._known: dict[str, Any] = {}
@@ -94,11 +95,13 @@ class Journal:
         elif path.exists() and force:
             raise OutputError(f"{path} is not a journal of edgeq's", "Move it, or choose another output")
         elif path.exists():
-            raise OutputError(f"{path} is there from an earlier run", "Go on with --resume, or start anew with --force")
+            raise OutputError(
+                f"{path} exists from an earlier run", "Continue with --resume, or start again with --force"
+            )
 
     @property
     def known(self) -> int:
-        """Return the measurements that it holds."""
+        """Return the number of measurements in the journal."""
         return len(self._known)
 
     def __contains__(self, key: str) -> bool:
@@ -108,7 +111,9 @@ class Journal:
         return self._known[key]
 
     def remember(self, key: str, measure: Callable[[], Any]) -> Any:
-        """Return the measurement under `key`: what the journal has, else what `measure` gives (plain JSON values)."""
+        """Return the measurement under `key`. If the journal lacks it, add the result of `measure` (plain JSON values)
+        first.
+        """
         if key not in self._known:
             value = measure()
             if not self._begun:
@@ -129,7 +134,7 @@ class Journal:
         if not is_journal(self.path):
             raise OutputError(f"{self.path} is not a journal of edgeq's", "Move it, or choose another output")
         content = self.path.read_bytes()
-        # A line that was being written when the run was killed has no end.
+        # If the run was killed while it wrote a line, that line has no end.
         whole = content[: content.rfind(b"\n") + 1]
         try:
             found = [parse_json(line, "a line of it") for line in whole.split(b"\n")[:-1]]
@@ -147,7 +152,7 @@ class Journal:
         if different:
             raise OutputError(
                 f"{self.path} was written with another {different[0].replace('_', ' ')}",
-                "Give the same model, data and settings, or remove the journal and start anew",
+                "Give the same model, data and settings, or remove the journal and start again",
             )
         self._known = {entry.key: entry.value for entry in entries}
         self._begun = bool(found)
@@ -155,7 +160,9 @@ class Journal:
 
 
 def is_journal(path: Path) -> bool:
-    """Return whether `path` is a journal, of any version, or the beginning of one that a kill cut off."""
+    """Return whether `path` is a journal of any version, or the beginning of one that was being written when its run
+    was killed.
+    """
     if not is_plain(path):
         return False
     with path.open("rb") as stream:
@@ -164,7 +171,7 @@ def is_journal(path: Path) -> bool:
 
 
 class JournaledEvaluator:
-    """Measure only what the journal does not have. Rankings of layers are measured again."""
+    """Make only the measurements that the journal lacks. Rankings of layers are always measured again."""
 
     def __init__(self, evaluator: Evaluator, journal: Journal) -> None:
         self._evaluator = evaluator
@@ -175,11 +182,12 @@ class JournaledEvaluator:
         self.rank = evaluator.rank
 
     def build(self, candidate: Candidate) -> Screening:
-        """See `Evaluator.build`; that a candidate cannot be built is remembered, too."""
+        """See `Evaluator.build`. The journal also keeps that a candidate cannot be built."""
 
         def measure() -> dict[str, Any]:
-            """Return what building it shows, or why it cannot be built; a board that fails says nothing of a
-            candidate."""
+            """Return what building the candidate shows, or why it cannot be built. A board's failure is raised, because
+            it does not concern the candidate.
+            """
             try:
                 return {"found": plain(self._evaluator.build(candidate))}
             except BoardError:
@@ -191,11 +199,11 @@ class JournaledEvaluator:
         if built.found is not None:
             return built.found
         if not built.error:
-            raise OutputError(f"{self._journal.path} holds a build without a result", "Remove it, and start anew")
+            raise OutputError(f"{self._journal.path} contains a build without a result", "Remove it, and start again")
         raise EdgeqError(built.error)
 
     def assess(self, candidates: Sequence[Candidate], samples: int) -> dict[str, Assessment]:
-        """See `Evaluator.assess`; those that the journal lacks are assessed together."""
+        """See `Evaluator.assess`. The candidates that the journal lacks are assessed together."""
         keys = {candidate.name: f"assess {samples} {digest(candidate)}" for candidate in candidates}
         lacking = [candidate for candidate in candidates if keys[candidate.name] not in self._journal]
         for name, measured in self._evaluator.assess(lacking, samples).items() if lacking else ():
@@ -203,15 +211,16 @@ class JournaledEvaluator:
         return {name: self._read(self._journal[key], Assessment) for name, key in keys.items()}
 
     def simulate(self, candidate: Candidate, max_drop: float, seconds: float) -> Assessment | None:
-        """See `Evaluator.simulate`; by candidate and the loss that is allowed."""
+        """See `Evaluator.simulate`. The key is the candidate and the loss allowed."""
         key = f"simulate {max_drop:g} {digest(candidate)}"
         kind: Any = Assessment | None
         found: Assessment | None = self._kept(key, kind, lambda: self._evaluator.simulate(candidate, max_drop, seconds))
         return found
 
     def time(self, runners: Mapping[str, Runner], baseline: str, *, tie: float, seconds: float, rough: bool) -> Race:
-        """Time as `Evaluator.time` has it; by the names of the runners, what they run, `tie` and
-        `rough`. A race on a machine that was too busy to tell anything is run again the next time."""
+        """See `Evaluator.time`. The key is the names of the runners, what they run, `tie` and `rough`. The journal does
+        not keep a race on a machine that was too busy for a result, so it runs again the next time.
+        """
         raced = {name: [candidate and digest(candidate), threads] for name, (candidate, threads) in runners.items()}
         key = "race " + fingerprint([raced, baseline, tie, rough])
         if key in self._journal:
@@ -222,17 +231,17 @@ class JournaledEvaluator:
         return race
 
     def slow_layers(self, candidate: Candidate, float_threads: int) -> tuple[str, ...]:
-        """See `Evaluator.slow_layers`; by candidate and threads."""
+        """See `Evaluator.slow_layers`. The key is the candidate and the threads."""
         key = f"slow layers {candidate.threads} {float_threads} {digest(candidate)}"
         return self._kept(key, tuple[str, ...], lambda: self._evaluator.slow_layers(candidate, float_threads))
 
     def memory(self, candidate: Candidate | None, threads: int) -> int:
-        """See `Evaluator.memory`; by candidate and threads."""
+        """See `Evaluator.memory`. The key is the candidate and the threads."""
         key = f"memory {threads} {candidate and digest(candidate)}"
         return self._kept(key, int, lambda: self._evaluator.memory(candidate, threads))
 
     def _kept(self, key: str, kind: type[T], measure: Callable[[], T]) -> T:
-        """Return what the journal has under `key`, else what `measure` gives, remembered."""
+        """Return the journal's value under `key`. If it has none, add the result of `measure` first."""
         return self._read(self._journal.remember(key, lambda: plain(measure())), kind)
 
     def _read(self, value: Any, kind: type[T]) -> T:
@@ -240,7 +249,7 @@ class JournaledEvaluator:
 
 
 def digest(candidate: Candidate) -> str:
-    """Return what a candidate's measurements are filed under; threads decide neither its content nor its accuracy."""
+    """Return the key of a candidate's measurements, without threads, which change neither content nor accuracy."""
     content = plain(candidate)
     del content["threads"]
     return fingerprint(content)
@@ -248,7 +257,7 @@ def digest(candidate: Candidate) -> str:
 
 JOURNAL, COLLECTED = "journal.jsonl", "statistics"
 _KIND = "tuning"
-# What a kill left of statistics that were being written.
+# What is left of statistics if the run was killed while it wrote them.
 _LEFT = re.compile(
     rf"\.{COLLECTED}\.[0-9a-f]+\.partial/"
     rf"(?:placing\.json(?:\.draft)?|(?:new|old)/(?:{COLLECTED}/(?:statistics\.(?:json|npz))?)?)?"
@@ -261,10 +270,11 @@ def folder_of(output: Path) -> Path:
 
 
 def check_folder(output: Path, inputs: Iterable[Path]) -> None:
-    """Refuse where the folder next to `output` is not what an earlier run left, is in use, or holds an input.
+    """Check the folder next to `output`. Refuse it if an earlier run did not write it, if it is in use, or if it
+    contains an input.
 
     Raises:
-        OutputError: as it says.
+        OutputError: the folder is refused.
     """
     folder = folder_of(output)
     check_apart(folder, inputs)
@@ -275,10 +285,10 @@ def check_folder(output: Path, inputs: Iterable[Path]) -> None:
 
 @contextmanager
 def claimed(folder: Path) -> Iterator[None]:
-    """Make the folder, or take that of an earlier run, mark it as edgeq's, and keep other runs out.
+    """Create the folder or take that of an earlier run, mark it as edgeq's, and keep other runs out.
 
     Raises:
-        OutputError: it is not edgeq's, or another run is at work in it.
+        OutputError: the folder is not edgeq's, or another run is using it.
     """
     TUNING.check(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -289,8 +299,9 @@ def claimed(folder: Path) -> Iterator[None]:
 
 
 def _only_run(folder: Path) -> AbstractContextManager[None]:
-    """Return the lock of a run. It is the marker's: that of the folder is for moments in which files are moved in
-    it."""
+    """Return the lock of a run. It locks the marker, because the lock of the folder itself is only for the moments in
+    which files are moved in it.
+    """
     return alone_in(folder / MARKER, busy=f"another run is at work in {shown(folder)}")
 
 
@@ -301,15 +312,15 @@ def keep_record(folder: Path, record: Mapping[str, Any]) -> None:
 
 
 def forget_record(folder: Path) -> None:
-    """Remove the record of an earlier run: this one makes another."""
+    """Remove the record of an earlier run, because this run will write another."""
     (folder / TUNING_RECORD).unlink(missing_ok=True)
 
 
 def clear(folder: Path, progress: Progress) -> None:
-    """Remove what a finished run needs no more, and nothing that edgeq did not write."""
+    """Remove the files that a finished run no longer needs. Files that edgeq did not write stay."""
     kept = TUNING.remove(folder)
     if kept is not None:
-        progress.note(f"{shown(folder)} stays: it holds {shown(kept)}, which edgeq did not write")
+        progress.note(f"{shown(folder)} stays: it contains {shown(kept)}, which edgeq did not write")
 
 
 def _judge(folder: Path) -> Judge | None:
@@ -336,4 +347,4 @@ def _judge(folder: Path) -> Judge | None:
 
 
 TUNING = Ownership("folder of an earlier tuning run", _judge)
-"""A marker, a journal and statistics, each of edgeq's form. Without a marker, the others suffice."""
+"""The folder contains a marker, a journal and statistics, each in edgeq's form. Each of them identifies it."""

@@ -1,9 +1,9 @@
-"""Judge accuracy by successive halving, all candidates on few samples and the last ones on all; then race the best that
+"""Judge accuracy by successive halving: all candidates on few samples, the last ones on all. Then race the best that
 qualify, choose one, and give the reason for each of the others.
 
-A simulator of the target takes a thousand times as long as this machine's kernels, so the search reads the file with
-these, which differ by roundings where all is well. Where all is not, nothing but the simulator shows it. So each
-candidate that is about to be chosen runs there too, and the simulator's figure takes the place of the other.
+A simulator of the target takes a thousand times as long as this machine's kernels, so the search runs the file in these
+kernels. Normally the two differ only by roundings. If they differ by more, only the simulator shows it. So each
+candidate that is about to be chosen runs in the simulator as well, and the simulator's figure replaces the other.
 """
 
 from __future__ import annotations
@@ -43,24 +43,25 @@ _SUPERLATIVES = {
 
 
 def rungs(trials: Trials) -> tuple[int, ...]:
-    """Return how many samples each round takes: an eighth, a quarter, a half, all; none below 32 but the last."""
+    """Return the number of samples in each round: an eighth, a quarter, a half, all. Only the last may be below 32."""
     total = trials.evaluator.total
     sizes = (total >> k for k in range(trials.pace.halvings, 0, -1))
     return (*(n for n in sizes if n >= FEWEST_SAMPLES), total)
 
 
 def halve(trials: Trials) -> None:
-    """Assess the candidates that are in the run, dropping on the way those that cannot win.
+    """Assess the candidates that are in the run on more and more samples, and drop those that cannot win on the way.
 
-    Two kinds cannot: one of which all samples will not show that it keeps the accuracy, 97.5 % sure, and one that loses
-    more than half of the others of its own structure. Afterwards every trial in the run was measured in full.
+    Two kinds of candidates cannot win: those that, with 97.5 % certainty, will not keep the accuracy on all samples,
+    and, after each round, the less accurate half of each structure. Afterwards every trial in the run has been measured
+    on all samples.
     """
     deadline, total = trials.deadline, trials.evaluator.total
-    seen, each_s = 0, 0.0  # samples so far; seconds a sample and candidate
+    seen, each_s = 0, 0.0  # samples so far; seconds per sample and candidate
     for samples in rungs(trials):
         best, needed_s = trials.promising(), each_s * (samples - seen)
         if needed_s * len(best) > deadline.left_s() or deadline.passed():
-            # The one that looks best is measured in full all the same: an answer beats none.
+            # Measure the most promising candidate in full all the same: any result is better than none.
             affordable = max(1, int(deadline.left_s() / needed_s)) if needed_s else 1
             for trial in best[affordable:]:
                 trials.eliminate(trial.name, "the budget ran out before it was measured in full")
@@ -87,14 +88,16 @@ def halve(trials: Trials) -> None:
 
 
 def build_and_assess(trials: Trials, candidate: Candidate, stage: Stage, parent: str) -> Trial:
-    """Build one candidate and assess it on ever more samples, as long as it may still meet the goal; where it does on
-    this machine's kernels, in the simulator too."""
+    """Build one candidate and assess it on more and more samples while it may still meet the goal. If it meets the goal
+    on this machine's kernels, assess it in the simulator as well.
+    """
     if not build(trials, candidate, stage, parent):
         return trials[candidate.name]
     for samples in rungs(trials):
         found = trials.evaluator.assess([candidate], samples)[candidate.name]
         trials.update(candidate.name, assessment=found)
-        if found.low > trials.goal.max_drop:  # no sooner: what falls short is compared by its loss, too
+        # not earlier: candidates that fall short are compared by their loss as well
+        if found.low > trials.goal.max_drop:
             break
     _mark_shortfall(trials, trials[candidate.name])
     _note_best(trials)
@@ -102,7 +105,7 @@ def build_and_assess(trials: Trials, candidate: Candidate, stage: Stage, parent:
 
 
 def _mark_shortfall(trials: Trials, trial: Trial) -> None:
-    """Mark a trial that loses too much: measured in full, or surely so after fewer samples."""
+    """Mark a trial that loses too much on all samples, or that certainly would after fewer samples."""
     found, most = trial.assessment, trials.goal.max_drop
     assert found is not None
     if not found.complete:
@@ -112,7 +115,7 @@ def _mark_shortfall(trials: Trials, trial: Trial) -> None:
 
 
 def _note_best(trials: Trials) -> None:
-    """Show one line on the candidate that leads now, if that is news."""
+    """Show one line on the candidate that leads now, if the line has changed."""
     leading = next(iter(trials.qualified() or trials.promising()), None)
     if leading is None or leading.assessment is None:
         return
@@ -125,26 +128,29 @@ def _note_best(trials: Trials) -> None:
 
 
 def confirm(trials: Trials) -> None:
-    """Run what qualifies in the simulator, the best first, until one holds there; the others need not."""
+    """Run the candidates that qualify in the simulator, the best first, until one keeps the accuracy there. The others
+    are not simulated.
+    """
     holds: Trial | None = None
     for place, trial in enumerate(trials.qualified()):
         if holds is not None:
             if trial.simulated is None:
-                reason = f"not simulated: {holds.name} holds and costs no more"
+                reason = f"not simulated: {holds.name} keeps the accuracy and costs no more"
                 trials.update(trial.name, status="qualified", reason=reason)
         elif place and trials.deadline.passed():
             trials.eliminate(trial.name, "the budget ran out before it was simulated")
         else:
             found = in_simulation(trials, trial)
             if trials.meets(found) and not found.reason:
-                if found.simulated is None:  # nothing simulates it
+                if found.simulated is None:  # there is no simulator
                     return
                 holds = found
 
 
 def in_simulation(trials: Trials, trial: Trial) -> Trial:
-    """Return `trial` with the simulator's figure, where there is a simulator and this machine's kernels keep the
-    accuracy."""
+    """Return `trial` with the simulator's figure, if there is a simulator and the trial keeps the accuracy on this
+    machine's kernels.
+    """
     if trial.simulated is not None or not trials.meets(trial):
         return trial
     try:
@@ -160,36 +166,38 @@ def in_simulation(trials: Trials, trial: Trial) -> Trial:
         return trials.update(trial.name, status="short", reason=f"{told}; {points(trials.goal.max_drop)} are allowed")
     surer = _surer(trials, found)
     if surer is not None:
-        trial = trials.update(trial.name, status="qualified", reason=f"{told}; {surer.name} holds on more")
+        trial = trials.update(trial.name, status="qualified", reason=f"{told}; {surer.name} keeps the accuracy on more")
     return trial
 
 
 def _surer(trials: Trials, found: Assessment) -> Trial | None:
-    """Return one that holds in the simulator on more samples than `found`, which the end of the budget may have cut
-    short: where it is not sure to hold, few samples may be luck."""
+    """Return a trial that keeps the accuracy in the simulator on more samples than `found`, which the end of the budget
+    may have cut short. If `found` is not certain, its few samples may have been lucky. Return None if it is certain, or
+    if there is no such trial.
+    """
     if found.high <= trials.goal.max_drop:
         return None
     return next((t for t in trials.qualified() if t.simulated and t.simulated.samples > found.samples), None)
 
 
 def decide(trials: Trials, threads: Sequence[int]) -> None:
-    """Race the best that qualify and choose one. Where none of them is fast enough, or others seem faster by an earlier
-    race than the one that leads now, those that are left race the next best.
+    """Race the best candidates that qualify, and choose one. If none of them is fast enough, or an earlier race shows
+    others ahead of the leader, race the next best against those that are left.
 
-    The threads are chosen anew before: what the processors of this machine have to share may have changed.
+    The threads are chosen again before each race, because this machine's processors may share cores differently by now.
     """
     confirm(trials)
-    known: set[str] = set()  # structures that were in a last race: each further one has others, so that it ends
+    known: set[str] = set()  # Structures that were in a last race. Each further race adds others, so the loop ends.
     while finalists := _finalists(trials, known):
         seconds = trials.deadline.left_s(RACE_S)
-        # All that qualify get these threads: speeds with others must not be compared with what the race measures.
+        # All that qualify get these threads, because speeds with other threads cannot be compared with this race's.
         remaining = [t for t in trials.qualified() if t.name not in {f.name for f in finalists}]
         choose_threads(trials, [*finalists, *remaining], threads, seconds / 3, "last")
         finalists = [trials[trial.name] for trial in finalists]
         trials.raced = race_until_claimed(trials, finalists, seconds * 2 / 3, LONGEST_S, rough=False)
         for trial in trials.qualified():
             if not not_slower(trials, trial):
-                trials.eliminate(trial.name, f"not faster than float32 beyond doubt: {times(trial.timing)}")
+                trials.eliminate(trial.name, f"not certainly faster than float32: {times(trial.timing)}")
         known |= {trial.structure for trial in finalists}
         ranked = [trial for trial in trials.qualified() if trial.structure in known]
         others = [trial for trial in trials.qualified() if trial.structure not in known]
@@ -200,7 +208,9 @@ def decide(trials: Trials, threads: Sequence[int]) -> None:
 
 
 def _time_nearest(trials: Trials) -> None:
-    """Time what loses least where nothing is chosen, if it never was, so that what would be needed can be named."""
+    """If nothing is chosen, time the candidate that loses least, unless it has been timed. The report then can name
+    what the goal would need.
+    """
     measured = [t for t in trials if t.candidate.quantized and t.assessment is not None and t.assessment.complete]
     near = min(measured, key=lambda t: t.loss, default=None)
     if near is not None and trials.timed(near).timing is None and not trials.deadline.passed():
@@ -208,8 +218,10 @@ def _time_nearest(trials: Trials) -> None:
 
 
 def _finalists(trials: Trials, known: Collection[str]) -> list[Trial]:
-    """Return of each structure that qualifies the most accurate: those `known` from a last race, of the others the
-    cheapest few that are not behind, and all that were never timed."""
+    """Return the finalists: the most accurate trial of each structure that qualifies. All structures in `known`, which
+    were in an earlier last race, are included. Of the others, the cheapest few that are not behind are included, and
+    all that were never timed.
+    """
     best = [trials.timed(group[0]) for group in by_structure(sorted(trials.qualified(), key=lambda t: t.accuracy_key))]
     if trials.objective == "memory":
         for place, trial in enumerate(best):
@@ -225,21 +237,22 @@ def _finalists(trials: Trials, known: Collection[str]) -> list[Trial]:
 
 
 def _choose(trials: Trials, ranked: Sequence[Trial]) -> None:
-    """Choose the most accurate of the cheapest of `ranked`, which are sorted by cost. Others that qualify are
-    costlier."""
+    """Choose the most accurate of the cheapest of `ranked`, which are sorted by cost. The other candidates that qualify
+    cost more.
+    """
     cheapest = [t for t in ranked if not trials.cheaper(ranked[0], t)]
     winner = min(cheapest, key=lambda t: t.accuracy_key)
     assert winner.assessment is not None
     for trial in trials.qualified():
-        earlier = ", by an earlier race" if trial not in ranked and trials.by_time else ""
+        earlier = ", in an earlier race" if trial not in ranked and trials.by_time else ""
         trials.update(trial.name, status="qualified", reason=_why_not(trials, trial, winner, cheapest) + earlier)
     lost = in_simulator(winner.simulated) if winner.simulated is not None else loses(winner.assessment)
-    why = f"the {_SUPERLATIVES[trials.objective]} that keeps the accuracy asked for: {lost}"
+    why = f"the {_SUPERLATIVES[trials.objective]} that keeps the required accuracy: {lost}"
     trials.update(winner.name, status="chosen", reason=why)
 
 
 def _why_not(trials: Trials, trial: Trial, winner: Trial, cheapest: Sequence[Trial]) -> str:
-    """Write why `winner` was chosen and not `trial`, which qualifies, too."""
+    """Write why `winner` was chosen instead of `trial`, which qualifies as well."""
     if trial.structure == winner.structure:
         return f"as fast as {winner.name}, {less_accurate(trial, winner)}"
     if trial in cheapest:
@@ -252,9 +265,10 @@ def _why_not(trials: Trials, trial: Trial, winner: Trial, cheapest: Sequence[Tri
 
 
 def fall_back(trials: Trials, winner: Trial | None) -> str:
-    """Return the name of the candidate that stands in for `winner`, of which the same file comes first; "" where the
-    winner needs no plug-in, and where float32 has to do. Those that were dropped for a faster engine are measured
-    now."""
+    """Return the name of the candidate that runs if the plug-in of `winner` is missing, preferably the same file in
+    onnxruntime's own kernels. Return "" if the winner needs no plug-in, or if only float32 remains. Candidates that
+    were dropped for a faster engine are measured now.
+    """
     choice = winner.candidate.engine if winner is not None else None
     if winner is None or choice is None:
         return ""
@@ -272,7 +286,7 @@ def fall_back(trials: Trials, winner: Trial | None) -> str:
             continue
         trial = in_full(trials, trial)
         if trials.meets(trial):
-            role = f"the fall-back where {choice.engine.name} is not installed"
+            role = f"the fallback if {choice.engine.name} is not installed"
             reason = "; ".join(filter(None, (trials[trial.name].reason, role)))
             return trials.update(trial.name, status="qualified", reason=reason).name
     return ""

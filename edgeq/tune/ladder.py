@@ -1,11 +1,14 @@
-"""Repair a poor build: climb from what is free to what costs speed, until the result is right or nothing is left.
+"""Repair a poor build: try changes that cost nothing first and changes that cost speed last, until the result is right
+or nothing is left to try.
 
-The rungs are those of the search (`edgeq.tune.search`) with a clock that counts, so that they are the same on every
-machine and for every target: other range methods of the same statistics, recoveries, ranges measured at run time or
-weights in blocks where products dominate, and as few layers in float, or tensors in 16 bits, as it takes.
+The steps are those of the search (`edgeq.tune.search`), with speed counted in multiply-accumulates instead of timed, so
+they are the same on every machine and for every target. They are other range methods of the same statistics,
+recoveries, ranges measured at run time or weights in blocks (if products dominate), and as few layers in float, or
+tensors in 16 bits, as necessary.
 
-A build is right where it loses no more than is allowed: by labels the loss that is to be expected; without labels the
-power of the noise of the worst output, or slice of one, over that of the signal, so that one point is 20 dB.
+A build is right if it loses no more than is allowed. With labels, the loss is the loss to expect on other samples.
+Without labels, it is the power of the noise over that of the signal in the worst output, or the worst slice of one. One
+point is 20 dB then.
 """
 
 from __future__ import annotations
@@ -38,13 +41,13 @@ from edgeq.tune.space import WORTH_A_TRY, Candidate, product_share, sequence_can
 from edgeq.tune.trials import Outcome, Trial, allowed, loses
 
 PLAIN = "the plain build"
-# Multiply-accumulates of one pass over the samples of a recovery, and over those that judge.
+# Largest number of multiply-accumulates for one pass over the calibration samples, and over the validation samples.
 _CALIBRATED_MACS, _JUDGED_MACS = 20_000_000_000, 200_000_000_000
 _LEAST_SAMPLES = 32
 _SPARED = {"exclude": "nodes in float", "wide": "tensors in 16 bits", "eight_bit": "products in 8 bits"}
-# Of the loss that is allowed: losses that differ by less are alike.
+# Share of the loss allowed: losses that differ by less are alike.
 _ALIKE = 0.25
-# Rows of products have few wide channels, which take the others' levels.
+# Rows of products have a few wide channels, which leave few levels to the others.
 _SMOOTHED = (SmoothQuant.name, WeightRounding.name)
 _TAILS = "percentile"
 _BLOCKS = "weight-only 8 bits"
@@ -61,23 +64,25 @@ def climb(
     chosen: Collection[str] = (),
     engine: EngineChoice | None = None,
 ) -> tuple[Built | None, Repair | None]:
-    """Return what takes the place of the plain build by `scheme`, built at `destination`, and what was tried.
+    """Find and build a replacement for the plain build by `scheme`, at `destination`. Return it with a record of what
+    was tried.
 
     Args:
         max_drop: loss that is allowed, as a fraction.
-        chosen: fields of the scheme that the user has set, which stay as they are.
-        engine: that runs what is built; None is onnxruntime's own kernels.
+        chosen: fields of the scheme that the user has set; they stay as they are.
+        engine: the engine that runs the build; None is onnxruntime's own kernels.
 
     Returns:
-        Nothing built where the plain build is the best; no record where it loses no more than is allowed.
+        (the build, or None if the plain build is the best; the record, or None if the plain build loses no more than is
+            allowed).
 
     Raises:
-        EdgeqError: as the stages have it.
+        EdgeqError: a stage of the search fails.
     """
     progress, pace = job.progress, EFFORTS[effort]
     if effort != "thorough":
         job = _bounded(job)
-    # Beside the prepared model: an artifact may refer to files there for as long as the job lives.
+    # Next to the prepared model: an artifact may refer to files there until the job ends.
     workdir = Path(tempfile.mkdtemp(prefix="ladder-", dir=job.folder))
     plain = with_scheme(Candidate("", scheme, engine=engine), scheme)
     with Engines(keep=True) as engines:
@@ -94,7 +99,7 @@ def climb(
         found = evaluator.assess([plain], evaluator.total)[plain.name]
         if found.bound <= max_drop:
             return None, None
-        progress.note(f"{PLAIN} {loses(found)}; {allowed(found, max_drop)}: trying what repairs it")
+        progress.note(f"{PLAIN} {loses(found)}; {allowed(found, max_drop)}: trying to repair it")
         profile = _searched(target.profile, chosen)
         outcome = search(
             [plain, *_others(job, target, scheme, chosen, effort)],
@@ -125,7 +130,9 @@ def climb(
 
 
 def _bounded(job: Job) -> Job:
-    """Return the job with as many samples, spread over all, as a repair in the time of about three builds can use."""
+    """Return the job with fewer samples, spread over all: as many as a repair can use in the time of about three
+    builds.
+    """
     macs = max(1, sum(node_macs(job.prepared.model).values()))
     calibration = job.calibration
     if calibration is not None:
@@ -135,12 +142,14 @@ def _bounded(job: Job) -> Job:
 
 
 def _searched(profile: Profile, chosen: Collection[str]) -> Profile:
-    """Return the profile without the choices that the user has made."""
+    """Return the profile with a search table that leaves out the fields that the user has set."""
     return replace(profile, search={name: values for name, values in profile.search.items() if name not in chosen})
 
 
 def _others(job: Job, target: Target, scheme: Scheme, chosen: Collection[str], effort: Effort) -> Iterator[Candidate]:
-    """Yield what may suit a model in which products dominate, where the user has chosen no mode of quantization."""
+    """Yield further candidates for a model in which products dominate, unless the user has set the mode of
+    quantization.
+    """
     if scheme.mode != "static" or "mode" in chosen or product_share(job.prepared.model) < WORTH_A_TRY:
         return
     smoothed = tuple(name for name in _SMOOTHED if name not in ineffective(target))
@@ -152,7 +161,7 @@ def _others(job: Job, target: Target, scheme: Scheme, chosen: Collection[str], e
     other = scheme.replace(mode="dynamic")
     try:
         backend_named(target.backend).check(other)
-    except UsageError:  # the backend has no such mode
+    except UsageError:  # the backend does not have this mode
         return
     yield with_scheme(Candidate("", other), other)
     for candidate in sequence_candidates(job, target):
@@ -161,8 +170,9 @@ def _others(job: Job, target: Target, scheme: Scheme, chosen: Collection[str], e
 
 
 def _nearest(outcome: Outcome, evaluator: LocalEvaluator, max_drop: float) -> Trial | None:
-    """Return what loses least, measured on all samples, of what loses about as little the one with the most in int8;
-    None where nothing was built."""
+    """Return the trial that loses least, measured on all samples. Of trials that lose about as little, return the one
+    with the most in int8. Return None if nothing was built.
+    """
     built = [trial for trial in outcome.trials if trial.assessment is not None]
     if not built:
         return None
@@ -173,7 +183,7 @@ def _nearest(outcome: Outcome, evaluator: LocalEvaluator, max_drop: float) -> Tr
 
 
 def _step(trial: Trial, plain: Candidate, found: Assessment) -> Step:
-    """Return the record of one build; `found` is what the plain one loses."""
+    """Return the record of one build. `found` is the assessment of the plain build."""
     screening, assessment = trial.screening, found if trial.name == plain.name else trial.assessment
     assert screening is not None
     return Step(
@@ -186,7 +196,7 @@ def _step(trial: Trial, plain: Candidate, found: Assessment) -> Step:
 
 
 def _title(candidate: Candidate, plain: Candidate) -> str:
-    """Return what distinguishes a candidate from the plain build."""
+    """Return a title that distinguishes a candidate from the plain build."""
     if candidate.name == plain.name:
         return PLAIN
     now, before, parts = candidate.scheme, plain.scheme, []

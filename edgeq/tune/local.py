@@ -46,22 +46,22 @@ from edgeq.tune.trials import Race, Runner
 from edgeq.util.display import SILENT, Progress
 from edgeq.util.records import plain
 
-# Times the samples of a proof that are simulated of one candidate, at most: some minutes.
+# A simulated candidate runs at most this many times the samples of a proof, which takes some minutes.
 _SIMULATIONS = 4
 _BATCH = 8
-# With the factor that `Assessment.bound` has on the doubt, one standard error.
+# Multiplied by the factor that `Assessment.bound` puts on the doubt, this is one standard error.
 _LUCK = 0.55
 _LEAST_SQNR_DB = -200.0
-# Roundings differ between kernels without costing any; kernels that saturate cost several.
+# Kernels that only round differently lose almost no decibels. Kernels that saturate lose several.
 _LOSS_DB = 3.0
-# A larger field is raced roughly too, to be raced again.
+# With more runners than this, a race is rough as well, because the best of them race again.
 _RUNNERS_IN_SESSIONS, _SESSIONS_ROUGHLY = 8, 3
-# Short ones: what distinguishes runners is the number of rounds.
+# Short bursts, because the number of rounds is what distinguishes runners.
 _BURSTS = Bursts(0.025, 0.006)
-# Two rounds of each session. A race that decides what is looked at next need not have each of its comparisons right.
+# Two rounds of each session. If a race only decides what to look at next, not each of its comparisons must be right.
 _SURE: dict[str, float] = {"confidence": 0.95, "min_rounds": 12}
 _ROUGHLY_SURE: dict[str, float] = {"confidence": 0.5, "min_rounds": 8}
-# Share of float32's time that a layer must lose in integers to be looked at: less is noise of the profiler.
+# Share of float32's time that a layer must lose in integers to be considered: smaller losses are noise of the profiler.
 _LEAST_LOST = 0.002
 
 
@@ -69,18 +69,18 @@ class LocalEvaluator:
     """Measure on this machine: see `edgeq.tune.trials.Evaluator`.
 
     Args:
-        workdir: for models, samples and outputs; must live as long.
+        workdir: folder for models, samples and outputs; it must exist as long as the evaluator.
         task: what to measure by labels; None measures agreement with float32.
-        counts: whether speed is counted: the target's kernels do not run here. Artifacts run in simulation then, and
-            losses are those on the validation samples alone, as their proof reports them; with labels, where recoveries
-            can edit what ships, no less than what is to be expected on others.
-        repairs: whether a poor build is repaired: losses are those to be expected on other samples or, without labels,
-            noise; layers are ranked by tensors alone, and recoveries that take long come last. What the target's
+        counts: whether speed is counted, because the target's kernels do not run here. Then artifacts run in
+            simulation, and losses are those on the validation samples alone, as the proof reports them. If there are
+            labels and recoveries can edit what ships, losses are at least those to expect on other samples.
+        repairs: whether a poor build is repaired. Then losses are those to expect on other samples or, without labels,
+            noise. Layers are ranked by tensors alone, and slow recoveries come last. A file that the target's
             onnxruntime cannot run is not a candidate.
-        batched: time batches of 8 where the model's first axis is open, for throughput.
-        memory: bytes of samples and float32 outputs to hold in memory.
-        engines: opens sessions of plug-ins; needed where candidates name one.
-        clock: where latencies are measured; default: here.
+        batched: whether to time batches of 8, for throughput, if the model's first axis is free.
+        memory: bytes of samples and float32 outputs to keep in memory.
+        engines: opens sessions of plug-ins; needed if candidates name one.
+        clock: measures latencies; default: on this machine.
 
     Attributes:
         builder: builds candidates.
@@ -105,7 +105,8 @@ class LocalEvaluator:
         self.counts, self._repairs = counts, repairs
         self._batched = batched
         self._editable = not counts or backend_named(target.backend).recoverable
-        # One file for all: the figure counts that its proof reports. Where candidates are many, some are lucky.
+        # If there is one file to judge, the figure that its proof reports counts. If there are many candidates, some
+        # are lucky, so the loss to expect counts.
         seen_only = counts and not (self._editable and task is not None)
         held: Held = "seen" if seen_only else "expected"
         if repairs:
@@ -131,7 +132,7 @@ class LocalEvaluator:
         self._shares: dict[str, float] = {}
 
     def built(self, candidate: Candidate) -> Built:
-        """Return the artifact of `candidate`, made at the first call for any engine."""
+        """Return the build of `candidate`. The first call builds the file, which serves all engines."""
         file = digest(candidate.replace(name="", engine=None))
         if file not in self._built:
             folder = Path(tempfile.mkdtemp(prefix="candidate-", dir=self._workdir))
@@ -140,8 +141,9 @@ class LocalEvaluator:
         return replace(built, artifact=built.artifact.in_engine(candidate.engine)) if candidate.engine else built
 
     def build(self, candidate: Candidate) -> Screening:
-        """Build as `Evaluator.build` has it. Outputs are compared on 8 samples; what runs in int8 is found once a
-        structure."""
+        """See `Evaluator.build`. Outputs are compared on 8 samples. What runs in int8 is measured once for each
+        structure.
+        """
         start = time.perf_counter()
         artifact = self.built(candidate).artifact
         spent = time.perf_counter() - start
@@ -152,7 +154,7 @@ class LocalEvaluator:
         self._sessions.trim()
         finite = not any(output.nonfinite for output in agreement.outputs)
         if not finite and not self._repairs:
-            raise CheckFailedError("its outputs are not finite where the float model's are")
+            raise CheckFailedError("its outputs are not finite, although the float model's are")
         there = self._clock.answers(artifact.model, artifact.settings(), compare)
         if there is not None:
             _check_answers(agreement, there)
@@ -170,7 +172,7 @@ class LocalEvaluator:
         )
 
     def assess(self, candidates: Sequence[Candidate], samples: int) -> dict[str, Assessment]:
-        """Assess as `Evaluator.assess` has it. What a candidate was assessed on before is not run again."""
+        """See `Evaluator.assess`. A candidate does not run again the samples that it has run before."""
         found = {}
         with self._progress.stage(f"accuracy on {samples} samples", samples * len(candidates)) as advance:
             if self._shared is not None and self._job.workers is not None:
@@ -187,8 +189,9 @@ class LocalEvaluator:
         return found
 
     def simulate(self, candidate: Candidate, max_drop: float, seconds: float) -> Assessment | None:
-        """Simulate as `Evaluator.simulate` has it. On ever more samples, for some minutes at most, until it is 95 %
-        sure on which side of `max_drop` the loss on all of them would be."""
+        """See `Evaluator.simulate`. The number of samples doubles, for some minutes at most, until it is 95 % certain
+        on which side of `max_drop` the loss on all samples would be.
+        """
         artifact, deadline = self.built(candidate).artifact, Deadline(seconds)
         count = simulated_count(self._job.prepared, artifact)
         if count is None:
@@ -203,7 +206,7 @@ class LocalEvaluator:
                 found = self._expected(found)
                 decided = abs(found.bound - max_drop) > reach
                 after, count = count, min(most, 2 * count)
-                # The next step takes as long again as all so far.
+                # The next step takes as long as all steps so far.
                 if decided or count == after or deadline.left_s() < deadline.elapsed_s:
                     return found
 
@@ -212,7 +215,7 @@ class LocalEvaluator:
         return Subset(self._job.validation, self._accuracy.samples.first(count))
 
     def time(self, runners: Mapping[str, Runner], baseline: str, *, tie: float, seconds: float, rough: bool) -> Race:
-        """Time as `Evaluator.time` has it. Small models run in several sessions each, in bursts that take turns."""
+        """See `Evaluator.time`. Small models run in several sessions each, in bursts that take turns."""
         batch, feed = self._feed()
         few = len(runners) <= _RUNNERS_IN_SESSIONS and not rough
         count = min(sessions_to_time(self._job.prepared.path), FEWEST_SESSIONS if few else _SESSIONS_ROUGHLY)
@@ -225,7 +228,7 @@ class LocalEvaluator:
         return race_of(ranking, baseline, batch=batch)
 
     def slow_layers(self, candidate: Candidate, float_threads: int) -> tuple[str, ...]:
-        """Name slow layers as `Evaluator.slow_layers` has it; on the first sample."""
+        """See `Evaluator.slow_layers`. The layers are timed on the first sample."""
         if self.counts:
             return ()
         prepared, opener = self._job.prepared, self._clock.open_profiled
@@ -234,7 +237,7 @@ class LocalEvaluator:
         return slow_layers(prepared, artifact, self._feed()[1], *threads, backend=self._target.backend, opener=opener)
 
     def memory(self, candidate: Candidate | None, threads: int) -> int:
-        """Measure memory as `Evaluator.memory` has it; with the first sample."""
+        """See `Evaluator.memory`. The session runs the first sample."""
         shapes = {name: list(array.shape) for name, array in self._accuracy.samples[0].inputs.items()}
         return self._clock.peak_memory(*self._model(candidate, threads), shapes)
 
@@ -243,9 +246,10 @@ class LocalEvaluator:
         return self._accuracy.float_metrics()
 
     def recovery_groups(self) -> tuple[tuple[str, ...], ...]:
-        """Name recoveries as `Evaluator.recovery_groups` has it: those that have an effect on what is built for the
-        target. None without calibration samples, and none where what is simulated is not a Q/DQ model, unless it is to
-        be repaired."""
+        """See `Evaluator.recovery_groups`. Only recoveries that affect what is built for the target are named. None are
+        named without calibration samples. None are named either if a simulated artifact is not a Q/DQ model, unless it
+        is to be repaired.
+        """
         if self._job.calibration is None or not (self._editable or self._repairs):
             return ()
         vain = ineffective(self._target)
@@ -254,18 +258,20 @@ class LocalEvaluator:
         return tuple(group for group in groups if group)
 
     def rank(self, candidate: Candidate, *, headroom: float, seconds: float) -> float_layers.Ranking:
-        """Rank as `Evaluator.rank` has it."""
+        """See `Evaluator.rank`."""
         return self._ranker.rank(candidate, self.built(candidate), headroom=headroom, seconds=seconds)
 
     def _expected(self, found: Assessment) -> Assessment:
-        """Return what is held against what is allowed in simulation: the loss that is to be expected, not the largest
-        likely; of a repair, which takes the first that is enough, and so often a lucky one, a standard error more,
-        unless the loss to be expected rests on more than the labels."""
+        """Return the assessment whose bound is compared with the loss allowed. If speed is counted, its bound is the
+        loss to expect, not the largest likely loss. A repair takes the first candidate that is good enough, which is
+        often merely lucky. So its bound is one standard error higher, unless the loss to expect comes from more than
+        labels.
+        """
         doubt = _LUCK * found.doubt if self._repairs and found.disagreement is None else 0.0
         return replace(found, doubt=doubt) if self.counts else found
 
     def _proof_session(self, artifact: Artifact) -> Any:
-        """Return a session of what stands for the artifact in comparisons."""
+        """Return a session of the model that represents the artifact in comparisons."""
         return self._sessions.sessions(*judged(artifact))[0]
 
     def _model(self, candidate: Candidate | None, threads: int) -> Model:
@@ -275,7 +281,7 @@ class LocalEvaluator:
         return artifact.model, artifact.settings(threads=threads)
 
     def _feed(self) -> tuple[int, dict[str, Any]]:
-        """Return what a timed query runs: (samples in it, inputs)."""
+        """Return the number of samples in a timed query, and its inputs by name."""
         inputs = dict(self._accuracy.samples[0].inputs)
         shapes = {spec.name: spec.shape or () for spec in self._job.prepared.signature.inputs}
         free = all(shapes[name] and not isinstance(shapes[name][0], int) for name in inputs)
@@ -284,7 +290,7 @@ class LocalEvaluator:
         return _BATCH, {name: np.repeat(array, _BATCH, axis=0) for name, array in inputs.items()}
 
     def _digested(self, artifact: Artifact) -> tuple[str, str]:
-        """Return digests of an artifact's structure and of its content, whatever engine it runs in."""
+        """Return digests of an artifact's structure and of its content, which do not depend on the engine."""
         key = f"{artifact.proof_model} {sorted(artifact.session_options.items())}"
         if key not in self._digests:
             file = artifact.proof_model, artifact.session_options
@@ -292,8 +298,9 @@ class LocalEvaluator:
         return self._digests[key]
 
     def _int8_mac_share(self, artifact: Artifact) -> float:
-        """Return the share of multiply-accumulates in int8 of an artifact in onnxruntime's own kernels, measured once a
-        structure."""
+        """Return the share of an artifact's multiply-accumulates that run in int8 in onnxruntime's own kernels. It is
+        measured once for each structure.
+        """
         structure, _ = self._digested(artifact)
         if structure not in self._shares:
             found = artifact.coverage or measure_coverage(
@@ -314,16 +321,16 @@ class LocalEvaluator:
 
 
 def _together(candidate: Candidate) -> bool:
-    """Return whether samples may be run together: other candidates measure ranges over all that they run."""
+    """Return whether samples may run together. Other candidates would measure ranges over all of them at once."""
     return not candidate.quantized or (candidate.scheme.mode == "static" and not candidate.builder)
 
 
 def _check_answers(here: Agreement, there: Agreement) -> None:
-    """Refuse a candidate whose answers on another machine follow float32 clearly worse than here: the accuracy that is
-    measured here would not be had there.
+    """Refuse a candidate whose outputs on another machine follow float32 clearly worse than here, because the accuracy
+    that is measured here would not be reached there.
 
     Raises:
-        CheckFailedError: with both figures.
+        CheckFailedError: the message contains both figures.
     """
     if any(output.nonfinite for output in there.outputs) or there.sqnr_db < here.sqnr_db - _LOSS_DB:
         raise CheckFailedError(
@@ -332,7 +339,7 @@ def _check_answers(here: Agreement, there: Agreement) -> None:
 
 
 def race_of(ranking: Ranking, baseline: str, *, batch: int) -> Race:
-    """Return the race whose latencies are `ranking`: milliseconds, and claims against the baseline.
+    """Return a race with the latencies of `ranking`, in milliseconds, and with claims against the baseline.
 
     Args:
         batch: samples in a query.
@@ -360,19 +367,20 @@ def slow_layers(
     backend: str = "",
     opener: Callable[[Path, SessionSettings], Any] = open_session,
 ) -> tuple[str, ...]:
-    """Name the layers of `artifact` that take longer than in `prepared`, which it was made from, worst first.
+    """Name the layers of `artifact` that take longer than in `prepared`, its float model, the worst first.
 
     Args:
-        feed: one query's inputs.
-        float_threads, threads: that the float model and the artifact run with.
-        backend: that built the artifact: its engine runs the float model too.
+        feed: the inputs of one query.
+        float_threads, threads: threads of the float model and of the artifact.
+        backend: the backend that built the artifact; its engine runs the float model as well.
         opener: see `edgeq.measure.node_runs.profile`.
     """
     settings, quantized = float_settings(backend, float_threads), artifact.settings(threads=threads)
     spent: list[dict[str, float]] = []
     for path, how in ((prepared.path, settings), (artifact.model, quantized)):
         spent.append({})
-        for kernel in kernel_times(path, how, feed, prepared.model, opener=opener):  # a layer may run as several
+        # a layer may run as several kernels
+        for kernel in kernel_times(path, how, feed, prepared.model, opener=opener):
             spent[-1][kernel.name] = spent[-1].get(kernel.name, 0.0) + kernel.us
     macs = node_macs(prepared.model)
     layers = [node.name for node in prepared.model.graph if node.name and macs.get(node.name)]
@@ -382,7 +390,7 @@ def slow_layers(
 def slower_in_integers(
     names: Sequence[str], float_us: Mapping[str, float], int8_us: Mapping[str, float]
 ) -> tuple[str, ...]:
-    """Return those of `names` that take longer in integers, by what they lose, most first.
+    """Return the layers of `names` that take longer in integers, sorted by the time that they lose, the most first.
 
     Args:
         float_us, int8_us: microseconds by layer in each model; layers that are not in both are left out.

@@ -1,9 +1,10 @@
-"""Remember what runs of `edgeq tune` found on this machine, and try it first on the next model made of the same layers.
+"""Remember what runs of `edgeq tune` found on this machine, and try it first on the next model with the same kinds of
+layers.
 
-A finished run leaves evidence: what won, how fast it was, and of which operators the model's arithmetic is made. A run
-on a model like it begins with a narrowed search: the kernels, the engine and the calibration methods that won before,
-next to the profile's own choice. All of it is measured as ever. Where the winner is not about as fast as the evidence
-has it, or nothing keeps the accuracy, the whole search follows; what was measured is not measured again.
+A finished run leaves evidence: the winner, its speed, and the kinds of operators in the model's arithmetic. A run on a
+similar model begins with a narrowed search: the kernels, the engine and the calibration methods that won before, in
+addition to the profile's own choice. All of this is measured as usual. If the winner is not about as fast as the
+evidence promises, or nothing keeps the accuracy, the whole search follows. It does not repeat measurements.
 """
 
 from __future__ import annotations
@@ -34,10 +35,11 @@ from edgeq.util.registry import user_folder
 
 SCHEMA = "edgeq.tuning-memory/1"
 FILE = "tuning-memory.json"
-# Share of the multiply-accumulates that two models spend in the same kinds of layers; MobileNet v1 and v2 have 0.95.
+# Least share of the multiply-accumulates that two similar models spend in the same kinds of layers. For MobileNet v1
+# and v2, the share is 0.95.
 _ALIKE = 0.8
 _MOST_USED, _MOST_KEPT, _MOST_BYTES = 3, 200, 2**20
-# What the settings of a run (`edgeq.tune.record.settings_of`) have of the machine, the versions and the goal.
+# The settings of a run (`edgeq.tune.record.settings_of`) that describe the machine, the versions and the goal.
 _SETTING = ("target", "profile", "machine", "objective", "version", "set_of_engines")
 
 
@@ -46,14 +48,14 @@ class Evidence:
     """Record what won on one model.
 
     Attributes:
-        model: name of its file.
-        digest: of the prepared model.
+        model: name of the model's file.
+        digest: digest of the prepared model.
         setting: digest of the machine, the versions and the objective.
         operators: share of the multiply-accumulates by kind of layer.
-        scheme: of the winner, without the names of its layers.
-        builder, recoveries, engine: as `Candidate` has them.
-        speedup: estimated, against float32's best.
-        max_drop: what could be lost. Under a stricter goal something slower wins than here.
+        scheme: the winner's scheme, without the names of its layers.
+        builder, recoveries, engine: those of the winner, as in `Candidate`.
+        speedup: estimated speed, relative to float32's best.
+        max_drop: loss that was allowed. Under a stricter goal, a slower candidate would win.
     """
 
     model: str
@@ -68,7 +70,7 @@ class Evidence:
     max_drop: float
 
     def likeness(self, operators: Mapping[str, float]) -> float:
-        """Return share of the multiply-accumulates in kinds of layers that both models have, 0 to 1."""
+        """Return the share of the multiply-accumulates in kinds of layers that both models have, 0 to 1."""
         return sum(min(share, operators.get(kind, 0.0)) for kind, share in self.operators.items())
 
 
@@ -80,8 +82,8 @@ class _Kept:
 
 @dataclass(frozen=True)
 class Space:
-    """Describe where a search begins: candidates, the most promising first, whose search table counts, and what is
-    raced.
+    """Describe where a search begins: its candidates, the most promising first, the profile with its search table, and
+    the engines that are raced.
     """
 
     candidates: tuple[Candidate, ...]
@@ -94,11 +96,12 @@ class Memory:
     """Hold the evidence of one setting.
 
     Attributes:
-        path: of the file; None where nothing is to be remembered.
+        path: the file; None if nothing is to be remembered.
         setting: digest of the machine, the versions and the objective.
-        max_drop: what may be lost.
-        digest: of the prepared model.
-        evidence: of models like this one, the most similar first.
+        max_drop: loss that is allowed.
+        operators: share of the multiply-accumulates by kind of layer.
+        evidence: evidence of models like this one, the most similar first.
+        digest: digest of the prepared model.
     """
 
     path: Path | None = None
@@ -109,8 +112,9 @@ class Memory:
     digest: str = ""
 
     def narrowed(self, space: Space) -> Space | None:
-        """Return what of `space` won before, and its first candidate; None where there is no such evidence, or nothing
-        to leave out."""
+        """Return the part of `space` that won before, and its first candidate. Return None if there is no such
+        evidence, or if there is nothing to leave out.
+        """
         won = [
             c
             for e in self.evidence
@@ -130,19 +134,21 @@ class Memory:
         return None if found == space else found
 
     def confirmed(self, outcome: Outcome) -> bool:
-        """Return whether a narrowed search found what the evidence promised."""
+        """Return whether a narrowed search found a winner about as fast as the evidence promised."""
         least = min((e.speedup for e in self.evidence), default=0.0)
         return outcome.winner is not None and _speedup(outcome.winner) * (1 + BEHIND) >= least
 
     def unmeasured(self, outcome: Outcome) -> str:
-        """Return why a narrowed search may have missed what the evidence promised though nothing speaks against it:
-        what keeps the accuracy has no measurable speed. "" where that is not so."""
+        """Return why a narrowed search could neither confirm nor refute the evidence: a candidate keeps the accuracy,
+        but its speed cannot be claimed. Return "" if all such speeds can be claimed.
+        """
         judged = ((t, t.judged) for t in outcome.trials)
         return unmeasured(*(t for t, a in judged if a is not None and a.complete and a.bound <= self.max_drop))
 
     def claimed_before(self, outcome: Outcome) -> Outcome:
-        """Return `outcome` with the speed that an earlier run claimed for what it chose, where it claims none: for the
-        same kernels of the same model in the same engine."""
+        """Return `outcome` with the speed that an earlier run claimed for the same kernels of the same model in the
+        same engine. If this run claims a speed for its choice, return `outcome` unchanged.
+        """
         winner = outcome.winner
         if winner is None or winner.verdict != UNKNOWN:
             return outcome
@@ -153,9 +159,10 @@ class Memory:
         return replace(outcome, earlier=next(found, None))
 
     def remember(self, model: str, digest: str, outcome: Outcome, progress: Progress) -> None:
-        """Add the winner of a run to the file, in the place of what it has of the same model and goal. What a budget
-        cut short is not evidence: something better may not have been tried. Nor is what does not surely meet the
-        goal."""
+        """Add the winner of a run to the file, and replace earlier evidence of the same model and goal. A run that its
+        budget cut short is not evidence, because it may not have tried something better. A winner that does not surely
+        meet the goal is not evidence either.
+        """
         winner = outcome.winner
         if self.path is None or winner is None or outcome.out_of_time or _speedup(winner) <= 1:
             return
@@ -177,18 +184,18 @@ class Memory:
         )
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            # Of two runs that end in the same moment one is forgotten.
+            # If two runs end in the same moment, one of them is forgotten.
             same = (digest, self.setting, self.max_drop)
             known = [e for e in _read(self.path, progress) if (e.digest, e.setting, e.max_drop) != same]
             kept = _Kept(evidence=(*known[1 - _MOST_KEPT :], new))
             with output_file(self.path, force=True) as draft:
                 draft.write_text(json.dumps(plain(kept), indent=1) + "\n", "utf-8")
         except (OSError, OutputError) as error:
-            progress.note(f"what was found is not remembered: {error}")
+            progress.note(f"the result of this run is not remembered: {error}")
 
 
 def memory_file() -> Path | None:
-    """Return the file in which runs of this user are remembered; None for a user without a home."""
+    """Return the file that keeps the evidence of this user's runs; None for a user without a home."""
     folder = user_folder("state")
     return folder / FILE if folder is not None else None
 
@@ -196,12 +203,12 @@ def memory_file() -> Path | None:
 def recall(
     path: Path | None, model: ir.Model, settings: Mapping[str, Any], max_drop: float, progress: Progress
 ) -> Memory:
-    """Return what is known of models like `model`.
+    """Return the evidence of models like `model`.
 
     Args:
-        path: None: nothing is remembered.
-        settings: of the run, as `edgeq.tune.record.settings_of` has them.
-        max_drop: what may be lost; what won where less could be lost is left out.
+        path: the file; None if nothing is to be remembered.
+        settings: settings of the run, from `edgeq.tune.record.settings_of`.
+        max_drop: loss that is allowed; evidence of runs that allowed less is left out.
     """
     setting = fingerprint({key: settings.get(key) for key in _SETTING})
     operators = layer_kinds(model)
@@ -213,7 +220,9 @@ def recall(
 
 
 def layer_kinds(model: ir.Model) -> dict[str, float]:
-    """Return share of the multiply-accumulates by operator, convolutions by form: depthwise, pointwise, others."""
+    """Return the share of the multiply-accumulates by operator. Convolutions are split by form: grouped, pointwise,
+    others.
+    """
     macs = node_macs(model)
     counted: Counter[str] = Counter()
     for node in model.graph:
@@ -232,21 +241,23 @@ def _kind(node: ir.Node) -> str:
 
 
 def _read(path: Path, progress: Progress) -> tuple[Evidence, ...]:
-    """Return the evidence in a file; nothing, with a note, where it is damaged."""
+    """Return the evidence in a file. If the file is damaged, show a note and return nothing."""
     if not path.exists():
         return ()
     try:
         if path.stat().st_size > _MOST_BYTES:
-            raise OutputError(f"{path} is larger than edgeq writes it")
+            raise OutputError(f"{path} is larger than edgeq ever writes it")
         kept: _Kept = parse(json.loads(path.read_bytes()), _Kept, path)
     except (OSError, ValueError, EdgeqError, RecursionError) as error:
-        progress.note(f"what earlier runs found is left aside: {error}")
+        progress.note(f"the results of earlier runs are ignored: {error}")
         return ()
     return kept.evidence if kept.schema == SCHEMA else ()
 
 
 def _kernel(scheme: Scheme, builder: str) -> tuple[Scheme, str]:
-    """Return what decides speed: neither ranges nor which layers are spared."""
+    """Return the part of a candidate that decides its speed. It contains neither ranges nor the layers that are kept in
+    float.
+    """
     plain_scheme = Scheme()
     common = {"method": plain_scheme.method, "method_options": {}, "exclude": (), "wide": (), "eight_bit": ()}
     return scheme.replace(**common), builder

@@ -1,8 +1,13 @@
-"""Choose a candidate where none certainly meets the goal.
+"""Choose a candidate if none certainly meets the goal.
 
-What meets the goal by its figures comes before what does not. Then accuracy decides: a loss that is surely allowed
-comes before one that the samples alone allow, and the smallest one last. Then what may be faster than float32 comes
-before what is not. Of what is left the fastest is taken, or of those about as fast the most accurate."""
+Candidates are compared in four steps. Each step decides only between candidates that are equal so far:
+
+- Candidates that meet the goal by their figures come first.
+- Candidates whose loss is surely allowed come before those whose loss is allowed only on the samples. If no loss is
+  allowed, the smallest one wins.
+- Candidates that may be faster than float32 come first.
+- The fastest wins or, of candidates about as fast, the most accurate.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +21,9 @@ from edgeq.tune.trials import Trial, Trials, accuracy_of, loses, speed_of, times
 
 
 def choose_nearest(trials: Trials) -> None:
-    """Choose what comes nearest to the goal, if anything was built that works. Time it where no speed of it is known,
-    not even an estimate: beyond the budget, if need be, for as long as an estimate takes."""
+    """Choose the candidate that is nearest to the goal, if any candidate that works was built. If not even an estimate
+    of its speed is known, time it. This may exceed the budget by the time that an estimate takes.
+    """
     best = _nearest(trials, _measured(trials))
     if best is None:
         return
@@ -33,8 +39,10 @@ def choose_nearest(trials: Trials) -> None:
 
 
 def _measured(trials: Trials) -> list[Trial]:
-    """Return what was assessed on all samples. Where none of that keeps the accuracy, what loses least on fewer of them
-    is assessed in full now; where nothing was assessed because all is slow, the closest to float32 of the fastest."""
+    """Return the trials that were assessed on all samples. If none of them keeps the accuracy, the trial that loses
+    least on fewer samples is assessed on all now. If nothing was assessed because everything is slow, the trial closest
+    to float32 among the fastest is assessed now.
+    """
     seen = [t for t in trials if t.screening is not None and t.assessment is not None]
     if seen:
         known = [t for t in seen if t.assessment is not None and t.assessment.complete]
@@ -49,13 +57,15 @@ def _measured(trials: Trials) -> list[Trial]:
 
 
 def _nearest(trials: Trials, measured: list[Trial]) -> Trial | None:
-    """Return the nearest to the goal of what was measured in full."""
+    """Return the trial nearest to the goal among those measured on all samples."""
     if not measured:
         return None
     goal = trials.goal
 
     def standing(trial: Trial) -> tuple[bool, int, bool]:
-        """Sort what the goal allows first, then by accuracy, then what may be fast."""
+        """Return a sort key: trials that the goal allows come first, then the order is by accuracy, then by whether
+        they may be fast.
+        """
         accuracy, speed = accuracy_of(trial, goal), speed_of(trial, goal)
         return MISSED in (accuracy, speed), accuracy, speed == MISSED
 

@@ -1,9 +1,10 @@
-"""Race threads, one runner for each structure next to float32, and layers that integers make slower.
+"""Race numbers of threads, one runner of each structure against float32, and forms with slow integer layers in float.
 
 An integer kernel is not always the faster one: a convolution of three channels, or a depthwise one, can take twice as
-long as in float. Which these are on this machine is read off the runtime's profile of both models. A layer in float
-costs conversions at its borders, which the profile does not predict, so ever longer beginnings of the list, worst
-first, are built and raced."""
+long as in float. The runtime's profile of both models shows which layers these are on this machine. A layer in float
+costs conversions at its borders, which the profile does not predict. So edgeq sorts these layers, the worst first, and
+builds and races longer and longer prefixes of the list.
+"""
 
 from __future__ import annotations
 
@@ -19,19 +20,19 @@ from edgeq.tune.space import Candidate, engine_name, in_float
 from edgeq.tune.trials import FLOAT, Race, Runner, Trial, Trials, behind, by_structure, times
 
 RACE_S = 18.0
-"""Seconds of a stage of races that are not settled by then: what is left in doubt is close enough not to matter."""
+"""Seconds after which a stage of races ends unsettled. Runners still in doubt are close enough not to matter."""
 SHORT_S = RACE_S / 4
-"""Seconds of a race that only has to show whether something is worth more."""
+"""Seconds of a race that only shows whether a candidate deserves more time."""
 LONGEST_S = 4 * RACE_S
-"""Seconds of a last race on a busy machine."""
+"""Most seconds of a last race, on a busy machine."""
 
 
 def time_kernels(trials: Trials, threads: Sequence[int], engines: Field) -> None:
-    """Choose the threads, time every structure that is in the run, keep layers in float that are faster so, and drop
-    what is slower than float32.
+    """Choose the threads, and time every structure that is in the run. Keep layers in float that are faster there, and
+    drop candidates that are slower than float32.
 
     Args:
-        engines: what is raced.
+        engines: the engines to race.
     """
     if not trials.alive():
         return
@@ -45,7 +46,7 @@ def time_kernels(trials: Trials, threads: Sequence[int], engines: Field) -> None
     sources = [t.candidate for t in trials.alive() if t.candidate.engine is None]
     for candidate in () if engines.own else sources:
         trials.eliminate(candidate.name, "--engine leaves onnxruntime's own kernels out")
-    drop_slower_twins(trials, own=False)  # with some layers in float the own kernels may be ahead
+    drop_slower_twins(trials, own=False)  # with some layers in float, onnxruntime's own kernels may be ahead
     _race_variants(trials, sources, engines, seconds)
     if trials.objective == "memory":
         for trial in first:
@@ -60,7 +61,7 @@ def time_kernels(trials: Trials, threads: Sequence[int], engines: Field) -> None
 
 
 def race_new(trials: Trials) -> None:
-    """Time the structures that qualify and were never timed: to know whether others need be looked at."""
+    """Time the structures that qualify and were never timed, to see whether further candidates need to be tried."""
     new = [t for t in trials.qualified() if trials.timed(t).timing is None]
     if new:
         race(trials, [group[0] for group in by_structure(new)], trials.deadline.left_s(SHORT_S))
@@ -70,7 +71,7 @@ def race(trials: Trials, runners: Sequence[Trial], seconds: float, *, rough: boo
     """Time `runners` against float32, and enter their timings.
 
     Args:
-        rough: as `Evaluator.time` has it; where nothing is equal, no race is rough.
+        rough: see `Evaluator.time`; if the pace treats no speeds as equal, no race is rough.
     """
     if trials.evaluator.counts:
         known = {trial.name: trial.timing for trial in runners if trial.timing is not None}
@@ -87,11 +88,12 @@ def race(trials: Trials, runners: Sequence[Trial], seconds: float, *, rough: boo
 def race_until_claimed(
     trials: Trials, runners: Sequence[Trial], seconds: float, longest: float, *, rough: bool
 ) -> Race:
-    """Race; where the machine was too busy to claim the speed of one that may be the best, again and for twice as long,
-    as far as the budget goes and that may help: half of the pairs of runs that it takes have come together.
+    """Race until the speed of every runner that may be the best can be claimed. If the machine is too busy for that,
+    race again for twice as long. Stop when the budget ends, or when another race is unlikely to help because fewer than
+    half of the necessary pairs of runs were completed.
 
     Args:
-        longest: seconds that the last of these races may take.
+        longest: largest number of seconds for the last of these races.
     """
     while True:
         raced = race(trials, runners, seconds, rough=rough)
@@ -106,26 +108,28 @@ def race_until_claimed(
 
 
 def not_slower(trials: Trials, trial: Trial) -> bool:
-    """Return whether it is faster than float32 beyond doubt; where speed is not the objective, as fast is enough."""
+    """Return whether a trial is certainly faster than float32. If speed is not the objective, as fast is enough."""
     found = trial.timing.speedup.interval if trial.timing and trial.timing.speedup else None
     return found is not None and found[1] > (1 if trials.by_time else 1 / (1 + EQUAL))
 
 
 def beginnings(names: Sequence[str]) -> list[tuple[str, ...]]:
-    """List the first one, two, four ... names, and all."""
+    """List the prefixes of `names` with 1, 2, 4, ... names, and all names."""
     sizes = [2**k for k in range(len(names).bit_length()) if 2**k < len(names)]
     return [tuple(names[:size]) for size in (*sizes, len(names)) if size]
 
 
 def _race_variants(trials: Trials, sources: Sequence[Candidate], engines: Field, seconds: float) -> None:
-    """Time the fastest static kernel choice with its slow layers in float, and the other kernel choices in the engines
-    where the first int8 candidate is not behind. Of the forms with layers in float only the fastest is kept; where no
-    engine is ahead of it, it runs there too: which layers are slow was read off onnxruntime's own kernels."""
+    """Time the fastest static kernel choice with its slow layers in float, and the other kernel choices in each engine
+    whose first int8 candidate is not slower than float32. Keep only the fastest of the forms with layers in float. It
+    also runs in the engines that are not ahead of it, although its slow layers were found in onnxruntime's own kernels.
+    """
     family = _slow_layers_in_float(trials)
     more = [c.name for c in more_in_engines(trials, sources, engines) if build(trials, c)]
     if family or more:
         race(trials, [trials[name] for name in (*family, *more)], seconds)
-    # One goes on even where the race shows nothing: every form would be built with all calibration methods.
+    # Keep only one form, even if the race shows no difference. Otherwise every form would be built with all calibration
+    # methods.
     fastest = min((trials[name] for name in family), key=lambda t: t.latency, default=None)
     for name in family:
         if fastest is not None and name != fastest.name:
@@ -144,16 +148,17 @@ def _race_variants(trials: Trials, sources: Sequence[Candidate], engines: Field,
 
 
 def _slow_layers_in_float(trials: Trials) -> list[str]:
-    """Return the name of the most accurate static kernel choice that is not behind the fastest one, and of what was
-    built of it with layers in float that integers make slower; nothing where that is not worth trying: there is no such
-    layer, or size counts and the choice is worth shipping as it is."""
-    # The profile that names slow layers is that of onnxruntime's own kernels.
+    """Build the most accurate static kernel choice that is not behind the fastest one, with layers in float that are
+    slower in integers. Return its name and the names of these builds. Return nothing if there is no such layer, or if
+    size counts and the choice is worth shipping as it is.
+    """
+    # Slow layers are found in the profile of onnxruntime's own kernels.
     own = [t for t in trials.alive() if t.timing and t.candidate.engine is None]
     static = [t for t in own if t.candidate.scheme.mode == "static" and not t.candidate.builder]
     if not static:
         return []
-    # Kernel choices that differ in the values of weights alone are about as fast, and not as accurate. The first races
-    # are rough: they do not tell smaller differences than this apart.
+    # Kernel choices that differ only in the values of weights are about as fast but differ in accuracy. The first races
+    # are rough and do not show smaller differences in speed than this.
     least = min(t.latency for t in static)
     base = max((t for t in static if t.latency <= least * (1 + BEHIND)), key=lambda t: t.sqnr_db)
     if trials.objective in ("size", "memory") and not_slower(trials, base):
@@ -167,14 +172,15 @@ def _slow_layers_in_float(trials: Trials) -> list[str]:
 def choose_threads(
     trials: Trials, candidates: Sequence[Trial], threads: Sequence[int], seconds: float, when: str
 ) -> float:
-    """Choose the threads that suit float32 best, and return its median latency with them; 0 where there is no choice.
+    """Choose the number of threads that suits float32 best, and return its median latency with it in milliseconds.
+    Return 0 if there is no choice.
 
-    The trials of each engine get those that suit the first of them best; more of them only where they pay. A plug-in's
-    are not raced where one number clearly suits all that onnxruntime's own kernels run. On a machine that is too busy
-    to see what pays they get the first of `threads`.
+    The trials of each engine get the number that suits the first of them best. A larger number must be faster to be
+    chosen. Numbers for a plug-in are not raced if one number clearly suits everything in onnxruntime's own kernels. On
+    a machine that is too busy to show a difference, all get the first of `threads`.
 
     Args:
-        when: part of the runners' names, by which a journal distinguishes a later race of the same ones.
+        when: part of the runners' names, so that a journal distinguishes a later race of the same runners.
     """
     trials.float_threads = threads[0]
     if len(threads) == 1 or trials.evaluator.counts:
@@ -188,15 +194,17 @@ def choose_threads(
         if candidate is not None and candidate.engine is not None and clear and len(set(best.values())) == 1:
             best[kind] = best[FLOAT]
             continue
-        # A race of their own: which number suits one kind says nothing about the order of the kinds.
+        # Each kind has a race of its own, because its best number of threads does not depend on which kind is faster.
         runners: dict[str, Runner] = {f"{kind} {n} {when}": (candidate, n) for n in threads}
         first, each_s = next(iter(runners)), seconds / len(groups)
         timings = trials.evaluator.time(runners, first, tie=EQUAL, seconds=each_s, rough=True).timings
         if any(timing.speedup is not None and timing.verdict == UNKNOWN for timing in timings.values()):
-            # What others leave of the cores now says nothing about the device at work: the choice stays the device's.
+            # The load that others put on the cores now may not be there when the device works, so nothing is chosen
+            # here.
             return 0.0
         latencies = {n: timings[f"{kind} {n} {when}"].latency for n in threads}
-        # Not the median: it hides the runs in which one thread waits for another on a core that is busy elsewhere.
+        # Not the median, because it hides the runs in which one thread waits for another on a core that is busy
+        # elsewhere.
         mean = {n: latency["mean_ms"] for n, latency in latencies.items()}
         fewest = [n for n in threads if mean[n] <= min(mean.values()) * (1 + EQUAL)]
         best[kind] = min(fewest, key=lambda n: n if n else float("inf"))
@@ -214,7 +222,8 @@ def _kind(trial: Trial) -> str:
 
 
 def holds(float_ms: float, float32: Timing) -> bool:
-    """Return whether `float32` still has about the latency `float_ms` that it had when its threads were chosen. Two
-    processors that begin to share a core, or cease to, make it another one, and other numbers of threads better."""
+    """Return whether `float32` still has about the latency `float_ms` that it had when its threads were chosen. If two
+    processors begin or cease to share a core, the latency changes, and another number of threads may be better.
+    """
     now = float32.latency["p50_ms"]
     return not float_ms or max(now / float_ms, float_ms / now) <= 1 + BEHIND

@@ -1,8 +1,8 @@
-"""Rank layers, tensors or products of a candidate by which to keep from its integers first, by the method that suits
-it.
+"""Rank the layers, tensors or products of a candidate in the order in which to give them more precision. The method
+depends on the candidate.
 
-The noise of a tensor or product is what the outputs show where nothing but it is rounded, in the float model on this
-machine's kernels: a simulator of the hardware would take a thousand times as long and say the same.
+The noise of a tensor or product is the noise at the outputs if only it is rounded, in the float model on this machine's
+kernels. A simulator of the hardware would take a thousand times as long for the same result.
 """
 
 from __future__ import annotations
@@ -41,20 +41,21 @@ from edgeq.tune.space import Candidate
 from edgeq.util.display import Progress
 
 SCREENED = 8
-"""Samples on which candidates are screened, and noise is measured."""
-# Multiply-accumulates above which noise is followed on one sample, where speed is counted: a repair must not take long.
+"""Number of samples on which candidates are screened and noise is measured."""
+# If speed is counted, models with more multiply-accumulates follow the noise on one sample only, because a repair must
+# not take long.
 _LARGE = 100_000_000
 _CLIPPING = ("Relu", "Clip")
 
 
 @dataclass(frozen=True)
 class LayerRanker:
-    """Rank what a candidate quantizes.
+    """Rank the layers, tensors or products that a candidate quantizes.
 
     Attributes:
-        workdir: for the models of probes.
-        counts: whether speed is counted, as the target's kernels do not run here.
-        by_tensors: whether static candidates are ranked by tensors there, too, which is quicker and rougher.
+        workdir: folder for the models of probes.
+        counts: whether speed is counted, because the target's kernels do not run here.
+        by_tensors: whether static candidates are ranked by tensors even then, which is quicker but rougher.
     """
 
     job: Job
@@ -68,8 +69,9 @@ class LayerRanker:
     by_tensors: bool = False
 
     def rank(self, candidate: Candidate, built: Built, *, headroom: float, seconds: float) -> Ranking:
-        """Rank as `Evaluator.rank` has it. Static candidates are ranked by tensors and the runtime's profile; others by
-        probing groups of layers, or every layer where speed is counted. `built` is what was built of `candidate`."""
+        """See `Evaluator.rank`. Static candidates are ranked by tensors and the runtime's profile. Others are ranked by
+        probing groups of layers, or every layer if speed is counted. `built` is the build of `candidate`.
+        """
         scheme, recoverer = candidate.scheme, self.builder.recoverer
         by_tensors = not self.counts or (self.by_tensors and WIDE not in self.target.profile.search)
         if by_tensors and scheme.mode == "static" and not candidate.builder and self.job.calibration:
@@ -84,11 +86,12 @@ class LayerRanker:
                     count=self._followed,
                     progress=self.progress,
                 )
-            except EdgeqError as error:  # another batch, or other names: not every target's model has the same tensors
+            # the batch or the names may differ: not every target's model has the same tensors
+            except EdgeqError as error:
                 self.progress.note(f"layers are ranked by building, not by tensors: {one_line(error, most=200)}")
 
         def noise_of(session: Any) -> float:
-            """Return the noise over signal power of an open session, on the samples of the screening."""
+            """Return the noise power over the signal power of an open session, on the samples of the screening."""
             return self.accuracy.noise(session, SCREENED, model=candidate.name)
 
         model, half = self.job.prepared.model, Deadline(seconds / 2).passed
@@ -113,7 +116,7 @@ class LayerRanker:
 
     @property
     def _followed(self) -> int:
-        """Count the samples on which the noise of each layer is followed to the outputs."""
+        """Return the number of samples on which the noise of each layer is followed to the outputs."""
         large = sum(node_macs(self.job.prepared.model).values()) > _LARGE
         return 1 if self.counts and large else FOLLOWED
 
@@ -132,11 +135,12 @@ class LayerRanker:
         return {name: macs[name] for name in eligible if macs.get(name)}
 
     def _noise_alone(self, candidate: Candidate, nodes: Sequence[str], macs: Mapping[str, int]) -> float:
-        """Return the noise over signal power at the outputs where of the layers in `macs` only `nodes` are
-        quantized."""
+        """Return the noise power over the signal power at the outputs if, of the layers in `macs`, only `nodes` are
+        quantized.
+        """
         others = [name for name in macs if name not in nodes]
         scheme = candidate.scheme.replace(exclude=(*candidate.scheme.exclude, *others))
-        # Recoveries take time, and change the noise of all layers about alike.
+        # Recoveries take time, and they change the noise of all layers by about the same factor.
         probe = candidate.replace(name=f"{candidate.name}, only {nodes[0]}", scheme=scheme, recoveries=())
         with tempfile.TemporaryDirectory(dir=self.workdir) as folder:
             artifact = self.builder.build(probe, Path(folder) / "model.onnx").artifact
@@ -151,9 +155,9 @@ def rank_products(
 
     Args:
         model: the prepared float model.
-        quantized: the same with its products in blocks of 4 bits.
+        quantized: the same model with its products in blocks of 4 bits.
         noise_of: noise power over signal power at the outputs of an open session.
-        expired: whether to stop measuring; what was not measured comes last.
+        expired: whether to stop measuring; products that were not measured come last.
     """
     products = block_products(quantized)
     found: list[RankedLayer] = []
@@ -176,12 +180,12 @@ def rank_products(
 def rank_tensors(
     model: ir.Model, ranges: Mapping[str, Range], noise_of: Callable[[Any], float], expired: Callable[[], bool]
 ) -> Ranking:
-    """Rank nodes in the order in which to raise what they make to 16 bits, for hardware that computes on either.
+    """Rank nodes in the order in which to raise their results to 16 bits, for hardware that computes in 8 or 16 bits.
 
     Args:
         model: the prepared float model.
-        ranges: of its tensors, as they are quantized.
-        noise_of, expired: as `rank_products` has them.
+        ranges: ranges of its quantized tensors.
+        noise_of, expired: see `rank_products`.
     """
     found: list[RankedLayer] = []
     costs: dict[str, int] = {}
@@ -199,13 +203,15 @@ def rank_tensors(
 
 
 def _ranked(found: list[RankedLayer], costs: Mapping[str, int], field: Literal["wide", "eight_bit"]) -> Ranking:
-    """Rank by noise for each byte, the most first; `costs` in bytes by name."""
+    """Rank by noise per byte, the most first. `costs` are bytes by name."""
     order = sorted(found, key=lambda layer: (-layer.noise / max(1, costs[layer.name]), layer.name))
     return Ranking(tuple(order), MacCosts(costs), field=field)
 
 
 def _is_clipped(value: ir.Value) -> bool:
-    """Return whether its only reader clips it: the range of what that makes takes its place."""
+    """Return whether the only reader of a value clips it. If so, the range of the clipped result counts, not that of
+    the value.
+    """
     reader = only_reader(value)
     return reader is not None and is_op(reader, *_CLIPPING)
 

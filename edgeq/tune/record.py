@@ -1,4 +1,4 @@
-"""Write the tuning record as plain values (keys: docs/tune.md), and what its measurements depend on."""
+"""Write the tuning record as plain values (keys: docs/tune.md), and describe what its measurements depend on."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ class Run:
     """Hold a run whose model is prepared.
 
     Attributes:
-        here, machine: this machine, and the one where everything is timed.
-        clock: times on another machine; None here.
-        workdir: for what is made on the way.
+        here, machine: this machine, and the machine that times everything.
+        clock: times on another machine; None on this one.
+        workdir: folder for intermediate files.
     """
 
     job: Job
@@ -48,7 +48,7 @@ class Run:
 
 
 def settings_of(run: Run, engines: Field) -> dict[str, Any]:
-    """Return what every measurement of a run depends on."""
+    """Return the settings that every measurement of a run depends on."""
     job, goal = run.job, run.goal
     collected = job.statistics.data_digest if job.statistics else ""
     return {
@@ -59,7 +59,7 @@ def settings_of(run: Run, engines: Field) -> dict[str, Any]:
         "profile": fingerprint(run.target.profile),
         "machine": fingerprint(run.machine),
         "task": _describe(run.task),
-        # Not the accuracy asked for, nor the time: they decide what is measured, not what comes out.
+        # The allowed loss and the budget are left out: they decide what is measured, not the results.
         "objective": goal.objective,
         **({"thorough": True} if goal.thorough else {}),
         "version": tool_versions(),
@@ -68,7 +68,7 @@ def settings_of(run: Run, engines: Field) -> dict[str, Any]:
 
 
 def _describe(task: Task | None) -> dict[str, str]:
-    """Return a task's name and options, as far as they are plain."""
+    """Return a task's name and those of its options that are plain values."""
     if task is None:
         return {}
     names: list[str] = [f.name for f in dataclasses.fields(task)] if dataclasses.is_dataclass(task) else []
@@ -78,8 +78,9 @@ def _describe(task: Task | None) -> dict[str, str]:
 
 
 def record_of(run: Run, evaluator: LocalEvaluator, searched: Searched, elapsed_s: float) -> dict[str, Any]:
-    """Return the tuning record of a search, plain values: the goal, each trial with its reason, the Pareto front, the
-    verdict. That of a simulation has other keys."""
+    """Return the tuning record of a search as plain values: the goal, each trial with its reason, the Pareto front and
+    the verdict. The record of a simulation has other keys.
+    """
     job, task, goal, machine, outcome = run.job, run.task, run.goal, run.machine, searched.outcome
     if evaluator.counts:
         return simulated_record(run.target, goal, outcome, elapsed_s)
@@ -120,7 +121,7 @@ def record_of(run: Run, evaluator: LocalEvaluator, searched: Searched, elapsed_s
 
 
 def simulated_record(target: Target, goal: Goal, outcome: Outcome, elapsed_s: float) -> dict[str, Any]:
-    """Return the outcome as plain JSON values; keys as docs/tune.md lists them."""
+    """Return the record of a simulated search as plain JSON values, with the keys that docs/tune.md lists."""
     own, winner = target.profile.scheme.exclude, outcome.winner
     return {
         "target": target.name,
@@ -148,7 +149,7 @@ def shortfall(target: Target, goal: Goal, outcome: Outcome) -> str:
 
 
 def bundle_note(record: Mapping[str, Any]) -> str:
-    """Return what the notes of a bundle say of the chosen form of a record."""
+    """Return a line for the notes of a bundle that describes the chosen form in a record."""
     chosen = record["chosen"]
     found = [f"calibration by {chosen['method']}", f"{len(chosen['kept_in_float'])} layers kept in float"]
     if chosen["wide"]:
@@ -159,7 +160,7 @@ def bundle_note(record: Mapping[str, Any]) -> str:
 
 
 def summary(record: Mapping[str, Any]) -> dict[str, str]:
-    """Return the chosen form of a record, as text by title; empty where nothing was chosen."""
+    """Return the chosen form of a record as texts by title; empty if nothing was chosen."""
     chosen = record["chosen"]
     if chosen is None:
         return {}

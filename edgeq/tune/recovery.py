@@ -1,4 +1,4 @@
-"""Recover where something cheap loses too much: methods that cost no speed first, layers in float last."""
+"""Recover candidates that are cheap but lose too much: methods that cost no speed first, layers in float last."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ _SPARED = {"exclude": "layers in float", "wide": "tensors in 16 bits", "eight_bi
 
 
 def recover_accuracy(trials: Trials, profile: Profile) -> None:
-    """Try to make what is cheaper than the best that qualifies qualify too: by recoveries, then by layers in float.
+    """Try to make candidates qualify that are cheaper than the best that qualifies: by recoveries, then by layers in
+    float.
 
-    Where tensors may have 16 bits, all of them come first: an answer, if often more than is needed. Fewer are not tried
-    where all of them surely lose too much.
+    If tensors may have 16 bits, all of them get 16 bits first. That is a result, but often more than is needed. If even
+    this surely loses too much, smaller sets are not tried.
     """
     recovered: list[Trial] = []
     for short in _bases(trials):
@@ -37,21 +38,22 @@ def recover_accuracy(trials: Trials, profile: Profile) -> None:
 
 
 def _recover(trials: Trials, base: Trial, *, widens: bool) -> None:
-    """Recover `base`: by methods, all tensors in 16 bits where hardware `widens`, and layers in float."""
+    """Recover `base`: by methods, by all tensors in 16 bits if the hardware `widens`, and by layers in float."""
     widest = _on_16_bits(trials, base) if widens else None
     best = _with_other_ranges(trials, base, _apply_recoveries(trials, base))
     if trials.meets(best) or trials.deadline.passed():
         return
     if widest is not None and not trials.meets(widest):
         widest = _on_16_bits(trials, best)
-    # 97.5 % sure is that it does not hold where all of its interval is beyond.
+    # If its whole interval is above the limit, it is 97.5 % certain that it loses too much.
     if widest is None or (widest.judged is not None and widest.judged.low <= trials.goal.max_drop):
         _keep_layers_in_float(trials, best, _headroom(trials, base, widens))
 
 
 def _apply_recoveries(trials: Trials, base: Trial) -> Trial:
-    """Return the best of `base` with recoveries: group after group, each together, or where that does harm one by one;
-    then without those that do harm now that the others are there, and those that cost speed and are not needed."""
+    """Return the best of `base` with recoveries. Each group of recoveries is added as a whole or, if that does harm,
+    one by one. Then recoveries are removed that do harm next to the others, or that cost speed and are not needed.
+    """
     every, own = trials.evaluator.recovery_groups(), base.candidate.recoveries
     if base.candidate.scheme.mode != "static" or base.candidate.builder or not every:
         return base
@@ -60,7 +62,7 @@ def _apply_recoveries(trials: Trials, base: Trial) -> Trial:
     tried = {frozenset(base.candidate.recoveries)}
 
     def attempt(name: str, recoveries: tuple[str, ...]) -> Trial:
-        """Build and assess the best with other recoveries, and remember the set as tried."""
+        """Build and assess the best so far with other recoveries, and remember that this set was tried."""
         tried.add(frozenset(recoveries))
         candidate = best.candidate.replace(name=f"{best.name} {name}", recoveries=recoveries)
         return build_and_assess(trials, candidate, "recovery", best.name)
@@ -89,8 +91,10 @@ def _apply_recoveries(trials: Trials, base: Trial) -> Trial:
 
 
 def _with_other_ranges(trials: Trials, base: Trial, best: Trial) -> Trial:
-    """Return the better of `best`, which is `base` with recoveries, and those that cost no speed with ranges by other
-    methods: the ranges of `base` lose least without recoveries, with them others may."""
+    """Return the better of `best`, which is `base` with recoveries, and candidates with other range methods and the
+    recoveries that cost no speed. The ranges of `base` lose least without recoveries, but other ranges may lose less
+    with them.
+    """
     if best is base:
         return best
     own = base.candidate.recoveries
@@ -106,7 +110,7 @@ def _with_other_ranges(trials: Trials, base: Trial, best: Trial) -> Trial:
 
 
 def _on_16_bits(trials: Trials, base: Trial) -> Trial:
-    """Return `base` with all its tensors in 16 bits."""
+    """Build and assess `base` with all its tensors in 16 bits."""
     scheme = base.candidate.scheme.replace(**{WIDE: (ALL_NODES,)})
     candidate = base.candidate.replace(name=f"{base.name}, all tensors in 16 bits", scheme=scheme)
     return build_and_assess(trials, candidate, "exclusion", base.name)
@@ -121,13 +125,13 @@ def _keep_layers_in_float(trials: Trials, base: Trial, headroom: float) -> None:
     refinements = REFINEMENTS
     if field != EIGHT_BIT:
         headroom = min(headroom, trials.pace.most_float)
-    elif trials.pace.few_sets:  # a product less in 8 bits saves some bytes, and takes a build to find
+    elif trials.pace.few_sets:  # one product less in 8 bits saves few bytes, and costs a build to find
         refinements = 0
     trials.progress.note(f"looking for the fewest {_SPARED[field]} that let {base.name} qualify")
     named: Counter[int] = Counter()
 
     def loss(nodes: tuple[str, ...]) -> float:
-        """Return what `base` loses with `nodes` spared."""
+        """Return the loss of `base` with `nodes` kept in float, or given more bits."""
         named[len(nodes)] += 1
         again = f", choice {named[len(nodes)]}" if named[len(nodes)] > 1 else ""
         candidate = base.candidate.replace(
@@ -139,7 +143,7 @@ def _keep_layers_in_float(trials: Trials, base: Trial, headroom: float) -> None:
     def expired() -> bool:
         return trials.deadline.passed() or named.total() >= trials.pace.float_sets
 
-    # Where few sets are built, the first is the one that should do.
+    # If only few sets are built, the first one should already be enough.
     share = most / base.loss if trials.pace.few_sets and base.loss > 0 else 1.0
     hopeless = trials.pace.hopeless * most
     how = {"share": share, "headroom": headroom, "hopeless": hopeless}
@@ -147,10 +151,11 @@ def _keep_layers_in_float(trials: Trials, base: Trial, headroom: float) -> None:
 
 
 def _bases(trials: Trials) -> list[Trial]:
-    """Return the most accurate trial of each structure that loses too much and is cheaper than the best that qualifies:
-    of a few, first those that lose least of the ones hardly costlier than the cheapest.
+    """Return the trials to recover: the most accurate of each structure that loses too much and is cheaper than the
+    best that qualifies. Their number is limited. Among those about as cheap as the cheapest, the ones that lose least
+    come first.
 
-    Those whose speed could not be claimed are raced again first: a recovery takes longer.
+    Trials whose speed could not be claimed are raced again first, because a recovery takes longer than a race.
     """
     short = _short(trials)
     doubtful = [t for t in short[: trials.pace.finalists] if t.timing is not None and t.verdict == UNKNOWN]
@@ -164,7 +169,7 @@ def _bases(trials: Trials) -> list[Trial]:
 
 
 def _short(trials: Trials) -> list[Trial]:
-    """Return the most accurate of each structure that falls short, cheapest first."""
+    """Return the most accurate trial of each structure that falls short, the cheapest first."""
     best: dict[str, Trial] = {}
     for trial in sorted((t for t in trials if t.assessment), key=lambda t: t.loss):
         if trial.candidate.quantized and _perhaps_faster(trials, trial):
@@ -174,34 +179,40 @@ def _short(trials: Trials) -> list[Trial]:
 
 
 def _perhaps_faster(trials: Trials, trial: Trial) -> bool:
-    """Return whether it was timed, and float32 is not the faster one: where speed counts, nor the one with the lower
-    median, as no recovery makes it faster."""
+    """Return whether a trial was timed, and float32 is not surely faster. If speed counts, float32's median must not be
+    lower either, because no recovery makes a trial faster.
+    """
     if trial.timing is None or trial.verdict == SLOWER:
         return False
     return trial.verdict == UNKNOWN or not trials.by_time or trial.latency < 1
 
 
 def _worthwhile(trials: Trials, trial: Trial) -> bool:
-    """Return whether it would win if it qualified."""
+    """Return whether a trial would win if it qualified."""
     qualified = trials.qualified()
     return not qualified or trials.cheaper(trial, qualified[0])
 
 
 def _no_better(trials: Trials, trial: Trial, recovered: Trial) -> bool:
-    """Return whether `trial`, which loses more than `recovered`, is hardly faster than it and needs no less in float;
-    or where only one of them is quantized at run time, hardly faster than what came of it."""
+    """Return whether it cannot pay to recover `trial`, which loses more than `recovered`. If both use the same mode of
+    quantization, `trial` must be clearly faster than `recovered`, because it needs no less in float. Otherwise it must
+    be clearly faster than the best that qualifies now.
+    """
     one_kind = trial.candidate.scheme.mode == recovered.candidate.scheme.mode
     best = recovered if one_kind else trials.qualified()[0]
     return trials.by_time and trials.cost(best) < trials.cost(trial) * (1 + trials.pace.gain)
 
 
 def _headroom(trials: Trials, trial: Trial, widens: bool) -> float:
-    """Return how far a trial may go from its cost in execution towards that of all layers in float, or of all tensors
-    in 16 bits where it `widens`, 1 being all the way: where that is what counts, no further than the best that
-    qualifies already, and where speed counts no closer to float32 than a race tells apart."""
+    """Return by how much the cost of a trial may grow: 0 is not at all, 1 is up to the cost of all layers in float, or
+    of all tensors in 16 bits if it `widens`.
+
+    If speed is the objective, the trial must stay faster than float32 by what a race can distinguish. Unless size or
+    memory is the objective, it may not become slower than the best trial that qualifies already.
+    """
 
     def cost(one: Trial) -> float:
-        """Return the latency over float32's, 1 where it was not timed."""
+        """Return the latency over float32's, at most 1 if it was not timed."""
         return min(one.latency, 1.0) if one.timing is None else one.latency
 
     own = cost(trial)
@@ -213,7 +224,7 @@ def _headroom(trials: Trials, trial: Trial, widens: bool) -> float:
 
 
 def _reconsidered(trials: Trials, trial: Trial) -> Trial:
-    """Return a trial with its accuracy on all samples: it was dropped on fewer than there are, or for want of time."""
+    """Return a trial with its accuracy on all samples, if it was dropped after fewer or because the time ran out."""
     if trial.assessment is not None and trial.assessment.complete:
         return trial
     trial = in_full(trials, trial)

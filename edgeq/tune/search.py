@@ -1,17 +1,18 @@
-"""Search: build, race, judge, recover. Greedy, one coordinate at a time; every step leaves a reason.
+"""Search: build, race, judge, recover. The search is greedy: one coordinate at a time. Every step records a reason.
 
-build    Kernel choices (what decides speed) are built and screened; later the calibration methods of what is left: as
-         fast, other accuracy.
-race     Threads, then kernel choices, are timed against float32. Layers that integers make slower go to float. What is
-         slower than float32 even so is dropped.
-judge    Successive halving on accuracy; in the end a last race of those that qualify, against float32. Where none of
-         them is sure to meet the goal, what comes nearest (`nearest`).
-recover  Where something cheaper than the best that qualifies loses too much: recoveries, cheapest first, then layers in
-         float.
+build    Kernel choices (everything that decides speed) are built and screened. Later, the calibration methods of the
+         remaining choices are built: they are as fast, but differ in accuracy.
+race     Threads, then kernel choices, are timed against float32. Layers that are slower in integers go to float.
+         Candidates still slower than float32 are dropped.
+judge    Successive halving on accuracy, and finally a last race of the candidates that qualify, against float32. If
+         none certainly meets the goal, the nearest one is chosen (`nearest`).
+recover  If a candidate loses too much but is cheaper than the best that qualifies, it gets recoveries, the cheapest
+         first, then layers in float.
 
-Where the target's kernels are simulated, the clock counts: the share of multiply-accumulates in float stands for the
-latency. Where a simulator is too slow for a search, this machine's kernels stand for it, and what is about to be chosen
-is measured in the simulator too: its figure is the one that counts (`confirm`)."""
+If the target's kernels are simulated, speed is counted: the share of multiply-accumulates in float replaces the
+latency. If a simulator is too slow for a search, this machine's kernels replace it. A candidate that is about to be
+chosen is then measured in the simulator as well, and that figure counts (`confirm`).
+"""
 
 from __future__ import annotations
 
@@ -44,7 +45,7 @@ _ENDS = {
     "recovery": 0.9,
     "last race": 1.0,
 }
-"""Shares of the budget by which each stage hands over to the next; the simulation belongs to the accuracy."""
+"""Shares of the budget after which each stage ends. The simulation is a part of the accuracy stage."""
 
 
 def search(
@@ -59,18 +60,18 @@ def search(
     pace: Pace | None = None,
     progress: Progress = SILENT,
 ) -> Outcome:
-    """Search the best candidate for `goal` from `candidates`, the most promising first.
+    """Search for the best candidate for `goal` among `candidates`, the most promising first.
 
     Args:
         pace: how early candidates are dismissed; default: the goal's.
-        profile: whose search table says which calibration methods to try.
+        profile: the profile whose search table lists the calibration methods to try.
         threads: numbers of threads inside an operator to compare; 0 is all cores.
-        engines: what is raced; default: onnxruntime's own kernels.
+        engines: the engines to race; default: onnxruntime's own kernels.
     """
     engines, stages = engines or Field(), list[StageTime]()
     trials = Trials(evaluator, goal, deadline, progress, pace)
 
-    # No progress stage of its own: what works in it opens stages, and two at once cannot be drawn.
+    # This is not a stage of the progress display: the work inside opens such stages, and two cannot be drawn at once.
     @contextmanager
     def stage(name: str) -> Iterator[None]:
         """Record how long a stage took, and how many candidates entered and left it."""
@@ -113,12 +114,12 @@ def search(
 
 @dataclass(frozen=True)
 class Searched:
-    """Hold what was found.
+    """Hold the result of the searches of a run.
 
     Attributes:
         field: the engines that were left at the end.
-        memory: for the tuning record: the models whose evidence was used, and whether it held here; None with a reason
-            where no speed could be claimed. Empty where none was used.
+        memory: for the tuning record, the models whose evidence was used, and whether it was confirmed here: None, with
+            a reason, if no speed could be claimed. Empty if no evidence was used.
     """
 
     outcome: Outcome
@@ -128,11 +129,11 @@ class Searched:
 
 @dataclass(frozen=True)
 class Searches:
-    """Hold what every search of a run has in common.
+    """Hold what all searches of a run share.
 
     Attributes:
         threads: numbers of threads inside an operator to compare.
-        failed: gives the names of the engines whose processes have ended.
+        failed: returns the names of the engines whose processes have ended.
     """
 
     evaluator: Evaluator
@@ -142,7 +143,7 @@ class Searches:
     progress: Progress
 
     def best(self, space: Space, memory: Memory, budget_s: float | None) -> Searched:
-        """Search what `memory` has first, and all of `space` where nothing of it holds.
+        """Search the part of `space` that `memory` recommends first. If that is not confirmed, search all of `space`.
 
         Args:
             budget_s: seconds for everything; None: no limit.
@@ -153,7 +154,7 @@ class Searches:
         total, narrow, note = Deadline(budget_s), memory.narrowed(space), {}
         if narrow is not None:
             names = ", ".join(dict.fromkeys(e.model for e in memory.evidence))
-            self.progress.note(f"beginning with what won on {names}; --no-memory leaves that out")
+            self.progress.note(f"beginning with the winners on {names}; --no-memory turns this off")
             outcome, left = self._searched(narrow, total, replace(self.goal, strict=True))
             held, unclear = memory.confirmed(outcome), memory.unmeasured(outcome)
             note = {"models": [e.model for e in memory.evidence], "confirmed": held}
@@ -170,7 +171,7 @@ class Searches:
         return Searched(memory.claimed_before(outcome), left, note)
 
     def _searched(self, space: Space, deadline: Deadline, goal: Goal) -> tuple[Outcome, Field]:
-        """Return what is best in `space`, and the engines that were left at the end."""
+        """Return the outcome of a search of `space`, and the engines that were left at the end."""
         while True:
             where = (space.candidates, space.profile, self.evaluator, goal, deadline)
             try:
@@ -180,6 +181,6 @@ class Searches:
                 left = space.field.without(self.failed())
                 if not space.field.own or left == space.field:
                     raise
-                # What was measured so far is in the journal, and is not measured again.
+                # The journal has what was measured so far, so it is not measured again.
                 self.progress.note(f"{error.problem}; the search goes on without it")
                 space = replace(space, field=left)

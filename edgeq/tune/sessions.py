@@ -1,4 +1,4 @@
-"""Keep sessions of a search from one stage to the next: an engine may take seconds to compile a model."""
+"""Keep the sessions of a search from one stage to the next, because an engine may take seconds to compile a model."""
 
 from __future__ import annotations
 
@@ -21,33 +21,33 @@ from edgeq.model.load import model_bytes
 from edgeq.run.session import Engines, SessionSettings, open_session
 
 MEMORY = 2**30
-"""Bytes that sessions which nobody uses may take, about; and so may samples."""
+"""Bytes, about, of the sessions that stay open unused. Samples in memory have the same limit."""
 _BESIDE_WEIGHTS = 2**23
 
 
 class SessionPool:
-    """Open sessions, and reuse those that were opened before.
+    """Open sessions, and reuse those that are open already.
 
     Args:
-        engines: opens them.
-        memory: bytes, about, that sessions take which stay open when `trim` is called.
+        engines: opens the sessions.
+        memory: bytes, about, of the sessions that `trim` leaves open.
     """
 
     def __init__(self, engines: Engines, memory: int = MEMORY) -> None:
         self._engines = engines
         self._memory = memory
-        self._open: dict[str, list[Any]] = {}  # used last at the end
+        self._open: dict[str, list[Any]] = {}  # the one used last is at the end
         self._bytes: dict[str, int] = {}
         self._opened_in_s: dict[str, float] = {}
 
     def sessions(
         self, model: Path, settings: SessionSettings, count: int = 1, seconds: float = float("inf")
     ) -> list[Any]:
-        """Return the sessions of a file, which stay open until the next `trim` at least.
+        """Return sessions of a file. They stay open at least until the next `trim`.
 
         Args:
-            count: how many.
-            seconds: no more than can be opened in this time, but one at least.
+            count: number of sessions.
+            seconds: time for opening. If it is too short, fewer sessions are returned, but at least one.
         """
         key = f"{model} {settings!r}"
         found = self._open[key] = self._open.pop(key, [])
@@ -61,7 +61,7 @@ class SessionPool:
         return found[:count]
 
     def trim(self) -> None:
-        """Close what was not used for longest, until the rest fits into the memory."""
+        """Close the sessions that have not been used for longest, until the rest fits into the memory."""
         taken = sum(self._bytes[key] * len(found) for key, found in self._open.items())
         for key in list(self._open):
             if taken <= self._memory:
@@ -73,7 +73,7 @@ class SessionPool:
 
 @contextmanager
 def opened(engines: Engines, model: Path, settings: SessionSettings) -> Iterator[Any]:
-    """Return a session for one use."""
+    """Open a session for one use, and close it afterwards."""
     session = engines.open(model, settings)
     try:
         yield session
@@ -82,15 +82,17 @@ def opened(engines: Engines, model: Path, settings: SessionSettings) -> Iterator
 
 
 def judged(artifact: Artifact) -> tuple[Path, SessionSettings]:
-    """Return what is run to learn what an artifact answers. A simulator of its engine would take a thousand times as
-    long as the Q/DQ model as it is written, from which it differs by roundings: see `edgeq.tune.judge`."""
+    """Return the model, and the settings, that represent an artifact when its outputs are judged. If its engine is a
+    simulator, this is the Q/DQ model as written. The simulator would take a thousand times as long and differs from it
+    only by roundings: see `edgeq.tune.judge`.
+    """
     if artifact.in_simulator:
         return artifact.model, SessionSettings(optimization="none")
     return artifact.proof_model, artifact.proof_settings()
 
 
 def _close(session: Any) -> None:
-    """Give the memory of a session in another process back; one in this process goes with its last reference."""
+    """Free the memory of a session in another process. A session in this process is freed with its last reference."""
     guest = getattr(session, "guest", None)
     if guest is not None and not guest.ended:
         session.close()
@@ -102,20 +104,21 @@ Feed = Mapping[str, Any]
 
 
 class Clock(Protocol):
-    """Time models where they are to run."""
+    """Time models on the machine where they are to run."""
 
     def answers(self, model: Path, settings: SessionSettings, judge: Callable[[Any], T]) -> T | None:
-        """Return what `judge` finds of a session on that machine; None where that is this machine, and nothing is
-        opened."""
+        """Return the result of `judge` for a session on that machine. If that is this machine, open nothing and return
+        None.
+        """
 
     def race(self, models: Mapping[str, Model], feed: Feed, rules: RaceRules, on_round: Callable[[], None]) -> Ranking:
         """Run `rank_until_settled` by `rules`."""
 
     def open_profiled(self, model: Path, settings: SessionSettings) -> Any:
-        """Return a session under the profiler, whose files lie where the settings say when it has ended."""
+        """Return a session under the profiler. When it has ended, its files are where the settings specify."""
 
     def peak_memory(self, model: Path, settings: SessionSettings, shapes: Mapping[str, list[int]]) -> int:
-        """Return the peak memory of a session, bytes."""
+        """Return the peak memory of a session in bytes."""
 
 
 class LocalClock:
@@ -146,7 +149,7 @@ class LocalClock:
         return open_session(model, settings)
 
     def peak_memory(self, model: Path, settings: SessionSettings, shapes: Mapping[str, list[int]]) -> int:
-        """See `Clock.peak_memory`; in a process of its own."""
+        """See `Clock.peak_memory`. The session runs in a process of its own."""
         return session_memory(model, settings, shapes).session_peak_bytes
 
 

@@ -1,14 +1,14 @@
 """Propose candidates for models made of matrix products: transformers, recurrent networks, multilayer perceptrons.
 
-Each is a candidate where the model has such layers: outliers smoothed before dynamic quantization, attention fused,
-recurrent layers left in float next to a written-out recurrence, static ranges for the products only, and weights in
-blocks. The search measures them; nothing is decided here.
+Each of these is a candidate if the model has such layers: outliers smoothed before dynamic quantization, attention
+fused, recurrent layers left in float next to a written-out recurrence, static ranges for the products only, and weights
+in blocks. The search measures them; nothing is decided here.
 
-The search space: the profile's own choice first, then what its [search] table allows, one coordinate at a time.
+Define the search space: the profile's own choice first, then what its [search] table allows, one coordinate at a time.
 
-What decides speed (dtypes, weight granularity, format, session options) is a kernel choice; a calibration method only
-moves scales and costs nothing at run time. So kernel choices are tried with the profile's method, and methods only on
-the kernel choices that are worth it: a sum, not a product.
+A kernel choice is everything that decides speed: dtypes, weight granularity, format, session options. A calibration
+method only moves scales and costs nothing at run time. So kernel choices are tried with the profile's method, and
+methods only on the kernel choices that are worth it. The number of builds is a sum, not a product.
 """
 
 from __future__ import annotations
@@ -46,15 +46,15 @@ from edgeq.util.display import Progress
 
 @dataclass(frozen=True)
 class Candidate:
-    """Describe what tuning builds and measures.
+    """Describe a candidate that tuning builds and measures.
 
     Attributes:
-        name: short, unique in a run, the same in every run on the same input.
+        name: short, unique in a run, and the same in every run on the same input.
         scheme: how to quantize.
         recoveries: names of accuracy recoveries, in the order in which they are applied.
-        threads: inside an operator; 0 lets ONNX Runtime take all cores.
-        builder: what builds it: "" is the target's backend; "sequence" is `edgeq.tune.space`.
-        engine: what runs it; None is onnxruntime's own kernels.
+        threads: threads inside an operator; 0 lets ONNX Runtime use all cores.
+        builder: what builds the candidate: "" is the target's backend; "sequence" is `edgeq.tune.space`.
+        engine: the engine that runs it; None is onnxruntime's own kernels.
     """
 
     name: str
@@ -66,7 +66,7 @@ class Candidate:
 
     @property
     def quantized(self) -> bool:
-        """Return whether it is more than the float model in an engine that runs it faster."""
+        """Return whether the candidate is quantized, and not just the float model in another engine."""
         return self.scheme.mode != "float"
 
     def replace(self, **changes: Any) -> Candidate:
@@ -75,31 +75,31 @@ class Candidate:
 
 
 def engine_name(candidate: Candidate) -> str:
-    """Return the name of the engine that runs it."""
+    """Return the name of the engine that runs the candidate."""
     return candidate.engine.engine.name if candidate.engine else DEFAULT
 
 
 NAME = "sequence"
-"""What `Candidate.builder` has of candidates that `build_sequence` builds."""
+"""The `Candidate.builder` of candidates that `build_sequence` builds."""
 WORTH_A_TRY = 0.5
-"""Share of the multiply-accumulates in constant matrices and recurrent layers, or in what can be quantized at run time,
-from which on candidates that are made for them are tried."""
+"""Least share of the multiply-accumulates in certain layers for which the candidates made for those layers are tried:
+constant matrices and recurrent layers, or layers that can be quantized at run time."""
 _FUSE, _SMOOTH, _ROUND = "fuse-attention", SmoothQuant.name, WeightRounding.name
 _PRODUCTS = ("Gemm", "MatMul")
 _RECURRENT = ("GRU", "LSTM", "RNN")
-# 8 bits bear long blocks, which are faster; 4 bits need short ones.
+# 8 bits stay accurate with long blocks, which are faster. 4 bits need short ones.
 _BLOCKS = {8: 128, 4: 32}
 
 
 def sequence_candidates(job: Job, target: Target) -> tuple[Candidate, ...]:
-    """Return those worth trying for the model; empty where it is not made of matrix products."""
+    """Return the candidates worth trying for a model made of matrix products; empty for other models."""
     profile = target.profile.scheme
     model = job.prepared.model
     dynamic = profile.dynamic_weight_types and "dynamic" in backend_named(target.backend).modes
     if not dynamic or product_share(model) < WORTH_A_TRY:
         return ()
     found = _variants(model, profile, sampled=job.calibration is not None)
-    # Weights in blocks are a mode of the backend's own.
+    # The backend itself has a mode for weights in blocks.
     return tuple(
         Candidate(name, scheme, recoveries, builder="" if scheme.mode == "weight-only" else NAME)
         for name, scheme, recoveries in found
@@ -110,7 +110,7 @@ def build_sequence(job: Job, target: Target, candidate: Candidate, destination: 
     """Write the model of a candidate whose `builder` is `NAME` to `destination`.
 
     Raises:
-        EdgeqError: it cannot be built; the search drops it with that reason.
+        EdgeqError: the candidate cannot be built; the search drops it with that reason.
     """
     scheme, prepared = candidate.scheme, job.prepared
     for position, recovery in enumerate(candidate.recoveries):
@@ -129,7 +129,7 @@ def build_sequence(job: Job, target: Target, candidate: Candidate, destination: 
 
 
 def product_share(model: ir.Model) -> float:
-    """Return share of the multiply-accumulates, 0 to 1, in products with constant matrices and in recurrent layers."""
+    """Return the share of the multiply-accumulates, 0 to 1, in products with constant matrices and recurrent layers."""
     macs = node_macs(model)
     ours = sum(
         macs.get(node.name or "", 0)
@@ -168,7 +168,7 @@ def _variants(model: ir.Model, profile: Scheme, *, sampled: bool) -> Iterator[tu
 
 
 def _products_only(model: ir.Model, profile: Scheme) -> Scheme:
-    """Static ranges for products with constant matrices; tables are stored as integers."""
+    """Return a scheme with static ranges only for products with constant matrices. Tables are stored as integers."""
     of_activations = [
         node.name or "" for node in model.graph if is_op(node, *_PRODUCTS) and not is_constant(node.inputs[1])
     ]
@@ -182,7 +182,7 @@ def _products_only(model: ir.Model, profile: Scheme) -> Scheme:
 def _transformed(
     recovery: str, prepared: PreparedModel, samples: Samples, name: str, scheme: Scheme, progress: Progress
 ) -> PreparedModel:
-    """Return the model after a recovery, kept next to the prepared one: several candidates start from it."""
+    """Return the model after a recovery. It is kept next to the prepared one, because several candidates use it."""
     folder = prepared.path.parent / f"{name}-{prepared.digest[:16]}"
     kept = folder / "model.onnx"
     if not kept.is_file():
@@ -214,7 +214,7 @@ def kernel_candidates(profile: Profile, *, static: bool = True, dynamic: bool = 
 
     Args:
         static: whether there are statistics to derive ranges from.
-        dynamic: whether ranges measured at run time are worth trying: a model with matrix products of activations.
+        dynamic: whether to try ranges measured at run time, because the model has matrix products of activations.
     """
     found: dict[str, Candidate] = {}
     if static:
@@ -244,7 +244,7 @@ def method_candidates(candidate: Candidate, profile: Profile) -> tuple[Candidate
 
 
 def in_float(candidate: Candidate, nodes: Iterable[str]) -> Candidate:
-    """Return `candidate` with `nodes` left in float, too."""
+    """Return `candidate` with `nodes` left in float as well."""
     scheme = candidate.scheme.replace(exclude=(*candidate.scheme.exclude, *nodes))
     return with_scheme(candidate, scheme)
 
@@ -260,7 +260,7 @@ def in_own_kernels(candidate: Candidate) -> Candidate:
 
 
 def with_scheme(candidate: Candidate, scheme: Scheme) -> Candidate:
-    """Return `candidate` with another scheme, by which it is named."""
+    """Return `candidate` with another scheme, and a name made of that scheme."""
     made = candidate.replace(name=_name(scheme), scheme=scheme)
     return in_engine(made, candidate.engine) if candidate.engine else made
 
@@ -290,12 +290,14 @@ def _kernel_schemes(profile: Profile) -> Iterator[Scheme]:
 
 
 def _needed(session: Mapping[str, str]) -> dict[str, str]:
-    # "0" is what these switches are anyway; without it the same scheme has one name.
+    # "0" is the default of these switches. Without it, equal schemes have one name.
     return {key: value for key, value in session.items() if value != "0"}
 
 
 def _sensible(scheme: Scheme, profile: Profile) -> bool:
-    """Mitigations of saturation only where there is something that saturates, and one of them at a time."""
+    """Return whether a scheme makes sense: mitigations of saturation only if something saturates, and one of them at a
+    time.
+    """
     saturating = profile.hazards.get("saturates_int16", ())
     saturates = scheme.pair in saturating or f"{scheme.pair}-{scheme.format}" in saturating
     precise = bool(scheme.session_options)
@@ -307,7 +309,7 @@ def _sensible(scheme: Scheme, profile: Profile) -> bool:
 
 
 def _name(scheme: Scheme) -> str:
-    """Return what distinguishes a scheme from the others of a run: "U8S8 per-channel, percentile 99.99"."""
+    """Return a name that distinguishes a scheme from the others of a run: "U8S8 per-channel, percentile 99.99"."""
     if scheme.mode == _DYNAMIC:
         return "dynamic per-channel" if scheme.per_channel else "dynamic per-tensor"
     parts = [scheme.pair, "per-channel" if scheme.per_channel else "per-tensor"]

@@ -1,6 +1,6 @@
-"""Define the trials of a search, what measures them, how they compare, and the sentences on them.
+"""Define the trials of a search, the interface that measures them, their comparison, and the sentences on them.
 
-The search itself only decides, so that it can be tested with an evaluator whose figures are made up.
+The search itself only decides, so tests can run it with an evaluator whose figures are made up.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class Race:
     """Hold latencies of runners that were measured together.
 
     Attributes:
-        timings: by the names that the runners were given, with their ratio to `baseline`.
-        settled: whether the order of the first places is settled, as `Ranking.settled` has it.
+        timings: timings by the names of the runners, with their ratio to `baseline`.
+        settled: whether the order of the first places is settled, as in `Ranking.settled`.
         histograms: {"edges_ms": [...], "counts": {name: [...]}}.
     """
 
@@ -51,81 +51,83 @@ class Evaluator(Protocol):
 
     @property
     def counts(self) -> bool:
-        """Return whether its clock counts multiply-accumulates: the target's kernels do not run here. Each
-        candidate's speed is known when it is built then, and `time` is not called.
+        """Return whether speed is counted in multiply-accumulates, because the target's kernels do not run here. Then
+        each candidate's speed is known when it is built, and `time` is not called.
         """
 
     def build(self, candidate: Candidate) -> Screening:
-        """Build a candidate and look at it: does it load, what runs in int8, how far are its outputs.
+        """Build a candidate and screen it: whether it loads, what runs in int8, and how far its outputs are from
+        float32's.
 
         Raises:
-            EdgeqError: it cannot be built or does not load.
+            EdgeqError: the candidate cannot be built or does not load.
         """
 
     def assess(self, candidates: Sequence[Candidate], samples: int) -> dict[str, Assessment]:
-        """Measure the accuracy of several candidates on the first `samples` validation samples, by name."""
+        """Measure the accuracy of several candidates on the first `samples` validation samples. Return it by name."""
 
     def simulate(self, candidate: Candidate, max_drop: float, seconds: float) -> Assessment | None:
-        """Measure the accuracy in a simulator of the target, too slow for `assess`, which has measured all samples
-        without it. None where there is no such simulator.
+        """Measure the accuracy in a simulator of the target that is too slow for `assess`. `assess` has measured all
+        samples without it. Return None if there is no such simulator.
 
         Args:
-            max_drop: loss that is allowed: no more samples are run than it takes to know.
-            seconds: when there is no time for more samples; may be infinite.
+            max_drop: loss that is allowed; measuring stops when it is clear whether the candidate keeps it.
+            seconds: time after which no more samples are run; may be infinite.
         """
 
     def time(self, runners: Mapping[str, Runner], baseline: str, *, tie: float, seconds: float, rough: bool) -> Race:
-        """Measure latencies side by side until it is settled which is the fastest, or that what leads takes at most
-        the share `tie` longer than any other, or `seconds` are over. What is settled to be slower is not run further.
+        """Measure latencies side by side until one of three things happens: the fastest runner is known, or the leader
+        takes at most the share `tie` longer than any other, or `seconds` are over. A runner that is surely slower stops
+        early.
 
         Args:
-            rough: whether the race decides only what is looked at next.
+            rough: whether the race only decides what to look at next.
         """
 
     def slow_layers(self, candidate: Candidate, float_threads: int) -> tuple[str, ...]:
-        """Return the layers of `candidate` that take longer than float32's, by the runtime's profile, worst first."""
+        """Return the layers of `candidate` that take longer than in float32 by the runtime's profile, worst first."""
 
     def memory(self, candidate: Candidate | None, threads: int) -> int:
-        """Return the peak memory of a session, bytes."""
+        """Return the peak memory of a session in bytes."""
 
     def recovery_groups(self) -> tuple[tuple[str, ...], ...]:
-        """Return names of accuracy recoveries, in groups that are tried together, cheapest first."""
+        """Return names of accuracy recoveries, in groups that are tried together, the cheapest first."""
 
     def rank(self, candidate: Candidate, *, headroom: float, seconds: float) -> Ranking:
-        """Rank the layers of `candidate` in the order in which to keep them in float; empty where there is no choice.
+        """Rank the layers of `candidate` in the order in which to keep them in float; empty if there is no choice.
 
         Args:
-            headroom: largest cost that is of interest, as a share of the cost of all layers in float.
-            seconds: after which measuring is cut short; may be infinite.
+            headroom: largest cost of interest, as a share of the cost of all layers in float.
+            seconds: time after which measuring stops; may be infinite.
         """
 
 
 BY_TIME = ("latency", "throughput")
 """The objectives whose costs are speeds."""
 FLOAT_MACS = "MACs in float"
-"""The objective of a clock that counts: their share, as small as possible."""
+"""The objective if speed is counted: the share of MACs in float, as small as possible."""
 _LEAST_NOISE = 1e-20
 BLOCKS_COST = 0.9
-"""What products with weights in blocks cost where speed is counted, float being 1: 0.8 to 1.3 were seen on a sentence
-encoder, whatever the sizes of its inputs."""
+"""Cost of products with weights in blocks if speed is counted, relative to float. It was 0.8 to 1.3 on a
+sentence encoder, for all sizes of its inputs."""
 WIDE_COST = 0.5
-"""What 16 bits cost where speed is counted, float being 1."""
+"""Cost of 16 bits if speed is counted, relative to float."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """Hold one candidate and all that became known of it.
+    """Hold one candidate and everything that is known of it.
 
     Attributes:
         assessment: accuracy on this machine's kernels.
-        simulated: accuracy in a simulator of the target; None where nothing simulates it, or nothing had to be known.
-        stage: where it came from.
+        simulated: accuracy in a simulator of the target; None without a simulator, or if it was not needed.
+        stage: the stage that made the candidate.
         parent: the candidate that it was made from; "" in the space.
-        status: "chosen"; "qualified" (met the bar, but was not the best); "short" (measured, below the bar);
-            "eliminated" (dropped before it was measured in full).
+        status: "chosen"; "qualified" (keeps the accuracy, but is not the best); "short" (measured, but loses too much);
+            "eliminated" (dropped before it was measured on all samples).
         reason: why it was not chosen, or why it was.
-        pareto: no other candidate is at least as fast and as accurate, and better in one.
-        memory_bytes: peak of its session, where the objective asked for it.
+        pareto: whether no other candidate is at least as fast and as accurate, and better in one of the two.
+        memory_bytes: peak memory of its session, if the objective needs it.
     """
 
     candidate: Candidate
@@ -147,41 +149,39 @@ class Trial:
 
     @property
     def judged(self) -> Assessment | None:
-        """Return the accuracy that counts: the simulator's where it was measured."""
+        """Return the accuracy that counts: the simulator's if it was measured there."""
         return self.simulated or self.assessment
 
     @property
     def loss(self) -> float:
-        """Return what is compared with the loss allowed, as a fraction; infinity where it was not assessed."""
+        """Return the loss that is compared with the loss allowed, as a fraction; infinity if it was not assessed."""
         return self.judged.bound if self.judged else float("inf")
 
     @property
     def accuracy_key(self) -> tuple[float, float, str]:
-        """Return a key that sorts the more accurate first: by loss, where that is equal by the distance of the
-        outputs.
-        """
+        """Return a key that sorts the more accurate first: by loss, then by how far the outputs are from float32's."""
         return self.loss, -(self.assessment.sqnr_db if self.assessment else 0.0), self.name
 
     @property
     def latency(self) -> float:
-        """Return the median latency over float32's in the same race, which a machine that became slower or faster
-        between two races changes little; infinity where it was not timed.
+        """Return the median latency over float32's in the same race; infinity if it was not timed. If the machine
+        becomes slower or faster between two races, this ratio changes little.
         """
         return self.timing.share if self.timing else float("inf")
 
     @property
     def verdict(self) -> str:
-        """Return the verdict on its speed; unknown where it was not timed."""
+        """Return the verdict on its speed; unknown if it was not timed."""
         return self.timing.verdict if self.timing else UNKNOWN
 
     @property
     def structure(self) -> str:
-        """Hash of its structure; "" where it was not built."""
+        """Return the hash of its structure; "" if it was not built."""
         return self.screening.structure if self.screening else ""
 
     @property
     def sqnr_db(self) -> float:
-        """Return the SQNR of the screening; equal outputs count as 200, so that differences are numbers."""
+        """Return the SQNR of the screening in dB. Equal outputs count as 200, so that differences are numbers."""
         return min(200.0, self.screening.sqnr_db) if self.screening else -200.0
 
     def replace(self, **changes: Any) -> Trial:
@@ -212,21 +212,21 @@ def _or_none(name: str) -> str | None:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Hold what the search found.
+    """Hold the result of a search.
 
     Attributes:
         trials: all candidates, in the order in which they were made.
-        chosen: name of the winner; "" where nothing qualified.
-        fallback: name of the candidate that runs where the winner's engine is missing; "" where it has none, or float32
-            has to do.
-        baseline: float32's timing, with the threads that suit it best.
-        baseline_threads: those threads.
-        stages: what took how long.
-        settled: whether the order of the finalists is settled, as `Race` has it.
+        chosen: name of the winner; "" if nothing qualified.
+        fallback: name of the candidate that runs if the winner's engine is missing; "" if there is none or float32 runs
+            then.
+        baseline: float32's timing, with the number of threads that suits it best.
+        baseline_threads: that number of threads.
+        stages: the stages with their times.
+        settled: whether the order of the finalists is settled, as in `Race`.
         out_of_time: whether the budget ended the search.
         histograms: {"edges_ms": [...], "counts": {name: [...]}} of the finalists and float32.
-        earlier: times float32's speed that an earlier run on this machine claimed for these kernels of this model; None
-            where none did, or where this run claims it.
+        earlier: speed relative to float32 that an earlier run on this machine claimed for these kernels of this model;
+            None if no run did, or if this run claims it.
     """
 
     trials: tuple[Trial, ...] = field(metadata=written(name="candidates"))
@@ -244,27 +244,27 @@ class Outcome:
         """Return the trial of that name.
 
         Raises:
-            StopIteration: there is none.
+            StopIteration: there is no such trial.
         """
         return next(t for t in self.trials if t.name == name)
 
     @property
     def winner(self) -> Trial | None:
-        """Return the chosen trial; None where nothing qualified."""
+        """Return the chosen trial; None if nothing qualified."""
         return self.trial(self.chosen) if self.chosen else None
 
 
 class Trials:
-    """Hold a search under way: its trials by name, and what it measures with. A trial without a reason is still in the
-    run.
+    """Hold the state of a search: its trials by name, and what it measures with. A trial without a reason is still in
+    the run.
 
     Attributes:
-        objective: the goal's, or `FLOAT_MACS` with a clock that counts.
-        equal: share by which costs must differ; what is counted differs by any.
-        deadline: of the stage that the search is in.
-        float_threads: that suit float32.
+        objective: the goal's, or `FLOAT_MACS` if speed is counted.
+        equal: share by which costs must differ to count as different; 0 if speed is counted.
+        deadline: the deadline of the current stage.
+        float_threads: number of threads that suits float32.
         raced: the last race; None before the first.
-        leader: the last line that was shown on the candidate that leads.
+        leader: the last line shown on the leading candidate.
     """
 
     def __init__(
@@ -297,11 +297,11 @@ class Trials:
         return name in self._trials
 
     def add(self, candidate: Candidate, stage: Stage = "space", parent: str = "") -> None:
-        """Enter a candidate; one of that name that is there stays."""
+        """Enter a candidate. An existing one of the same name stays."""
         self._trials.setdefault(candidate.name, Trial(candidate, stage, parent))
 
     def update(self, name: str, **changes: Any) -> Trial:
-        """Replace fields of a trial by name, and return the new one."""
+        """Replace fields of the trial called `name`, and return the new trial."""
         self._trials[name] = self._trials[name].replace(**changes)
         return self._trials[name]
 
@@ -310,7 +310,9 @@ class Trials:
         self.update(name, status="eliminated", reason=reason)
 
     def screened(self, name: str, found: Screening) -> None:
-        """Enter what was seen of a trial, and its speed where that is counted, or known of its structure."""
+        """Enter the screening of a trial. Enter its timing as well, if speed is counted, or if the structure has been
+        timed.
+        """
         in_blocks = self[name].candidate.scheme.mode == "weight-only"
         timing = counted(found, in_blocks=in_blocks) if self.evaluator.counts else None
         self.timed(self.update(name, screening=found, timing=timing))
@@ -320,7 +322,7 @@ class Trials:
         return [trial for trial in self if not trial.reason and trial.screening is not None]
 
     def time(self, trial: Trial, timing: Timing) -> None:
-        """Remember the speed of a structure; every trial of that structure has it."""
+        """Remember the timing of a structure, and enter it in every trial of that structure with the same threads."""
         key = trial.structure, trial.candidate.threads
         self._timings[key] = timing
         for other in self:
@@ -333,8 +335,9 @@ class Trials:
         return self.update(trial.name, timing=timing) if timing else trial
 
     def cost(self, trial: Trial) -> float:
-        """Return what the objective makes as small as possible: bytes, or a share of float32's latency or MACs;
-        infinity while unknown."""
+        """Return the quantity that the objective minimizes: bytes, or a share of float32's latency or MACs; infinity
+        while it is unknown.
+        """
         if self.objective == "size":
             return float(trial.screening.bytes) if trial.screening else float("inf")
         if self.objective == "memory":
@@ -342,24 +345,25 @@ class Trials:
         return trial.latency
 
     def cheaper(self, a: Trial, b: Trial) -> bool:
-        """Return whether `a` costs less than `b`, by more than what is equal."""
+        """Return whether `a` costs less than `b`, by more than the share that counts as equal."""
         return self.cost(a) * (1 + self.equal) < self.cost(b)
 
     def meets(self, trial: Trial) -> bool:
-        """Return whether it was measured on all samples and keeps the accuracy asked for."""
+        """Return whether a trial was measured on all samples and keeps the required accuracy."""
         return trial.judged is not None and trial.judged.complete and trial.loss <= self.goal.max_drop
 
     def qualified(self) -> list[Trial]:
-        """List what keeps the accuracy, best first: by cost, of equal cost the more accurate."""
+        """List the trials that keep the accuracy, the cheapest first. At equal cost, the more accurate comes first."""
         return sorted((t for t in self.alive() if self.meets(t)), key=lambda t: (self.cost(t), t.accuracy_key))
 
     def promising(self) -> list[Trial]:
-        """List what is in the run, by accuracy, of equal accuracy the cheaper first."""
+        """List the trials that are in the run, the most accurate first. At equal accuracy, the cheaper comes first."""
         return sorted(self.alive(), key=lambda t: (t.accuracy_key, self.cost(t)))
 
     def mark_pareto(self) -> None:
-        """Set `pareto` of every trial that was measured in full and that no other beats in latency or loss without
-        losing in the other."""
+        """Set `pareto` of every trial that was measured on all samples, unless another one is at least as good in
+        latency and loss, and better in one of them.
+        """
         measured = [t for t in self if t.assessment and t.assessment.complete and t.timing]
         least = float("inf")
         for trial in sorted(measured, key=lambda t: (t.latency, t.accuracy_key)):
@@ -369,9 +373,11 @@ class Trials:
 
 
 def counted(found: Screening, *, in_blocks: bool = False) -> Timing:
-    """Return the speed that a clock which counts shows: the share of multiply-accumulates in float, and what 16 bits
-    cost, and weights in blocks. It is below what float32 costs in 16 bits, and sure. Ranges that are measured at run
-    time cost nothing: four to seven hundredths of the time were seen."""
+    """Return a speed that is counted, not timed. The cost is the share of multiply-accumulates in float, plus the cost
+    of 16 bits and of weights in blocks. The speed is exact. It is relative to the largest cost: all
+    multiply-accumulates in float and all tensors in 16 bits. Ranges that are measured at run time count as free,
+    although in measurements they took four to seven hundredths of the time.
+    """
     cost = 1 - found.int8_mac_share + WIDE_COST * found.wide_share
     cost += BLOCKS_COST * found.int8_mac_share if in_blocks else 0.0
     times_float = (1 + WIDE_COST) / max(cost, 1e-6)
@@ -380,8 +386,9 @@ def counted(found: Screening, *, in_blocks: bool = False) -> Timing:
 
 
 def accuracy_of(trial: Trial, goal: Goal) -> int:
-    """Return `MET`, `DOUBTFUL` or `MISSED` for the loss: of its bound, of the loss on the samples, or of neither is it
-    known that the goal allows it."""
+    """Return `MET` if the goal allows the bound of the loss, `DOUBTFUL` if it allows only the loss on the samples, else
+    `MISSED`.
+    """
     found = trial.judged
     if found is None or not found.complete or found.drop > goal.max_drop:
         return MISSED
@@ -389,8 +396,9 @@ def accuracy_of(trial: Trial, goal: Goal) -> int:
 
 
 def speed_of(trial: Trial, goal: Goal) -> int:
-    """Return `MET` where it is faster than float32 beyond doubt, `DOUBTFUL` where nothing can be claimed and it may be,
-    else `MISSED`. Where speed is not the objective, as fast is enough."""
+    """Return `MET` if a trial is certainly faster than float32, `DOUBTFUL` if it may be but nothing can be claimed,
+    else `MISSED`. If speed is not the objective, as fast is enough.
+    """
     least = 1.0 if goal.objective in BY_TIME else 1 / (1 + EQUAL)
     claim = trial.timing.speedup if trial.timing else None
     if claim is not None and claim.interval is not None:
@@ -409,7 +417,9 @@ def by_structure(trials: Iterable[Trial]) -> list[list[Trial]]:
 
 
 def outrun(trial: Trial, other: Trial, by: float) -> bool:
-    """Return whether `trial` takes longer than `other` by the share `by`, as far as both speeds can be claimed."""
+    """Return whether `trial` surely takes longer than `other` by the share `by`. Return False if one of the speeds
+    cannot be claimed.
+    """
     known = trial.timing is not None and other.timing is not None and not unmeasured(trial, other)
     return known and other.latency * (1 + by) < trial.latency
 
@@ -420,32 +430,32 @@ def points(loss: float) -> str:
 
 
 def loses(found: Assessment) -> str:
-    """Write the loss on the samples, and what it may be over many others; the SQNR where noise is what counts."""
+    """Write the loss on the samples, and how large it may be over many others. If noise counts, write the SQNR."""
     if found.basis == "noise":
         return f"has {decibels(found.drop)} SQNR"
     text, bound = f"loses {points(found.drop)}", points(found.bound)
-    return text if bound == points(found.drop) else f"{text}, over many other samples up to {bound}"
+    return text if bound == points(found.drop) else f"{text}, up to {bound} over many other samples"
 
 
 def allowed(found: Assessment, max_drop: float) -> str:
-    """Write what a loss like that of `found` is held against."""
+    """Write the limit for a loss of the kind that `found` has."""
     if found.basis == "noise":
         return f"{decibels(max_drop)} are wanted"
     return f"{points(max_drop)} are allowed"
 
 
 def decibels(noise: float) -> str:
-    """Write the power of the noise over that of the signal as SQNR."""
+    """Write noise power over signal power as SQNR."""
     return f"{0 - 10 * math.log10(max(noise, _LEAST_NOISE)):.1f} dB"
 
 
 def in_simulator(found: Assessment) -> str:
-    """Write the loss in a simulator of the target, and what it rests on."""
+    """Write the loss in a simulator of the target, with its interval and the number of samples."""
     return f"loses {points(found.drop)} in the simulator{interval(found)}, {found.samples} samples"
 
 
 def times(timing: Timing | None, of: str = "") -> str:
-    """Write the ratio to float32 with its interval, or an estimate that says so; "" where there is none."""
+    """Write the ratio to float32 with its interval, or an estimate that is marked as one; "" if there is no ratio."""
     found = timing.speedup if timing is not None else None
     if found is None:
         return ""
@@ -457,16 +467,17 @@ def times(timing: Timing | None, of: str = "") -> str:
 
 
 def unmeasured(*trials: Trial) -> str:
-    """Write why the speeds of `trials` cannot be compared: what is wrong with the first that cannot be claimed; ""
-    where all that were timed can be."""
+    """Write why the speeds of `trials` cannot be compared: the reason of the first one whose speed cannot be claimed.
+    Return "" if the speeds of all timed trials can be claimed.
+    """
     claims = (t.timing.speedup for t in trials if t.timing is not None and t.verdict == UNKNOWN)
     return next(((claim and claim.reason) or "too few pairs of runs" for claim in claims), "")
 
 
 def behind(trial: Trial, faster: Trial) -> str:
-    """Write by how much `trial` takes longer than `faster`, or why that is not known."""
+    """Write how much longer `trial` takes than `faster`, or why that is not known."""
     if unmeasured(trial, faster):
-        return f"in speed not distinguishable from {faster.name}: it runs at {times(trial.timing, of='float32')}"
+        return f"not distinguishable in speed from {faster.name}: it runs at {times(trial.timing, of='float32')}"
     return f"{trial.latency / faster.latency:.2f} times the latency of {faster.name}"
 
 
@@ -475,7 +486,7 @@ def hopeless(found: Assessment, max_drop: float) -> str:
     seen = f"{loses(found)} after {found.samples} samples"
     if found.basis == "noise":
         return f"{seen}; {allowed(found, max_drop)}"
-    return f"{seen}; 97.5 % sure that all do not show {points(max_drop)} or less"
+    return f"{seen}; 97.5 % sure that it loses more than {points(max_drop)} on all samples"
 
 
 def less_accurate(trial: Trial, better: Trial) -> str:
@@ -488,5 +499,5 @@ def less_accurate(trial: Trial, better: Trial) -> str:
 
 
 def interval(found: Assessment) -> str:
-    """Write the interval of a loss; "" where nothing is known of it: the whole scale."""
+    """Write the interval of a loss; "" if the interval is the whole scale, because nothing is known."""
     return "" if found.high - found.low >= 1 else f" ({points(found.low)} to {points(found.high)})"

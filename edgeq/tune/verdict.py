@@ -1,4 +1,4 @@
-"""Write sentences on what a search found: the verdict, what is in doubt, and what would be needed."""
+"""Write sentences on the result of a search: the verdict, what is in doubt, and what would be needed."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from edgeq.tune.trials import (
 
 
 def met(outcome: Outcome, goal: Goal) -> bool:
-    """Return whether what was chosen meets the goal, if only by its figures."""
+    """Return whether the chosen candidate meets the goal, at least by its figures."""
     winner = outcome.winner
     return winner is not None and MISSED not in (accuracy_of(winner, goal), speed_of(winner, goal))
 
 
 def doubts(outcome: Outcome, goal: Goal) -> tuple[str, ...]:
-    """Write why it is not sure that what was chosen meets the goal; nothing where it is."""
+    """Write why it is not certain that the chosen candidate meets the goal; empty if it is certain."""
     winner, lines = outcome.winner, []
     found = winner.judged if winner is not None else None
     if winner is None or found is None:
@@ -34,7 +34,7 @@ def doubts(outcome: Outcome, goal: Goal) -> tuple[str, ...]:
     if accuracy_of(winner, goal) == DOUBTFUL:
         lines.append(
             f"accuracy in doubt: it loses {points(found.drop)} on these {found.samples} samples; "
-            f"over many others up to {points(found.bound)} are possible"
+            f"on many others it may lose up to {points(found.bound)}"
         )
     if speed_of(winner, goal) == DOUBTFUL:
         why = unmeasured(winner) or "it was not timed"
@@ -47,7 +47,7 @@ def doubts(outcome: Outcome, goal: Goal) -> tuple[str, ...]:
 
 
 def verdict(outcome: Outcome, goal: Goal) -> tuple[str, ...]:
-    """Write what was found, the most important first."""
+    """Write the result of a search, the most important line first."""
     winner = outcome.winner
     asked = f"no candidate loses at most {points(goal.max_drop)} and is faster than float32"
     if winner is None:
@@ -65,22 +65,23 @@ def verdict(outcome: Outcome, goal: Goal) -> tuple[str, ...]:
         ]
         if found.doubt and accuracy_of(winner, goal) == MET:
             lines.append(
-                f"over many other samples up to {points(found.bound)} are to be expected, "
+                f"on many other samples it may lose up to {points(found.bound)}, "
                 f"on {found.samples} others up to {points(found.prediction_bound)} (nine chances of ten)"
             )
         if not met(outcome, goal):
             lines += needed(outcome, goal)
     if not outcome.settled:
-        lines.append("the fastest candidates could not be distinguished in the time that there was")
+        lines.append("the fastest candidates could not be distinguished in the time available")
     if outcome.out_of_time:
         lines.append("the budget ended the search; more time may find a better one")
     return tuple(lines)
 
 
 def _engines(outcome: Outcome, winner: Trial) -> list[str]:
-    """Write how the engine that won compares with the others; nothing where there was one."""
+    """Write how the winner's engine compares with the others; empty if there was only one engine."""
     best: dict[str, Trial] = {}
-    # Of one structure all have the same time: one that was in the end's choice says more than one that was dropped.
+    # All trials of one structure have the same time. One that was in the final choice is more informative than one that
+    # was dropped.
     timed = (t for t in outcome.trials if t.timing)
     for trial in sorted(timed, key=lambda t: (t.latency, t.status == "eliminated")):
         best.setdefault(engine_name(trial.candidate), trial)
@@ -93,17 +94,17 @@ def _engines(outcome: Outcome, winner: Trial) -> list[str]:
             lines.append(f"{own} runs it; the fastest in {name} has {told}")
     if winner.candidate.engine is not None:
         what = outcome.fallback or "float32"
-        lines.append(f"where {own} is not installed, {what} runs in onnxruntime's own kernels")
+        lines.append(f"if {own} is not installed, {what} runs in onnxruntime's own kernels")
     return lines
 
 
 def needed(outcome: Outcome, goal: Goal) -> tuple[str, ...]:
-    """Write what would be needed where nothing qualified: the nearest misses, and what would let each through."""
+    """Write what would be needed if nothing qualified: the nearest misses, and what would let each qualify."""
     lines = []
     timed = [t for t in outcome.trials if t.timing]
     measured = [t for t in timed if t.assessment and t.assessment.complete]
     accurate = [t for t in measured if t.loss <= goal.max_drop]
-    # Where nothing is accurate, what is missing is that, whatever is known of speeds.
+    # If no candidate is accurate, the missing accuracy is what counts, even if speeds are unknown.
     quick = [t for t in measured if t.verdict == FASTER or (not accurate and speed_of(t, goal) != MISSED)]
     near = min(quick, key=lambda t: t.loss) if quick else min(accurate or timed, key=lambda t: t.latency, default=None)
     unclear = unmeasured(near) if near is not None else ""
@@ -122,7 +123,7 @@ def needed(outcome: Outcome, goal: Goal) -> tuple[str, ...]:
         found = times(near.timing, of="float32")
         lines.append(f"int8 does not pay here: the fastest, {near.name}, has {found}")
     elif not outcome.out_of_time:
-        lines.append("no candidate was measured in full: the reasons are with the candidates")
+        lines.append("no candidate was measured on all samples: see the reason given for each")
     if outcome.out_of_time:
-        lines.append("more --budget: the search was not finished")
+        lines.append("give more --budget: the search was not finished")
     return tuple(lines)

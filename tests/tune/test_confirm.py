@@ -28,7 +28,7 @@ def test_what_holds_in_the_simulator_is_chosen_and_nothing_else_is_run_there() -
     assert outcome.chosen == "a"
     assert simulations(evaluator) == ["a"]
     assert "loses 0.40 points in the simulator (-0.60 points to 1.40 points), 24 samples" in outcome.trial("a").reason
-    assert outcome.trial("b").reason == "not simulated: a holds and costs no more"
+    assert outcome.trial("b").reason == "not simulated: a keeps the accuracy and costs no more"
     assert outcome.trial("b").status == "qualified"
 
 
@@ -96,7 +96,9 @@ def test_luck_on_few_samples_does_not_replace_what_holds_on_many() -> None:
     assert raising(facts, simulated)[1].chosen == "a, 1 tensors in 16 bits"
     lucky = raising(facts, simulated, cut_short=("a, 1",))[1]
     assert lucky.chosen == "a, all tensors in 16 bits"
-    assert lucky.trial("a, 1 tensors in 16 bits").reason.endswith("8 samples; a, all tensors in 16 bits holds on more")
+    assert lucky.trial("a, 1 tensors in 16 bits").reason.endswith(
+        "8 samples; a, all tensors in 16 bits keeps the accuracy on more"
+    )
     sure = raising(facts, {**simulated, "a, 1": 0.0}, cut_short=("a, 1",))[1]
     assert sure.chosen == "a, 1 tensors in 16 bits"
 

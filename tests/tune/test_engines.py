@@ -107,10 +107,10 @@ def test_a_faster_engine_wins_and_onnxruntime_is_the_fallback(fake: Engine) -> N
     outcome, _ = run(fake, facts)
     assert (outcome.chosen, outcome.fallback) == ("a in fake", "a")
     assert outcome.trial("a").assessment is not None
-    assert outcome.trial("a").reason.endswith("; the fall-back where fake is not installed")
+    assert outcome.trial("a").reason.endswith("; the fallback if fake is not installed")
     lines = verdict(outcome, Goal())
     assert any("fake runs it; the fastest in onnxruntime has 2.00 times its latency: a, " in line for line in lines)
-    assert "where fake is not installed, a runs in onnxruntime's own kernels" in lines
+    assert "if fake is not installed, a runs in onnxruntime's own kernels" in lines
     record = plain(outcome.trial("a in fake"))
     assert (record["engine"], record["precision"]) == ("fake", "f32")
     assert (plain(outcome.trial("a"))["engine"], plain(outcome)["fallback"]) == ("onnxruntime", "a")
@@ -182,7 +182,7 @@ def test_on_a_busy_machine_no_engine_is_dropped_as_slower(fake: Engine) -> None:
     outcome, evaluator = run(fake, facts, busy="the machine was busy")
     for name in ("a", "a in fake", "a in fake:bf16"):
         assert f"assess {name} 400" in evaluator.log
-        assert "not faster than float32 beyond doubt: a speed that is not known" in outcome.trial(name).reason
+        assert "not certainly faster than float32: a speed that is not known" in outcome.trial(name).reason
     assert not [trial for trial in outcome.trials if "times the latency" in trial.reason]
     quiet, _ = run(fake, facts)
     assert "times the latency of" in quiet.trial("a in fake").reason

@@ -66,7 +66,7 @@ def test_what_keeps_the_accuracy_by_its_figure_alone_is_chosen_with_its_doubt() 
     outcome = found(FakeEvaluator({"a": Fact(speed=1.31, loss=0.0059, doubt=0.0058)}, total=128), "a", goal=goal)
     assert (outcome.chosen, met(outcome, goal)) == ("a", True)
     (doubt,) = doubts(outcome, goal)
-    assert doubt.endswith("it loses 0.59 points on these 128 samples; over many others up to 1.64 points are possible")
+    assert doubt.endswith("it loses 0.59 points on these 128 samples; on many others it may lose up to 1.64 points")
     assert found(FakeEvaluator({"a": Fact(loss=0.0059, doubt=0.0058)}), "a", goal=Goal(strict=True)).chosen == ""
 
 

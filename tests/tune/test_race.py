@@ -80,7 +80,7 @@ def test_on_a_busy_machine_no_form_is_dropped_as_slower() -> None:
     facts = {KERNEL: Fact(speed=1.2), f"{KERNEL} (1 in float)": Fact(speed=1.25)}
     outcome = run(FakeEvaluator(facts, slow=("a",), busy="the machine was busy"), KERNEL)
     why = "it runs at a speed that is not known"
-    assert outcome.trial(KERNEL).reason == f"in speed not distinguishable from {KERNEL} (1 in float): {why}"
+    assert outcome.trial(KERNEL).reason == f"not distinguishable in speed from {KERNEL} (1 in float): {why}"
     assert not [trial for trial in outcome.trials if "times the latency" in trial.reason]
     quiet = run(FakeEvaluator(facts, slow=("a",)), KERNEL)
     assert quiet.trial(KERNEL).reason == f"1.04 times the latency of {KERNEL} (1 in float)"

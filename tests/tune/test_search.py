@@ -71,7 +71,7 @@ def test_slower_than_float_is_never_chosen_however_accurate() -> None:
 def test_as_fast_as_float_is_not_faster() -> None:
     outcome = run(FakeEvaluator({"a": Fact(speed=1.005)}), "a")
     assert outcome.chosen == ""
-    assert "not faster than float32" in outcome.trial("a").reason
+    assert "not certainly faster than float32" in outcome.trial("a").reason
 
 
 @pytest.mark.parametrize("objective", ["size", "memory"])
@@ -100,7 +100,7 @@ def test_a_doubtful_candidate_is_passed_over_for_one_that_keeps_its_accuracy() -
     outcome = run(FakeEvaluator(facts), "a", "b")
     assert outcome.chosen == "b"
     assert (
-        "loses 0.40 points, over many other samples up to 1.85 points; 1.00 points are allowed"
+        "loses 0.40 points, up to 1.85 points over many other samples; 1.00 points are allowed"
         in outcome.trial("a").reason
     )
 
@@ -108,10 +108,10 @@ def test_a_doubtful_candidate_is_passed_over_for_one_that_keeps_its_accuracy() -
 def test_one_figure_is_reported_for_the_loss_and_its_bound() -> None:
     outcome = run(FakeEvaluator({"a": Fact(loss=0.004, doubt=0.002)}), "a")
     assert outcome.winner is not None
-    assert outcome.winner.reason.endswith("loses 0.40 points, over many other samples up to 0.76 points")
+    assert outcome.winner.reason.endswith("loses 0.40 points, up to 0.76 points over many other samples")
     text = "; ".join(verdict(outcome, Goal()))
     assert "it loses 0.40 points (0.30 points to 0.50 points)" in text
-    expected = "over many other samples up to 0.76 points are to be expected, on 400 others up to 0.76 points"
+    expected = "on many other samples it may lose up to 0.76 points, on 400 others up to 0.76 points"
     assert f"{expected} (nine chances of ten)" in text
     assert plain(outcome)["candidates"][0]["accuracy"]["bound"] == pytest.approx(0.004 + 1.8124 * 0.002, rel=1e-3)
 
@@ -147,7 +147,7 @@ def test_the_same_model_is_measured_once() -> None:
 
 def test_nothing_in_int8_is_nothing_won() -> None:
     outcome = run(FakeEvaluator({"a": Fact(share=0.0)}), "a")
-    assert outcome.trial("a").reason == "nothing of it runs in int8"
+    assert outcome.trial("a").reason == "none of it runs in int8"
 
 
 def test_one_structure_is_timed_once_and_its_methods_share_the_figure() -> None:
@@ -208,7 +208,7 @@ def test_where_no_finalist_is_fast_enough_the_next_ones_race() -> None:
     facts = {name: Fact(speed=1.0, structure=name, bytes=10) for name in "abcd"} | {"e": Fact(speed=2, bytes=50)}
     outcome = run(FakeEvaluator(facts, reach=0.03), *"abcde", goal=Goal("size"))
     assert outcome.chosen == "e"
-    assert outcome.trial("a").reason.startswith("not faster than float32")
+    assert outcome.trial("a").reason.startswith("not certainly faster than float32")
 
 
 def test_what_is_far_behind_is_not_in_the_last_race() -> None:
@@ -216,7 +216,7 @@ def test_what_is_far_behind_is_not_in_the_last_race() -> None:
     evaluator = FakeEvaluator(facts)
     outcome = run(evaluator, *facts)
     assert evaluator.log[-1] == "race float32, b, c"
-    assert outcome.trial("a").reason == "2.00 times the latency of b, by an earlier race"
+    assert outcome.trial("a").reason == "2.00 times the latency of b, in an earlier race"
     assert run(evaluator, *facts, goal=Goal(thorough=True)).chosen == "b"
     assert evaluator.log[-1] == "race float32, b, c, a"
 
@@ -286,7 +286,7 @@ def test_on_a_busy_machine_the_threads_are_left_to_the_device_and_nothing_is_cho
     outcome = run(evaluator, "a", threads=(0, 1))
     assert outcome.winner is None
     assert outcome.baseline_threads == 0
-    assert "not faster than float32 beyond doubt: a speed that is not known" in outcome.trial("a").reason
+    assert "not certainly faster than float32: a speed that is not known" in outcome.trial("a").reason
     assert "--resume on a quiet machine measures it again" in " ".join(verdict(outcome, Goal()))
 
 
@@ -607,7 +607,7 @@ def test_what_cannot_be_timed_gives_way_to_nothing_for_its_median() -> None:
 
     outcome = run(QuietLater({"exact": Fact(sqnr_db=130), "int8": Fact(speed=2, sqnr_db=30)}), "exact", "int8")
     assert outcome.chosen == "int8"
-    assert "not faster than float32" in outcome.trial("exact").reason
+    assert "not certainly faster than float32" in outcome.trial("exact").reason
 
 
 def test_without_a_clock_the_most_int8_that_keeps_its_accuracy_wins_and_nothing_is_timed() -> None:

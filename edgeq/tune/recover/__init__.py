@@ -1,4 +1,4 @@
-"""Recover accuracy where a quantized model falls short of the float model.
+"""Recover accuracy if a quantized model falls short of the float model.
 
-Each method is a module and a `Recovery` of its own; `run.Recoverer` applies several in the order that makes sense.
+Each method is a module with a `Recovery` of its own. `run.Recoverer` applies several of them in the right order.
 """

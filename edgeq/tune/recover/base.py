@@ -25,12 +25,12 @@ class State:
     """Hold everything that a recovery may read and replace.
 
     Attributes:
-        prepared: the float model that is quantized. A "model" recovery puts an equivalent one in its place.
-        statistics: of `prepared`, on the calibration samples; None where the scheme is not static.
-        ranges: by tensor; before ranges are derived, only those that a model recovery has fixed.
-        scheme: how it is quantized. A "ranges" recovery may add to `exclude`.
-        changed: names of the layers that "model" recoveries changed, in vain where they stay in float.
-        artifact: what was built; None before.
+        prepared: the float model to quantize. A "model" recovery replaces it by an equivalent one.
+        statistics: statistics of `prepared` on the calibration samples; None if the scheme is not static.
+        ranges: ranges by tensor; before they are derived, only those that a model recovery has fixed.
+        scheme: how to quantize. A "ranges" recovery may add to `exclude`.
+        changed: names of the layers that "model" recoveries changed. The change is wasted on layers that stay in float.
+        artifact: the artifact; None before it is built.
         notes: one sentence for each change.
     """
 
@@ -47,7 +47,7 @@ class State:
         return dataclasses.replace(self, **changes)
 
     def note(self, *texts: str) -> State:
-        """Return a copy with further notes."""
+        """Return a copy with more notes."""
         return self.replace(notes=(*self.notes, *texts))
 
 
@@ -55,16 +55,16 @@ class Recovery(ABC):
     """Define one method of accuracy recovery.
 
     Attributes:
-        name: as users and candidates name it.
-        title: what it does, a few words.
+        name: name by which users and candidates refer to it.
+        title: what it does, in a few words.
         stage: "model" replaces the float model by an equivalent one, "ranges" changes ranges or what is quantized,
             "artifact" edits the quantized file.
-        free: whether the result has the same nodes, so that it costs no time on the device.
-        order: place among the recoveries of its stage, the lowest first.
-        replaces: name of the recovery that is needless next to this one, which does the same and more.
+        free: True if the result has the same nodes and so costs no extra time on the device.
+        order: position among the recoveries of its stage, the lowest first.
+        replaces: name of a weaker recovery that is not needed next to this one.
         slow: whether it runs the quantized model layer by layer; a repair tries it last.
         searched: whether tuning tries it by itself.
-        modes: of the schemes that it goes with.
+        modes: modes of the schemes that it supports.
     """
 
     name: str
@@ -79,10 +79,10 @@ class Recovery(ABC):
 
     @abstractmethod
     def apply(self, state: State, samples: Samples, workdir: Path, progress: Progress) -> State:
-        """Return the state after it; the state as it was, with a note, where there is nothing to do.
+        """Apply the recovery and return the new state. If there is nothing to do, return `state` with a note.
 
         Args:
             samples: calibration samples.
-            workdir: an empty folder for files that the new state refers to. Its parent is the same for all builds of
-                one job, for what they can share.
+            workdir: an empty folder for files that the new state refers to. All builds of one job have the same parent
+                folder, in which they can share files.
         """

@@ -1,11 +1,12 @@
 """Leave layers in float until the outputs are close enough: the search behind `--min-sqnr`.
 
-Each set of nodes is judged as the proof judges the result: built, opened with the options that ship, outputs that are
-not finite counted as wrong; first on few calibration samples and, where those suffice, on the proof's own samples. A
-set that cannot be built, or that leaves nothing in int8, is stepped back from.
+Each set of nodes is judged as the proof judges the result: edgeq builds the model, opens it with the options that ship,
+and counts outputs that are not finite as wrong. It uses a few calibration samples first. If the set passes, it uses the
+proof's own samples. A set fails if it cannot be built, or if it leaves nothing in int8.
 
-A ranking of layers by their own noise finds the fewest; it adds noises up, and errors that cancel or amplify each other
-do not add up. So where it leads nowhere, the layers go to float in the order of the graph, then in the reverse order.
+A ranking of layers by their own noise finds the fewest layers. It adds noises up, although errors may cancel or amplify
+each other. If it does not lead to a solution, the layers go to float in the order of the graph, then in the reverse
+order.
 """
 
 from __future__ import annotations
@@ -31,22 +32,22 @@ from edgeq.util.display import SILENT, Progress
 from edgeq.util.registry import RECOVERIES
 
 SAMPLES = 16
-"""Calibration samples on which a set of nodes is judged first."""
-# What is worse than this counts as this in a ranking.
+"""Number of calibration samples on which a set of nodes is judged first."""
+# A ranking counts a lower SQNR as this one.
 _LEAST_DB = -40.0
 
 
 @dataclass
 class Search:
-    """Search for one job and scheme.
+    """Search for the nodes of one job and scheme that must stay in float.
 
     Attributes:
         names: recoveries that every build gets.
-        count: calibration samples to judge by.
-        timed: whether the runtime's profile says what layers in float cost; without it, their multiply-accumulates do,
-            which are the same everywhere.
-        followed: samples on which the noise of each layer is followed to the outputs.
-        known: SQNR in dB by the nodes that are in float besides the scheme's.
+        count: number of calibration samples to judge by.
+        timed: whether the cost of layers in float comes from the runtime's profile. Otherwise it is their
+            multiply-accumulates, which are the same everywhere.
+        followed: number of samples on which the noise of each layer is followed to the outputs.
+        known: SQNR in dB, by the nodes that are in float in addition to the scheme's.
     """
 
     recoverer: Recoverer
@@ -60,10 +61,10 @@ class Search:
     known: dict[frozenset[str], float] = field(default_factory=dict)
 
     def reach(self, wanted_db: float, *, refinements: int = REFINEMENTS) -> tuple[str, ...] | None:
-        """Return the nodes to keep in float so that the outputs have `wanted_db`; None where no set was found.
+        """Return the nodes to keep in float so that the outputs reach `wanted_db`; None if no such set was found.
 
         Raises:
-            EdgeqError: the scheme cannot be built as it is.
+            EdgeqError: the scheme cannot be built even without changes.
         """
         if self.judge((), wanted_db) >= wanted_db:
             return ()
@@ -81,16 +82,19 @@ class Search:
 
     @property
     def best(self) -> tuple[tuple[str, ...], float]:
-        """Return the nodes that brought the outputs closest, and the SQNR in dB; of equals the fewest nodes."""
+        """Return the nodes that brought the outputs closest, and the SQNR in dB. Of equal sets, return the one with the
+        fewest nodes.
+        """
         nodes = max(self.known, key=lambda nodes: (self.known[nodes], -len(nodes)))
         order = [str(node.name) for node in self.job.prepared.model.graph]
         return tuple(name for name in order if name in nodes), self.known[nodes]
 
     def judge(self, nodes: Sequence[str], wanted_db: float) -> float:
-        """Return the SQNR in dB with `nodes` in float, minus infinity where that cannot be built or is not finite.
+        """Return the SQNR in dB with `nodes` in float. Return minus infinity if that model cannot be built, or its
+        outputs are not finite.
 
         Raises:
-            EdgeqError: the scheme cannot be built as it is, with no nodes.
+            EdgeqError: `nodes` is empty, and the scheme cannot be built.
         """
         key = frozenset(nodes)
         if key not in self.known:
@@ -99,7 +103,7 @@ class Search:
             except EdgeqError as error:
                 if not nodes:
                     raise
-                self.progress.note(f"{len(nodes)} nodes in float cannot be: {error.problem}")
+                self.progress.note(f"{len(nodes)} nodes cannot stay in float: {error.problem}")
                 found = -math.inf
             else:
                 self.progress.note(f"{len(nodes)} nodes in float: {found:.1f} dB")
@@ -107,11 +111,11 @@ class Search:
         return self.known[key]
 
     def in_float(self, nodes: Sequence[str]) -> Scheme:
-        """Return the scheme with `nodes` excluded, too."""
+        """Return the scheme with `nodes` excluded as well."""
         return self.scheme.replace(exclude=(*self.scheme.exclude, *nodes))
 
     def _measured(self, nodes: Sequence[str], wanted_db: float) -> float:
-        """Return the SQNR on calibration samples; where that is `wanted_db`, the proof's where it is lower."""
+        """Return the SQNR on calibration samples or, if that reaches `wanted_db`, the proof's SQNR if it is lower."""
         job, calibration = self.job, self.job.calibration
         assert calibration is not None
         built = self.recoverer.build(self.in_float(nodes), self.names, self.recoverer.place() / "tried.onnx")
@@ -124,7 +128,7 @@ class Search:
         return min(found, worst_db(agreements(job, {"": built.artifact}, job.validation)[""]))
 
     def rankings(self, wanted_db: float) -> Iterator[Ranking]:
-        """Yield orders in which layers go to float, the one that promises the fewest first."""
+        """Yield orders in which layers go to float. The order that should need the fewest layers comes first."""
         yield self._by_noise(wanted_db)
         units = [unit for unit in find_units(self.job.prepared.model) if not {*unit.nodes} <= {*self.scheme.exclude}]
         costs = mac_costs(units, self.job.prepared.model)
@@ -133,8 +137,9 @@ class Search:
         yield Ranking(layers[::-1], costs)
 
     def _by_noise(self, wanted_db: float) -> Ranking:
-        """Return the ranking by each layer's own noise: read off the tensors of the quantized model where they can be
-        matched with the float model's, else by building with all other layers in float."""
+        """Return the ranking by each layer's own noise. It is computed from the tensors of the quantized model if they
+        match the float model's. Otherwise it is measured, by building with all other layers in float.
+        """
         try:
             return rank_static(
                 self.recoverer,
@@ -145,7 +150,7 @@ class Search:
                 count=self.followed,
                 progress=self.progress,
             )
-        except EdgeqError as error:  # another batch, or other names: not every target's model is a Q/DQ form of it
+        except EdgeqError as error:  # the batch or the names may differ: not every target's model is a Q/DQ form of it
             self.progress.note(
                 f"layers are ranked by building with few of them in int8, not by tensors: {one_line(error, most=200)}"
             )
@@ -154,7 +159,7 @@ class Search:
         macs = {name: work for name, work in costs.macs.items() if work}
 
         def noise(names: Sequence[str]) -> float:
-            """Return the noise over the signal's power where only these layers are quantized."""
+            """Return the noise power over the signal power if only these layers are quantized."""
             others = [node for name in macs if name not in names for node in units[name].nodes]
             return 10 ** (-max(_LEAST_DB, self.judge(others, wanted_db)) / 10)
 
@@ -165,15 +170,14 @@ _LISTED = 8
 
 
 def recovering(*names: str, min_sqnr_db: float | None = None) -> Builder:
-    """Return a builder with the recoveries `names`, in whatever order they are named: `edgeq.quantize(...,
-    builder=this)`.
+    """Return a builder with the recoveries `names`, in any order, for `edgeq.quantize(..., builder=this)`.
 
     Args:
-        min_sqnr_db: keep layers in float until the outputs follow the float model's that closely (worst output, on
-            calibration samples): the fewest microseconds that do it, by the runtime's own profile.
+        min_sqnr_db: SQNR in dB that the worst output must reach on calibration samples. Layers are kept in float until
+            it does, as few microseconds of them as possible by the runtime's own profile.
 
     Raises:
-        UsageError: an unknown recovery, or a bound that is not a finite number.
+        UsageError: an unknown recovery, or `min_sqnr_db` is not a finite number.
     """
     if min_sqnr_db is not None and not math.isfinite(min_sqnr_db):
         raise UsageError(f"--min-sqnr {min_sqnr_db} is not a number of decibels", "Write one such as 20")
@@ -183,8 +187,8 @@ def recovering(*names: str, min_sqnr_db: float | None = None) -> Builder:
         RECOVERIES.check(name)
 
     def build(job: Job, target: Target, scheme: Scheme, destination: Path, progress: Progress) -> Built:
-        """Build with the recoveries where they do no harm, and with layers in float until `min_sqnr_db` is met."""
-        # Beside the prepared model, as an artifact may refer to files there for as long as the job lives.
+        """Build with the recoveries unless they do harm, and with layers in float until `min_sqnr_db` is reached."""
+        # Next to the prepared model: an artifact may refer to files there until the job ends.
         workdir = Path(tempfile.mkdtemp(prefix="recover-", dir=job.prepared.path.parent))
         recoverer = Recoverer(job, target, workdir)
         closer = scheme
@@ -201,7 +205,7 @@ def recovering(*names: str, min_sqnr_db: float | None = None) -> Builder:
 def _closer(
     recoverer: Recoverer, job: Job, scheme: Scheme, names: tuple[str, ...], min_sqnr_db: float, progress: Progress
 ) -> Scheme:
-    """Return the scheme with as few layers in float as it takes, by cost."""
+    """Return the scheme with the layers in float that reach `min_sqnr_db` at the least cost."""
     search = Search(recoverer, job, scheme, names, progress=progress)
     found = search.reach(min_sqnr_db)
     if found is not None:
@@ -209,7 +213,7 @@ def _closer(
     nodes, best = search.best
     if best == -math.inf:
         raise CheckFailedError(
-            f"{job.source}: with no set of layers in float are the outputs finite",
+            f"{job.source}: the outputs are not finite, whichever layers stay in float",
             "Leave --min-sqnr out, and choose another scheme or `--exclude` nodes by hand",
         )
     shown = ", ".join(nodes[:_LISTED]) + (f" and {len(nodes) - _LISTED} more" if len(nodes) > _LISTED else "")

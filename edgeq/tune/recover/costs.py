@@ -1,22 +1,22 @@
 """Estimate the cost of leaving units in float, from the runtime's own profile of the float and of the quantized model.
 
-A set of units in float costs, for each, the time of its nodes in float less that in integers, and a conversion wherever
-a tensor goes from a unit of one kind to one of the other. Conversions take a time per element that is read off the
-conversions that the profile has.
+Each unit in float costs the time of its nodes in float minus their time in integers. A conversion is added wherever a
+tensor goes from a unit in float to a unit in integers, or back. Its time per element comes from the conversions in the
+profile.
 
-How much each unit's own error changes the outputs, from a few samples and a few sessions.
+Measure how much each unit's own error changes the outputs, with a few samples and a few sessions.
 
-The method is that of `edgeq.measure.layers`: every layer of the quantized model is fed the float model's tensors, so
-that only its own error remains; the float model is run once for each unit with that unit's errors added where they
-arise. The change of the outputs is the unit's noise.
+The method is that of `edgeq.measure.layers`. Every layer of the quantized model gets the float model's tensors as
+inputs, so that only its own error remains. Then the float model runs once for each unit, with that unit's errors added
+where they arise. The change of the outputs is the unit's noise.
 
-Powers of independent errors add up, so the noise of a unit is what keeping it in float gains. Leaving each layer out of
-quantization in turn would need a build and a session each.
+Powers of independent errors add up, so the noise of a unit is the gain of keeping it in float. To leave each layer out
+of quantization in turn would take a build and a session for each.
 
-The ranking of a static scheme's layers for being kept in float, from tensors and the runtime's own profile.
+Rank the layers of a static scheme for being kept in float, from tensors and the runtime's own profile.
 
-The noise of each unit comes from one pass over few samples (`sensitivity`), its cost from a profile of the float and of
-the quantized model (`costs`). `edgeq.tune.float_layers` chooses by it.
+The noise of each unit comes from one pass over a few samples (`rank_layers`), its cost from a profile of the float and
+of the quantized model (`measure_costs`). `edgeq.tune.float_layers` chooses by this ranking.
 """
 
 from __future__ import annotations
@@ -57,10 +57,10 @@ class Unit:
     """Group nodes of the float model that belong together.
 
     Attributes:
-        name: of the first node, which is the layer if there is one.
-        nodes: names.
-        tensors: what the nodes compute, in order.
-        reads: tensors that other nodes compute, and graph inputs; no constants.
+        name: name of the first node, which is the layer if the unit has one.
+        nodes: names of the nodes.
+        tensors: tensors that the nodes compute, in order.
+        reads: tensors from other nodes, and graph inputs, that the nodes read; constants are left out.
     """
 
     name: str
@@ -70,7 +70,7 @@ class Unit:
 
 
 def find_units(model: ir.Model) -> tuple[Unit, ...]:
-    """Return all nodes of the main graph in units, in the order of their first nodes."""
+    """Return all nodes of the main graph grouped into units, in the order of their first nodes."""
     followers = Followers(model)
     unit_of: dict[str | None, str] = {}
     for layer in find_layers(model):
@@ -92,7 +92,7 @@ def _unit(name: str, nodes: list[ir.Node]) -> Unit:
 
 _RUNS = 5
 _CONVERSIONS = ("QuantizeLinear", "DequantizeLinear")
-# Microseconds an element where the profile has no conversion to go by.
+# Microseconds per element if the profile contains no conversion.
 _CONVERSION_US = 1e-4
 
 
@@ -101,9 +101,10 @@ class Costs:
     """Hold costs in microseconds.
 
     Attributes:
-        float_us, int8_us: by unit.
-        conversion_us: of each tensor that units hand to each other, if it has to be converted.
-        makers: tensor → the unit that makes it; readers: tensor → the units that read it; of these tensors.
+        float_us, int8_us: time in float and in integers, by unit.
+        conversion_us: time to convert each tensor that goes from one unit to another.
+        makers: for each of these tensors, the unit that computes it.
+        readers: for each of these tensors, the units that read it.
     """
 
     float_us: Mapping[str, float]
@@ -114,11 +115,13 @@ class Costs:
 
     @property
     def span(self) -> float:
-        """Return the microseconds of all units in float over all in integers, conversions left out."""
+        """Return the microseconds of all units in float minus those of all in integers, without conversions."""
         return sum(self.float_us.values()) - sum(self.int8_us.values())
 
     def further(self, name: str, kept: Set[str]) -> float:
-        """Return microseconds that one unit more in float costs next to `kept`; negative where it saves conversions."""
+        """Return the microseconds that one more unit in float costs if `kept` are in float; negative if it saves
+        conversions.
+        """
         touched = self._touched.get(name, ())
         return self._own(name) + self._converted(touched, kept | {name}) - self._converted(touched, kept - {name})
 
@@ -134,7 +137,7 @@ class Costs:
 
     @cached_property
     def _touched(self) -> Mapping[str, Sequence[str]]:
-        """Unit → tensors that it hands to others or gets from them."""
+        """Map each unit to the tensors that it passes to other units or gets from them."""
         found: dict[str, list[str]] = {}
         for tensor in self.conversion_us:
             for unit in {self.makers[tensor], *self.readers[tensor]}:
@@ -152,9 +155,9 @@ def measure_costs(
     """Run the float and the quantized model under the runtime's profiler.
 
     Args:
-        units: of the float model, which is `prepared`.
-        settings: of the quantized model; its threads count for both.
-        feed: one sample.
+        units: units of the float model, which is `prepared`.
+        settings: settings of the quantized model; the float model gets the same threads.
+        feed: inputs of one sample.
     """
     names: dict[str, str] = {}
     makers: dict[str, str] = {}
@@ -180,7 +183,7 @@ def measure_costs(
 
 
 def unit_of(kernel: str, names: Mapping[str, str]) -> str | None:
-    """Return the unit of a kernel, whose name begins with that of the node or tensor that it was fused from."""
+    """Return the unit of a kernel, whose name begins with the name of the node or tensor that it was fused from."""
     end = len(kernel)
     while end > 0:
         known = names.get(kernel[:end])
@@ -206,7 +209,7 @@ def _conversion_us(kernels: Sequence[KernelRun]) -> float:
 
 
 def _elements(model: ir.Model) -> dict[str, int]:
-    """Return elements of each tensor of the main graph with a shape, sizes that are not known counted as 1."""
+    """Return the number of elements of each tensor of the main graph that has a shape. Unknown sizes count as 1."""
     values = [output for node in model.graph for output in node.outputs]
     return {
         value.name: math.prod(max(1, size) if isinstance(size, int) else 1 for size in value.shape)
@@ -216,13 +219,14 @@ def _elements(model: ir.Model) -> dict[str, int]:
 
 
 SAMPLES = 4
-# Outputs with at least so many rows are compared column by column: a column may be a coordinate or a score.
+# Outputs with at least this many rows are compared by column, because a column may be a coordinate or a score.
 _ROWS = 64
-# What is not finite where the float model is counts as so many times the signal: no rounding is as bad.
+# An element that is not finite although the float model's is counts as this many times the signal. No rounding is as
+# bad.
 _NOT_FINITE = 100.0
 
 
-# Of the noise of all layers: no layer in int8 makes less.
+# Share of the noise of all layers. Every layer in int8 makes more.
 _TRIFLE = 1e-4
 
 
@@ -238,8 +242,8 @@ def rank_layers(
     """Rank units of the float model by the noise that they cause in the quantized model, the most first.
 
     Args:
-        prepared: the float model that `artifact` was made from, in whatever format.
-        count: samples to use, evenly spread.
+        prepared: the float model that `artifact` was made from; the artifact may have any format.
+        count: number of samples to use, evenly spread.
         memory: bytes that fetched tensors may take at once.
 
     Raises:
@@ -260,19 +264,21 @@ def rank_layers(
 
 @dataclass
 class Columns:
-    """Measure noise over signal of outputs, each column of a table by itself: a box counts as much as a score."""
+    """Measure noise power over signal power of outputs. Each column of a table counts by itself, so that a box counts
+    as much as a score.
+    """
 
     _noise: dict[str, list[NDArray[np.float64]]] = field(default_factory=dict)
     _signal: dict[str, list[NDArray[np.float64]]] = field(default_factory=dict)
     _most: float = 1.0
 
     def update(self, reference: Outputs, candidate: Outputs) -> None:
-        """Add one sample's outputs; elements that are not finite in the reference are left out."""
+        """Add one sample's outputs. Elements that are not finite in the reference are left out."""
         for name, plain in reference.items():
             if plain.dtype.kind not in "biuf":
                 continue
             signal, changed = np.asarray(plain, np.float64), np.asarray(candidate[name], np.float64)
-            # An output whose size depends on the values and has changed counts as entirely wrong.
+            # If the size of an output depends on values and has changed, the output counts as entirely wrong.
             with np.errstate(invalid="ignore"):
                 noise = changed - signal if changed.shape == signal.shape else signal
             finite = np.isfinite(signal)
@@ -284,20 +290,23 @@ class Columns:
 
     @property
     def noise(self) -> float:
-        """Return the mean over outputs of the mean over columns of noise power over signal power, 1 at most where
-        all is finite.
+        """Return noise power over signal power as a mean over outputs, each of which is a mean over columns. It is at
+        most 1 if all values are finite.
         """
         shares = []
         for name in self._signal:
             noise, signal = (_added(parts[name]) for parts in (self._noise, self._signal))
             if np.any(signal > 0):
-                # More noise than signal loses no more: it would hide what counts in the other columns.
+                # Noise above the signal counts as no more than the signal. Otherwise it would hide the noise of the
+                # other columns.
                 shares.append(float(np.mean(np.minimum(noise[signal > 0] / signal[signal > 0], self._most))))
         return float(np.mean(shares)) if shares else 0.0
 
 
 def columns(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return sum of squares of an output, by column where it has many rows: a column may be a coordinate or a score."""
+    """Return the sum of squares of an output. If the output has many rows, return one sum for each column, because a
+    column may be a coordinate or a score.
+    """
     squares = values**2
     if values.ndim > 1 and values.size // max(1, values.shape[-1]) >= _ROWS:
         return np.asarray(squares.reshape(-1, values.shape[-1]).sum(0))
@@ -305,14 +314,14 @@ def columns(values: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _added(parts: Sequence[NDArray[Any]]) -> NDArray[np.float64]:
-    """Return sums over samples; where their shapes differ, over columns too."""
+    """Return the sums over samples. If their shapes differ, sum over columns as well."""
     if len({part.shape for part in parts}) > 1:
         parts = [part.sum(keepdims=True) for part in parts]
     return np.asarray(np.sum(parts, axis=0), np.float64)
 
 
 _SLACK = 1.5
-"""What a profile of single nodes says of a whole model is rough: half as much again is allowed."""
+"""Factor on the cost allowed, because the profile of single nodes is a rough estimate for a whole model."""
 _LEAST_US = 1.0
 
 
@@ -327,20 +336,20 @@ def rank_static(
     count: int = SAMPLES,
     progress: Progress = SILENT,
 ) -> Ranking:
-    """Return units of the job's own float model under `scheme`, by noise for each microsecond in float.
+    """Rank the units of the job's own float model under `scheme` by noise per microsecond in float.
 
     Args:
-        recoverer: of `job`.
+        recoverer: the recoverer of `job`.
         names: recoveries that go with the scheme.
-        profiled: whether the kernels of the profile are those that it will run in. If not, what may go to float is
-            limited by its multiply-accumulates: onnxruntime's own int8 kernels may be slower than float32 where
-            another engine's are twice as fast.
-        timed: whether anything is timed; else layers are ordered by noise for each multiply-accumulate, as they are
-            where the target's model is simulated.
-        count: samples on which the noise of each unit is followed to the outputs.
+        profiled: whether the model will run in the kernels that are profiled. If not, multiply-accumulates limit what
+            may go to float: onnxruntime's own int8 kernels may be slower than float32 although another engine's are
+            twice as fast.
+        timed: whether to time anything. If not, layers are ordered by noise per multiply-accumulate, as they are for a
+            simulated model.
+        count: number of samples on which the noise of each unit is followed to the outputs.
 
     Raises:
-        EdgeqError: as the stages have it.
+        EdgeqError: the build, the ranking or the profile fails.
     """
     assert job.calibration is not None
     state = recoverer.state(scheme, names, recoverer.place() / "ranked.onnx", progress=progress)
@@ -350,7 +359,7 @@ def rank_static(
     quantized = [unit for unit in units if not set(unit.nodes) <= set(scheme.exclude)]
     layers, work = audible(merged(found, quantized)), mac_costs(units, job.prepared.model)
     quiet = quiet_among(quantized, layers, job.prepared.model)
-    if not timed or state.artifact.simulation is not None:  # no kernel of a simulation is the target's
+    if not timed or state.artifact.simulation is not None:  # a simulation does not run the target's kernels
         return Ranking(by_worth(layers, work), work, quiet=quiet)
     costs = measure_costs(
         units,
@@ -369,7 +378,7 @@ def mac_costs(units: Sequence[Unit], model: ir.Model) -> MacCosts:
 
 
 def merged(found: Sequence[RankedLayer], units: Sequence[Unit]) -> tuple[RankedLayer, ...]:
-    """Add up the noise of a rewritten model's units in the units of the model that it was made from.
+    """Add up the noise of a rewritten model's units in the units of the original model.
 
     Returns:
         Units that cause noise, the most first.
@@ -385,15 +394,17 @@ def merged(found: Sequence[RankedLayer], units: Sequence[Unit]) -> tuple[RankedL
 
 
 def audible(layers: Sequence[RankedLayer]) -> tuple[RankedLayer, ...]:
-    """Leave out layers whose noise is a trifle next to the others': what computes in 16 bits is not exact either, costs
-    nothing in float where it has no multiply-accumulates, and would come first."""
+    """Leave out layers with negligible noise. A layer that computes in 16 bits has a little noise and, without
+    multiply-accumulates, costs nothing in float, so it would come first.
+    """
     least = _TRIFLE * sum(layer.noise for layer in layers)
     return tuple(layer for layer in layers if layer.noise > least)
 
 
 def quiet_among(units: Sequence[Unit], layers: Sequence[RankedLayer], model: ir.Model) -> tuple[QuietLayer, ...]:
-    """Return those of `units` of `model` that are not among `layers`, because they cause no noise. Neighbours are those
-    that hand over what can be quantized: not indices."""
+    """Return those of `units` of `model` that are not among `layers`, because they cause no noise. Neighbours are units
+    that exchange tensors which can be quantized, so indices do not count.
+    """
     names = {layer.name for layer in layers}
     others = {
         value.name for node in model.graph for value in node.outputs if value.dtype not in (None, ir.DataType.FLOAT)
@@ -410,9 +421,9 @@ def quiet_among(units: Sequence[Unit], layers: Sequence[RankedLayer], model: ir.
 
 
 def by_worth(layers: Sequence[RankedLayer], costs: LayerCosts) -> tuple[RankedLayer, ...]:
-    """Return layers in the order in which to keep them in float: most noise saved for each further microsecond first.
+    """Return layers in the order in which to keep them in float: the most noise saved per additional microsecond first.
 
-    What a layer costs depends on its neighbours: between two layers in float it saves two conversions.
+    The cost of a layer depends on its neighbours: between two layers in float it saves two conversions.
     """
     remaining = list(layers)
     order: list[RankedLayer] = []

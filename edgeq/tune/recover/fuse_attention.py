@@ -1,7 +1,6 @@
-"""Fuse attention into one node, where onnxruntime's transformer optimizer recognises it, so that it can become
-QAttention.
+"""Fuse attention into one node if onnxruntime's transformer optimizer recognises it. The node can become QAttention.
 
-Which exports are recognised is up to that optimizer; its result is checked against the model on a sample.
+The optimizer decides which exports it recognises. Its result is checked against the model on a sample.
 """
 
 from __future__ import annotations
@@ -23,13 +22,14 @@ from edgeq.run.session import open_session
 FAMILIES = ("bert", "gpt2", "vit")
 """Model families of the optimizer, in the order in which they are tried."""
 LEAST_SQNR_DB = 60.0
-"""A fused float model computes in another order, and differs by rounding only."""
+"""Least SQNR of a fused float model. It computes in another order, so it differs only by rounding."""
 _CHECKED = 2
 
 
 def may_have_attention(model: ir.Model) -> bool:
-    """Return whether a product of two activations has a Softmax as its first factor: a quick check before anything is
-    tried."""
+    """Return whether a Softmax is the first factor of any product of two activations. This is a quick check before
+    anything is tried.
+    """
     return any(
         is_op(node, "MatMul")
         and node.inputs[0] is not None
@@ -43,8 +43,8 @@ def fuse_attention(prepared: PreparedModel, samples: Samples, destination: Path)
     """Write the model with fused attention to `destination`.
 
     Returns:
-        (the prepared model with fused attention, how many were fused); `prepared` itself and 0, and nothing is written,
-        where nothing is recognised or where the fused model computes something else.
+        (the prepared model with fused attention, the number of fused layers). If nothing is recognised, or the fused
+            model computes something else, nothing is written and the result is (`prepared`, 0).
     """
     with quiet():
         fused, count = _fused(prepared.model)
@@ -61,19 +61,20 @@ def fuse_attention(prepared: PreparedModel, samples: Samples, destination: Path)
 
 
 def _fused(model: ir.Model) -> tuple[ir.Model | None, int]:
-    """Return the form of the model with most fused attention layers and how many there are; None where there are
-    none."""
+    """Return the form of the model with the most fused attention layers, and their number. Return (None, 0) if there
+    are none.
+    """
     from onnxruntime.transformers.fusion_options import FusionOptions
     from onnxruntime.transformers.optimizer import optimize_model
 
     best: tuple[ir.Model | None, int] = (None, 0)
     for family in FAMILIES:
         options = FusionOptions(family)
-        # Only attention: all other fusions are made by the runtime when it loads the quantized model.
+        # Fuse only attention, because the runtime makes all other fusions when it loads the quantized model.
         for field in vars(options):
             if field.startswith("enable_"):
                 setattr(options, field, field in ("enable_attention", "enable_layer_norm", "enable_shape_inference"))
-        # The default form of a mask is its length, which is wrong for padding on the left.
+        # By default, a mask becomes its length, which is wrong for padding on the left.
         options.use_raw_attention_mask(True)
         plain = ir.external_data.load_to_model(model.clone())
         split_unsqueezes(plain)
@@ -94,8 +95,9 @@ def _count(model: ir.Model) -> int:
 
 
 def split_unsqueezes(model: ir.Model) -> int:
-    """Write each Unsqueeze over several constant axes as one node per axis, in place: the form in which the optimizer
-    recognises an attention mask. Returns how many were split."""
+    """Split each Unsqueeze over several constant axes into one node for each axis, in place, and return how many were
+    split. In this form the optimizer recognises an attention mask.
+    """
     editor = Editor(model)
     count = 0
     for node in model.graph:

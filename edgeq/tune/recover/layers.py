@@ -1,23 +1,26 @@
 """Describe layers with constant weights as one matrix product: weights times patches of the input, for each group of
 channels.
 
-Conv, Gemm and MatMul all compute  y[g, m] = sum_k W[g, m, k] x[g, k] + b[g, m]  at every position, where x[g] is what
-one output position reads of the input: channels of the group times kernel for a Conv, one row for Gemm and MatMul.
+Conv, Gemm and MatMul all compute, at every position,
 
-Scaling the channels of a tensor, undone in the weights of the layers that read it.
+    y[g, m] = sum_k W[g, m, k] x[g, k] + b[g, m]
 
-If every channel c of a tensor is divided by k[c] by the layer that computes it and the weights that read channel c are
-multiplied by k[c], the network computes the same. In integers it does not: one scale for a tensor suits channels of one
-magnitude.
+Here x[g] is the part of the input that one output position reads: the group's channels times the kernel for a Conv, one
+row for Gemm and MatMul.
 
-The integer layers of a quantized file, read and edited in place, in every format.
+Scale the channels of a tensor, and undo that in the weights of the layers that read it.
 
-QDQ          DequantizeLinear(weight), DequantizeLinear(int32 bias) → Conv, Gemm or MatMul of the float model's name
-QOperator    QLinearConv, QGemm or QLinearMatMul, named after the float node with the suffix "_quant"
+If the layer that computes a tensor divides every channel c by k[c], and the weights that read channel c are multiplied
+by k[c], the network computes the same. In integers it does not, because one scale for a tensor suits only channels of
+one magnitude.
 
-Integer operators written out: QLinearConv as DequantizeLinear, Conv and QuantizeLinear, and so on.
+Read and edit the integer layers of a quantized file in place, in every format:
 
-The result of a layer before it is rounded to integers is a tensor then, which can be read and changed.
+- QDQ: DequantizeLinear(weight), DequantizeLinear(int32 bias) → Conv, Gemm or MatMul of the float model's name
+- QOperator: QLinearConv, QGemm or QLinearMatMul, named after the float node with the suffix "_quant"
+
+Write out integer operators: QLinearConv as DequantizeLinear, Conv and QuantizeLinear, and so on. The result of a layer
+before it is rounded to integers is then a tensor that can be read and changed.
 """
 
 from __future__ import annotations
@@ -58,13 +61,13 @@ class Layer:
     """Describe a node with constant weights.
 
     Attributes:
-        name, op_type: of the node.
+        name, op_type: name and operator of the node.
         source, output: the tensors that it reads and computes.
-        weight, bias: initializers; `bias` is "" where there is none.
-        shape: of the weight.
-        groups: 1 but for a grouped Conv.
+        weight, bias: names of initializers; `bias` is "" if there is none.
+        shape: shape of the weight.
+        groups: groups of a grouped Conv; 1 for all others.
         transposed: whether the weight is stored as [k, m] (MatMul, and Gemm without transB).
-        attributes: of the node, as `edgeq.model.graph.attributes` gives them.
+        attributes: attributes of the node, from `edgeq.model.graph.attributes`.
     """
 
     name: str
@@ -90,7 +93,7 @@ class Layer:
 
     @property
     def channel_axis(self) -> int:
-        """Return the axis of the output's channels among the axes of the output."""
+        """Return the index of the channel axis of the output."""
         return 1 if self.op_type == "Conv" else -1
 
     def rows(self, weight: NDArray[Any]) -> NDArray[Any]:
@@ -99,16 +102,16 @@ class Layer:
         return flat.reshape(self.groups, self.outputs // self.groups, self.taps)
 
     def unrows(self, rows: NDArray[Any]) -> NDArray[Any]:
-        """Return the inverse of `rows`."""
+        """Return a weight in its own shape from `rows`, the inverse of the method `rows`."""
         flat = rows.reshape(self.outputs, self.taps)
         return np.ascontiguousarray(flat.T) if self.transposed else flat.reshape(self.shape)
 
     def patches(self, values: NDArray[Any], limit: int, random: np.random.Generator) -> NDArray[np.float32]:
-        """Return the patches of an input tensor: what its output positions read of it.
+        """Return the patches of an input tensor: the values that its output positions read.
 
         Args:
-            values: the tensor `source`, batch included.
-            limit: positions at most; more are drawn from, without repetition.
+            values: the tensor `source`, with its batch axis.
+            limit: largest number of positions. If there are more, this many are drawn, without repetition.
 
         Returns:
             float32 [groups, positions, taps].
@@ -141,8 +144,8 @@ def conv_geometry(
 ) -> tuple[list[int], list[int], list[tuple[int, int]]]:
     """Return (strides, dilations, padding before and after each axis) of a Conv on an input of these spatial sizes.
 
-    Padding by auto_pad follows the definition of ONNX's Conv: SAME keeps ceil(size / stride) outputs, the odd one goes
-    to the end (UPPER) or the beginning (LOWER).
+    Padding by auto_pad follows the definition of ONNX's Conv: SAME keeps ceil(size / stride) outputs. If the padding is
+    odd, the larger part goes to the end (UPPER) or the beginning (LOWER).
     """
     dims = len(kernel)
     strides = list(attributes.get("strides", [1] * dims))
@@ -162,8 +165,8 @@ def conv_geometry(
 def find_layers(model: ir.Model) -> tuple[Layer, ...]:
     """Return the main graph's layers with constant float weights, in the order of the graph.
 
-    Left out are a Gemm with transA, alpha, beta or a bias that differs from row to row, and a MatMul whose weight is
-    not a matrix.
+    A Gemm with transA, alpha, beta or a bias that differs from row to row is left out, and so is a MatMul whose weight
+    is not a matrix.
     """
     layers = (_layer(node) for node in model.graph if is_op(node, "Conv", "Gemm", "MatMul"))
     return tuple(layer for layer in layers if layer is not None)
@@ -203,12 +206,12 @@ def initializer(value: ir.Value | None) -> ir.TensorProtocol | None:
 
 
 def _per_output(shape: Sequence[int], outputs: int) -> bool:
-    """Return whether a bias of this shape has one number for each output, or one for all."""
+    """Return whether a bias of this shape has one number for each output, or one number for all outputs."""
     return math.prod(shape) == 1 or (math.prod(shape) == outputs and shape[-1] == outputs)
 
 
 class Weights:
-    """Read and change the weights of a model's layers in place: give it a model that may be edited."""
+    """Read and change the weights of a model's layers in place. The model must be one that may be edited."""
 
     def __init__(self, model: ir.Model) -> None:
         self._initializers = model.graph.initializers
@@ -220,11 +223,11 @@ class Weights:
         return np.asarray(tensor.numpy(), np.float64)
 
     def alone(self, *names: str) -> bool:
-        """Return whether each of these initializers ("" for none) is read once only."""
+        """Return whether each of these initializers ("" for none) is read only once."""
         return all(read_count(self._initializers[name]) <= 1 for name in names if name)
 
     def replace(self, name: str, values: Floats) -> None:
-        """Give an initializer other values; its element type stays."""
+        """Replace the values of an initializer. Its element type stays."""
         set_constant(self._initializers[name], values)
 
     def scaled_outputs(self, layer: Layer, factor: Floats) -> tuple[Floats, Floats | None]:
@@ -260,11 +263,11 @@ def spread_over_taps(layer: Layer, factor: Floats) -> Floats:
 
 
 def only_layers(nodes: Iterable[ir.Node], tensor: str, maker: Layer, layers: Mapping[str, Layer]) -> tuple[Layer, ...]:
-    """Return the layers of these nodes, if each is a layer that reads `tensor` as its data, with the channels on the
-    axis on which `maker` computes them; else none.
+    """Return the layers of these nodes, if each node is a layer that reads `tensor` as its data, with the channels on
+    the axis on which `maker` computes them. Otherwise return no layers.
 
     Args:
-        layers: of the model, by name.
+        layers: layers of the model, by name.
     """
     found = [layers.get(node.name or "") for node in nodes]
     same = [layer for layer in found if layer is not None and layer.source == tensor and _same_axis(layer, maker)]
@@ -272,7 +275,7 @@ def only_layers(nodes: Iterable[ir.Node], tensor: str, maker: Layer, layers: Map
 
 
 def _same_axis(reader: Layer, maker: Layer) -> bool:
-    """Return a Conv has its channels on the second axis, the others on the last."""
+    """Return whether two layers have their channels on the same axis: the second for a Conv, the last for others."""
     return (reader.op_type == "Conv") == (maker.op_type == "Conv") and input_channels(reader) == maker.outputs
 
 
@@ -284,14 +287,14 @@ class IntegerLayer:
     """Describe a layer of the quantized file.
 
     Attributes:
-        layer: of the float model.
-        node: of the file.
-        weight: the initializer of the integers.
-        params: of the weights: float64 scales and int64 zero points [outputs]; one that serves all is repeated.
-        input_scale: of the activation that the layer reads.
-        bias: the initializer of the int32 (or float32) bias; None where there is none. Its unit is `bias_scale`.
+        layer: the layer of the float model.
+        node: the node in the file.
+        weight: the initializer with the integer weights.
+        params: float64 scales and int64 zero points of the weights [outputs]; one that serves all outputs is repeated.
+        input_scale: scale of the activation that the layer reads.
+        bias: the initializer of the int32 (or float32) bias, in units of `bias_scale`; None if there is none.
         bias_scale: float64 [outputs].
-        shared: whether its weight or bias serves other nodes too.
+        shared: whether other nodes use its weight or bias as well.
     """
 
     layer: Layer
@@ -309,7 +312,7 @@ class IntegerLayer:
 
 
 class QuantizedFile:
-    """Edit a quantized model in memory, in place. Nothing is written before `save`."""
+    """Edit a quantized model in memory, in place. Only `save` writes it."""
 
     def __init__(self, model: ir.Model) -> None:
         self.model = model
@@ -320,7 +323,7 @@ class QuantizedFile:
         """Return the file at `path`.
 
         Raises:
-            ModelError: as `edgeq.model.load.read_own`.
+            ModelError: see `edgeq.model.load.read_own`.
         """
         return cls(read_own(path))
 
@@ -329,13 +332,14 @@ class QuantizedFile:
         save_model(self.model, path)
 
     def integer_layers(self, layers: Sequence[Layer]) -> tuple[IntegerLayer, ...]:
-        """Return those of `layers` that are in integers here, in the same order."""
+        """Return those of `layers` that are in integers in this file, in the same order."""
         found = (self._integer_layer(layer) for layer in layers)
         return tuple(f for f in found if f is not None)
 
     def output_range(self, layer: IntegerLayer) -> tuple[float, float]:
-        """Return the smallest and largest number that the integers of a layer's output represent; infinite for
-        floats."""
+        """Return the smallest and the largest number that the integers of a layer's output represent; infinite for an
+        output in float.
+        """
         node, places = layer.node, operator_of(layer.node).integer_output
         if places is None:
             reader = only_reader(node.outputs[0])
@@ -348,20 +352,20 @@ class QuantizedFile:
         return QuantParams(scale.numpy().ravel()[:1], zero.numpy().ravel()[:1], zero.dtype).range
 
     def weight(self, layer: IntegerLayer) -> NDArray[np.int64]:
-        """Return integers as int64 [groups, outputs per group, taps], less their zero points."""
+        """Return the integer weights minus their zero points, as int64 [groups, outputs per group, taps]."""
         rows = layer.layer.rows(_array(layer.weight).astype(np.int64))
         difference: NDArray[np.int64] = rows - layer.per_row(layer.params.zero_point)
         return difference
 
     def set_weight(self, layer: IntegerLayer, rows: NDArray[np.int64]) -> None:
-        """Store integers as `weight` gives them; they must fit the type."""
+        """Store integer weights in the form that `weight` returns. They must fit the type."""
         values = rows + layer.per_row(layer.params.zero_point)
         assert layer.params.low <= values.min(), "integers below their type"
         assert values.max() <= layer.params.high, "integers above their type"
         set_constant(layer.weight, layer.layer.unrows(values))
 
     def bias(self, layer: IntegerLayer) -> Floats:
-        """Return float64 [outputs], in the output's unit; zeros where there is none."""
+        """Return the bias as float64 [outputs], in the output's unit; zeros if there is none."""
         if layer.bias is None:
             return np.zeros(layer.layer.outputs)
         stored = _array(layer.bias)
@@ -371,7 +375,7 @@ class QuantizedFile:
         """Add `change` (float64 [outputs], in the output's unit) to the bias, rounded to its steps.
 
         Returns:
-            float64 [outputs]: the change after rounding; zeros where the layer has no bias that could be changed.
+            float64 [outputs]: the change after rounding; zeros if the layer has no bias that can be changed.
         """
         if layer.bias is None:
             return np.zeros_like(change)
@@ -408,7 +412,7 @@ class _Operand(NamedTuple):
 
 
 def _dequantized(value: ir.Value | None) -> _Operand | None:
-    """Return what a value is dequantized from; None where it is not."""
+    """Return the integers that a value is dequantized from, with their parameters; None if it is not dequantized."""
     made = value.producer() if value is not None else None
     return _Operand(*made.inputs) if made is not None and is_op(made, "DequantizeLinear") else None
 
@@ -439,7 +443,7 @@ def _describe(layer: Layer, node: ir.Node, source: _Operand, weight: _Operand, b
 
 
 def _is_shared(value: ir.Value) -> bool:
-    """Return whether an initializer, or what is dequantized from it, is read more than once."""
+    """Return whether an initializer, or the tensor that is dequantized from it, is read more than once."""
     dequantized = (use.node.outputs[0] for use in value.uses() if is_op(use.node, "DequantizeLinear") and not use.idx)
     return read_count(value) > 1 or any(read_count(output) > 1 for output in dequantized)
 
@@ -456,11 +460,13 @@ def _spread(value: ir.Value | None, layer: Layer) -> Floats:
 
 
 PLAIN = "/plain"
-"""Suffix of the name of an expanded layer's float tensor, behind the name of its integer output."""
+"""Suffix that makes the name of an expanded layer's float tensor from the name of its integer output."""
 
 
 def expanded(model: ir.Model) -> ir.Model:
-    """Return a copy of `model` with QLinearConv, QLinearMatMul and QGemm written out; their nodes' names are gone."""
+    """Return a copy of `model` with QLinearConv, QLinearMatMul and QGemm written out. The names of these nodes are
+    lost.
+    """
     model = model.clone()
     editor = Editor(model)
     for node in model.graph:
@@ -484,7 +490,7 @@ def _expand(editor: Editor, node: ir.Node, row: Operator) -> None:
         scales = [constant(node_input(node, operand.scale)) for operand in row.integers]
         assert scales[0] is not None
         assert scales[1] is not None
-        # In the unit of the integers' product: it is added before alpha scales them.
+        # In the unit of the integers' product, because it is added before alpha scales them.
         product = scales[0] * scales[1] * np.float32(node.attributes.get_float("alpha", 1.0))
         scale = editor.constant(f"{stem}/bias_scale", product if product.size > 1 else product.reshape(()))
         inputs.append(

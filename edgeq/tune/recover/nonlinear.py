@@ -1,21 +1,22 @@
-"""Choose ranges of tensors before a non-linear function: the least error behind the function, not before it.
+"""Choose ranges of tensors before a non-linear function for the least error after the function, not before it.
 
-A convolution before SiLU may reach from -139 to 23, and SiLU maps all that is below -8 to nearly zero. Steps spent
-there are wasted. So the range is searched that minimises, over the histogram of the tensor,
+A convolution before SiLU may range from -139 to 23, and SiLU maps everything below -8 to nearly zero. Steps spent there
+are wasted. So the search minimises, over the histogram of the tensor,
 
     sum over bins  count * sum over ends (f(quantized centre) - f(centre))^2
 
-where f is whatever follows element by element (`elementwise`), under whatever operator names.
+Here f is whatever follows element by element (`Followers`), whatever its operators are called.
 
-The element-wise part behind a tensor, as a function of one number: what the rest of the network sees of it.
+Find the element-wise part that follows a tensor, as a function of one number. The rest of the network sees only its
+result.
 
-After a convolution often comes an activation function: one node (Sigmoid, HardSwish), or several (x * Sigmoid(x), the
-Erf form of GELU). However it is written, it maps each element on its own, so it is found by following the tensor
-through element-wise nodes, and evaluated by running them on a list of numbers.
+An activation function often follows a convolution: one node (Sigmoid, HardSwish), or several (x * Sigmoid(x), the Erf
+form of GELU). In every form, it maps each element by itself. So the search follows the tensor through element-wise
+nodes, and evaluates them by running them on a list of numbers.
 
-A model run piece by piece, so that results of one piece can be changed before the next one reads them.
+Run a model piece by piece, so that results of one piece can be changed before the next one reads them.
 
-All samples advance together; only tensors that are still needed are kept.
+All samples advance together. Only tensors that are still needed are kept.
 """
 
 from __future__ import annotations
@@ -49,11 +50,11 @@ def open_piece(
     outputs: Sequence[str],
     settings: SessionSettings,
 ) -> ort.InferenceSession:
-    """Return a session of `nodes`, with those initializers of `model` that they read.
+    """Return a session of `nodes`, with the initializers of `model` that they read.
 
     Args:
-        nodes: of the main graph, in its order.
-        feed: values such as the session will get, by name: arrays, or lists of arrays for sequences. Shapes are free.
+        nodes: nodes of the main graph, in its order.
+        feed: examples of the session's inputs by name: arrays, or lists of arrays for sequences. Shapes stay free.
         outputs: names of tensors that the nodes compute.
     """
     piece = onnx.ModelProto(ir_version=model.ir_version)
@@ -71,14 +72,14 @@ def open_piece(
 def _serialized(initializer: ir.Value) -> onnx.TensorProto:
     tensor = initializer.const_value
     assert tensor is not None
-    if isinstance(tensor, ir.ExternalTensor):  # a session of bytes has no folder to read from
+    if isinstance(tensor, ir.ExternalTensor):  # a session opened from bytes has no folder to read from
         tensor = ir.Tensor(tensor.numpy(), dtype=tensor.dtype)
     tensor.name = initializer.name
     return ir.serde.serialize_tensor(tensor)
 
 
 def _described(name: str, value: Any) -> onnx.ValueInfoProto:
-    """Return a graph input for values like this one."""
+    """Return a graph input for values like `value`."""
     if isinstance(value, list):
         kind = onnx.helper.np_dtype_to_tensor_dtype(np.asarray(value[0]).dtype if value else np.dtype(np.float32))
         return onnx.helper.make_tensor_sequence_value_info(name, kind, None)
@@ -91,12 +92,12 @@ Array = NDArray[Any]
 class Stepper:
     """Run the nodes of `model` in order, up to a given tensor.
 
-    Nodes and initializers are read when they are run: a change of an initializer is seen by all nodes that have not run
-    yet. Nodes run as written, without ONNX Runtime's optimisation.
+    Nodes and initializers are read when they run, so all nodes that have not run yet see a change of an initializer.
+    Nodes run as written, without ONNX Runtime's optimisation.
 
     Args:
-        model: its nodes in topological order.
-        feeds: for each sample, the inputs by name.
+        model: a model with its nodes in topological order.
+        feeds: the inputs by name, for each sample.
         threads: threads inside an operator; 0 for the runtime's default.
     """
 
@@ -113,14 +114,14 @@ class Stepper:
         self._last_use.update((name_of(output), len(self._nodes)) for output in model.graph.outputs)
 
     def advance(self, tensor: str) -> list[Array]:
-        """Run up to the node that computes `tensor`; the value of it for each sample."""
+        """Run up to the node that computes `tensor`, and return its value for each sample."""
         stop = self._place[tensor] + 1
         if stop > self._position:
             self._run(stop, tensor)
         return [values[tensor] for values in self._values]
 
     def add(self, tensor: str, shift: Array) -> None:
-        """Add `shift` (it must broadcast) to a tensor that was computed, in every sample."""
+        """Add `shift` to a tensor that was computed, in every sample. It must broadcast."""
         for values in self._values:
             values[tensor] = values[tensor] + shift
 
@@ -141,17 +142,17 @@ class Stepper:
 
 
 Function = Callable[[NDArray[Any]], NDArray[Any]]
-"""Numbers → [ends, numbers], float64 where not mentioned otherwise."""
+"""Maps numbers to [ends, numbers], float64 unless another type is mentioned."""
 
 
 @dataclass(frozen=True, eq=False)
 class Follower:
-    """Describe the element-wise part behind a tensor.
+    """Describe the element-wise part that follows a tensor.
 
     Attributes:
         tensor: name of the tensor where it begins.
-        nodes: in the order of the graph; empty where nothing element-wise follows.
-        ends: names of the tensors that other nodes read or that are graph outputs; among them `tensor` itself where it
+        nodes: its nodes in the order of the graph; empty if nothing element-wise follows.
+        ends: names of its tensors that other nodes read or that are graph outputs; `tensor` itself is among them if it
             is read directly.
     """
 
@@ -161,7 +162,7 @@ class Follower:
 
 
 class Followers:
-    """Find and evaluate the element-wise parts behind tensors of one model's main graph."""
+    """Find and evaluate the element-wise parts that follow tensors of one model's main graph."""
 
     def __init__(self, model: ir.Model) -> None:
         self._model = model
@@ -170,7 +171,7 @@ class Followers:
         self._places = {node: place for place, node in enumerate(self._nodes)}
 
     def of(self, tensor: str) -> Follower:
-        """Return the nodes behind `tensor` that compute each element from one element of it and scalar constants."""
+        """Return the nodes after `tensor` that compute each element from one element of it and scalar constants."""
         if tensor not in self._values:
             return Follower(tensor, (), ())
         start = self._values[tensor]
@@ -189,10 +190,10 @@ class Followers:
         return Follower(tensor, tuple(nodes), tuple(name_of(end) for end in ends))
 
     def function(self, follower: Follower, dtype: type[np.floating[Any]] = np.float64) -> Function:
-        """Return the function that the nodes of `follower` compute (in float32), for any number of calls.
+        """Return the function that the nodes of `follower` compute (in float32). It can be called any number of times.
 
         Args:
-            dtype: of its results.
+            dtype: type of its results.
         """
         computed = [name for name in follower.ends if name != follower.tensor]
         if not computed:
@@ -202,7 +203,7 @@ class Followers:
         session = open_piece(self._model, follower.nodes, feed, computed, settings)
 
         def run(numbers: NDArray[Any]) -> NDArray[Any]:
-            """[ends, n]: what each end computes from n values of the followed tensor."""
+            """Return [ends, n]: the result of each end for n values of the followed tensor."""
             flat = np.ascontiguousarray(numbers, np.float32).reshape(-1)
             found = dict(zip(computed, session.run(computed, {follower.tensor: flat}), strict=True))
             ends = [found.get(name, flat) for name in follower.ends]
@@ -211,13 +212,14 @@ class Followers:
         return run
 
     def _behind(self, value: ir.Value) -> list[int]:
-        """Places in the graph of the nodes that read a value, a heap."""
+        """Return the positions in the graph of the nodes that read a value, as a heap."""
         return sorted(self._places[node] for node in readers(value))
 
 
 def _is_elementwise(node: ir.Node, known: list[ir.Value]) -> bool:
-    """Return whether each element of a node's one output comes from one element of `known` tensors and scalar
-    constants."""
+    """Return whether each element of a node's only output comes from one element of `known` tensors and scalar
+    constants.
+    """
     row = operator_of(node)
     if not row.elementwise or node.domain not in (*MAIN_DOMAINS, MICROSOFT) or len(node.outputs) != 1:
         return False
@@ -233,12 +235,12 @@ def _is_scalar(value: ir.Value | None) -> bool:
 
 
 _MOST_BINS = 1024
-"""Bins of the histogram that are evaluated; the finest are joined until there are no more."""
+"""Most bins of the histogram to evaluate. Neighbouring bins are joined until there are no more than this."""
 
 
 def range_behind(tensor: TensorStatistics, function: Function, grid: Grid) -> Range | None:
-    """Return the range of `tensor` with the least expected squared error behind `function`; None where the function is
-    not finite (a logarithm, a reciprocal) and the error is undefined.
+    """Return the range of `tensor` with the least expected squared error after `function`. Return None if the function
+    is not finite (a logarithm, a reciprocal), because the error is undefined then.
 
     Args:
         grid: the integers that the range is mapped to.
@@ -255,7 +257,7 @@ def range_behind(tensor: TensorStatistics, function: Function, grid: Grid) -> Ra
         return None
 
     def errors(shares: Floats) -> Floats:
-        """float[n]: the weighted squared error of each of n pairs of shares of the range's ends."""
+        """Return float[n]: the weighted squared error for each of n pairs of shares of the range's ends."""
         found = [_error(centres, counts, wanted, function, Range(low * a, high * b), grid) for a, b in shares]
         return np.array(found)
 
@@ -278,7 +280,7 @@ def range_behind(tensor: TensorStatistics, function: Function, grid: Grid) -> Ra
 
 
 def joined(centres: Floats, counts: Floats) -> tuple[Floats, Floats]:
-    """Return neighbouring bins joined until there are at most `_MOST_BINS`; centres are means weighted by count."""
+    """Join neighbouring bins until there are at most `_MOST_BINS`. Their centres are means weighted by count."""
     while len(centres) > _MOST_BINS:
         if len(centres) % 2:
             centres, counts = np.append(centres, centres[-1]), np.append(counts, 0.0)

@@ -30,12 +30,13 @@ from edgeq.util.registry import RECOVERIES
 
 
 class Recoverer:
-    """Build artifacts of one job with recoveries, and keep what several builds have in common: float models by the
-    recoveries that made them, their statistics, and artifacts by what decides them, since a recovery that finds nothing
-    to do is noticed late.
+    """Build artifacts of one job with recoveries, and keep the parts that several builds share. These are float models
+    by the recoveries that made them, their statistics, and artifacts by what decides them, because a recovery notices
+    only late that it has nothing to do.
 
     Args:
-        workdir: an existing folder for float models that recoveries made and for moments; it must live as long.
+        workdir: an existing folder for moments and for float models that recoveries make; it must exist as long as the
+            recoverer.
     """
 
     def __init__(self, job: Job, target: Target, workdir: Path) -> None:
@@ -49,12 +50,13 @@ class Recoverer:
     def build(self, scheme: Scheme, names: Sequence[str], destination: Path, *, progress: Progress = SILENT) -> Built:
         """Build the artifact by `scheme` at `destination`, with the recoveries `names` applied.
 
-        Model recoveries come first, then statistics are collected anew if the model changed, then ranges, the build,
-        and what edits the quantized file.
+        Model recoveries come first. If they change the model, its statistics are collected anew. Then come ranges, the
+        build, and recoveries that edit the quantized file.
 
         Raises:
-            UsageError: an unknown recovery, a scheme or a backend that one does not go with, or no calibration samples.
-            EdgeqError: as the stages have it.
+            UsageError: a recovery is unknown or does not support the scheme or the backend, or there are no calibration
+                samples.
+            EdgeqError: a stage of the build fails.
         """
         final = self.state(scheme, names, destination, progress=progress)
         assert final.artifact is not None
@@ -68,7 +70,7 @@ class Recoverer:
         """Return the state at the end of all stages. Its artifact may be in the work folder, not at `destination`.
 
         Raises:
-            UsageError: as `build`.
+            UsageError: see `build`.
         """
         state = self.ranged(scheme, names, progress=progress)
         key = _content(state, [name for name, r in recoveries().items() if name in names and r.stage == "artifact"])
@@ -83,13 +85,14 @@ class Recoverer:
         return found.replace(notes=(*state.notes, *found.notes))
 
     def ranged(self, scheme: Scheme, names: Sequence[str], *, progress: Progress = SILENT) -> State:
-        """Return the state before the build: its model and its ranges. Raises as `state`."""
+        """Return the state before the build: its model and its ranges. It raises the same errors as `state`."""
         samples = self._check(scheme, names)
         if scheme.mode != "static":
             return State(self._job.prepared, None, {}, scheme)
         state = self._with_model(scheme, names, samples, progress)
         assert state.statistics is not None
-        # Ranges that the model came with are those of its own tensors. What a model recovery has fixed already stays.
+        # The job's own ranges are only valid for the tensors of its own model. Ranges that a model recovery has fixed
+        # stay.
         same = state.prepared.digest == self._job.prepared.digest
         found = job_ranges(self._job, scheme) if same else scheme_ranges(state.statistics, scheme)
         ranges = {**found, **state.ranges}
@@ -111,10 +114,11 @@ class Recoverer:
         return self._job.calibration
 
     def _with_model(self, scheme: Scheme, names: Sequence[str], samples: Samples, progress: Progress) -> State:
-        """Return the state after the "model" stage, with statistics of its model; made once for each set of recoveries.
+        """Return the state after the "model" stage, with statistics of its model. It is made once for each set of
+        recoveries.
 
-        What stays in float makes no difference but where a recovery would change a layer of it: a search for layers to
-        keep in float asks for dozens of schemes.
+        Layers that stay in float matter only if a recovery would change them, so one state serves the dozens of schemes
+        of a search for layers to keep in float.
         """
         assert self._job.statistics is not None
         start = State(self._job.prepared, self._job.statistics, {}, scheme)
@@ -129,7 +133,7 @@ class Recoverer:
         return state.note(*(f"{weak}: {name} does the same, and more" for weak, name in stronger.items()))
 
     def _made(self, start: State, wanted: Sequence[str], samples: Samples, progress: Progress) -> State:
-        # What model recoveries depend on.
+        # Fields of the scheme that model recoveries depend on.
         fields = ("activation_type", "activation_symmetric", "weight_type", "per_channel", "reduce_range", "exclude")
         key = tuple(getattr(start.scheme, name) for name in fields)
         state = start
@@ -158,8 +162,9 @@ class Recoverer:
 
 
 def ineffective(target: Target) -> frozenset[str]:
-    """Return the names of the recoveries that edit a quantized file, where the target's backend makes what runs of
-    something else."""
+    """Return the names of the recoveries that have no effect for `target`. These edit a quantized file, but the
+    target's backend does not make its result from that file.
+    """
     if backend_named(target.backend).recoverable:
         return frozenset()
     return frozenset(name for name, recovery in recoveries().items() if recovery.stage == "artifact")
@@ -169,28 +174,29 @@ def refuse_ineffective(target: Target, names: Sequence[str]) -> None:
     """Refuse recoveries that have no effect on what is built for `target`.
 
     Raises:
-        UsageError: names the first one, the backend and the recoveries that have an effect there.
+        UsageError: a recovery has no effect. The message names it, the backend and the recoveries that have an effect
+            there.
     """
     vain = ineffective(target)
     first = next((name for name in names if name in vain), None)
     if first is not None:
         others = ", ".join(name for name in recoveries() if name not in vain)
         raise UsageError(
-            f"{first} edits nothing that the {target.backend} backend builds for {target.name}",
+            f"{first} has no effect on what the {target.backend} backend builds for {target.name}",
             f"Leave it out, or choose among {others}",
         )
 
 
 def _serves(artifact: Artifact, destination: Path) -> bool:
-    """Return whether an artifact that was built before can stand for one at `destination`: its model can be copied,
-    further files are named after the model that they belong to."""
+    """Return whether an artifact that was built before can serve at `destination`. Its model can be copied, but other
+    files are named after the model that they belong to.
+    """
     further = artifact.files or artifact.tables or artifact.alternatives or artifact.simulation
     return artifact.model.exists() and (not further or artifact.model == destination)
 
 
 def _content(state: State, names: Sequence[str]) -> str:
-    """Return what decides the artifact of a state whose ranges are chosen, and that of the recoveries `names` behind
-    it."""
+    """Return a text that identifies the artifact of a state whose ranges are chosen, after the recoveries `names`."""
     ranges = sorted((name, r.low, r.high) for name, r in state.ranges.items())
     return json.dumps([state.prepared.digest, plain(state.scheme), ranges, names], sort_keys=True)
 
@@ -201,12 +207,12 @@ _PLAIN, _RECOVERED = "plain", "recovered"
 def no_worse(
     job: Job, recovered: Built, scheme: Scheme, names: Sequence[str], workdir: Path, progress: Progress
 ) -> Built:
-    """Return `recovered`, or the build without the recoveries `names` in its place, if that has the higher SQNR in the
-    proof: the worst output's, on the validation samples.
+    """Return `recovered`, unless the build without the recoveries `names` has the higher SQNR in the proof; return that
+    build then. The SQNR is that of the worst output on the validation samples.
 
     Args:
-        scheme: of the plain build.
-        workdir: an existing folder for the plain build, which must live as long as what is returned.
+        scheme: the scheme of the plain build.
+        workdir: an existing folder for the plain build; it must exist as long as the result.
 
     Raises:
         EdgeqError: the plain build fails, or a model refuses a sample.
@@ -219,14 +225,14 @@ def no_worse(
         return recovered
     without = build(job, recovered.target, scheme, destination)
     note = (
-        f"{', '.join(names)}: left out, as it does harm: {found[_RECOVERED]:.1f} dB SQNR against float32, "
+        f"{', '.join(names)}: left out, because the result is worse: {found[_RECOVERED]:.1f} dB SQNR against float32, "
         f"{found[_PLAIN]:.1f} dB without"
     )
     return replace(without, artifact=replace(without.artifact, notes=(*without.artifact.notes, note)))
 
 
 def _agreements(job: Job, plain: Built, recovered: Built) -> dict[str, Agreement]:
-    """Return how closely both follow the float model, each run as it is proven."""
+    """Return how closely both builds follow the float model. Each runs as in its proof."""
     count = simulated_count(job.prepared, recovered.artifact)
     with Engines() as engines:
         sessions = {FLOAT: engines.open(job.prepared.path, SessionSettings())}

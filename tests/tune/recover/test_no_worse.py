@@ -41,7 +41,7 @@ def test_a_build_with_recoveries_gets_the_samples(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["gemmini", "nvidia-t4"])
 @pytest.mark.parametrize("recovery", ["bias-correction", "weight-rounding"])
 def test_what_has_no_effect_is_refused(workspace: Path, name: str, recovery: str) -> None:
-    with pytest.raises(UsageError, match=rf"{recovery} edits nothing that .* for {name}.*cross-layer-equalization"):
+    with pytest.raises(UsageError, match=rf"{recovery} has no effect on what .* for {name}.*cross-layer-equalization"):
         edgeq.quantize(
             workspace / "m.onnx",
             edgeq.Data(workspace / "x.npz"),
@@ -63,4 +63,4 @@ def test_a_recovery_that_does_harm_is_not_kept(workspace: Path, monkeypatch: pyt
     plain = edgeq.quantize(*given, workspace / "p.onnx", target="generic-arm64", timed=False)
     assert (workspace / "q.onnx").read_bytes() == (workspace / "p.onnx").read_bytes()
     assert found.proof.agreement.sqnr_db == plain.proof.agreement.sqnr_db
-    assert any(note.startswith("bias-correction: left out, as it does harm: ") for note in found.notes)
+    assert any(note.startswith("bias-correction: left out, because the result is worse: ") for note in found.notes)

@@ -1,4 +1,4 @@
-"""Find the accuracy recoveries by name: one file each, with its object `RECOVERY`; plug-ins add theirs by an entry
+"""Find the accuracy recoveries by name. Each is one file with an object `RECOVERY`; plug-ins add theirs by an entry
 point.
 """
 
@@ -16,11 +16,11 @@ REGISTRY: Registry[Recovery] = Registry(
 
 
 def recoveries() -> Mapping[str, Recovery]:
-    """Return all recoveries by name, in the order in which they are applied, whatever the order in which they are
-    named.
+    """Return all recoveries by name, in the order in which they are applied. The order in which a user names them does
+    not matter.
 
     Raises:
-        UsageError: one of a plug-in is broken.
+        UsageError: a recovery of a plug-in is broken.
     """
     stages = get_args(Stage)
     found = sorted((r for _, r in REGISTRY.items()), key=lambda r: (stages.index(r.stage), r.order, r.name))
@@ -30,11 +30,11 @@ def recoveries() -> Mapping[str, Recovery]:
 def recovery_groups(*, slow_last: bool = False) -> tuple[tuple[str, ...], ...]:
     """Return names of the recoveries in groups, in the order in which tuning tries them.
 
-    First all that cost no time on the device, together; then the others one by one, but for those that other
-    candidates have already (`Recovery.searched`).
+    The first group contains all recoveries that cost no time on the device; they are tried together. The others follow
+    one by one, except those that other candidates use already (`Recovery.searched`).
 
     Args:
-        slow_last: whether those that take long to apply come last, one by one.
+        slow_last: whether recoveries that take long to apply come last, one by one.
     """
     found = recoveries()
     slow = [name for name, recovery in found.items() if slow_last and recovery.slow]

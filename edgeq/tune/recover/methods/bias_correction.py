@@ -1,19 +1,20 @@
 """Correct biases in context: subtract each layer's mean error, channel by channel, where it arises.
 
-Rounding and clipping shift the mean of a layer's output, and the shifts add up from layer to layer. In the order of the
-graph, each layer of the quantized model is fed the outputs of the corrected layers before it; the mean difference from
-the float model goes into its int32 bias (Nagel et al. 2019, "Data-Free Quantization Through Weight Equalization and
-Bias Correction", section 4.2, with data instead of their assumptions). All layers at once would correct what earlier
-corrections have corrected already, and diverge.
+Rounding and clipping shift the mean of a layer's output, and the shifts add up from layer to layer. So the layers are
+corrected in the order of the graph: each layer of the quantized model gets the outputs of the corrected layers before
+it, and the mean difference from the float model goes into its int32 bias (Nagel et al. 2019, "Data-Free Quantization
+Through Weight Equalization and Bias Correction", section 4.2, with data instead of their assumptions). To correct all
+layers at once would repeat earlier corrections, and diverge.
 
-What counts is the mean behind the activation function f that follows: most values before a SiLU or before a detector's
-score may be far below zero, where errors have no effect, and would dominate the mean. With y the float output, z the
-quantized model's, both clipped to the range of its integers, the bias d is one Newton step:
+The mean that counts is the one after the activation function f that follows. Most values before a SiLU or before a
+detector's score may be far below zero. Errors have no effect there, but would dominate the mean. With y the float
+output and z the quantized model's, both clipped to the range of its integers, the bias d is one Newton step:
 
     d = (mean f(y) - mean f(z)) / mean f'(z)
 
-A mean over few samples is uncertain. With v the variance of d over samples, over their number, d (1 - v / d^2), where
-positive, is corrected: noise is left alone (positive-part shrinkage of James and Stein).
+A mean over few samples is uncertain. With v the variance of d over samples, divided by their number, the correction is
+d (1 - v / d^2) if that factor is positive, else 0. This leaves noise alone (positive-part shrinkage of James and
+Stein).
 """
 
 from __future__ import annotations
@@ -38,24 +39,24 @@ from edgeq.util.display import Progress
 
 SAMPLES = 32
 MEMORY = 2**29
-"""Bytes that the activations of all samples may take at once; fewer samples are used where they would take more."""
-# Tensors of the largest size that are alive at once, on both sides of a branch and of Q/DQ nodes.
+"""Bytes that the activations of all samples may take at once. It limits the number of samples."""
+# Number of tensors of the largest size in memory at once, on both sides of a branch and of Q/DQ nodes.
 _ALIVE = 4
-# Slopes of the activation function below this count as zero: the bias of such a channel has no effect.
+# A slope of the activation function below this counts as zero: the bias of such a channel has no effect.
 _FLAT = 0.02
 
 
-# Positions of a sample that are evaluated.
+# Number of positions of a sample that are evaluated.
 _POSITIONS = 4096
 
 
 @dataclass(frozen=True, eq=False)
 class OutputView:
-    """Describe what is compared of a layer's output: some positions, clipped to its integer range, after its
-    activation.
+    """Describe the part of a layer's output that is compared: some positions, clipped to the integer range, after the
+    activation function.
 
     Attributes:
-        function: what follows element by element.
+        function: the element-wise function that follows the layer.
         limits: ends of the integer range.
     """
 
@@ -64,17 +65,19 @@ class OutputView:
     limits: tuple[float, float]
 
     def table(self, value: NDArray[Any]) -> NDArray[np.float32]:
-        """Return some positions, the same in every tensor of this shape: float32 [positions, channels]."""
+        """Return some positions of a tensor as float32 [positions, channels]. Tensors of one shape give the same
+        positions.
+        """
         axis = self.layer.channel_axis % value.ndim
         table = np.moveaxis(value, axis, -1).reshape(-1, value.shape[axis])
         if len(table) > _POSITIONS:
-            # At random, since every so-many-th position may be one column of the image.
+            # At random, because every n-th position may be one column of the image.
             table = table[np.random.default_rng(0).integers(0, len(table), _POSITIONS)]
         low, high = (np.float32(limit) for limit in self.limits)
         return np.asarray(np.clip(table, low, high), np.float32)
 
     def means(self, table: NDArray[np.float32]) -> Floats:
-        """Return float64 [ends, channels]: the mean behind the activation function."""
+        """Return the mean after the activation function: float64 [ends, channels]."""
         with np.errstate(invalid="ignore"):
             found = self.function(table).reshape(-1, *table.shape)
             return np.asarray(np.add.reduce(found, axis=1, dtype=np.float64) / len(table), np.float64)
@@ -86,11 +89,11 @@ def float_means(
     """Return the means of each layer in the float model, by the layer's name.
 
     Args:
-        store: a folder where they are kept for further calls with the same samples, as in a search that builds one
+        store: a folder that keeps the means for further calls with the same samples, as in a search that builds one
             float model in many forms.
 
     Returns:
-        (float64 [samples, ends, channels] of each, bytes of the largest output).
+        (float64 [samples, ends, channels] of each layer, bytes of the largest output).
     """
     files = {name: _kept_means(store, prepared, view) for name, view in views.items()} if store is not None else {}
     found: dict[str, tuple[Floats, int]] = {}
@@ -132,7 +135,7 @@ class BiasCorrection(Recovery):
     """Correct biases. The nodes stay as they are."""
 
     name: str = "bias-correction"
-    title: str = "mean error of each layer's output taken off in its bias"
+    title: str = "mean error of each layer's output subtracted in its bias"
     stage: Stage = "artifact"
     free: bool = True
     slow = True
@@ -173,8 +176,8 @@ def correct(
 
     Args:
         prepared: the float model.
-        samples: how many are used is bounded by `MEMORY`.
-        store: as `float_means` has it.
+        samples: calibration samples; `MEMORY` limits how many are used.
+        store: see `float_means`.
 
     Returns:
         The change of each layer's bias, float64 [outputs], by the layer's name.
@@ -210,7 +213,8 @@ def correct(
 
 
 def shift_of(view: OutputView, wanted: Floats, values: Sequence[NDArray[Any]]) -> Floats:
-    """Return the bias to add, float64 [channels]; 0 where what follows is not finite (a logarithm, a reciprocal).
+    """Return the bias to add, float64 [channels]; 0 if the function that follows is not finite (a logarithm, a
+    reciprocal).
 
     Args:
         wanted: the float model's means, float64 [samples, ends, channels].
@@ -231,8 +235,7 @@ def shift_of(view: OutputView, wanted: Floats, values: Sequence[NDArray[Any]]) -
 
 
 def shrunk(differences: Floats) -> Floats:
-    """Return float64 [channels]: the mean of differences [samples, channels] over samples, shrunk by its
-    uncertainty."""
+    """Return the mean of differences [samples, channels] over samples, shrunk by its uncertainty [channels]."""
     count = len(differences)
     mean = differences.mean(0)
     if count < 2:

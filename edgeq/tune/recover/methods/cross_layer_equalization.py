@@ -1,12 +1,12 @@
 """Equalize across layers: scale channels between two layers so that integers suit both layers and the tensor.
 
-Between layers A and B, with nothing between them but what commutes with positive factors (Relu, pooling, a Clip from 0
-whose bound no scaled channel reaches), channel c may be divided by k[c] in the weights of A and multiplied by k[c] in
-those of B (Nagel et al. 2019, "Data-Free Quantization Through Weight Equalization and Bias Correction", section 4.1).
-They choose k for the weights alone. With one scale for each output channel, k costs A's weights nothing, and the tensor
-is best with channels of one magnitude. So several k are tried, powers of the largest magnitudes of the channels of A's
-weights, of the tensor and of B's weights, and the one with the least noise at B's output is chosen, all errors taken as
-independent; x is the tensor, u the input of A, step that of x / k:
+Let layers A and B have nothing between them but operators that commute with positive factors: Relu, pooling, or a Clip
+from 0 whose bound no scaled channel reaches. Then channel c may be divided by k[c] in the weights of A and multiplied
+by k[c] in those of B (Nagel et al. 2019, "Data-Free Quantization Through Weight Equalization and Bias Correction",
+section 4.1). That paper chooses k for the weights alone. With one scale for each output channel, k costs A's weights
+nothing, and the tensor is best with channels of one magnitude. So several k are tried: powers of the largest magnitudes
+of the channels of A's weights, of the tensor and of B's weights. The k with the least noise at B's output is chosen.
+All errors are assumed to be independent. Here x is the tensor, u the input of A, and step that of x / k:
 
     of the tensor       sum_c  |B[:, c]|^2  min((step k[c])^2 / 12, E[x_c^2])
     of B's weights      sum_mc  e_mc^2  E[x_c^2] / k[c]^2              e: the rounding errors of B k
@@ -34,13 +34,14 @@ from edgeq.tune.recover.methods.weight_rounding import weight_limits
 from edgeq.util.display import SILENT, Progress
 
 _COMMUTING = frozenset({"AveragePool", "GlobalAveragePool", "GlobalMaxPool", "LeakyRelu", "MaxPool", "Relu"})
-# Exponents of the channels' magnitudes in k: (of A's weights, of the tensor); that of B's weights makes the sum 1.
+# Exponents of the channels' magnitudes in k: (of A's weights, of the tensor). The exponent of B's weights makes the sum
+# 1.
 _POWERS = ((0.5, 0.0), (0.0, 0.5), (0.0, 0.75), (0.0, 1.0))
 _SWEEPS = 2
 _LEAST_GAIN = 10 ** (-1 / 10)
-"""A decibel of the noise between two layers; less is not worth another model."""
+"""One decibel of the noise between two layers. A smaller gain is not worth another model."""
 _WIDEST = 1e3
-# Share of a Clip's bound from which on a channel counts as cut.
+# Share of a Clip's bound from which a channel counts as cut.
 _CUT = 1 - 1e-6
 
 
@@ -65,7 +66,7 @@ class CrossLayerEqualization(Recovery):
         found = find_pairs(state.prepared.model)
         pairs = [p for p in found if not kept.issuperset((p.first.name, *(r.name for r in p.readers)))]
         if not pairs:
-            return state.note(f"{self.name}: no layer's output is read by layers alone")
+            return state.note(f"{self.name}: no layer's output is read only by layers")
         model = state.prepared.model.clone()
         factors = equalize(state.prepared, model, pairs, samples, state.scheme)
         if not factors:
@@ -75,7 +76,7 @@ class CrossLayerEqualization(Recovery):
         changed = {layer.name for pair in scaled for layer in (pair.first, *pair.readers)}
         names = ", ".join(pair.first.name for pair in scaled)
         return state.replace(prepared=prepared, changed=state.changed | changed).note(
-            f"{self.name}: channels behind {len(factors)} of {len(pairs)} layers scaled: {names}"
+            f"{self.name}: channels after {len(factors)} of {len(pairs)} layers scaled: {names}"
         )
 
 
@@ -85,7 +86,7 @@ class Pair:
 
     Attributes:
         first: the layer that computes the channels.
-        tensor: the tensor that is read, behind what commutes with factors.
+        tensor: the tensor that the readers read, after the operators that commute with factors.
         readers: the layers that read it.
         bound: the upper bound of a Clip between them; infinity without one.
     """
@@ -98,8 +99,8 @@ class Pair:
 
 @dataclass(frozen=True, eq=False)
 class Channels:
-    """Hold, for each channel of a tensor, float64 [channels]: the largest magnitudes below and above zero, and the
-    mean square.
+    """Hold figures of each channel of a tensor, float64 [channels]: the largest magnitudes below and above zero, and
+    the mean square.
     """
 
     below: Floats
@@ -107,12 +108,12 @@ class Channels:
     power: Floats
 
     def over(self, factor: Floats) -> Channels:
-        """Return those of the tensor divided by `factor` [channels]."""
+        """Return the figures of the tensor divided by `factor` [channels]."""
         return Channels(self.below / factor, self.above / factor, self.power / factor**2)
 
 
 def find_pairs(model: ir.Model) -> tuple[Pair, ...]:
-    """Return all pairs of the main graph, in its order."""
+    """Return all pairs of the main graph, in the order of the graph."""
     layers = {layer.name: layer for layer in find_layers(model)}
     weights, values = Weights(model), GraphIndex(model).values
     found = []
@@ -133,14 +134,14 @@ def find_pairs(model: ir.Model) -> tuple[Pair, ...]:
 def equalize(
     prepared: PreparedModel, model: ir.Model, pairs: Sequence[Pair], samples: Samples, scheme: Scheme
 ) -> dict[str, Floats]:
-    """Scale the channels of `pairs` in `model`, in place, where there is something to gain.
+    """Scale the channels of `pairs` in `model`, in place, if that reduces the noise.
 
     Args:
-        prepared: the model as it was.
+        prepared: the model before the change.
         model: a clone of the prepared model.
 
     Returns:
-        The factors that tensors were divided by, float64 [channels], by name; tensors that stayed are not there.
+        The factors that tensors were divided by, float64 [channels], by name. Unchanged tensors are left out.
     """
     seen = observe(prepared, pairs, samples)
     clipped = {pair.tensor: pair.first.channel_axis for pair in pairs if math.isfinite(pair.bound)}
@@ -172,7 +173,9 @@ def scale_pair(weights: Weights, pair: Pair, factor: Floats) -> None:
 
 
 def observe(prepared: PreparedModel, pairs: Sequence[Pair], samples: Samples) -> Mapping[str, Channels]:
-    """Return channels of the tensors of `pairs` and of those that the first layers read, by name, on some samples."""
+    """Return the channels of the tensors of `pairs`, and of the tensors that their first layers read, by name, on some
+    samples.
+    """
     axes = {pair.first.source: pair.first.channel_axis for pair in pairs}
     axes |= {pair.tensor: pair.first.channel_axis for pair in pairs}
     return {
@@ -184,7 +187,7 @@ def observe(prepared: PreparedModel, pairs: Sequence[Pair], samples: Samples) ->
 def best_factor(
     weights: Weights, pair: Pair, read: Channels, made: Channels, scheme: Scheme, reached: Floats | float = 0.0
 ) -> Floats | None:
-    """Return the factor with the least noise, float64 [channels]; None where it gains less than a decibel.
+    """Return the factor with the least noise, float64 [channels]; None if it gains less than a decibel.
 
     Args:
         reached: share of the pair's bound that each channel reaches.
@@ -204,8 +207,9 @@ def best_factor(
 
 
 def noise(weights: Weights, pair: Pair, read: Channels, made: Channels, factor: Floats, scheme: Scheme) -> float:
-    """Return expected squared error at the readers' outputs, summed over channels, if the tensor is divided by
-    `factor`."""
+    """Return the expected squared error at the readers' outputs, summed over channels, if the tensor is divided by
+    `factor`.
+    """
     scaled = made.over(factor)
     if scheme.activation_symmetric:
         step = 2 * float(np.maximum(scaled.below, scaled.above).max()) / 255
@@ -213,7 +217,7 @@ def noise(weights: Weights, pair: Pair, read: Channels, made: Channels, factor: 
         step = float(scaled.below.max() + scaled.above.max()) / 255
     least, most = weight_limits(scheme.weight_type, scheme.reduce_range)
     importance = sum((weights.input_importance(reader) for reader in pair.readers), np.zeros(pair.first.outputs))
-    # What is less than half a step becomes zero, and is lost whole.
+    # Values below half a step become zero, so their whole power is lost.
     total = float((importance * np.minimum((step * factor) ** 2 / 12, made.power)).sum())
     for reader in pair.readers:
         rows = weights.rows(reader) * spread_over_taps(reader, factor)
@@ -228,7 +232,9 @@ def noise(weights: Weights, pair: Pair, read: Channels, made: Channels, factor: 
 
 
 def _rounding_errors(rows: Floats, per_channel: bool, levels: int) -> Floats:
-    """Return errors of weights [groups, outputs, taps], quantized around zero, with one scale or one an output."""
+    """Return the errors of weights [groups, outputs, taps] that are quantized around zero, with one scale for all or
+    one for each output.
+    """
     steps = 2 * np.abs(rows).max(2 if per_channel else None, keepdims=True) / levels
     steps = np.where(steps > 0, steps, 1.0)
     return np.asarray(np.rint(rows / steps) * steps - rows, np.float64)
@@ -241,17 +247,19 @@ def _clipped_above(node: ir.Node) -> float | None:
 
 
 def _reach(layer: Layer, weights: Weights) -> Floats:
-    """Return largest magnitude of the weights of each output channel."""
+    """Return the largest magnitude of the weights of each output channel."""
     return np.asarray(np.abs(weights.rows(layer)).max(2).reshape(-1), np.float64)
 
 
 def _reach_of_inputs(layer: Layer, weights: Weights) -> Floats:
-    """Return largest magnitude of the weights that read each input channel."""
+    """Return the largest magnitude of the weights that read each input channel."""
     return np.asarray(np.abs(weights.rows(layer)).max(1).reshape(input_channels(layer), -1).max(1), np.float64)
 
 
 def _within(factor: Floats, reached: Floats) -> Floats:
-    """Return the factor as a Clip allows it: channels that it cuts stay as they are, no other one comes to be cut."""
+    """Return the factor that a Clip allows: channels that it cuts stay as they are, and it cuts no other channel
+    afterwards.
+    """
     cut = reached >= _CUT
     if cut.any():
         factor = np.where(cut, 1.0, factor / factor[cut].max())
@@ -259,7 +267,7 @@ def _within(factor: Floats, reached: Floats) -> Floats:
 
 
 def _normalised(factor: Floats) -> Floats:
-    """With a geometric mean of 1; 1 for channels that are dead on either side."""
+    """Return the factor scaled to a geometric mean of 1. Channels that are zero on either side get 1."""
     alive = np.isfinite(factor) & (factor > 0)
     if not alive.any():
         return np.ones_like(factor)

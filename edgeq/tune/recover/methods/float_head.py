@@ -1,11 +1,11 @@
-"""Leave detection heads that join boxes and scores in one tensor in float from there on.
+"""Find detection heads that join boxes and scores in one tensor, and leave everything after the join in float.
 
-A head often ends in a Concat of coordinates, which may go to hundreds, and scores between 0 and 1, followed by
-data-movement operators. In integers all of it shares one scale, that of the coordinates, and scores are left with a few
-steps. These nodes compute nothing, so float costs next to nothing there.
+A head often ends in a Concat of coordinates, which may be in the hundreds, and scores between 0 and 1. Operators that
+only move data follow. In integers, all values share one scale, that of the coordinates, so only a few steps are left
+for the scores. These nodes compute nothing, so float costs almost nothing there.
 
-A head is recognised by its structure: upstream from a graph output through data-movement operators, a Concat whose
-inputs have ranges of very different width.
+A head is recognised by its structure: going upstream from a graph output through operators that only move data, there
+is a Concat whose inputs have ranges of very different width.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from edgeq.tune.recover.nonlinear import Followers
 from edgeq.util.display import Progress
 
 HETEROGENEOUS = 4.0
-"""How many times wider than the narrowest input of a Concat the widest must be: two bits lost."""
+"""How many times wider the widest input of a Concat must be than the narrowest. The narrowest then loses two bits."""
 
-# Operators that compute nothing, or next to nothing.
+# Operators that compute nothing, or almost nothing.
 _MOVES = DATA_MOVEMENT - {"MaxPool", "Resize"} | {"Cast", "Concat"}
 
 
 @dataclass(frozen=True)
 class FloatHead(Recovery):
-    """Leave such tails, and the activation functions right before them, out of quantization."""
+    """Leave the tails of such heads, and the activation functions right before them, out of quantization."""
 
     name: str = "float-head"
     title: str = "tails that join boxes and scores in one tensor kept in float"
@@ -54,10 +54,10 @@ class FloatHead(Recovery):
 
 
 def find_heads(model: ir.Model, ranges: Mapping[str, Range]) -> tuple[str, ...]:
-    """Return names of the nodes of heterogeneous tails, in the order of the graph; empty where there are none.
+    """Return the names of the nodes of such tails, in the order of the graph; empty if there are none.
 
     Args:
-        ranges: by tensor; tensors without one are not compared.
+        ranges: ranges by tensor; tensors without one are not compared.
     """
     index = GraphIndex(model)
     tail: set[ir.Node] = set()
@@ -69,7 +69,8 @@ def find_heads(model: ir.Model, ranges: Mapping[str, Range]) -> tuple[str, ...]:
         return ()
     inside, followers = set(tail), Followers(model)
     for tensor in (name_of(value) for node in model.graph for value in node.outputs if value.name):
-        # An activation function that only the tail reads: a score would be rounded before it and behind it.
+        # An activation function that only the tail reads: in integers, a score would be rounded both before and after
+        # it.
         follower = followers.of(tensor)
         own = tail | set(follower.nodes)
         reading = {node for end in follower.ends for node in readers(index.values[end])}
@@ -94,7 +95,7 @@ def _moved_into(output: ir.Value) -> set[ir.Node]:
         node = value.producer() if value is not None else None
         if node is not None and node.op_type in _MOVES and node not in found:
             found.add(node)
-            # Inputs but the first are shapes and indices, except those of a Concat.
+            # Except for a Concat, all inputs after the first are shapes and indices.
             waiting.extend(node.inputs if node.op_type == "Concat" else node.inputs[:1])
     return found
 

@@ -1,4 +1,4 @@
-"""Choose the range of a tensor for the least error behind the activation function that follows."""
+"""Choose the range of a tensor for the least error after the activation function that follows."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from edgeq.util.records import json_object, parse
 
 @dataclass(frozen=True)
 class NonlinearRanges(Recovery):
-    """Choose ranges of tensors before an activation function, for the least error behind it."""
+    """Choose ranges of tensors before an activation function for the least error after it."""
 
     name: str = "nonlinear-ranges"
-    title: str = "ranges before activation functions that spend no steps on what the function flattens"
+    title: str = "ranges before activation functions that waste no steps where the function is flat"
     stage: Stage = "ranges"
     free: bool = True
     order = 60
 
     def apply(self, state: State, samples: Samples, workdir: Path, progress: Progress) -> State:
-        """See `Recovery.apply`. What is found depends on the float model and the integer type alone, and is kept."""
+        """See `Recovery.apply`. The ranges depend only on the float model and the integer type, so they are kept."""
         del samples
         scheme = state.scheme
         kind = f"{scheme.activation_type}-{'symmetric' if scheme.activation_symmetric else 'asymmetric'}"
@@ -40,7 +40,7 @@ class NonlinearRanges(Recovery):
         if not chosen:
             return state.note(f"{self.name}: no activation function follows a quantized tensor")
         return state.replace(ranges={**state.ranges, **chosen}).note(
-            f"{self.name}: {len(chosen)} ranges chosen for the least error behind the function that follows"
+            f"{self.name}: {len(chosen)} ranges chosen for the least error after the function that follows"
         )
 
 

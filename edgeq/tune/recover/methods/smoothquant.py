@@ -1,13 +1,13 @@
 """Apply SmoothQuant: divide outlier channels of a product's input, and multiply the rows of its matrix that read them.
 
 X W = (X / k) (k W) for any positive k per input channel. Activations have one scale for a whole tensor, so a channel
-ten times as large as the others leaves those a tenth of the levels; weights have a scale per output, and outliers cost
+ten times as large as the others leaves them a tenth of the levels. Weights have a scale per output, so outliers cost
 them less.
 
     k[c] = max |X[:, c]| ** alpha / max |W[c, :]| ** (1 - alpha)        (Xiao et al. 2023, equation 4)
 
 Alpha is chosen per input for the least error of the product of quantized factors, on rows of real activations. The
-division goes into a LayerNormalization where that feeds nothing else, else into a Mul of its own.
+division goes into a LayerNormalization if that feeds nothing else. Otherwise it becomes a Mul.
 """
 
 from __future__ import annotations
@@ -32,15 +32,19 @@ from edgeq.util.display import SILENT, Progress
 
 ALPHAS = (0.2, 0.35, 0.5, 0.65, 0.8, 0.95)
 LEAST_GAIN_DB = 1.0
-"""Below this another Mul is not worth its time."""
+"""A smaller gain is not worth the time of another Mul."""
 MOST_SAMPLES = 64
 ROWS = 256
-"""Rows of each input on which alpha is chosen, equally many of each sample."""
+"""Number of rows of each input on which alpha is chosen, the same number from each sample."""
 _COLUMNS = 512
 Floats = NDArray[np.float32]
 
 
 class SmoothQuant(Recovery):
+    """Move outlier channels of matrix products into the weights. Tuning tries it only in candidates that are made for
+    it.
+    """
+
     name = "smoothquant"
     title = "outlier channels of matrix products moved into the weights"
     stage: Stage = "model"
@@ -49,7 +53,7 @@ class SmoothQuant(Recovery):
     searched = False
 
     def apply(self, state: State, samples: Samples, workdir: Path, progress: Progress) -> State:
-        """See `Recovery.apply`. Statistics and ranges of `state` are of the old model afterwards."""
+        """See `Recovery.apply`. The new state still has the statistics and ranges of the old model."""
         prepared, changed = smooth(
             state.prepared,
             samples,
@@ -59,7 +63,7 @@ class SmoothQuant(Recovery):
             progress=progress,
         )
         if not changed:
-            return state.note(f"{self.name}: no product of constant matrices gains by it")
+            return state.note(f"{self.name}: no product with a constant matrix gains from it")
         groups = product_groups(state.prepared.model)
         nodes = {name for group in groups if group.tensor in changed for name in group.products}
         return state.replace(prepared=prepared, changed=state.changed | nodes).note(
@@ -69,10 +73,10 @@ class SmoothQuant(Recovery):
 
 @dataclass(frozen=True)
 class Group:
-    """Group products that read one tensor: they share its scaling.
+    """Group products that read one tensor, and so share its scaling.
 
     Attributes:
-        tensor: name of what they read, [..., channels].
+        tensor: name of the tensor that they read, [..., channels].
         products: names of the nodes.
     """
 
@@ -82,10 +86,11 @@ class Group:
 
 @dataclass(frozen=True)
 class Observed:
-    """Hold, for one tensor, the range of each channel with zero in it, and rows [rows, channels] to evaluate factors
-    on.
+    """Hold the range of each channel of one tensor, zero included, and rows [rows, channels] on which factors are
+    evaluated.
 
-    The rows are some of those that the range is of: it may be far wider than theirs, by tokens that are rare.
+    The rows are a part of the values that the range covers. Because of rare tokens, the range may be far wider than
+    that of the rows.
     """
 
     low: Floats
@@ -98,7 +103,7 @@ class Observed:
         return np.maximum(-self.low, self.high)
 
     def step(self, k: Floats, *, symmetric: bool) -> float:
-        """Return the step of 8 bits of the tensor with its channels divided by `k`."""
+        """Return the step of 8 bits for the tensor with its channels divided by `k`."""
         low, high = float((self.low / k).min(initial=0)), float((self.high / k).max(initial=0))
         return (2 * max(-low, high) if symmetric else high - low) / 255 or 1.0
 
@@ -112,15 +117,15 @@ def smooth(
     exclude: Collection[str] = (),
     progress: Progress = SILENT,
 ) -> tuple[PreparedModel, tuple[str, ...]]:
-    """Write the smoothed model, which computes what `prepared` does.
+    """Write the smoothed model, which computes the same as `prepared`.
 
     Args:
         symmetric: whether activations will be quantized around zero.
         exclude: names of nodes that stay in float and are left alone.
 
     Returns:
-        (the smoothed prepared model, names of the tensors that were smoothed); `prepared` itself and no names where no
-        product gains, and nothing is written then.
+        (the smoothed prepared model, names of the tensors that were smoothed). If no product gains, nothing is written,
+            and the result is `prepared` and no names.
 
     Raises:
         DataError: ONNX Runtime refuses a sample.
@@ -147,11 +152,11 @@ def smooth(
 
 
 def product_groups(model: ir.Model, exclude: Collection[str] = ()) -> tuple[Group, ...]:
-    """Return MatMul, Gemm and fused Attention nodes of the main graph with a constant matrix, grouped by the computed
-    tensor that they multiply.
+    """Return MatMul, Gemm and fused Attention nodes of the main graph with a constant matrix. They are grouped by the
+    computed tensor that they multiply.
 
     Args:
-        exclude: names of nodes that are left out.
+        exclude: names of nodes to leave out.
     """
     found: dict[str, list[str]] = {}
     for node in model.graph:
@@ -190,7 +195,7 @@ def observe(
 
 
 def best_factor(seen: Observed, matrix: Floats, *, symmetric: bool) -> Floats | None:
-    """Return k, float32 [channels], with the least error of the product; None where none gains `LEAST_GAIN_DB`.
+    """Return k, float32 [channels], with the least error of the product; None if no k gains `LEAST_GAIN_DB`.
 
     Args:
         matrix: [channels, outputs].
@@ -213,13 +218,15 @@ def _factors(largest: Floats, matrix: Floats) -> Iterator[Floats]:
     for alpha in ALPHAS:
         k = np.ones(len(largest), np.float64)
         k[used] = largest[used].astype(np.float64) ** alpha / peaks[used].astype(np.float64) ** (1 - alpha)
-        # Only ratios between channels matter; around one, nothing over- or underflows.
+        # Only ratios between channels matter. With values around one, nothing over- or underflows.
         k[used] /= np.exp(np.log(k[used]).mean()) if used.any() else 1.0
         yield k.astype(np.float32)
 
 
 def _noise(rows: Floats, matrix: Floats, exact: Floats, step: float) -> float:
-    """Power of the error of a product with rows in 8 bits (one scale) and the matrix in 8 bits (one per column)."""
+    """Return the summed squared error of a product of rows in 8 bits (one scale) and the matrix in 8 bits (one scale
+    per column).
+    """
     scale = np.abs(matrix).max(axis=0)
     scale = np.where(scale > 0, scale, 1) / np.float32(127)
     made = (np.rint(rows / np.float32(step)) * np.float32(step)) @ (np.rint(matrix / scale) * scale)
@@ -228,10 +235,10 @@ def _noise(rows: Floats, matrix: Floats, exact: Floats, step: float) -> float:
 
 
 def rescale(model: ir.Model, groups: Sequence[Group], factors: Mapping[str, Floats]) -> None:
-    """Divide each group's tensor by its factor and multiply its matrices, in place.
+    """Divide each group's tensor by its factor and multiply its matrices by it, in place.
 
     Args:
-        factors: by tensor, float32 [channels].
+        factors: factors by tensor, float32 [channels].
     """
     index, editor = GraphIndex(model), Editor(model)
     for group in groups:
@@ -255,8 +262,7 @@ def rescale(model: ir.Model, groups: Sequence[Group], factors: Mapping[str, Floa
 
 
 def _only_feeds(node: ir.Node, wanted: Collection[ir.Node]) -> bool:
-    """Return whether `node` is a LayerNormalization over the last axis with constants that no node but `wanted`
-    reads."""
+    """Return whether `node` is a LayerNormalization over the last axis with constants, and only `wanted` read it."""
     output = node.outputs[0]
     constants = all(value is None or initializer(value) is not None for value in node.inputs[1:])
     alone = not output.is_graph_output() and set(readers(output)) <= set(wanted)
@@ -265,7 +271,7 @@ def _only_feeds(node: ir.Node, wanted: Collection[ir.Node]) -> bool:
 
 
 def _change(editor: Editor, node: ir.Node, place: int, values: NDArray[Any]) -> None:
-    """Give a node other weights (float32): in place where it reads them alone, else as a copy."""
+    """Give a node other weights (float32): in place if only this node reads them, else as a copy."""
     weights = node.inputs[place]
     assert weights is not None
     if read_count(weights) == 1:

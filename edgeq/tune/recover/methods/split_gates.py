@@ -1,29 +1,22 @@
 """Split convolutions before a gate, x = y g(y) as in SiLU and GELU: compute them twice, once for each of the two
 readers of y.
 
-In integers, y has one scale for both. The gate g needs small steps near zero; the product needs the whole range of y,
-and x then has one scale for channels that may differ a hundredfold. No range serves both. But two convolutions cost
-little in integers, and then each has its own scale:
+In integers, y has one scale for both readers. The gate g needs small steps near zero. The product needs the whole range
+of y, and x then has one scale for channels that may differ a hundredfold. No range serves both. Two convolutions cost
+little in integers, and then each result has its own scale:
 
     y  = W u + b          →  g(y)         its range is where g changes
     y' = (W u + b) / k    →  x' = y' g(y)     per channel k, so that all channels fill the range;
                                               the layers that read x' have their weights multiplied by k
 
-In floats the network computes the same. Which gates are split is decided by simulation on samples of y: the error of x
-with and without the split, weighted by the layers that read x, against the sum over all gates.
-
-Which gates to split, by simulation on values drawn from some samples.
-
-Compared are the errors of x = y g(y) in integers as the model is and with y computed twice (`gates`), weighted by the
-layers that read x. The range and the channel factors of the second y are chosen here.
-
-Convolutions before a gate, x = y g(y) as in SiLU and GELU: found, and computed twice, once for each of the two
-readers of y.
-
-    y  = W u + b          →  g(y)
-    y' = (W u + b) / k    →  x' = y' g(y)     per channel k; the layers that read x' have their weights multiplied by k
-
 In floats the network computes the same.
+
+Choose which gates to split, by simulation on values of y drawn from some samples.
+
+The simulation compares the errors of x = y g(y) in integers with and without the split (`plan_gates`), weighted by the
+layers that read x, against the sum over all gates. It also chooses the range and the channel factors of the second y.
+
+Find the convolutions before a gate, and split them (`find_gates`, `split_all`).
 """
 
 from __future__ import annotations
@@ -49,7 +42,7 @@ from edgeq.tune.recover.nonlinear import Follower, Followers, Function, range_be
 from edgeq.util.display import Progress
 
 VALUE = "/value"
-"""Suffix of the names of a layer's second form, its weights and its output."""
+"""Suffix of the names of a layer's second form, of its weights and of its output."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,11 +50,11 @@ class Gate:
     """Describe a layer whose output is multiplied by a function of itself.
 
     Attributes:
-        layer: computes y.
+        layer: the layer that computes y.
         product: name of the Mul that computes x.
         gate: name of the tensor g(y).
         follower: the nodes from y to x.
-        readers: the layers that read x, if nothing else does; else empty, and then channels cannot be scaled.
+        readers: the layers that read x. If anything else reads x, this is empty, and channels cannot be scaled.
     """
 
     layer: Layer
@@ -72,7 +65,7 @@ class Gate:
 
 
 def find_gates(model: ir.Model) -> tuple[Gate, ...]:
-    """Return all gates of the main graph whose layer serves nothing else."""
+    """Return all gates of the main graph whose layer is used for nothing else."""
     layers = {layer.name: layer for layer in find_layers(model)}
     by_output = {layer.output: layer for layer in layers.values()}
     followers, weights = Followers(model), Weights(model)
@@ -100,7 +93,7 @@ def split_all(model: ir.Model, factors: Sequence[tuple[Gate, Floats]]) -> None:
     is copied itself.
 
     Args:
-        factors: gates of this model, or of the one that it is a clone of.
+        factors: gates of this model, or of the model that it is a clone of, with their k.
     """
     index = GraphIndex(model)
     editor = Editor(model)
@@ -134,8 +127,9 @@ def _split(editor: Editor, index: GraphIndex, gate: Gate, factor: Floats) -> Non
 
 
 def _up_to(follower: Follower, end: ir.Node) -> Follower | None:
-    """Return the part of a follower that the output of `end` depends on, if nothing in it is read elsewhere but that
-    output; None where `end` is not part of it."""
+    """Return the part of a follower that the output of `end` depends on. Return None if `end` is not in the follower,
+    or if a tensor of that part, other than the output, is read elsewhere.
+    """
     inside = set(follower.nodes)
     needed: set[ir.Node] = set()
     waiting: list[ir.Node | None] = [end]
@@ -160,18 +154,19 @@ def _reading_layers(value: ir.Value, maker: Layer, layers: Mapping[str, Layer], 
     return found if all(weights.alone(layer.weight) for layer in found) else ()
 
 
-# Candidates for the ratio of the range of y' below zero to that above.
+# Candidates for the ratio of the range of y' below zero to its range above zero.
 _BALANCES = (0.25, 0.5, 1.0, 2.0)
 _SMALLEST = 1e-3
 
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """Describe what splitting a gate would do.
+    """Describe the effect of splitting a gate.
 
     Attributes:
-        now, then: expected squared error of x, weighted by its readers, over the expected square.
-        factor: float64 [channels], k.
+        now, then: expected squared error of x before and after the split, weighted by its readers, over the expected
+            square.
+        factor: k, float64 [channels].
         value: range of y'.
     """
 
@@ -190,17 +185,17 @@ def plan_gates(
     grid: Grid,
     progress: Progress,
 ) -> tuple[Plan, ...]:
-    """Simulate each gate as it is and split, on values of y drawn from some samples.
+    """Simulate each gate with and without the split, on values of y drawn from some samples.
 
     Args:
-        gates: of the prepared model.
-        statistics: of the prepared model.
+        gates: gates of the prepared model.
+        statistics: statistics of the prepared model.
         grid: the integers of activations.
 
     Raises:
         EdgeqError: ONNX Runtime refuses a sample.
     """
-    # A Conv, or a Gemm of two axes: channels are the second axis.
+    # The layers are Conv, or Gemm with two axes, so channels are the second axis.
     axes = {gate.layer.output: 1 for gate in gates}
     extrema = channel_extrema(prepared, axes, samples, progress)
     drawn = drawn_rows(prepared, axes, samples)
@@ -222,7 +217,7 @@ def plan_gates(
 
 
 def worth_it(plans: Sequence[Plan], share: float) -> tuple[Plan, ...]:
-    """Return the plans with the greatest gains, while a gain is more than `share` of the sum of errors that is left."""
+    """Return the plans with the greatest gains, while each gain is more than `share` of the errors that are left."""
     left = sum(plan.now for plan in plans)
     chosen = []
     for plan in sorted(plans, key=lambda p: p.then - p.now):
@@ -265,13 +260,13 @@ def _simulate(
 
 
 def _rounded(values: Floats, chosen: Range, grid: Grid) -> Floats:
-    """Values quantized over a range and dequantized; zeros for an empty range."""
+    """Return values quantized over a range and dequantized; zeros for an empty range."""
     params = grid.params(chosen.low, chosen.high)
     return np.asarray(params.fake_quant(values) if params.scale else np.zeros(values.shape), np.float64)
 
 
 def _closed_below(opening: Function, extrema: ChannelExtrema, span: Range) -> float:
-    """Return how far below zero y still matters: beyond that, g(y) is less than half a step of its own range."""
+    """Return how far below zero y still matters. Beyond that, g(y) is less than half a step of its own range."""
     lowest = float(extrema.minimum.min())
     if lowest >= 0:
         return 0.0
@@ -290,7 +285,7 @@ def _over(error: float, power: float) -> float:
 
 @dataclass(frozen=True)
 class SplitGates(Recovery):
-    """Split gates while one causes at least `share` of the error of all gates.
+    """Split gates as long as one of them causes at least `share` of the error of all gates.
 
     Every split costs a convolution.
     """

@@ -1,19 +1,20 @@
 """Round weights again, for the least error of a layer's output instead of each weight's.
 
-Rounding each weight to the nearest integer is best only where inputs are uncorrelated (`edgeq.quantize.weight_only`).
-For a layer with a bias, H is the covariance alone: the mean of the error, dW E[x], goes into the bias. The rounding of
-the input adds step^2 / 12 to the diagonal of H, since it is an error of its own in each tap.
+Rounding each weight to the nearest integer is best only if inputs are uncorrelated. `edgeq.quantize.weight_only`
+describes the method, in which H is the second moment of the inputs. For a layer with a bias, H is only their covariance
+here: the mean of the error, dW E[x], goes into the bias. The rounding of the input adds step^2 / 12 to the diagonal of
+H, because it is an independent error in each tap.
 
-First and second moments of the inputs of layers, from one float pass over a few samples.
+Measure the first and second moments of the inputs of layers, in one float pass over a few samples.
 
-They determine what an error in the weights does to a layer's output: with dW the error, the output is off by dW x, on
-average dW E[x], with the covariance dW Cov[x] dW'.
+They determine the effect of an error in the weights on a layer's output. With the error dW, the output is off by dW x.
+The mean of that is dW E[x], and its covariance is dW Cov[x] dW'.
 
-Weights in blocks (MatMulNBits) rounded again, for the least expected error of each product's output.
+Round weights in blocks (MatMulNBits) again, for the least expected error of each product's output.
 
-Every block is fitted anew first, each weight counting by the mean square of the input that it meets; then the integers
-are rounded in one go (`rounding`), the scales of the blocks staying. Of the file's own blocks and these two, each
-output keeps what its expected error is least with.
+First every block is fitted anew, with each weight counted by the mean square of the input that it multiplies. Then the
+integers are rounded in one pass (`rounding`), with the scales of the blocks unchanged. Each output keeps the blocks
+with the least expected error: the file's own, the fitted or the rounded ones.
 """
 
 from __future__ import annotations
@@ -47,15 +48,15 @@ from edgeq.tune.recover.layers import Floats, IntegerLayer, Layer, QuantizedFile
 from edgeq.util.display import SILENT, Progress
 
 MEMORY = 2**29
-"""Bytes that moments may take at once; more layers take several passes."""
+"""Bytes that moments may take at once. Further layers take further passes."""
 LARGEST = 2**26
-"""Entries of a layer's second moment (groups x taps^2). A layer with more is left out: half a gigabyte."""
-_SAMPLES = 32  # at most, spread over all there are
+"""Most entries of a layer's second moment (groups x taps^2): half a gigabyte. A layer with more is left out."""
+_SAMPLES = 32  # at most, spread over all samples
 _PATCHES_PER_TAP = 4
 _FEWEST, _MOST = 512, 8192
 _STORED = 2**23
 _HELD = 2**20
-"""Bytes of patches of a layer that are collected before they are multiplied."""
+"""Bytes of a layer's patches to collect before multiplying them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,7 +64,7 @@ class Moments:
     """Hold moments of the patches that a layer reads.
 
     Attributes:
-        count: patches seen.
+        count: number of patches seen.
         mean: float64 [groups, taps].
         covariance: float64 [groups, taps, taps].
     """
@@ -82,14 +83,14 @@ def layer_moments(
     store: Path | None = None,
     progress: Progress = SILENT,
 ) -> Iterator[tuple[Layer, Moments]]:
-    """Return the moments of each layer's patches, layer by layer; layers that share their input share its computation.
+    """Yield each layer with the moments of its patches. Layers that read the same input share its computation.
 
     Positions are drawn at random with a fixed seed, about four patches for each tap over all samples.
 
     Args:
         prepared: the float model that the layers belong to.
         memory: bytes for the moments of one pass.
-        store: a folder where moments of this model on these samples are kept, unless they are very large; those found
+        store: a folder that keeps moments of this model on these samples, unless they are very large. Moments found
             there are not computed again.
 
     Raises:
@@ -123,10 +124,11 @@ def layer_moments(
 
 
 class _Sums:
-    """Sums over patches. Patches of several samples are multiplied at once: one large product instead of many small.
+    """Hold sums over patches. Patches of several samples are multiplied at once: one large product instead of many
+    small ones.
 
-    The sums are of patches less the mean of the first ones: taken off at the end, a mean far from zero would cost the
-    covariance its digits.
+    The mean of the first patches is subtracted from all patches. If a mean far from zero were subtracted only at the
+    end, the covariance would lose its digits.
     """
 
     def __init__(self, layer: Layer) -> None:
@@ -138,7 +140,7 @@ class _Sums:
         self._second = np.zeros((layer.groups, layer.taps, layer.taps))
 
     def add(self, values: NDArray[Any], samples: int, random: np.random.Generator) -> None:
-        """Add patches of one of `samples` values of the layer's input, drawn by `random`."""
+        """Add patches of the layer's input in one sample, drawn by `random`. `samples` is the number of all samples."""
         wanted = min(max(_PATCHES_PER_TAP * self._layer.taps, _FEWEST), _MOST)
         self._held.append(self._layer.patches(values, -(-wanted // samples), random))
         if sum(patches.nbytes for patches in self._held) > _HELD:
@@ -156,7 +158,7 @@ class _Sums:
             self._second += patches.transpose(0, 2, 1) @ patches
 
     def moments(self) -> Moments:
-        """Return the moments of all patches so far; there must be some."""
+        """Return the moments of all patches so far. At least one sample must have been added."""
         self._multiply()
         assert self._origin is not None, "no sample was added"
         mean = self._first / self._count
@@ -182,7 +184,7 @@ def round_blocks(name: str, state: State, samples: Samples, workdir: Path, progr
     assert state.artifact is not None
     floats = Weights(state.prepared.model)
     model = read_model(state.artifact.model)
-    ir.external_data.load_to_model(model)  # what is saved may take the place of what was read
+    ir.external_data.load_to_model(model)  # the file that is saved may replace the one that was read
     products = find_blocks(model)
     layers = [layer for layer in find_layers(state.prepared.model) if layer.name in products]
     store = workdir.parent / f"moments-{state.prepared.digest}"
@@ -194,7 +196,7 @@ def round_blocks(name: str, state: State, samples: Samples, workdir: Path, progr
     if not gains:
         return state.note(f"{name}: no product has weights in blocks of its own")
     artifact = replace(state.artifact, model=workdir / state.artifact.model.name)
-    if state.scheme.float_compute is None:  # less noise of weights, so that int8 activations count for more
+    if state.scheme.float_compute is None:  # the weights have less noise, so the noise of int8 activations matters more
         artifact = described(artifact, choose_compute(model, state.prepared, samples))
     save_model(model, artifact.model)
     better = float(np.median(gains))
@@ -204,7 +206,7 @@ def round_blocks(name: str, state: State, samples: Samples, workdir: Path, progr
 
 
 def _round(product: ir.Node, rows: Floats, metric: Floats) -> float:
-    """Round one product in place; by how many decibels its expected squared error falls.
+    """Round one product in place, and return by how many decibels its expected squared error falls.
 
     Args:
         rows: float64 [1, n, k], the float weights.
@@ -228,7 +230,7 @@ def _round(product: ir.Node, rows: Floats, metric: Floats) -> float:
 
 
 def _joined(tried: tuple[BlockWeights, ...], best: np.ndarray) -> BlockWeights:
-    """Output by output, the blocks that `best` names."""
+    """Return blocks that take each output from the member of `tried` that `best` names."""
     outputs = np.arange(len(best))
     return replace(
         tried[0],
@@ -239,7 +241,7 @@ def _joined(tried: tuple[BlockWeights, ...], best: np.ndarray) -> BlockWeights:
 
 
 _KEPT = 2**22
-"""Weights of a layer up to which the result is kept."""
+"""The result is kept for layers with at most this many weights."""
 
 
 @dataclass(frozen=True)
@@ -257,7 +259,7 @@ class WeightRounding(Recovery):
         """Round the weights of `state` again.
 
         Raises:
-            EdgeqError: as `layer_moments`.
+            EdgeqError: see `layer_moments`.
         """
         assert state.artifact is not None
         if state.scheme.mode == "weight-only":
@@ -295,9 +297,9 @@ def round_layer(
     """Round one layer of `file` anew and put the mean of the remaining error into its bias, in place.
 
     Args:
-        floats: of the float model.
+        floats: weights of the float model.
         limits: smallest and largest integer of the weight type, before the zero point is subtracted.
-        store: an existing folder where what was rounded is kept, for the next build in which the layer is the same.
+        store: an existing folder that keeps the rounded weights for the next build in which the layer is the same.
 
     Returns:
         By how many decibels the expected squared error of the output falls.
@@ -316,7 +318,7 @@ def round_layer(
     file.set_weight(integer, chosen)
     remaining = ((rows - scale * chosen) * mean).sum(2).ravel()
     if integer.bias is not None:
-        # From the float bias, not on top of what the file has: applying this twice changes nothing.
+        # Starts from the float bias, not from the file's, so that applying this twice changes nothing.
         wanted = floats.array(layer.bias).ravel() if layer.bias else 0.0
         file.add_to_bias(integer, wanted + remaining - file.bias(integer))
         lost = squared(rows - scale * old, metric) + (((rows - scale * old) * mean).sum(2)) ** 2
@@ -329,7 +331,7 @@ def round_layer(
 def _kept_or_rounded(
     rows: Floats, metric: Floats, low: NDArray[np.int64], high: NDArray[np.int64], store: Path | None
 ) -> NDArray[np.int64]:
-    """`round_rows`, or what it gave for the same arguments before."""
+    """Return the result of `round_rows`, or the kept result of an earlier call with the same arguments."""
     if store is None or rows.size > _KEPT:
         return round_rows(rows, metric, low, high)
     digest = hashlib.sha256(repr(rows.shape).encode())
@@ -342,7 +344,7 @@ def _kept_or_rounded(
 
 
 def weight_limits(weight_type: str, reduce_range: bool) -> tuple[int, int]:
-    """Return smallest and largest integer that ONNX Runtime's quantizer uses for weights of "int8" or "uint8".
+    """Return the smallest and the largest integer that ONNX Runtime's quantizer uses for weights of "int8" or "uint8".
 
     Args:
         reduce_range: whether weights have 7 bits.
