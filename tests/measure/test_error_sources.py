@@ -74,7 +74,7 @@ def test_channels_that_share_a_scale_are_named(tmp_path: Path, form: str) -> Non
     named = [error_source for error_source in found.error_sources if error_source.cause == "weights"]
     assert named[0].node == "depthwise"
     assert named[0].exclude == ("depthwise",)
-    assert "one scale for channels" in named[0].reason
+    assert "one scale for all channels" in named[0].reason
 
 
 def test_the_flags_do_what_they_say(quantized: Quantized, tmp_path: Path) -> None:
