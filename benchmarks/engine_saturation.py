@@ -67,7 +67,7 @@ def accuracy(engine: Engine, count: int) -> None:
                 found[target] = evaluation.agreement["int8"].sqnr_db, metric
                 decided = f": {made.decision.why}" if made.decision else ""
                 points = "" if metric is None else f", {100 * metric:.2f} points"
-                print(f"{title}, {target}, {how}: {found[target][0]:.2f} dB{points} on {evaluation.count}{decided}")
+                print(f"{title}, {target}, {how}: {found[target][0]:.2f} dB{points} on {evaluation.samples}{decided}")
                 for m in made.decision.mitigations if made.decision else ():
                     points = "" if m.metric is None else f", {100 * m.metric:.2f} points"
                     print(f"    {m.name}: {m.sqnr_db:.2f} dB{points}{'' if m.safe else ', can saturate'} {m.failed}")

@@ -173,11 +173,11 @@ def run(
         near = evaluate_sessions({CPU: sessions[CPU], NPU: there}, samples, reference=CPU, count=8)
     return {
         **row,
-        "samples": shown.count,
+        "samples": shown.samples,
         "accuracy": {name: accuracy.value for name, accuracy in shown.accuracy.items()},
         "sqnr_db": {name: shown.agreement[name].sqnr_db for name in (CPU, NPU)},
         "simulator_to_cpu_db": near.agreement[NPU].sqnr_db,
-        "ms_per_sample": round(1000 * ran / shown.count, 1),
+        "ms_per_sample": round(1000 * ran / shown.samples, 1),
     }
 
 

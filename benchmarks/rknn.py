@@ -81,7 +81,7 @@ def run(case: Case, target: Target, count: int, seen: int, folder: Path) -> dict
     return {
         "name": case.name,
         "seconds": round(took),
-        "samples": found.count,
+        "samples": found.samples,
         "accuracy": {name: round(100 * accuracy.value, 2) for name, accuracy in found.accuracy.items()},
         "simulator_to_unfused_db": found.agreement[EDGEQ].sqnr_db,
         "repair": made.proof.repair.sentence if made.proof.repair is not None else "",

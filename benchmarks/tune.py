@@ -51,7 +51,7 @@ def run_case(case: Case, workdir: Path, grid: int, budget: str | None) -> Result
     float32 = evaluate(case.model, validation, task)
     tuned = evaluate(bundle, validation, task)
     lost = tuned.loss_against(float32)
-    print(f"    judged on {tuned.count} samples: float32 {float32.value:.4f}, tuned {tuned.value:.4f}")
+    print(f"    judged on {tuned.samples} samples: float32 {float32.value:.4f}, tuned {tuned.value:.4f}")
     verdict(f"loses {100 * lost:.2f} points", lost <= case.bar, f"at most {100 * case.bar:.1f}")
     results: Results = {"tune": record, "seconds": took, "float32": float32.value, "tuned": tuned.value, "loss": lost}
     feed = dict(next(iter(validation)).inputs)

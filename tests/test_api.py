@@ -73,7 +73,7 @@ def labelled() -> list[tuple[dict[str, Any], int]]:
 @pytest.mark.parametrize("model", [str(demo.MODEL), demo.MODEL.read_bytes()], ids=["path", "bytes"])
 def test_accuracy_needs_nothing_but_the_public_interface(model: str | bytes, samples: Callable[[], Any]) -> None:
     found = edgeq.evaluate(model, samples(), "classification", count=8)
-    assert found.count == 8
+    assert found.samples == 8
     assert found.metrics["top1"] > 0.8
 
 

@@ -204,7 +204,7 @@ def inspect_command(model: Path, targets: tuple[str, ...], shapes: tuple[str, ..
 
 def _show(report: ModelReport, *, verbose: bool) -> Lines:
     opsets = ", ".join(f"{domain} {version}" for domain, version in report.opsets.items())
-    yield f"{report.path}  {_size(report.file_bytes)}, {opsets}, IR {report.ir_version}, {report.producer}"
+    yield f"{report.path}  {_size(report.bytes)}, {opsets}, IR {report.ir_version}, {report.producer}"
     yield (f"{_number(report.parameters)} parameters ({_size(report.parameter_bytes)}), {_number(report.macs)} MACs")
     for title, specs in (("input", report.signature.inputs), ("output", report.signature.outputs)):
         for spec in specs:
@@ -230,7 +230,7 @@ def _show_prediction(prediction: TargetPrediction, *, verbose: bool) -> Lines:
     int8 = [n for n in counted if n.verdict == "int8"]
     yield ""
     yield (
-        f"{prediction.target} ({prediction.backend}): about {prediction.int8_macs_share:.1%} of the MACs and "
+        f"{prediction.target} ({prediction.backend}): about {prediction.int8_mac_share:.1%} of the MACs and "
         f"{len(int8)} of {len(counted)} nodes in int8, a forecast by "
         f"{rules_title(prediction.backend)}; `edgeq quantize` measures it"
     )

@@ -273,7 +273,7 @@ def _draw_trial(trial: Trial) -> Lines:
 
     from edgeq.util.numbers import metric
 
-    yield f"{trial.request.model}, {trial.count} samples, {trial.task}"
+    yield f"{trial.request.model}, {trial.samples} samples, {trial.task}"
     rows = []
     for one in trial.tries:
         value = "" if one.accuracy is None else metric(one.accuracy.primary, one.accuracy.value)
@@ -281,7 +281,7 @@ def _draw_trial(trial: Trial) -> Lines:
         rows.append((value, Text("\n  ".join(map(printable, lines)), overflow="fold")))
     yield table((trial.primary, "preprocessing"), rows, title="the best first")
     if len(trial.tied) > 1:
-        yield f"{trial.count} samples cannot distinguish these:"
+        yield f"{trial.samples} samples cannot distinguish these:"
         yield from (f"  {name}" for name in trial.tied)
 
 
@@ -290,7 +290,7 @@ def _eval_lines(found: EvalResult) -> Lines:
 
     accuracy, reference, agreement = found.accuracy, found.reference_accuracy, found.agreement
     variant = f", variant {found.variant}" if found.variant else ""
-    yield f"{found.request.model}{variant}, {found.count} samples"
+    yield f"{found.request.model}{variant}, {found.samples} samples"
     if accuracy is not None:
         rows = []
         for name, value in accuracy.metrics.items():

@@ -146,7 +146,7 @@ def run(
         )
         found = run_evaluation(request, progress=PrintedProgress())
         assert found.accuracy is not None, "there is a task"
-        result |= {"metrics": dict(found.accuracy.metrics), "figures": {"total": found.count}}
+        result |= {"metrics": dict(found.accuracy.metrics), "figures": {"total": found.samples}}
     else:
         settings = BenchSettings(
             scenarios=(SCENARIOS[scenario],),

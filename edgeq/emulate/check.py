@@ -310,7 +310,7 @@ def _run(trial: Trial, target: Target, route: ExecutionRoute, running: Running, 
     found = replace(found, selftest=selftest, answers=answers)
     wrong = [check for check in selftest if not check.passed]
     if wrong:
-        worst = wrong[0].problem or f"error {wrong[0].max_error:.6g} is over {wrong[0].tolerance:.6g}"
+        worst = wrong[0].problem or f"error {wrong[0].max_abs_error:.6g} is over {wrong[0].tolerance:.6g}"
         return replace(found, status=FAILED, reason=f"self-test: output {wrong[0].name}: {worst}")
     if trial.samples is None:
         return found
@@ -342,7 +342,7 @@ def _run(trial: Trial, target: Target, route: ExecutionRoute, running: Running, 
         return replace(found, status=FAILED, reason=str(error))
     found = replace(
         found,
-        samples=evaluation.count,
+        samples=evaluation.samples,
         reference=reference,
         agreement=evaluation.agreement[TARGET],
         host_agreement=evaluation.agreement.get(HOST),
@@ -590,7 +590,7 @@ def summary(checks: Sequence[EmulatedCheck]) -> list[str]:
         for output in check.selftest:
             verdict = "ok" if output.passed else "WRONG"
             bound = f", allowed {output.tolerance:.3g}" if output.tolerance < float("inf") else ""
-            lines.append(f"  self-test {output.name}: max error {output.max_error:.3g}{bound}: {verdict}")
+            lines.append(f"  self-test {output.name}: max error {output.max_abs_error:.3g}{bound}: {verdict}")
         if check.agreement is not None:
             sqnr = "equal" if check.agreement.sqnr_db == float("inf") else f"{check.agreement.sqnr_db:.1f} dB SQNR"
             if check.host_agreement is not None:

@@ -135,7 +135,7 @@ def _run(variant: Variant, clock: Callable[[], float] = time.perf_counter) -> Ch
         result = run_selftest(variant, session)
     except DeviceError as error:
         return Check(name, "failed", str(error))
-    worst = max((check.max_error / check.tolerance for check in result.outputs if check.tolerance), default=0.0)
+    worst = max((check.max_abs_error / check.tolerance for check in result.outputs if check.tolerance), default=0.0)
     if not result.passed:
         return Check(name, "failed", f"its outputs are {worst:.2g} tolerances from the simulation's")
     feeds = read_arrays(variant.cases[0].inputs)

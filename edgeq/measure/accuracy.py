@@ -44,7 +44,7 @@ class Accuracy(Displayed):
 
     Attributes:
         metrics: metric name → value, in the order of the task.
-        count: number of samples; each row of a gathered batch counts as one.
+        samples: number of samples; each row of a gathered batch counts as one.
         task: the task's name.
         primary: the metric that decides.
         higher_is_better: True if a higher value of the primary metric is better.
@@ -53,7 +53,7 @@ class Accuracy(Displayed):
     """
 
     metrics: Mapping[str, Finite]
-    count: Count
+    samples: Count
     task: str
     primary: str
     higher_is_better: bool
@@ -61,7 +61,7 @@ class Accuracy(Displayed):
     doubts: tuple[str, ...] = ()
 
     def __brief__(self) -> dict[str, Any]:
-        return {"metrics": self.metrics, "task": self.task, "samples": self.count, "doubts": self.doubts}
+        return {"metrics": self.metrics, "task": self.task, "samples": self.samples, "doubts": self.doubts}
 
     @property
     def value(self) -> float:
@@ -88,7 +88,7 @@ class Evaluation:
 
     accuracy: Mapping[str, Accuracy]
     agreement: Mapping[str, Agreement]
-    count: int
+    samples: int
 
 
 def evaluate_sessions(

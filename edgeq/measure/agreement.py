@@ -144,17 +144,17 @@ class OutputAgreement:
 
 @dataclass(frozen=True)
 class Agreement(Displayed):
-    """Hold the agreement of all numeric outputs that both models have, over `count` samples."""
+    """Hold the agreement of all numeric outputs that both models have, over `samples` samples."""
 
     outputs: tuple[OutputAgreement, ...]
-    count: Count = 0
+    samples: Count = 0
 
     def __brief__(self) -> dict[str, Any]:
         return {
             "sqnr_db": self.sqnr_db,
             "top1_agreement": self.top1,
             "outputs": len(self.outputs),
-            "samples": self.count,
+            "samples": self.samples,
         }
 
     @computed
@@ -177,8 +177,8 @@ class Agreement(Displayed):
         found = []
         for output in self.outputs:
             if output.mismatched:
-                some = f"{output.mismatched} of {self.count} samples are left out of its figures"
-                none = f"none of its {self.count} samples could be compared with"
+                some = f"{output.mismatched} of {self.samples} samples are left out of its figures"
+                none = f"none of its {self.samples} samples could be compared with"
                 what = some if output.compared else f"{none} {reference}"
                 found.append(f"output {output.name!r}: {what}, because its size differs from {reference}'s")
         return tuple(found)

@@ -94,7 +94,7 @@ class EvalResult:
     request: EvalRequest
     variant: str | None
     settings: SessionSettings
-    count: int
+    samples: int
     accuracy: Accuracy | None
     reference_accuracy: Accuracy | None
     reference_variant: str | None
@@ -117,7 +117,7 @@ class EvalResult:
             "model": str(self.request.model),
             "variant": self.variant,
             "data": str(self.request.data),
-            "count": self.count,
+            "samples": self.samples,
             "task": accuracy.task if accuracy else None,
             "primary": accuracy.primary if accuracy else None,
             "higher_is_better": accuracy.higher_is_better if accuracy else None,
@@ -227,7 +227,7 @@ def run_evaluation(
         request=request,
         variant=loaded.variant,
         settings=loaded.settings,
-        count=found.count,
+        samples=found.samples,
         accuracy=found.accuracy.get("model"),
         reference_accuracy=found.accuracy.get("reference"),
         reference_variant=reference.variant if reference else None,
@@ -272,7 +272,7 @@ class Trial:
     request: EvalRequest
     task: str
     primary: str
-    count: int
+    samples: int
     tries: tuple[Try, ...]
     tied: tuple[str, ...]
 
@@ -281,7 +281,7 @@ class Trial:
         return {
             "model": str(self.request.model),
             "data": str(self.request.data),
-            "count": self.count,
+            "samples": self.samples,
             "task": self.task,
             "primary": self.primary,
             "best": self.tries[0].preprocess,
@@ -326,10 +326,10 @@ def try_preprocess(
     ranked = sorted(measured, key=lambda pair: sign * pair[1].value)
     best = ranked[0][1]
     # Twice the standard error of a share over this number of samples; 0 for a metric that is not a share.
-    noise = 2 * math.sqrt(best.value * (1 - best.value) / best.count) if 0 <= best.value <= 1 else 0.0
+    noise = 2 * math.sqrt(best.value * (1 - best.value) / best.samples) if 0 <= best.value <= 1 else 0.0
     tied = [one.preprocess for one, accuracy in ranked if abs(accuracy.value - best.value) <= noise]
     tries = tuple(one for one, _ in (*ranked, *failed))
-    return Trial(request, best.task, best.primary, best.count, tries, tuple(tied))
+    return Trial(request, best.task, best.primary, best.samples, tries, tuple(tied))
 
 
 def _candidates(request: EvalRequest, given: Sequence[str] | None) -> Mapping[str, Preprocess]:

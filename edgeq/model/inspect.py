@@ -44,7 +44,7 @@ class TargetPrediction:
     nodes: tuple[NodePrediction, ...]
 
     @property
-    def int8_macs_share(self) -> float:
+    def int8_mac_share(self) -> float:
         """Return the share of multiply-accumulates that will run in int8, 0 to 1; 0 if the model has none."""
         total = sum(n.macs for n in self.nodes)
         return sum(n.macs for n in self.nodes if n.verdict == "int8") / total if total else 0.0
@@ -56,7 +56,7 @@ class TargetPrediction:
             "backend": self.backend,
             "basis": "forecast",
             "how": rules_title(self.backend),
-            "int8_macs_share": self.int8_macs_share,
+            "int8_mac_share": self.int8_mac_share,
             "int8_nodes": verdicts["int8"],
             "float_nodes": verdicts["float"],
             "other_nodes": verdicts["other"],
@@ -70,7 +70,7 @@ class ModelReport(Page):
 
     Attributes:
         path: the model file.
-        files, file_bytes: the model file with its external data, and the bytes of all these files.
+        files, bytes: the model file with its external data, and the bytes of all these files.
         digest: SHA-256 of the model.
         ir_version, opsets, producer: as stored in the model. The main operator set is "ai.onnx".
         parameters, parameter_bytes: elements and bytes of all initializers and Constant nodes.
@@ -86,7 +86,7 @@ class ModelReport(Page):
 
     path: Path = field(metadata=written(name="model"))
     files: tuple[Path, ...]
-    file_bytes: int
+    bytes: int
     digest: str = field(metadata=written(name="sha256"))
     ir_version: int
     opsets: Mapping[str, int]
@@ -115,17 +115,17 @@ class ModelReport(Page):
 
     def __brief__(self) -> dict[str, Any]:
         known = {"path": self.path, "parameters": self.parameters, "macs": self.macs, "quantized": self.quantized}
-        forecast = {f"int8 on {t.target}": t.int8_macs_share for t in self.targets}
+        forecast = {f"int8 on {t.target}": t.int8_mac_share for t in self.targets}
         inputs, outputs = ([str(spec) for spec in specs] for specs in (self.signature.inputs, self.signature.outputs))
         return {**known, "inputs": inputs, "outputs": outputs, "operators": self.operators, **forecast}
 
     def __page__(self) -> dict[str, Any]:
-        known = {"size": f"{self.file_bytes:,} bytes", "parameters": f"{self.parameters:,}", "MACs": f"{self.macs:,}"}
+        known = {"size": f"{self.bytes:,} bytes", "parameters": f"{self.parameters:,}", "MACs": f"{self.macs:,}"}
         specs = [("input", self.signature.inputs), ("output", self.signature.outputs)]
         rows = [*known.items(), *((title, str(spec)) for title, found in specs for spec in found)]
         operators = [(o.op_type, str(o.count), f"{o.macs:,}") for o in self.operators]
         forecast = [
-            (t.target, t.backend, f"{t.int8_macs_share:.1%}", str(sum(n.verdict == "float" for n in t.nodes)))
+            (t.target, t.backend, f"{t.int8_mac_share:.1%}", str(sum(n.verdict == "float" for n in t.nodes)))
             for t in self.targets
         ]
         tables = [
@@ -192,7 +192,7 @@ def inspect_model(
     return ModelReport(
         path=path,
         files=files,
-        file_bytes=sum(f.stat().st_size for f in files),
+        bytes=sum(f.stat().st_size for f in files),
         digest=model_digest(path),
         ir_version=model.ir_version,
         opsets={domain or "ai.onnx": version for domain, version in model.opset_imports.items()},

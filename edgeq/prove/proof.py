@@ -187,7 +187,7 @@ class Proof(Displayed):
     def warnings(self, *, timed: bool = True) -> tuple[str, ...]:
         """Return warnings for the user, one sentence each. Without `timed`, none is about speed."""
         found = []
-        count, worst = self.agreement.count, self.agreement.worst
+        count, worst = self.agreement.samples, self.agreement.worst
         changed = 0 if self.agreement.top1 is None else round((1 - self.agreement.top1) * count)
         if timed and self.speed is not None and self.speed.ratio.verdict == SLOWER:
             found.append(f"{self.speed.ratio.sentence('int8', 'float32')}; `edgeq tune` searches for a faster model")
@@ -382,7 +382,7 @@ def prove(
         accuracy=evaluation.accuracy,
         opening=opening,
         speed=_speed(latency) if latency else None,
-        samples=evaluation.count,
+        samples=evaluation.samples,
         held_out=held_out,
         engine=artifact.engine.name if artifact.engine is not None and artifact.simulation is None else DEFAULT,
     )

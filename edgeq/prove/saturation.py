@@ -290,7 +290,7 @@ def decide(builds: Builds, target: Target, scheme: Scheme, *, engine: Engine | N
     if chosen is None:
         chosen = min([m for m in considered if m.safe] or considered[:1], key=loss)
     why = _why(chosen, found, exact_db)
-    return Decision(chosen, tuple(considered), exact_db, exact_metric, found, evaluation.count, why)
+    return Decision(chosen, tuple(considered), exact_db, exact_metric, found, evaluation.samples, why)
 
 
 def _mitigations(cost: Mapping[str, float], scheme: Scheme) -> tuple[Mitigation, ...]:

@@ -183,7 +183,7 @@ def _row(board: Board, run: Callable[..., Measurement], on_status: OnStatus) -> 
     on_status(board.name, "done")
     name, scenario = next(iter(parse(plain(found), BenchReport, board.name, BoardError).scenarios.items()))
     latency = {model: entry.latency for model, entry in scenario.models.items()}
-    cpu = str(found.machine.get("cpu", ""))
+    cpu = str(found.machine.get("cpu_name", ""))
     return FleetRow(board.name, board.kind, "", cpu, latency, scenario.ratios, (*progress.notes, *found.notes)), name
 
 
@@ -243,11 +243,11 @@ class OutputFound:
     """Report one output of a self-test.
 
     Attributes:
-        max_error: the largest error; None if there is a `problem`.
+        max_abs_error: the largest error; None if there is a `problem`.
         tolerance: the largest allowed error.
     """
 
-    max_error: Amount | None
+    max_abs_error: Amount | None
     tolerance: Amount
     passed: bool
     problem: Text
@@ -351,7 +351,7 @@ def _sensible(found: Verification, bundle: Bundle, variant: str | None) -> bool:
     return (
         found.manifest_sha256 in ("", bundle.manifest_sha256)  # early runners do not report the hash
         and named == sorted(pair for pair in known if variant in (None, pair[1]))
-        and all(output.problem or output.max_error is not None for output in outputs)
+        and all(output.problem or output.max_abs_error is not None for output in outputs)
         and not (found.passed and ("failed" in statuses or statuses.isdisjoint(("passed", "loaded"))))
     )
 

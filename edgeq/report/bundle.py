@@ -151,7 +151,7 @@ def _accuracy(short: Mapping[str, Any]) -> dict[str, Any]:
     primary one.
     """
     bodies = {name: _body(short.get(name)) for name in (FLOAT, INT8)}
-    rest = {"task": "", "count": short.get("samples") or 0, "higher_is_better": True}
+    rest = {"task": "", "samples": short.get("samples") or 0, "higher_is_better": True}
     return {name: {"metrics": m, "primary": next(iter(m)), **rest} for name, m in bodies.items() if m}
 
 

@@ -254,7 +254,7 @@ def _accuracy_sentence(a: Accuracy, b: Accuracy) -> str:
 
 
 def _agreement_sentences(agreement: Agreement) -> list[str]:
-    outputs, samples = agreement.outputs, f"of {agreement.count} samples"
+    outputs, samples = agreement.outputs, f"of {agreement.samples} samples"
     if not outputs:
         return ["They have no output in common."]
     if all(output.equal for output in outputs):
@@ -488,7 +488,7 @@ def run_comparison(
         a=sides[0],
         b=sides[1],
         signature_differences=differences,
-        samples=evaluation.count if evaluation is not None else 0,
+        samples=evaluation.samples if evaluation is not None else 0,
         agreement=evaluation.agreement[B] if evaluation is not None else None,
         measurement=measurement,
         notes=(*notes, *(measurement.notes if measurement is not None else ())),

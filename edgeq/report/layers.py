@@ -98,7 +98,7 @@ class LayersRecord:
 
     count: int = 0
     activations: tuple[Activation, ...] = ()
-    culprits: tuple[ErrorSource, ...] = ()
+    error_sources: tuple[ErrorSource, ...] = ()
     error: str = ""
 
 
@@ -117,7 +117,7 @@ def layer_record(
         settings: the settings of the quantized model's session.
 
     Returns:
-        `activations`, `culprits` (the error sources) and `count`. If the two models cannot be compared layer by layer,
+        `activations`, `error_sources` and `samples`. If the two models cannot be compared layer by layer,
             only `error`.
     """
     try:
@@ -133,9 +133,9 @@ def layer_record(
     except EdgeqError as error:
         return {"error": str(error)}
     return {
-        "count": found.count,
+        "samples": found.count,
         "activations": [plain(parse(plain(a), Activation, "the comparison of layers")) for a in found.activations],
-        "culprits": plain(error_sources),
+        "error_sources": plain(error_sources),
     }
 
 
@@ -206,7 +206,7 @@ def layer_rows(
         kernels: kernel times by "float32" and "int8", in execution order.
     """
     record = record or LayersRecord()
-    sources = {source.name: source for source in record.culprits}
+    sources = {source.name: source for source in record.error_sources}
     measured: dict[str, Activation] = {}
     for activation in record.activations:
         measured.setdefault(activation.node or activation.name, activation)

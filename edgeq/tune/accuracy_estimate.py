@@ -145,7 +145,7 @@ def assess(
     compared = agreement.comparison.result()
     regret = agreement.regret
     known: dict[str, Any] = {
-        "samples": compared.count,
+        "samples": compared.samples,
         "complete": complete,
         "basis": "labels" if labels else "noise" if held == "noise" else "agreement",
         "sqnr_db": compared.sqnr_db,
@@ -158,7 +158,7 @@ def assess(
         task, reference, candidate = labels
         sign = 1 if task.higher_is_better else -1
         drop = sign * (reference.metrics[task.primary] - candidate.metrics[task.primary])
-        error = loss_error(reference, candidate, further=further_error(candidate, regret, compared.count))
+        error = loss_error(reference, candidate, further=further_error(candidate, regret, compared.samples))
         known["metrics"] = candidate.metrics
         low, high = sure(drop, error)
         if error is None:

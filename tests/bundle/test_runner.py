@@ -312,7 +312,7 @@ def test_a_failing_self_test_is_an_error(tmp_path: Path) -> None:
     assert "output y: error 0.5" in one_line(done, 10)
     report = json.loads(done.stdout)
     assert report["passed"] is False
-    assert report["variants"][0]["outputs"]["y"]["max_error"] == pytest.approx(0.5, abs=1e-4)
+    assert report["variants"][0]["outputs"]["y"]["max_abs_error"] == pytest.approx(0.5, abs=1e-4)
 
 
 def test_a_named_variant(good: Path) -> None:

@@ -37,7 +37,7 @@ def test_report_lists_every_variant(good_zip: Path) -> None:
     ]
     (check,) = report.variants[0].selftest.outputs if report.variants[0].selftest else ()
     assert check.name == "y"
-    assert check.max_error <= check.tolerance
+    assert check.max_abs_error <= check.tolerance
 
 
 def test_a_slice_of_an_output_travels_with_its_tolerance(tmp_path: Path) -> None:
@@ -54,7 +54,7 @@ def test_a_slice_of_an_output_travels_with_its_tolerance(tmp_path: Path) -> None
 
 
 def test_what_differs_besides_values_is_reported() -> None:
-    check = {"max_error": None, "tolerance": 0.1, "passed": False, "problem": "it is not finite"}
+    check = {"max_abs_error": None, "tolerance": 0.1, "passed": False, "problem": "it is not finite"}
     found = {"component": "model", "variant": "pi", "status": "failed", "reason": "", "outputs": {"y": check}}
     assert list(variant_lines(found)) == ["  model/pi: failed", "    y: it is not finite, allowed 0.1: WRONG"]
 

@@ -162,4 +162,4 @@ def test_a_system_that_cannot_pin_says_so(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_a_machine_is_described_in_plain_values(tmp_path: Path) -> None:
     machine = environment.describe_machine(tmp_path)
-    assert list(machine) == ["cpu", "architecture", "system", "logical_cores", "allowed_cores", "governors"]
+    assert list(machine) == ["cpu_name", "architecture", "os", "threads", "allowed_cores", "governors"]

@@ -20,7 +20,7 @@ def test_what_is_within_the_tolerance_passes(tmp_path: Path) -> None:
     tested = variant(cases=(case(tmp_path, INPUT, RIGHT + np.float32(0.25)),), tolerance={"y": 0.25})
     result = run_selftest(tested, Session())
     assert result.passed
-    assert result.outputs[0].max_error == 0.25
+    assert result.outputs[0].max_abs_error == 0.25
 
 
 def test_what_is_over_the_tolerance_fails(tmp_path: Path) -> None:
@@ -37,7 +37,7 @@ def test_the_worst_case_counts(tmp_path: Path) -> None:
         cases.append(case(tmp_path / name, INPUT, RIGHT + np.float32(error)))
     result = run_selftest(variant(cases=tuple(cases), tolerance={"y": 0.1}), Session())
     assert result.cases == 2
-    assert result.outputs[0].max_error == 0.5
+    assert result.outputs[0].max_abs_error == 0.5
     assert not result.passed
 
 

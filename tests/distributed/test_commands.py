@@ -106,7 +106,7 @@ def test_evaluation_gives_the_same_record(address: str, task: str | None) -> Non
     request = EvalRequest(demo.MODEL, demo.VALIDATION, task, reference=demo.MODEL, count=70, settings=ONE)
     here, there = (plain(run_evaluation(request, workers=workers)) for workers in (None, address))
     assert there == here
-    assert there["count"] == 70
+    assert there["samples"] == 70
 
 
 def test_a_task_of_ones_own(address: str, tmp_path: Path) -> None:

@@ -106,7 +106,7 @@ def test_what_is_no_such_output_fails(model: Path, change: Callable[[Any], Any],
     found = checked(simulating(change), model)
     with pytest.raises(CheckFailedError, match=says):
         found.check()
-    assert plain(found)["selftest"]["y"]["max_error"] is None
+    assert plain(found)["selftest"]["y"]["max_abs_error"] is None
 
 
 def test_accuracy_lost_on_the_target_is_reported(model: Path, samples: Samples) -> None:

@@ -31,7 +31,7 @@ def test_a_model_file_bytes_and_session_give_the_same(tmp_path: Path) -> None:
         accuracy = evaluate(given, vectors(SAMPLES, LABELS), Classification(), settings=settings)
         assert accuracy.metrics == {"top1": 0.75}
         assert accuracy.value == 0.75
-        assert accuracy.count == 4
+        assert accuracy.samples == 4
         assert accuracy.settings is settings
 
 
@@ -64,7 +64,7 @@ def test_one_pass_gives_accuracy_and_agreement() -> None:
     assert set(found.accuracy) == {"a", "b"}
     assert set(found.agreement) == {"b"}
     assert found.agreement["b"].top1 == 1.0
-    assert found.count == 4
+    assert found.samples == 4
 
 
 def test_agreement_needs_no_labels() -> None:
@@ -82,7 +82,7 @@ def test_an_unknown_reference_is_refused() -> None:
 def test_count_takes_the_first_samples() -> None:
     samples = vectors(SAMPLES, LABELS)
     accuracy = evaluate(linear_model().SerializeToString(), samples, Classification(), count=2)
-    assert (accuracy.value, accuracy.count, samples.decoded) == (1.0, 2, 2)
+    assert (accuracy.value, accuracy.samples, samples.decoded) == (1.0, 2, 2)
     with pytest.raises(DataError, match="no samples"):
         evaluate(linear_model().SerializeToString(), samples, Classification(), count=0)
 

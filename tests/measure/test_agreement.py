@@ -194,7 +194,7 @@ def test_sessions_are_compared_over_all_samples() -> None:
     reference = FakeSession(lambda feed: {"y": feed["x"][:, :, None]}, ["y"])
     flipped = FakeSession(lambda feed: {"y": feed["x"][:, ::-1, None]}, ["y"])
     agreement = compare_sessions(reference, flipped, samples)
-    assert agreement.count == 2
+    assert agreement.samples == 2
     assert agreement.top1 == 0.0
     assert agreement.sqnr_db == pytest.approx(10 * math.log10(1.625 / 2.5))
     assert plain(agreement)["outputs"][0]["name"] == "y"

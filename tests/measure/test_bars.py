@@ -75,7 +75,7 @@ def test_the_figure_in_meta_json(shared_data: Path, bar: Bar) -> None:
     needs(bar)
     expected = json.loads((shared_data / bar.model / "meta.json").read_text())["float32"]
     found = run_evaluation(request(shared_data, bar))
-    assert found.count == bar.samples
+    assert found.samples == bar.samples
     assert found.accuracy is not None
     for metric, key in bar.figures.items():
         digits = max(decimals(expected[key]), 4)
@@ -100,6 +100,6 @@ def test_a_part_of_the_data(shared_data: Path, bar: Bar) -> None:
     needs(bar)
     count, stride, expected = PARTS[bar.name]
     found = run_evaluation(request(shared_data, bar, count=count, stride=stride))
-    assert found.count == count
+    assert found.samples == count
     assert found.accuracy is not None
     assert found.accuracy.value == pytest.approx(expected, abs=1e-3)

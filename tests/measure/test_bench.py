@@ -101,7 +101,7 @@ def test_json_on_stdout_and_nothing_else(model: Path) -> None:
     done = run(model, "--json", "--scenario", "all", *FAST)
     assert done.exit_code == 0, done.output
     report: dict[str, Any] = json.loads(done.stdout)
-    assert report["schema"] == "edgeq.bench/1"
+    assert report["schema"] == "edgeq.bench/2"
     assert list(report["scenarios"]) == ["single-stream", "multi-stream", "server", "offline"]
 
 

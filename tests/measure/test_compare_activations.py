@@ -193,7 +193,7 @@ def test_plain_values(quantized: Quantized) -> None:
     reference, graph = read_graph(quantized.prepared.path), read_graph(quantized.models["u8s8"])
     found = compare_layers(reference, graph, quantized.samples)
     record = plain(found)
-    assert record["count"] == len(quantized.samples)
+    assert record["samples"] == len(quantized.samples)
     assert record["weights"][0]["name"] == "stem.weight"
     assert {key for a in record["activations"] for key in a} == {
         "name", "node", "op_type", "folded", "quantized_name", "kind", "range", "minimum", "maximum", "reads",

@@ -31,7 +31,7 @@ from tests.measure.quantized_models import SCHEMES, Quantized, float_model, quan
 pytestmark = pytest.mark.usefixtures("exact_kernels")
 
 KEYS = {
-    "float_model", "quantized_model", "variant", "data", "count", "prepared", "outputs", "culprits", "exclude",
+    "float_model", "quantized_model", "variant", "data", "samples", "prepared", "outputs", "error_sources", "exclude",
     "engine", "exclusions", "verdict", "verdict_text", "weights", "activations", "notes", "warnings",
 }  # fmt: skip
 
@@ -46,7 +46,7 @@ def test_every_format_through_the_command(quantized: Quantized, form: str) -> No
     assert result.exit_code == 0, result.output
     plain = json.loads(result.stdout)
     assert set(plain) == KEYS
-    assert plain["count"] == 16
+    assert plain["samples"] == 16
     assert plain["warnings"] == []
     (output,) = plain["outputs"]["as_written"]["outputs"]
     last = plain["activations"][-1]

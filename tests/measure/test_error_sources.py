@@ -140,6 +140,6 @@ def test_a_model_against_itself_has_no_error_sources(quantized: Quantized) -> No
 def test_as_json(quantized: Quantized, tmp_path: Path) -> None:
     wide = widen_range(quantized.models["u8s8"], "sum", 20, tmp_path / "wide.onnx")
     record = plain(debug(quantized.source, wide, quantized.data))
-    error_source = json.loads(json.dumps(record, allow_nan=False))["culprits"][0]
+    error_source = json.loads(json.dumps(record, allow_nan=False))["error_sources"][0]
     assert set(error_source) == {"name", "node", "op_type", "output_sqnr_db", "share", "cause", "reason", "exclude"}
     assert find_error_sources((), (), debug(quantized.source, wide, quantized.data).written) == ()

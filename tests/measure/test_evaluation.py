@@ -60,7 +60,7 @@ def bundle(folder: Path, name: str, preprocess: Any = None, **info: Any) -> Path
 def test_a_model_on_labelled_data(folder: Path) -> None:
     found = plain(run_evaluation(ask(folder)))
     assert found["metrics"] == {"top1": 0.75}
-    assert found["count"] == 4
+    assert found["samples"] == 4
     assert found["reference"] is None
     assert json.loads(json.dumps(found, allow_nan=False)) == found
 

@@ -79,7 +79,7 @@ def test_the_command(eval_request: EvalRequest) -> None:
     given = ["eval", str(eval_request.model), "--data", str(eval_request.data), "--task", "classification"]
     given += ["--preprocess", eval_request.preprocess, "--try-preprocess"]
     report = json.loads(CliRunner().invoke(group, [*given, "--json"]).stdout)
-    assert report["count"] == 40
+    assert report["samples"] == 40
     assert report["best"] in report["tied"]
     assert {"preprocess", "title", "metrics", "reason"} == set(report["candidates"][0])
     human = CliRunner().invoke(group, given)

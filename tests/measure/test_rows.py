@@ -19,10 +19,10 @@ def test_rows_that_only_fill_a_batch_do_not_count() -> None:
     samples = open_samples(items, FIXED)
     session = FakeSession(lambda feed: {"y": feed["x"]}, ["y"])
     accuracy = evaluate(session, samples, Classification())
-    assert accuracy.count == 6
+    assert accuracy.samples == 6
     assert accuracy.value == pytest.approx(5 / 6)
     agreement = evaluate_sessions({"a": session, "b": session}, samples, reference="a").agreement["b"]
-    assert agreement.count == 6
+    assert agreement.samples == 6
     assert agreement.outputs[0].elements == 18
 
 

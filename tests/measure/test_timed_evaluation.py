@@ -90,7 +90,7 @@ def test_the_figures_are_those_of_a_plain_evaluation(
 
 def test_the_race_is_real() -> None:
     found, latency = evaluate_timed(sessions(), made_up(3, [5]), reference="float32")
-    assert found.count == 3
+    assert found.samples == 3
     assert {name: d.count > 0 for name, d in latency.items()} == {"float32": True, "int8": True}
 
 

@@ -208,7 +208,7 @@ def variant(layers: int = 30) -> dict[str, Any]:
         "warnings": ["accuracy was measured on few samples"],
         "layers": {
             "activations": [layer(n, 40 - 0.5 * i, 38 - 0.8 * i) for i, n in enumerate(names)],
-            "culprits": [error_source("block.2/Conv", "its range is wide")],
+            "error_sources": [error_source("block.2/Conv", "its range is wide")],
         },
         "kernels": kernels(names),
         "histograms": [histogram(f"tensor{i}") for i in range(4)],

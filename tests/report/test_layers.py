@@ -23,5 +23,5 @@ def test_a_large_model_is_compared_on_fewer_samples(
     edgeq.quantize(demo.MODEL, demo.CALIBRATION, tmp_path / "int8.onnx", timed=False)
     samples = open_samples(demo.CALIBRATION, prepared.signature)
     found = layers.layer_record(prepared.graph, tmp_path / "int8.onnx", samples, SessionSettings())
-    assert found["count"] == count
+    assert found["samples"] == count
     assert found["activations"]

@@ -203,7 +203,7 @@ def test_candidates_come_in_the_order_that_the_caption_says() -> None:
 def test_layers_come_in_the_order_that_the_heading_says(sources: bool) -> None:
     body = samples.variant()
     if not sources:
-        body["layers"]["culprits"] = []
+        body["layers"]["error_sources"] = []
     view = layers_view(read_report(samples.record(variants={"int8": body})).variants[0])
     assert view is not None
     assert ("error sources" in view["title"]) is sources

@@ -325,7 +325,7 @@ def environment_notes(seen: Dict[str, Any], cores: int) -> List[str]:
     return notes
 
 
-SCHEMA = "edgeq.bench/1"
+SCHEMA = "edgeq.bench/2"
 _SERVED = ("target_qps", "achieved_qps", "latency_bound_ms", "over_bound_share", "valid")
 Report = Dict[str, Any]
 OnProgress = Callable[[str, float], None]

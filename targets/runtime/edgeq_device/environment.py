@@ -196,10 +196,10 @@ def pinned(cores: Sequence[int]) -> Iterator[None]:
 def describe_machine(root: Path = ROOT) -> Dict[str, Any]:
     """Return a description of the machine under stable names, for a report."""
     return {
-        "cpu": cpu_name(root),
+        "cpu_name": cpu_name(root),
         "architecture": platform.machine(),
-        "system": platform.system(),
-        "logical_cores": os.cpu_count(),
+        "os": platform.system(),
+        "threads": os.cpu_count(),
         "allowed_cores": list(allowed_cores()),
         "governors": list(read_governors(root)),
     }

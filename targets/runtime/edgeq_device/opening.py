@@ -45,25 +45,25 @@ class OutputCheck:
 
     Attributes:
         name: name of the output, and the place of the slice.
-        max_error: largest absolute difference; infinite if shape or dtype differ, or values are not finite.
+        max_abs_error: largest absolute difference; infinite if shape or dtype differ, or values are not finite.
         problem: description of a difference in anything but the values; "" if there is none.
         tolerance: allowed absolute difference.
     """
 
     name: str
-    max_error: float
+    max_abs_error: float
     problem: str
     tolerance: float
 
     @property
     def passed(self) -> bool:
         """Return whether shape and dtype agree and the error is within the tolerance."""
-        return not self.problem and self.max_error <= self.tolerance
+        return not self.problem and self.max_abs_error <= self.tolerance
 
     def to_dict(self) -> Dict[str, Any]:
         """Return plain JSON values. An infinite number becomes None."""
-        error, allowed = (value if math.isfinite(value) else None for value in (self.max_error, self.tolerance))
-        return {"max_error": error, "tolerance": allowed, "passed": self.passed, "problem": self.problem}
+        error, allowed = (value if math.isfinite(value) else None for value in (self.max_abs_error, self.tolerance))
+        return {"max_abs_error": error, "tolerance": allowed, "passed": self.passed, "problem": self.problem}
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class SelfTest:
         if not self.outputs:
             return "it has no self-test"
         return "; ".join(
-            f"output {check.name}: {check.problem or f'error {check.max_error:.6g} is over {check.tolerance:.6g}'}"
+            f"output {check.name}: {check.problem or f'error {check.max_abs_error:.6g} is over {check.tolerance:.6g}'}"
             for check in self.outputs
             if not check.passed
         )
@@ -141,7 +141,7 @@ def check_outputs(
                 one.append(OutputCheck(f"{name}, {part.where}", error, problem, part.tolerance))
             for place, check in enumerate(one):
                 before = checks.get((name, place), check)
-                worse = replace(check, max_error=max(check.max_error, before.max_error))
+                worse = replace(check, max_abs_error=max(check.max_abs_error, before.max_abs_error))
                 checks[name, place] = replace(worse, problem=before.problem or check.problem)
     return tuple(checks[key] for key in sorted(checks))
 

@@ -253,7 +253,7 @@ def variant_lines(found: Mapping[str, Any]) -> Iterator[str]:
     reason = f" ({found['reason']})" if found["reason"] else ""
     yield f"  {_name(found['component'], found['variant'])}: {found['status']}{reason}"
     for name, check in found["outputs"].items():
-        error = check["problem"] or f"max error {check['max_error']:.3g}"
+        error = check["problem"] or f"max error {check['max_abs_error']:.3g}"
         yield f"    {name}: {error}, allowed {check['tolerance']:.3g}: {'ok' if check['passed'] else 'WRONG'}"
 
 

@@ -127,7 +127,7 @@ def test_the_bundle_passes_beside_another_target_that_shares_its_weights(site: P
     report = edgeq.verify(site.with_name("web-bundle"), variant="web-wasm").to_dict()
     (checked,) = (one for one in report["variants"] if one["variant"] == "web-wasm")
     assert checked["status"] == "passed"
-    assert {found["max_error"] for found in checked["outputs"].values()} == {0.0}
+    assert {found["max_abs_error"] for found in checked["outputs"].values()} == {0.0}
 
 
 def test_a_path_that_leads_out_is_refused(site: Path, tmp_path: Path) -> None:
