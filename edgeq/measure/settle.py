@@ -51,5 +51,5 @@ def unfit_folders(samples: SourceSamples) -> tuple[str, ...]:
         return ()
     return (
         f"{samples.source}: {folders} class folders are numbered in sorted order, and the model has {scores} scores: "
-        "`--classes FILE` says which is which (a name a line in the order of the scores, or JSON)",
+        "`--classes FILE` says which is which (one name per line in the order of the scores, or JSON)",
     )

@@ -205,7 +205,7 @@ def test_data_that_give_fewer_items_the_second_time_say_so() -> None:
     once = generator()
     for source, second in ((lambda: once, 0), (Shrinks(), 2)):
         items = open_python(source, IMAGE_MODEL, prepared=True, wanted=None)
-        with pytest.raises(DataError, match=f"gave 4 items, and {second} when they were read again"):
+        with pytest.raises(DataError, match=f"gave 4 items at first, but {second} when read again"):
             list(items.read(range(4)))
         assert len(list(items.read(range(0)))) == 0
 
