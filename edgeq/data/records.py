@@ -55,8 +55,7 @@ class Record:
     Attributes:
         name: the file, and the index in it, for messages.
         raw: model input → raw value (array, `Picture`, path, text). If the model has several inputs, the key "" means
-            that
-            the preprocessing decides the inputs.
+            that the preprocessing decides the inputs.
         label, context: as in `Sample`.
     """
 
@@ -268,8 +267,7 @@ class State:
     Attributes:
         array: the values.
         axes: one letter per axis (N batch, C channel, H row, W column, others as the source declares), or "" if the
-            axes
-            have no declared meaning.
+            axes have no declared meaning.
         channels: the order of the channels, "RGB" or "BGR", or "" for anything else.
         geometry: the geometry of an image, else None.
     """
@@ -337,8 +335,7 @@ class Sample(Displayed):
         name: the file (and index in it), for messages.
         inputs: the arrays for `session.run`, batch dimension included.
         label: class index or any other label that the reader found, or None. A batch that was gathered for a model of
-            fixed
-            batch size has the tuple of its rows' labels.
+            fixed batch size has the tuple of its rows' labels.
         context: "file" (base name), "path" (below the data folder), "index" (in its file), "class" (sub-folder), and
             for images "original_size" (width, height), "scale", "offset" (see `edgeq.data.records.Geometry`). A
                 gathered
@@ -372,8 +369,7 @@ class SourceOptions:
     Attributes:
         key: the array that contains the items (.npz).
         encoded, offsets: the array that contains concatenated image files (JPEG, PNG …), and the array whose n + 1
-            numbers
-            are the positions where the files begin and the last one ends (.npz).
+            numbers are the positions where the files begin and the last one ends (.npz).
         label: the array that contains the labels (.npz), or the column (text).
         labels: any other source of the labels; see `edgeq.data.labels`.
         layout: the axes of one raw item, such as "HWC", "CHW", "TF". Further leading axes count samples.

@@ -112,8 +112,7 @@ class SourceSamples(Displayed):
         notes: decisions and findings at opening; the command line prints them.
         preprocess: the preprocessing, or None if the data are model inputs already.
         hold: limit in bytes of inputs up to which all samples stay in memory after the first pass, because decoding
-            them
-            again often costs more than the model.
+            them again often costs more than the model.
         classes: numbers of labels that are names; None leaves names as they are.
         score_names: names of the model's scores, if a list of classes or class folders name them.
     """
