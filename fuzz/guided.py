@@ -12,8 +12,8 @@ from fuzz.run import MEMORY, SECONDS, run_case
 
 
 def guided(layer: Layer, seed: int, seconds: float, save: Path) -> int:
-    """Run a layer for some seconds, and return 0 if nothing was found. Findings are saved under `save`: one byte for
-    the seed that gives the file its name, then the file.
+    """Run a layer for some seconds, and return 0 if nothing was found. Findings are saved under `save`. Their first
+    byte is the number of the seed whose file name the case has; the content of the file follows.
     """
     save.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="edgeq-fuzz-") as name:

@@ -176,7 +176,7 @@ def list_preprocess(printer: Printer) -> None:
     lines = [
         "Names:",
         *(f"  {entry['name']:<20}{entry['title']}" for entry in plain["preprocessings"]),
-        "Steps, applied in the order written, as 'resize=short:256,crop=224,divide=255':",
+        "Steps, applied in the order written, such as 'resize=short:256,crop=224,divide=255':",
         *(f"  {name:<20}{text}" for name, text in plain["steps"].items()),
         f"  {plain['filters']}",
         "Source options, among the steps or in the [source] table of a .toml file:",

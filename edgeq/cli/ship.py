@@ -57,7 +57,7 @@ def push_command(printer: Printer, bundle: Path, reference: str) -> None:
 
     pushed = push_bundle(bundle, reference, progress=printer.progress())
     signed = "signed" if pushed.signed else "not signed"
-    size = f"{pushed.bytes / 1e6:.2f} MB, {pushed.uploaded / 1e6:.2f} MB of them new there"
+    size = f"{pushed.bytes / 1e6:.2f} MB, of which {pushed.uploaded / 1e6:.2f} MB were uploaded"
     fill_next(reference=pushed.reference, trust="KEY.pub" if pushed.signed else None)
     printer.lines(pushed, [f"{pushed.files} files, {signed}, {size}", pushed.reference])
 

@@ -62,7 +62,7 @@ def decode(stream: IO[bytes] | Path, where: str) -> Picture:
                 )
                 if image.mode not in _EIGHT_BIT or _is_deep(image):
                     raise DataError(
-                        f"{where} is an image whose values are not 8 bits a channel (Pillow's mode {image.mode})",
+                        f"{where} is an image whose values are not 8 bits per channel (Pillow's mode {image.mode})",
                         "Convert it, or store it as an array",
                     )
                 return Picture(np.asarray(image.convert("RGB")))

@@ -237,7 +237,9 @@ def _by_name(table: Mapping[str, Any], where: str) -> LabelOf:
 
 def _by_pattern(pattern: str) -> LabelOf:
     if pattern.count("{label}") != 1 or len(pattern) > 200:
-        raise DataError(f"labels = 'name:{pattern}'", "Write {label} once where the label stands, as name:{label}_*")
+        raise DataError(
+            f"labels = 'name:{pattern}'", "Write {label} once at the place of the label, as in name:{label}_*"
+        )
 
     def label_of(index: int, record: Record) -> Any:
         """Return the part of the file name at the place of {label}."""
@@ -333,7 +335,7 @@ def open_text(path: Path, target: str, label: str | None) -> TextFile:
         if column is not None and lines and is_header(lines[0], column):
             lines = lines[1:]
     if not lines:
-        raise DataError(f"{path} is empty", "Give one sample a line")
+        raise DataError(f"{path} is empty", "Give one sample per line")
     return TextFile(path, tuple(lines), target, column)
 
 

@@ -122,7 +122,8 @@ def open_python(
         again, count = _spool(source, signature, target)
         if not count:
             raise DataError(
-                f"Python {type(source).__name__} holds no samples", "If it was read before, make a new one, or a list"
+                f"Python {type(source).__name__} holds no samples",
+                "If it was read before, make a new one, or give a list",
             )
     elif isinstance(source, Iterable) and not isinstance(source, str | bytes | Mapping):
         again = lambda: iter(source)  # noqa: E731

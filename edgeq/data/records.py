@@ -338,8 +338,7 @@ class Sample(Displayed):
             fixed batch size has the tuple of its rows' labels.
         context: "file" (base name), "path" (below the data folder), "index" (in its file), "class" (sub-folder), and
             for images "original_size" (width, height), "scale", "offset" (see `edgeq.data.records.Geometry`). A
-                gathered
-            batch has "rows" (the rows' contexts) and "valid" (the number of rows that are not padding).
+            gathered batch has "rows" (the rows' contexts) and "valid" (the number of rows that are not padding).
     """
 
     name: str
@@ -397,7 +396,7 @@ class SourceOptions:
             if value is not None and not right:
                 raise DataError(f"source.{item.name} is {value!r}", "Give a string (true or false for source.stack)")
         if self.layout is not None and not (self.layout.isalpha() and len(set(self.layout)) == len(self.layout)):
-            raise DataError(f"source.layout is {self.layout!r}", "Give one letter an axis, such as 'HWC'")
+            raise DataError(f"source.layout is {self.layout!r}", "Give one letter per axis, such as 'HWC'")
         if self.layout is not None and "N" in self.layout:
             raise DataError(f"source.layout is {self.layout!r}", "Name the axes of one item, without the batch axis N")
         if (self.encoded is None) != (self.offsets is None):

@@ -4,8 +4,8 @@ samples = open_samples("calib/", signature, preprocess="imagenet", count=100)
 for sample in samples:
     session.run(None, sample.inputs)
 
-Samples can also be cut into shards for workers. A shard is a reference if workers can read the data themselves;
-otherwise it contains the samples. The limits of shards depend only on the samples, not on the number of workers.
+Samples can also be cut into shards for workers. A shard is a reference if workers can read the data themselves.
+Otherwise it contains the samples. The boundaries of shards depend only on the samples, not on the number of workers.
 """
 
 from __future__ import annotations

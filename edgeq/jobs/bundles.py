@@ -166,8 +166,8 @@ def bundle_variants(
 
 
 def shipped_files(builds: Mapping[str, Built], workdir: Path) -> dict[str, Path]:
-    """Return the file of each variant. This is the file of the engine that runs it, or the model, whose weights the
-    variants share.
+    """Return the file of each variant, in the format of the engine that runs it. For onnxruntime this is the model, and
+    the models of a bundle share their weights.
 
     Args:
         workdir: a private folder, for new files.

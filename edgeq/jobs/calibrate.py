@@ -54,7 +54,7 @@ def calibrate(
         data, preprocess, count, first, stride: the samples, as for `edgeq.data.samples.open_samples`.
         output: folder for the statistics, which `quantize`, `package` and `tune` can use instead of samples. They are
             saved there at intervals and when the run is interrupted, so that no work is lost. None keeps them in
-                memory.
+            memory.
         resume: continue an interrupted run from its statistics in `output`, or start if there are none. The result has
             the same bytes as an uninterrupted run.
         force: replace the statistics in `output`.

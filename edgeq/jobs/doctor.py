@@ -137,7 +137,7 @@ def _run(variant: Variant, clock: Callable[[], float] = time.perf_counter) -> Ch
         return Check(name, "failed", str(error))
     worst = max((check.max_error / check.tolerance for check in result.outputs if check.tolerance), default=0.0)
     if not result.passed:
-        return Check(name, "failed", f"its outputs are {worst:.2g} tolerances from the simulation's")
+        return Check(name, "failed", f"its outputs differ from the simulation's by {worst:.2g} times the tolerance")
     feeds = read_arrays(variant.cases[0].inputs)
     times = []
     for _ in range(_TIMED_RUNS):
@@ -146,7 +146,7 @@ def _run(variant: Variant, clock: Callable[[], float] = time.perf_counter) -> Ch
         times.append(clock() - start)
     notes = "".join(f"; {note}" for note in getattr(session, "notes", ()))
     p50 = statistics.median(times) * 1e3
-    detail = f"p50 {p50:.3f} ms, {worst:.2g} tolerances from the simulation, {opened:.1f} s to open{notes}"
+    detail = f"p50 {p50:.3f} ms, {worst:.2g} times the tolerance from the simulation, {opened:.1f} s to open{notes}"
     return Check(name, "ok", detail)
 
 

@@ -160,7 +160,7 @@ def test_samples_keep_names_labels_and_contexts(given: Any) -> None:
 def test_an_iterator_that_was_read_before_says_so() -> None:
     once = iter(ITEMS)
     assert len(open_samples(once, IMAGE_MODEL)) == 4
-    with pytest.raises(DataError, match=r"holds no samples\. If it was read before, make a new one, or a list"):
+    with pytest.raises(DataError, match=r"holds no samples\. If it was read before, make a new one, or give a list"):
         open_samples(once, IMAGE_MODEL)
 
 

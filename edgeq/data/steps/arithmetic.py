@@ -56,7 +56,7 @@ class Arithmetic(Step):
     def describe(self) -> str:
         """Return the operation with its constants in full precision."""
         if isinstance(self.value, tuple):
-            return f"x = x {self.sign} [{', '.join(map(repr, self.value))}], one a channel"
+            return f"x = x {self.sign} [{', '.join(map(repr, self.value))}], one per channel"
         return f"x = x {self.sign} {self.value!r}"
 
 

@@ -239,7 +239,7 @@ POSITIONS = ("top-left", "center")
 def _read_pad(value: Any) -> tuple[int, ...]:
     values = (value,) if isinstance(value, int) else value
     if not isinstance(values, list | tuple) or not all(isinstance(v, int) and 0 <= v <= 255 for v in values):
-        raise UnfitError(value, "Give 0..255, or one a channel")
+        raise UnfitError(value, "Give 0..255, or one value per channel")
     return tuple(values)
 
 
@@ -277,7 +277,9 @@ class Letterbox(Step):
         left, top = (0, 0) if self.position == "top-left" else ((size[0] - width) // 2, (size[1] - height) // 2)
         array = to_hwc(resized.array, resized.axes)
         if len(self.value) not in (1, array.shape[2]):
-            raise DataError(f"{len(self.value)} pad values for {array.shape[2]} channels", "Give one, or one a channel")
+            raise DataError(
+                f"{len(self.value)} pad values for {array.shape[2]} channels", "Give one, or one per channel"
+            )
         check_size(size[0] * size[1] * array.shape[2], f"padded to {size[0]}x{size[1]}", FEWER)
         canvas = np.empty((size[1], size[0], array.shape[2]), array.dtype)
         canvas[:] = self.value

@@ -15,7 +15,7 @@ from edgeq.signature import TensorSpec
 
 def _read_axes(value: Any) -> str:
     if not isinstance(value, str) or not value.isalpha() or (value != "model" and len(set(value)) != len(value)):
-        raise UnfitError(value, "Give one letter an axis, such as NCHW, or 'model'")
+        raise UnfitError(value, "Give one letter per axis, such as NCHW, or 'model'")
     return value
 
 
