@@ -294,7 +294,7 @@ _DATA = (
     click.option(
         "--calibration",
         type=PATH,
-        help="Use the statistics in this folder of `edgeq calibrate` instead of a pass over --data.",
+        help="Folder of `edgeq calibrate` with the statistics to use, instead of a pass over --data.",
     ),
     PREPROCESS,
     click.option("--count", type=click.IntRange(min=1), help="Use at most this many calibration samples."),
@@ -310,12 +310,12 @@ _SCHEME = (
     click.option(
         "--method",
         type=click.Choice(METHODS.names()),
-        help="Calibration method, which derives ranges from the statistics.",
+        help="Calibration method, which derives ranges from the statistics. [default: the profile's]",
     ),
     click.option(
         "--percentile",
         type=click.FloatRange(0, 100, min_open=True),
-        help="Percentage of the values that a range contains, such as 99.99, with --method percentile.",
+        help="Percentage of the values that a range contains, such as 99.99. Needs --method percentile.",
     ),
     click.option(
         "--method-option",
@@ -324,27 +324,34 @@ _SCHEME = (
         metavar="NAME=VALUE",
         help="Set an option of the method. `edgeq extensions` lists them. Repeatable.",
     ),
-    click.option("--per-channel/--no-per-channel", default=None, help="Use one weight scale per output channel."),
-    click.option("--reduce-range/--no-reduce-range", default=None, help="Use 7-bit weights."),
+    click.option(
+        "--per-channel/--no-per-channel",
+        default=None,
+        help="Use one weight scale per output channel. [default: the profile's]",
+    ),
+    click.option("--reduce-range/--no-reduce-range", default=None, help="Use 7-bit weights. [default: the profile's]"),
     click.option(
         "--fit-pairs/--no-fit-pairs",
         default=None,
-        help="Enlarge weight scales only until sums of two neighbouring products fit into 16 bits.",
+        help="Keep 8-bit weights, with scales just large enough that sums of two neighbouring products fit into 16 "
+        "bits. [default: the profile's]",
     ),
     click.option(
-        "--format", type=click.Choice(["QDQ", "QOperator", "table"]), help="Format in which quantization is written."
+        "--format",
+        type=click.Choice(["QDQ", "QOperator", "table"]),
+        help="Format in which quantization is written. [default: the profile's]",
     ),
-    click.option("--activation-type", type=INTEGER, help="Integer type of activations."),
-    click.option("--weight-type", type=INTEGER, help="Integer type of weights."),
+    click.option("--activation-type", type=INTEGER, help="Integer type of activations. [default: the profile's]"),
+    click.option("--weight-type", type=INTEGER, help="Integer type of weights. [default: the profile's]"),
     click.option(
         "--activation-symmetric/--activation-asymmetric",
         default=None,
-        help="Center activation ranges on zero, or fit them to the values.",
+        help="Center activation ranges on zero, or fit them to the values. [default: the profile's]",
     ),
     click.option(
         "--rest",
         type=click.Choice(["float32", "float16", "bfloat16"]),
-        help="Precision of the operators that are not quantized.",
+        help="Precision of the operators that are not quantized. [default: the profile's]",
     ),
     click.option("--dynamic", is_flag=True, help="Measure activation ranges at run time (transformers, RNNs)."),
     click.option(
@@ -376,7 +383,7 @@ _BARS = (
         "--max-drop",
         metavar="DROP",
         help="Largest loss of accuracy: 0.01, 1% or 1pt. edgeq repairs a larger loss, or fails. Needs --task. "
-        "[default: repair at 1pt, never fail]",
+        "[default: repair above 1pt, never fail]",
     ),
     click.option("--require-coverage", metavar="SHARE", help="Fail if a smaller part of the MACs is in int8: 0.95 "
     "or 95%."),
@@ -387,9 +394,9 @@ _BARS = (
         show_default=True,
         help="Effort to repair a result that misses --max-drop or, without labels, 20 dB SQNR.",
     ),
-    click.option("--as-is", is_flag=True, help="Keep the plain build, however far it is from float32."),
+    click.option("--as-is", is_flag=True, help="Do not repair the plain build, however far it is from float32."),
     click.option("--no-timing", is_flag=True, help="Do not time int8 against float32."),
-    click.option("--no-emulate", is_flag=True, help="Do not emulate the kernels of other machines."),
+    click.option("--no-emulate", is_flag=True, help="Do not emulate other machines' kernels; forecast coverage instead."),
     FORCE,
 )  # fmt: skip
 

@@ -151,7 +151,9 @@ def _suffix_for(target: str) -> str:
     metavar="METHOD",
     help=f"Apply an accuracy recovery (docs/recover.md): {', '.join(RECOVERIES.names())}. Repeatable.",
 )
-@click.option("--min-sqnr", type=float, metavar="DB", help="Keep layers in float until the outputs have this SQNR.")
+@click.option(
+    "--min-sqnr", type=float, metavar="DB", help="Keep layers in float until the outputs have this SQNR, in dB."
+)
 @ENGINE
 @build_options
 def quantize_command(

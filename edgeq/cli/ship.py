@@ -71,8 +71,8 @@ def push_command(printer: Printer, bundle: Path, reference: str) -> None:
 def pull_command(printer: Printer, reference: str, output: Path, **options: Any) -> None:
     """Get the bundle at REF, HOST/REPOSITORY@sha256:…, from an OCI registry, and check it as `verify` does.
 
-    The command loads no model of the bundle. On a device, `edgeq_run.py pull` does the same. It fails if the registry
-    sends under 1,000 bytes a second or does not answer within 60 s.
+    The command loads no model of the bundle. It fails if the registry sends under 1,000 bytes a second or does not
+    answer within 60 s. On a device, `edgeq_run.py pull` does the same.
 
     \b
     edgeq pull registry.example.com/models/net@sha256:0123… -o dist/ --trust build.pub
