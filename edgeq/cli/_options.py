@@ -396,7 +396,7 @@ _BARS = (
     ),
     click.option("--as-is", is_flag=True, help="Do not repair the plain build, however far it is from float32."),
     click.option("--no-timing", is_flag=True, help="Do not time int8 against float32."),
-    click.option("--no-emulate", is_flag=True, help="Do not emulate other machines' kernels; forecast coverage instead."),
+    click.option("--no-emulate", is_flag=True, help="Do not emulate other machines' kernels; forecast coverage."),
     FORCE,
 )  # fmt: skip
 

@@ -125,7 +125,9 @@ def imagenet() -> Classes:
 
 
 def without_background(classes: Classes, scores: int | None) -> Classes:
-    """Return the list as a model counts it that has one score less, which means without the background in front."""
+    """Return the list of classes without a background in front, if the model has one score less than the list.
+    Otherwise return `classes`.
+    """
     first = {name for name, number in classes.numbers.items() if number == 0}
     if scores is None or classes.count != scores + 1 or not first & _BACKGROUND:
         return classes
