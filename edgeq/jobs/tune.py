@@ -233,7 +233,7 @@ def _write(
 
 
 def _proven(run: Run, evaluator: LocalEvaluator, candidate: Candidate, count: int | None = None) -> Variant:
-    """Return the candidate's artifact with its proof. If `count` is given, a simulator proves that many samples."""
+    """Return the candidate's artifact with its proof. With `count`, a simulator proves it on that many samples."""
     job, threads = run.job, candidate.threads
     built = with_compiled(job, evaluator.built(candidate))
     route = None if run.clock is None else run.clock.route
