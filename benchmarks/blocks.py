@@ -1,15 +1,18 @@
-"""4-bit weights in blocks: edgeq next to ONNX Runtime's own MatMulNBitsQuantizer, which rounds between extremes.
+"""Compare edgeq's 4-bit weights in blocks with ONNX Runtime's own MatMulNBitsQuantizer, which rounds between extremes.
 
     python benchmarks/blocks.py [--only decoder minilm] [--minilm MODEL.onnx] [--layers N] [--json FILE]
 
-minilm: Spearman, bytes and latency next to the quantizer without an option; its model is made by shared/data's
-make_model.py. Each shape is judged on the model that `edgeq quantize` makes of samples of that shape, which decides
-what its products compute in; timings are on all cores. Decoder: about 100 million weights of structure (low rank,
-channels of unlike size, heavy tails), made here from a seed; its figure is the divergence of the next token's
-distribution from float32's, in nats a token (the logarithm of what the perplexity grows by), all contenders with blocks
-of 32 and zero points. "exhaustive" has, in each block, the best of a fine grid of ranges; that is searched for an
-eighth of each product's outputs, drawn at random, and compared in models where only those are in blocks. Each takes
-about five minutes.
+minilm: Spearman, bytes and latency, compared with the quantizer without options. make_model.py of shared/data makes its
+model. For each shape, `edgeq quantize` makes a model from samples of that shape, because the samples decide the type in
+which products compute. Timings use all cores.
+
+decoder: about 100 million structured weights (low rank, channels of unlike size, heavy tails), made here from a seed.
+The figure is the divergence of the next token's distribution from float32's, in nats per token (the logarithm of the
+growth of the perplexity). All contenders have blocks of 32 and zero points. "exhaustive" has the best of a fine grid of
+ranges in each block. This search covers an eighth of each product's outputs, drawn at random. It is compared in models
+that have only these outputs in blocks.
+
+Each part takes about five minutes.
 """
 
 from __future__ import annotations
@@ -41,13 +44,13 @@ from edgeq.run.session import SessionSettings, open_session
 
 WIDTH, HEADS, VOCABULARY, BLOCK, TOKENS = 768, 12, 8192, 32, 96
 CALIBRATION, JUDGED = 16, 12
-# One of so many outputs of each product is searched exhaustively.
+# The exhaustive search covers one of this many outputs of each product.
 PART = 8
 Floats = NDArray[np.float32]
 
 
 def structured(random: np.random.Generator, rows: int, columns: int) -> Floats:
-    """A matrix whose products keep the size of what goes in."""
+    """Return a matrix whose product with a vector has about the vector's size."""
     rank = min(rows, columns) // 6
     low_rank = random.normal(size=(rows, rank)) @ random.normal(size=(rank, columns)) / np.sqrt(rank)
     whole = (low_rank + 0.5 * random.standard_t(4, (rows, columns))) * np.exp(0.4 * random.normal(size=columns))
@@ -55,7 +58,9 @@ def structured(random: np.random.Generator, rows: int, columns: int) -> Floats:
 
 
 def decoder(path: Path, layers: int) -> Path:
-    """ids int64 [1, s] → logits float32 [1, s, vocabulary]; each layer reads what is before it and itself."""
+    """Write a decoder: ids int64 [1, s] → logits float32 [1, s, vocabulary]. Each token sees the tokens before it and
+    itself.
+    """
     random = np.random.default_rng(0)
     nodes: list[onnx.NodeProto] = []
     held: dict[str, NDArray[Any]] = {
@@ -108,6 +113,7 @@ def decoder(path: Path, layers: int) -> Path:
 
 
 def nearest(model: Path, output: Path, **options: Any) -> Path:
+    """Quantize a model with MatMulNBitsQuantizer and its `options`, and return `output`."""
     quantizer = MatMulNBitsQuantizer(onnx.load(model), **options)
     quantizer.process()
     onnx.save(quantizer.model.model, output)
@@ -115,13 +121,14 @@ def nearest(model: Path, output: Path, **options: Any) -> Path:
 
 
 def in_blocks(model: Path, output: Path, *options: str) -> tuple[Path, dict[str, Any]]:
-    """What edgeq makes of a model, and its record."""
+    """Quantize a model with edgeq, and return `output` and edgeq's record."""
     return output, edgeq_json("quantize", str(model), "--weight-only", "4", "-o", str(output), *options)
 
 
 def exhaustive(matrix: Floats) -> Floats:
-    """What blocks stand for that have, of every pair of ends on a grid of 0.02, each with its least-squares scale, the
-    best one; the matrix is float32 [k, n]."""
+    """Return the matrix, float32 [k, n], with the best quantization of each block. The search tries every pair of ends
+    on a grid of 0.02, each with its least-squares scale.
+    """
     k, n = matrix.shape
     padded = np.zeros((-(-k // BLOCK) * BLOCK, n), np.float32)
     padded[:k] = matrix
@@ -133,7 +140,7 @@ def exhaustive(matrix: Floats) -> Floats:
 
 
 def _exhaust(x: Floats) -> Floats:
-    """The best for each of r blocks, float32 [BLOCK, r]."""
+    """Return the best quantization of each of r blocks, float32 [BLOCK, r]."""
 
     def rounded(scale: Floats, zero: Floats) -> Floats:
         found: Floats = np.minimum(np.maximum(np.rint(x / scale), -zero), 15 - zero)
@@ -155,7 +162,7 @@ def _exhaust(x: Floats) -> Floats:
 
 
 def with_columns(model: Path, output: Path, columns: Mapping[str, tuple[NDArray[np.int64], Floats]]) -> Path:
-    """The float model with some columns of its products' matrices replaced."""
+    """Replace some columns of the matrices of a float model's products, and return `output`."""
     changed = onnx.load(model)
     for tensor in changed.graph.initializer:
         if tensor.name.removesuffix(".w") in columns:
@@ -168,7 +175,7 @@ def with_columns(model: Path, output: Path, columns: Mapping[str, tuple[NDArray[
 
 
 def divergence(model: Path, reference: list[Floats], ids: list[NDArray[np.int64]]) -> float:
-    """Mean over tokens of KL(float32 || quantized), nats."""
+    """Return the mean over tokens of KL(float32 || quantized), in nats."""
     session = open_session(model, SessionSettings())
     total = []
     for wanted, sample in zip(reference, ids, strict=True):
@@ -178,11 +185,15 @@ def divergence(model: Path, reference: list[Floats], ids: list[NDArray[np.int64]
 
 
 def log_softmax(logits: Floats) -> Floats:
+    """Return the logarithm of the softmax over the last axis, float64."""
     shifted = logits.astype(np.float64) - logits.max(-1, keepdims=True)
     return np.asarray(shifted - np.log(np.exp(shifted).sum(-1, keepdims=True)))
 
 
 def decoder_figures(work: Path, layers: int) -> dict[str, dict[str, float]]:
+    """Measure and print the divergence and size of each decoder, and return them with the divergence of the drawn
+    columns.
+    """
     model = decoder(work / "decoder.onnx", layers)
     random = np.random.default_rng(1)
     draws = [random.integers(0, VOCABULARY, (1, TOKENS)) for _ in range(CALIBRATION + JUDGED)]
@@ -232,7 +243,7 @@ def decoder_figures(work: Path, layers: int) -> dict[str, dict[str, float]]:
 
 
 def shaped(case: Case, make: Callable[[Feed], Feed], path: Path) -> tuple[str, ...]:
-    """The options that name the calibration samples in another shape, which are written to `path`."""
+    """Write the calibration samples in another shape to `path`, and return the options that name them."""
     samples = open_samples(case.calibration, model_signature(case.model), preprocess=case.preprocess)
     feeds = [make(dict(sample.inputs)) for sample in samples]
     stacked: dict[str, Any] = {name: np.stack([feed[name] for feed in feeds]) for name in feeds[0]}
@@ -241,6 +252,7 @@ def shaped(case: Case, make: Callable[[Feed], Feed], path: Path) -> tuple[str, .
 
 
 def minilm_figures(model: Path, work: Path) -> dict[str, Any]:
+    """Measure and print Spearman, bytes and latency of minilm's models, and return them."""
     root = shared_data()
     assert root is not None, "shared/data is not next to this checkout"
     (case,) = (c for c in cases(root, model, work) if c.name == "minilm_l6")
@@ -255,7 +267,7 @@ def minilm_figures(model: Path, work: Path) -> dict[str, Any]:
         return known[content]
 
     exact = measured(plain)
-    most = max(0.0, (exact - measured(peer)) / 2)  # the peer may lose nothing
+    most = max(0.0, (exact - measured(peer)) / 2)  # the peer may lose nothing, so avoid a division by zero
     print(f"\nminilm_l6: float32 {exact:.4f}, {peer.name} {measured(peer):.4f} and {peer.bytes():,} bytes")
     results: dict[str, Any] = {"float32": exact, peer.name: measured(peer)}
     for shape, make in case.shapes.items():
@@ -280,10 +292,11 @@ def minilm_figures(model: Path, work: Path) -> dict[str, Any]:
 
 
 def main() -> None:
+    """Run the chosen parts, and print and write their figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=("decoder", "minilm"), default=[])
     parser.add_argument("--minilm", type=Path, help="the model that minilm_l6/make_model.py made")
-    parser.add_argument("--layers", type=int, default=12, help="of the decoder (12)")
+    parser.add_argument("--layers", type=int, default=12, help="number of layers of the decoder (default: 12)")
     parser.add_argument("--json", type=Path, help="also write all figures to this file")
     options = parser.parse_args()
     if "minilm" in options.only and options.minilm is None:

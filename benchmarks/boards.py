@@ -1,12 +1,14 @@
-"""What measuring over SSH costs: `edgeq bench --on` next to the same bench started by hand on the board, in turns, and
-the bytes that a second run sends. With `--cuts N` instead: a small `edgeq tune --on` whose link is cut, once each time,
-at N points from its first request to the last but one, and that is resumed.
+"""Measure the cost of measuring over SSH. Pairs of runs compare `edgeq bench --on` with the same bench started by hand
+on the board, and the benchmark counts the bytes that a second run sends.
+
+With `--cuts N` instead, it cuts the link of a small `edgeq tune --on` at N points from its first request to the last
+but one, once in each run, and resumes each run.
 
     python benchmarks/boards.py [--model FILE.onnx] [--runs N] [--duration S] [--arm64] [--cuts N] [--json FILE]
 
-The boards are sshd's on this machine, each with a home of its own; `--arm64` adds one whose Python is the emulated
-ARM64 machine that `edgeq emulate setup arm64` makes. Needs openssh-server. Start it on a quiet machine, which
-`--cuts` does not need.
+The boards are sshd servers on this machine, each with its own home folder. `--arm64` adds a board whose Python is the
+emulated ARM64 machine of `edgeq emulate setup arm64`. The benchmark needs openssh-server and, without `--cuts`, a quiet
+machine.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ import numpy as np
 from contenders import edgeq_json
 from gate import CHANNELS, LAYERS, SIZE, chain
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # sshd is started as the tests do it
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # start sshd as the tests do
 
 from edgeq.emulate.emulator import emulator_named
 from edgeq.emulate.machine import emulated_command
@@ -41,7 +43,7 @@ CPU, EMULATED = "cortex-a76", "arm64"
 
 
 def main() -> int:
-    """Measure, print, and fail where a bar is missed."""
+    """Measure, print, and return 1 if a limit is missed."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     parser.add_argument("--model", type=Path, help="a chain of convolutions, where none is given")
     parser.add_argument("--data", type=Path)
@@ -77,15 +79,18 @@ def main() -> int:
 
 
 def cut_short(board: Sshd, given: argparse.Namespace) -> int:
-    """Cut the link at points of a run. Each time: one line; the resumed run gives the same bundle; what was for one
-    session is gone from the board, and nothing runs there."""
+    """Cut the link at several points of a run, and return 1 if a run is not clean.
+
+    A run is clean if it ends with one line, if the resumed run gives the same bundle, and if the board has no files of
+    the session and runs nothing afterwards.
+    """
     address, rows = f"ssh://{board.name}", []
     with steady_boards():
         whole = tuned(board.path / "whole", [address])
-        # What that one sent lies there now: a run that finds it needs fewer requests.
+        # The first run left its files on the board, and a run that finds them needs fewer requests.
         with cut_at(0, board.cut) as requests:
             tuned(board.path / "second", [address])
-        # The last request ends the last session: a run that is cut there has all that it needs.
+        # The last request only ends the last session. A run that is cut there already has all results.
         points = [1 + round(i * (len(requests) - 2) / max(1, given.cuts - 1)) for i in range(given.cuts)]
         for number in points:
             output, line = cut_run(board, address, number)
@@ -113,8 +118,11 @@ def cut_short(board: Sshd, given: argparse.Namespace) -> int:
 
 
 def cut_run(board: Sshd, address: str, number: int) -> tuple[Path, str]:
-    """A run that is cut at a request: its output, and the line that it ends with; "" where it ended before. How many
-    layers it tries in float, and so how many requests it needs, is decided by a profile: up to five runs."""
+    """Cut a run at a request, and return its output and the line with which it ends, or "" if it ended before the cut.
+
+    A profile decides how many layers the run tries in float, and so how many requests it needs. So this tries up to
+    five runs.
+    """
     for attempt in range(5):
         output = board.path / f"cut-{number}-{attempt}"
         try:
@@ -126,7 +134,7 @@ def cut_run(board: Sshd, address: str, number: int) -> tuple[Path, str]:
 
 
 def wait_until(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
-    """Whether it comes true in time."""
+    """Return whether the condition becomes true in time."""
     end = time.monotonic() + seconds
     while not condition() and time.monotonic() < end:
         time.sleep(0.05)
@@ -134,7 +142,7 @@ def wait_until(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
 
 
 def pythons(given: argparse.Namespace) -> list[tuple[str, str]]:
-    """Boards by name, with the command that is their Python."""
+    """Return the names of the boards, each with the command of its Python."""
     emulated = (
         [(EMULATED, shlex.join(emulated_command(emulator_named("arm64"), CPU).interpreter))] if given.arm64 else []
     )
@@ -142,7 +150,7 @@ def pythons(given: argparse.Namespace) -> list[tuple[str, str]]:
 
 
 def started(network: Network, name: str, python: str) -> Sshd:
-    """A board; the emulated one has its packages where `pip install --user` would put them."""
+    """Start a board and return it. The emulated board has its packages where `pip install --user` would put them."""
     board = network.start(name, f'exec {python} "$@"')
     sysroot = load_sysroot(emulator_named("arm64")) if name == EMULATED else None
     if sysroot is not None and sysroot.site is not None:
@@ -154,15 +162,18 @@ def started(network: Network, name: str, python: str) -> Sshd:
 
 
 def made(folder: Path) -> tuple[Path, Path]:
-    """A model whose latency does not depend on where its memory happens to lie, as that of a very small one does, by
-    half of it from one process to the next; and samples."""
+    """Write a model and samples, and return their paths.
+
+    The model is large enough that its latency does not depend on its place in memory. The latency of a very small model
+    can differ by half from one process to the next.
+    """
     random = np.random.default_rng(0)
     np.savez(folder / "x.npz", x0=random.normal(size=(16, CHANNELS, SIZE, SIZE)).astype(np.float32))
     return chain(folder / "chain.onnx", LAYERS, ""), folder / "x.npz"
 
 
 def measured(board: Sshd, given: argparse.Namespace) -> dict[str, Any]:
-    """One board: p50 in pairs of runs, one over SSH and one by hand, and bytes."""
+    """Return the figures of one board: p50 in pairs of runs, one over SSH and one by hand, and the bytes sent."""
     bundle = board.path / "bundle"
     target = ("-t", "arm64-dotprod") if board.name == EMULATED else ()
     ran("package", given.model, "--data", given.data, *target, "--no-emulate", "-o", bundle)
@@ -193,12 +204,12 @@ def measured(board: Sshd, given: argparse.Namespace) -> dict[str, Any]:
 
 
 def ran(*words: object) -> dict[str, Any]:
-    """What a command prints with --json."""
+    """Run a command with --json and return its result."""
     return edgeq_json(*map(str, words))
 
 
 def by_hand_on(board: Sshd, bundle: Path, options: list[str]) -> Any:
-    """The bundle's own runner in the board's environment, without SSH."""
+    """Run the bundle's own runner in the board's environment, without SSH, and return its report."""
     python = board.path / "bin" / "python3"
     line = [str(python), "-B", str(bundle / "edgeq_run.py"), "bench", "--json", *options]
     done = subprocess.run(line, env={**os.environ, "HOME": str(board.home)}, capture_output=True, text=True, check=True)
@@ -206,7 +217,7 @@ def by_hand_on(board: Sshd, bundle: Path, options: list[str]) -> Any:
 
 
 def p50(report: Any) -> float:
-    """Of the quantized model."""
+    """Return the p50 of the quantized model."""
     models = report["scenarios"]["single-stream"]["models"]
     return float(next(m["latency"]["p50_ms"] for name, m in models.items() if name != "float32"))
 

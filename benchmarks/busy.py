@@ -1,13 +1,16 @@
-"""What `edgeq quantize` and `edgeq tune` claim or estimate of speed on a busy machine, held against a quiet one.
+"""Check the speeds that `edgeq quantize` and `edgeq tune` claim or estimate on a busy machine against a quiet machine.
 
     python benchmarks/busy.py [--models NAME ...] [--runs N] [--loops N] [--only quantize tune estimators]
                               [--budget TIME] [--json FILE]
 
-Start it on a quiet machine. The quiet ratio is measured before the runs beside busy loops, for `tune` after each of
-them with the loops stopped, since every run may choose another candidate. A run holds if the quiet ratio lies in the
-interval that it claims, or in the spread that it estimates. To call something faster that is slower, or the reverse, is
-wrong, for an estimate by more than a tenth. `estimators` compares ways to estimate, on the same runs and with the same
-allowance. With EDGEQ_NICE=0 nothing takes precedence over the loops, as for users without the right to it.
+Start it on a quiet machine. The benchmark measures the quiet ratio before the runs next to busy loops. For `tune`, it
+measures the ratio after each run with the loops stopped, because every run may choose another candidate.
+
+A run is right if the quiet ratio is in the interval that it claims, or in the spread that it estimates. A run is wrong
+if it calls a slower model faster, or the reverse. An estimate is only wrong if it does so by more than a tenth.
+
+`estimators` compares ways to estimate, on the same runs and with the same allowance. With EDGEQ_NICE=0 edgeq has no
+priority over the loops, as for users without the right to it.
 """
 
 from __future__ import annotations
@@ -48,7 +51,7 @@ Feed = dict[str, Any]
 Reduce = Callable[[np.ndarray], float]
 Estimates = tuple[float | None, dict[str, list[tuple[float, float, float]]]]
 PARTS = 8
-"""Into so many parts the runs of a single session are divided."""
+"""Number of parts into which the runs of a single session are divided."""
 ESTIMATORS: dict[str, tuple[str, Reduce]] = {
     f"{title} {of.replace('_', ' ')}": (of, reduce)
     for of in ("latency", "processor_time")
@@ -59,11 +62,11 @@ ESTIMATORS: dict[str, tuple[str, Reduce]] = {
         ("shortest", np.min),
     )
 }
-"""By title: of which times of a run, and what stands for those of a session."""
+"""Title → the recorded times that an estimator uses, and the function that reduces those of a session to one."""
 
 
 class Recorded:
-    """A session that notes the seconds that each run takes, by the clock and of the processor."""
+    """Record the seconds of each run of a session, by the wall clock and by the processor time."""
 
     def __init__(self, run: Runner) -> None:
         self._run = run
@@ -77,14 +80,16 @@ class Recorded:
         self.processor_time.append(time.process_time() - spent)
 
     def forget(self) -> None:
-        """Drop what was noted while it was warming up."""
+        """Drop the times recorded during the warm-up."""
         self.latency.clear()
         self.processor_time.clear()
 
 
 @contextmanager
 def busy(loops: int) -> Iterator[None]:
-    """Run processes that do nothing but compute, in sessions of their own: as other users' share the cores."""
+    """Run processes that only compute, in sessions of their own, so that they share the cores like other users'
+    processes.
+    """
     command = [sys.executable, "-c", "while True: pass"]
     running = [subprocess.Popen(command, start_new_session=True) for _ in range(loops)]
     try:
@@ -96,7 +101,7 @@ def busy(loops: int) -> Iterator[None]:
 
 
 def quiet(float32: Sequence[Runner], int8: Sequence[Runner]) -> Claim:
-    """The ratio without loops: many sessions, for long."""
+    """Return the ratio without loops, from many sessions and long runs."""
     measured = measure_interleaved(
         {"float32": float32, "int8": int8}, min_duration_s=QUIET_S, patience_s=4 * QUIET_S, warmup=WarmUp()
     )
@@ -104,12 +109,12 @@ def quiet(float32: Sequence[Runner], int8: Sequence[Runner]) -> Claim:
 
 
 def runners(model: Path, settings: SessionSettings, feed: Feed, count: int = SESSIONS) -> list[Runner]:
-    """Sessions of a file."""
+    """Return runners of `count` sessions of a file."""
     return [partial(open_session(model, settings).run, None, feed) for _ in range(count)]
 
 
 def judge(name: str, pairs: Sequence[tuple[Claim, Claim]]) -> dict[str, Any]:
-    """Count what (quiet, claimed) come to, print it, and give it."""
+    """Count the right and wrong claims among pairs of (quiet, claimed), print the counts, and return them."""
     known = [(reference.estimate, found) for reference, found in pairs if reference.estimate is not None]
     runs, answered = len(known), 0
     report = {}
@@ -121,9 +126,9 @@ def judge(name: str, pairs: Sequence[tuple[Claim, Claim]]) -> dict[str, Any]:
         answered += len(given)
         report[kind] = {"given": len(given), "inside": inside, "wrong": wrong}
         if given:
-            held = f"{name}: of {len(given)} {kind}s {inside} hold the quiet ratio"
+            held = f"{name}: of {len(given)} {kind}s {inside} contain the quiet ratio"
             verdict(held, inside >= bar * len(given), f"{bar:.0%}")
-            verdict(f"{wrong} are the wrong way round", not wrong, "none")
+            verdict(f"{wrong} have the wrong direction", not wrong, "none")
     verdict(f"{name}: {answered} of {runs} runs give an answer", answered == runs, "all")
     if len(known) < len(pairs):
         print(f"    {len(pairs) - len(known)} runs not judged: the machine was not quiet enough for a reference")
@@ -134,7 +139,7 @@ def judge(name: str, pairs: Sequence[tuple[Claim, Claim]]) -> dict[str, Any]:
 
 
 def estimate(sides: Sequence[Sequence[Recorded]], field: str, reduce: Reduce) -> tuple[float, float, float]:
-    """Return what one of `ESTIMATORS` makes of a measurement, with its spread."""
+    """Return the estimate of one of `ESTIMATORS` for a measurement, with its spread."""
     reduced = []
     for sessions in sides:
         times = [np.array(getattr(one, field)) for one in sessions]
@@ -147,7 +152,7 @@ def estimate(sides: Sequence[Sequence[Recorded]], field: str, reduce: Reduce) ->
 
 
 def run_estimators(model: Path, int8: Path, settings: SessionSettings, feed: Feed, runs: int, loops: int) -> Estimates:
-    """Return the quiet ratio, and by title what each estimator makes of the same runs beside busy loops."""
+    """Return the quiet ratio, and by title the results of each estimator on the same runs next to busy loops."""
     count = sessions_to_time(model)
     files = {"float32": (model, SessionSettings()), "int8": (int8, settings)}
     reference = quiet(*(runners(*file, feed, count) for file in files.values()))
@@ -166,7 +171,7 @@ def run_estimators(model: Path, int8: Path, settings: SessionSettings, feed: Fee
 
 
 def compare_estimators(found: Mapping[str, Estimates]) -> None:
-    """Print how each estimator did on all models."""
+    """Print the errors of each estimator over all models."""
     for title in ESTIMATORS:
         by_model = [(truth, runs[title]) for truth, runs in found.values() if truth is not None]
         held = [[low <= truth <= high for _, low, high in runs] for truth, runs in by_model]
@@ -188,7 +193,7 @@ def quantize_command(case: Case, workdir: Path) -> tuple[str, ...]:
 
 
 def run_quantize(case: Case, workdir: Path, runs: int, loops: int) -> dict[str, Any]:
-    """`edgeq quantize`, by its proof."""
+    """Check the claims in the proofs of `edgeq quantize`."""
     command = quantize_command(case, workdir)
     settings = SessionSettings(config=edgeq_json(*command, "--no-timing")["session_options"])
     feed = dict(next(iter(case.open(case.data, 1))).inputs)
@@ -204,7 +209,7 @@ def run_quantize(case: Case, workdir: Path, runs: int, loops: int) -> dict[str, 
 
 
 def run_tune(case: Case, workdir: Path, runs: int, loops: int, budget: str) -> dict[str, Any]:
-    """`edgeq tune`, by the record of what it chose. A run that chooses nothing claims nothing."""
+    """Check the claims of `edgeq tune` about its chosen candidate. A run that chooses nothing claims nothing."""
     feed = dict(next(iter(case.open(case.data, 1))).inputs)
     pairs = []
     for i in range(runs):
@@ -212,7 +217,7 @@ def run_tune(case: Case, workdir: Path, runs: int, loops: int, budget: str) -> d
         try:
             with busy(loops):
                 record = tune(case, bundle, ["--budget", budget])
-        except SystemExit as error:  # nothing qualified, or nothing could be claimed
+        except SystemExit as error:  # no candidate qualified, or no speed could be claimed
             print(f"      nothing chosen: {str(error)[-160:]}", flush=True)
             pairs.append((Claim(1.0), Claim(reason="nothing was chosen")))
             continue
@@ -230,12 +235,13 @@ def run_tune(case: Case, workdir: Path, runs: int, loops: int, budget: str) -> d
 
 
 def main() -> None:
+    """Run the chosen sections on all models, and print and write the counts."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="+", metavar="NAME", help="cases whose name begins so")
-    parser.add_argument("--runs", type=int, default=10, help="beside busy loops, for each model and command")
+    parser.add_argument("--models", nargs="+", metavar="NAME", help="cases whose names begin with these")
+    parser.add_argument("--runs", type=int, default=10, help="runs next to busy loops, for each model and command")
     parser.add_argument("--loops", type=int, default=2)
     parser.add_argument("--only", nargs="+", choices=("quantize", "tune", "estimators"), default=("quantize", "tune"))
-    parser.add_argument("--budget", default="60s", help="for each run of edgeq tune")
+    parser.add_argument("--budget", default="60s", help="budget of each run of edgeq tune")
     parser.add_argument("--json", type=Path, help="also write all figures to this file")
     options = parser.parse_args()
     root = required_data()

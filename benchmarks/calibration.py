@@ -1,10 +1,10 @@
-"""Calibration against its bars and against ONNX Runtime's calibrators, side by side in one run.
+"""Compare calibration with its limits and with ONNX Runtime's calibrators, side by side in one run.
 
     scripts/benchmark calibration             # everything, a few minutes
     scripts/benchmark calibration --quick    # fewer samples and rounds
 
-Times are the least of several interleaved rounds, so that what else the machine does disturbs all rows alike. Samples
-are in memory. "Whole calibration" begins with the model file and ends with the ranges of every method.
+Each time is the shortest of several interleaved rounds, so that other work on the machine disturbs all rows alike.
+Samples are in memory. "Whole calibration" begins with the model file and ends with the ranges of every method.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ METHODS = REGISTERED.names()
 
 @dataclass(frozen=True)
 class Images:
-    """`count` samples that go round over a few random images, so that memory does not depend on their number."""
+    """Iterate over `count` samples that repeat a few random images, so that memory does not depend on their number."""
 
     count: int
     arrays: tuple[np.ndarray, ...]
@@ -59,12 +59,14 @@ class Images:
 
 
 def random_images(count: int) -> Images:
+    """Return `count` samples of random images, float32 [1, 3, IMAGE, IMAGE]."""
     random = np.random.default_rng(0)
     shape = (1, 3, IMAGE, IMAGE)
     return Images(count, tuple(random.normal(size=shape).astype(np.float32) for _ in range(min(count, 16))))
 
 
 def calibrate(model: Path, samples: Images, *, every_element: bool = False) -> Statistics:
+    """Collect statistics of a model file over samples, derive the ranges of every method, and return the statistics."""
     statistics = collect(read_model(model), samples, every_element=every_element)
     for method in METHODS:
         derive_ranges(statistics, method)
@@ -72,12 +74,13 @@ def calibrate(model: Path, samples: Images, *, every_element: bool = False) -> S
 
 
 def plain(session: Any, samples: Images) -> None:
+    """Run a session over all samples."""
     for sample in samples:
         session.run(None, sample.inputs)
 
 
 def interleaved(rounds: int, **runs: Callable[[], object]) -> dict[str, float]:
-    """Seconds of each, the least of `rounds`, in turns."""
+    """Run each function in turns, and return its shortest time of `rounds` in seconds."""
     best = dict.fromkeys(runs, float("inf"))
     for _ in range(rounds):
         for name, run in runs.items():
@@ -89,7 +92,9 @@ def interleaved(rounds: int, **runs: Callable[[], object]) -> dict[str, float]:
 
 
 def bench_time(title: str, model: Path, samples: Images, rounds: int, bar: float | None) -> None:
-    """Part of the calibration does not grow with the samples: hashing, loading, opening sessions, deriving ranges."""
+    """Print the time of a calibration as a ratio to float32. Hashing, loading, opening sessions and deriving ranges do
+    not grow with the samples.
+    """
     session = onnxruntime.InferenceSession(model)
     plain(session, samples)
     seconds = interleaved(
@@ -113,7 +118,9 @@ def bench_time(title: str, model: Path, samples: Images, rounds: int, bar: float
 
 
 def breakdown(model: Path, samples: Images) -> dict[str, Callable[[], object]]:
-    """Parts of a calibration as runs of their own: the model without outputs, with them, and all but the ranges."""
+    """Return the parts of a calibration as separate runs: the model without outputs, with outputs, and all but the
+    ranges.
+    """
     threads = usable_threads()
     at_once = min(MOST_AT_ONCE, threads)
     options = onnxruntime.SessionOptions()
@@ -127,7 +134,7 @@ def breakdown(model: Path, samples: Images) -> dict[str, Callable[[], object]]:
 
     reduced = opened()
     inputs = [(place, sample.inputs) for place, sample in enumerate(samples)]
-    with ThreadPoolExecutor(at_once) as pool:  # opens the session that is used from some sample on
+    with ThreadPoolExecutor(at_once) as pool:  # opens the second session, which is used after some samples
         list(pool.map(lambda item: reduced.observe(item[1], "", item[0] + len(inputs)), inputs[:2]))
 
     def side_by_side(run: Callable[[tuple[int, Mapping[str, np.ndarray]]], object]) -> None:
@@ -144,6 +151,7 @@ def breakdown(model: Path, samples: Images) -> dict[str, Callable[[], object]]:
 
 
 def bench_peers(model: Path, samples: Images, rounds: int) -> None:
+    """Print the times of ONNX Runtime's calibrators as ratios to edgeq's."""
     session = onnxruntime.InferenceSession(model)
     runs = {name: lambda name=name: onnxruntime_calibrator(name, model, samples) for name in ("MinMax", "Percentile")}
     seconds = interleaved(
@@ -160,6 +168,7 @@ def bench_peers(model: Path, samples: Images, rounds: int) -> None:
 
 
 def onnxruntime_calibrator(method: str, model: Path, samples: Images) -> None:
+    """Run ONNX Runtime's calibrator with `method` over samples."""
     from onnxruntime.quantization.calibrate import CalibrationDataReader, CalibrationMethod, create_calibrator
 
     class Reader(CalibrationDataReader):  # type: ignore[misc]
@@ -182,7 +191,9 @@ def onnxruntime_calibrator(method: str, model: Path, samples: Images) -> None:
 
 
 def bench_memory(model: Path) -> None:
-    """Each in a process of its own; peak resident memory of the whole process."""
+    """Print the peak resident memory with many samples as a ratio to few. Each run has its own process, which is
+    measured whole.
+    """
     peaks = {}
     for count in (16, 256):
         run = [sys.executable, __file__, "--memory-of", str(model), str(count)]
@@ -192,6 +203,7 @@ def bench_memory(model: Path) -> None:
 
 
 def bench_entropy() -> None:
+    """Print the time in which entropy derives the ranges of 100 tensors."""
     random = np.random.default_rng(0)
     tensors = {}
     for i in range(100):
@@ -211,6 +223,7 @@ def bench_entropy() -> None:
 
 
 def bench_real(rounds: int) -> None:
+    """Print the time of a calibration on real images of shared/data."""
     from tasks import shared_data
 
     from edgeq.data.samples import open_samples
@@ -227,6 +240,7 @@ def bench_real(rounds: int) -> None:
 
 
 def row(what: str, value: float, bar: float | None, kind: str) -> None:
+    """Print a figure with its limit, and whether the limit is met."""
     verdict = ""
     if bar is not None:
         held = value <= bar if kind == "at most" else value >= bar
@@ -235,6 +249,7 @@ def row(what: str, value: float, bar: float | None, kind: str) -> None:
 
 
 def main() -> None:
+    """Run all parts."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--only", choices=["mobilenetv2", "resnet50", "real", "peers", "memory", "entropy"])
@@ -242,7 +257,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.memory_of:
         calibrate(Path(arguments.memory_of[0]), random_images(int(arguments.memory_of[1])))
-        # Not getrusage: there a child begins with the peak of the process that started it.
+        # getrusage is not usable here: a child process begins with the peak of its parent.
         status = Path("/proc/self/status").read_text()
         print(json.dumps({"peak_kb": int(status.split("VmHWM:")[1].split()[0])}))
         return

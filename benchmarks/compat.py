@@ -1,10 +1,10 @@
-"""The older interfaces next to ONNX Runtime's own, in one run, as bars and what was measured.
+"""Compare the interfaces of older tools with ONNX Runtime's own, in one run, and print limits and measurements.
 
     python benchmarks/compat.py [--only SECTION ...] [--seconds S]
 
-Sections: retarget (residual networks as onnxruntime's default writes them, S8S8 Q/DQ pairs, and the same retargeted to
-U8S8), same (quantize_static of both with the same options). Latencies are taken interleaved on one thread; a ratio is
-of medians, and of this machine: the bars of retarget are for x86 with VNNI.
+Sections: retarget (residual networks as S8S8 Q/DQ pairs, which are onnxruntime's default, and the same networks
+retargeted to U8S8), same (quantize_static of both tools with the same options). Latencies are interleaved on one
+thread. A ratio is of medians, on this machine. The limits of retarget are for x86 with VNNI.
 """
 
 from __future__ import annotations
@@ -35,14 +35,16 @@ from edgeq.retarget.run import retarget
 FASTER_BAR = 2.0
 CALIBRATION = 32
 COMPARED = 64
-# Of a range: calibration runs an optimised session, which adds up a convolution's products in another order.
+# Relative to a range. Calibration runs an optimised session, which sums a convolution's products in another order.
 FLOAT32_ROUNDING = 1e-5
 Row = tuple[str, str, str]
 Floats = NDArray[np.float32]
 
 
 def residual(path: Path, *, blocks: int = 4, channels: int = 64, size: int = 32) -> Path:
-    """A stem and blocks of conv, relu, conv, add, relu, with random weights: 9 convolutions, 4 skip branches."""
+    """Write a network with random weights: a stem and blocks of conv, relu, conv, add, relu. It has 9 convolutions and
+    4 skip branches.
+    """
     random = np.random.default_rng(3)
     nodes: list[onnx.NodeProto] = []
     weights: list[onnx.TensorProto] = []
@@ -79,8 +81,9 @@ def residual(path: Path, *, blocks: int = 4, channels: int = 64, size: int = 32)
 
 
 def networks(folder: Path) -> Iterator[tuple[str, Path, Floats]]:
-    """Name, float model, images: a residual network, a trained ResNet-20 where shared/data is there, and the shape of a
-    ResNet-50."""
+    """Yield name, float model and images of a residual network, of a trained ResNet-20 if shared/data exists, and of a
+    network of ResNet-50's shape.
+    """
     images = np.random.default_rng(1).standard_normal((COMPARED, 3, 32, 32), dtype=np.float32)
     yield "residual", residual(folder / "residual.onnx"), images
     root = shared_data()
@@ -92,7 +95,7 @@ def networks(folder: Path) -> Iterator[tuple[str, Path, Floats]]:
 
 
 def retargeted(seconds: float) -> Iterator[Row]:
-    """S8S8 as onnxruntime's defaults write it against U8S8 from `edgeq retarget`."""
+    """Compare S8S8, onnxruntime's default, with U8S8 from `edgeq retarget`."""
     with tempfile.TemporaryDirectory() as place:
         for name, model, images in networks(Path(place)):
             folder = Path(place) / name
@@ -118,11 +121,11 @@ def retargeted(seconds: float) -> Iterator[Row]:
 
 
 def same(seconds: float) -> Iterator[Row]:
-    """Every pair of format, activation type, per channel and reduced range, with minimum and maximum."""
+    """Compare every combination of format, activation type, per channel and reduced range, with minimum and maximum."""
     del seconds
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
-        name, model, images = next(networks(folder))  # the first is enough: it is what the options do that counts
+        name, model, images = next(networks(folder))  # one network is enough, because only the options matter
         samples = images[:CALIBRATION]
         prepared = folder / "prepared.onnx"
         with warnings.catch_warnings():
@@ -179,9 +182,12 @@ def _relative(one: NDArray[Any], other: NDArray[Any]) -> float:
 
 
 def main() -> None:
+    """Run the chosen sections and print their rows."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=list(SECTIONS), default=list(SECTIONS), help="sections to run")
-    parser.add_argument("--seconds", type=float, default=3.0, help="recorded seconds a model in a timing (default: 3)")
+    parser.add_argument(
+        "--seconds", type=float, default=3.0, help="recorded seconds per model in a timing (default: 3)"
+    )
     options = parser.parse_args()
     logging.disable(logging.WARNING)
     rows = [("bar", "wanted", "measured")]

@@ -1,4 +1,4 @@
-"""The two ways to quantize that are held against each other, each with the defaults that it comes with."""
+"""Build models in the two ways that the benchmarks compare, each with its own defaults."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from edgeq.run.session import SessionSettings, open_session
 
 @dataclass(frozen=True)
 class Built:
-    """A model ready to run, how long it took to make, and what its maker reported."""
+    """Hold a model that is ready to run, the time of its build, and the builder's report."""
 
     name: str
     model: Path
@@ -31,16 +31,17 @@ class Built:
     report: dict[str, Any] = field(default_factory=dict)
 
     def open(self, threads: int = 0) -> Any:
-        """A session with the options that belong to the model."""
+        """Open a session with the options that belong to the model."""
         return open_session(self.model, SessionSettings(config=self.config, intra_op_threads=threads))
 
 
 def float32(model: Path) -> Built:
+    """Return the float32 model as a contender."""
     return Built("float32", model)
 
 
 def onnxruntime_default(model: Path, calibration: NDArray[np.float32], workdir: Path) -> Built:
-    """`quant_pre_process`, as its documentation asks, then `quantize_static` without a single option."""
+    """Run `quant_pre_process`, as ONNX Runtime's documentation recommends, then `quantize_static` without options."""
     start = time.perf_counter()
     prepared, output = workdir / "prepared.onnx", workdir / "onnxruntime.onnx"
     name = open_session(model).get_inputs()[0].name
@@ -52,7 +53,7 @@ def onnxruntime_default(model: Path, calibration: NDArray[np.float32], workdir: 
 
 
 def edgeq_default(model: Path, calibration: NDArray[np.float32], workdir: Path) -> Built:
-    """`edgeq quantize MODEL --data FILE -o OUT` without a single option, as a user runs it: another process."""
+    """Run `edgeq quantize MODEL --data FILE -o OUT` without other options, in another process, as a user does."""
     data, output = workdir / "calibration.npy", workdir / "edgeq.onnx"
     np.save(data, calibration)
     start = time.perf_counter()
@@ -61,7 +62,7 @@ def edgeq_default(model: Path, calibration: NDArray[np.float32], workdir: Path) 
 
 
 def edgeq_json(*arguments: str) -> dict[str, Any]:
-    """What an edgeq command prints with --json."""
+    """Run an edgeq command with --json and return its result."""
     command = [sys.executable, "-P", "-m", "edgeq", *arguments, "--json"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
@@ -71,6 +72,8 @@ def edgeq_json(*arguments: str) -> dict[str, Any]:
 
 
 class Reader(CalibrationDataReader):  # type: ignore[misc]
+    """Feed samples to ONNX Runtime's calibrators."""
+
     def __init__(self, name: str, samples: NDArray[np.float32]) -> None:
         self._rest: Iterator[dict[str, NDArray[np.float32]]] = ({name: s[None]} for s in samples)
 

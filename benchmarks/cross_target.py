@@ -1,10 +1,11 @@
-"""Bars of cross-target packaging: rows of "bar, measured", in one run.
+"""Measure the limits of packaging for several targets, and print rows of "limit, measured", in one run.
 
     python benchmarks/cross_target.py [--only SECTION ...] [--samples N]
 
-Sections: kernels (edgeq's model of saturating kernels against emulated ones, to the bit), accuracy (what edgeq chooses
-for a CPU that saturates, against exact kernels), bundle (bytes of a bundle for five targets against five models),
-time (packaging five targets against one). Real data comes from shared/data; where there is none, its rows are left out.
+Sections: kernels (edgeq's model of saturating kernels, compared bit for bit with emulated kernels), accuracy (edgeq's
+choice for a CPU that saturates, compared with exact kernels), bundle (bytes of a bundle for five targets, compared with
+five models), time (packaging for five targets, compared with one). Real data come from shared/data; without it, their
+rows are left out.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from models import resnet50_shaped
 from tasks import shared_data
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(REPOSITORY))  # the random operators are those of the tests
+sys.path.insert(0, str(REPOSITORY))  # use the random operators of the tests
 
 from edgeq.data.open_source import Data  # noqa: E402
 from edgeq.data.samples import open_samples  # noqa: E402
@@ -47,7 +48,7 @@ Row = tuple[str, str, str]
 
 
 def saturation_model(samples: int) -> Iterator[Row]:
-    """100 random operators of each kind and every layer of a quantized CNN, in one emulated process."""
+    """Compare 100 random operators of each kind, and every layer of a quantized CNN, in one emulated process."""
     prefix = command()
     if not prefix:
         yield "saturation model against emulated kernels", "equal to the bit", "no qemu-user here"
@@ -82,7 +83,9 @@ def saturation_model(samples: int) -> Iterator[Row]:
 
 
 def _network(folder: Path, models: Path) -> Any:
-    """The optimised graph of a quantized CNN with every layer's output, among the models; its simulation."""
+    """Write the optimised graph of a quantized CNN, with every layer's output, into `models`, and return its
+    simulation.
+    """
     given = mobilenet()
     if given is None:
         return None
@@ -100,7 +103,7 @@ def _network(folder: Path, models: Path) -> Any:
 
 
 def accuracy(samples: int) -> Iterator[Row]:
-    """What `edgeq quantize` chooses for a CPU that saturates."""
+    """Measure the accuracy of edgeq's choice for a CPU that saturates."""
     given = mobilenet()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -134,7 +137,7 @@ def accuracy(samples: int) -> Iterator[Row]:
 
 
 def correlated_images(file: Path) -> Data:
-    """12 random images whose neighbouring pixels are alike, as those of photographs are."""
+    """Write 12 random images in which neighbouring pixels are similar, as in photographs."""
     random = np.random.default_rng(0)
     coarse = random.normal(size=(12, 3, 14, 14)).repeat(16, 2).repeat(16, 3)
     np.savez(file, input=(coarse + 0.3 * random.normal(size=(12, 3, 224, 224))).astype(np.float32))
@@ -148,11 +151,11 @@ def _mitigations(model: str, decision: Any) -> Iterator[Row]:
 
 
 def bundle(samples: int) -> Iterator[Row]:
-    """Bytes of what five targets' variants need in a bundle against those of five models."""
+    """Compare the bytes of five targets' variants in one bundle with the bytes of five models."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         for title, source, data, validation in _models(folder):
-            overrides = {"reduce_range": False}  # one set of weights for all: where weights coincide
+            overrides = {"reduce_range": False}  # one scheme for all targets, so that their weights coincide
             done = package(
                 source, data, folder / "coincide", targets=FIVE, val=validation, overrides=overrides,
                 timed=False, emulate=False, force=True,
@@ -180,7 +183,7 @@ def _ratio(done: Any) -> str:
 
 
 def timing(samples: int) -> Iterator[Row]:
-    """Packaging five targets against one, alternating, on the same data."""
+    """Compare the time to package for five targets with the time for one, alternating, on the same data."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         for title, source, data, validation in _models(folder):
@@ -206,7 +209,7 @@ def _models(folder: Path) -> Iterator[tuple[str, Path, Data, Data]]:
 
 
 def mobilenet() -> tuple[Path, Data, Data, Any] | None:
-    """Model, calibration and validation data, task; None without shared data."""
+    """Return model, calibration data, validation data and task, or None without shared data."""
     root = shared_data()
     if root is None:
         return None
@@ -224,9 +227,10 @@ SECTIONS: dict[str, Callable[[int], Iterator[Row]]] = {
 
 
 def main() -> None:
+    """Run the chosen sections and print their rows."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=SECTIONS, default=list(SECTIONS))
-    parser.add_argument("--samples", type=int, default=900, help="validation images for the accuracy section")
+    parser.add_argument("--samples", type=int, default=900, help="number of validation images for accuracy")
     given = parser.parse_args()
     print(f"{'what':100} {'bar':>16} measured")
     for section in given.only:

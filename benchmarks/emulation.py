@@ -1,10 +1,10 @@
-"""The bars of the emulated machines: making one, masking against qemu, and ARM64 bundles on their own kernels.
+"""Measure the limits of the emulated machines: their setup, masking against qemu, and ARM64 bundles on ARM64 kernels.
 
     python benchmarks/emulation.py [--only SECTION ...] [--images N] [--models N] [--json FILE]
 
-Sections: setup (a fresh ARM64 machine in an empty cache), masking (random integer models: this CPU masked to AVX2
-against an emulated Haswell), arm64 (mobilenet_v1_0.25, resnet20 and yolox_nano of shared/data for a board with and one
-without dot-product instructions: load, self-test, accuracy on N images against this machine's).
+Sections: setup (a fresh ARM64 machine in an empty cache), masking (random integer models on this CPU masked to AVX2,
+compared with an emulated Haswell), arm64 (mobilenet_v1_0.25, resnet20 and yolox_nano of shared/data, for one board with
+dot-product instructions and one without: loading, self-test, and accuracy on N images compared with this machine).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Row = tuple[str, str, str, bool]
 
 @dataclass(frozen=True)
 class Case:
-    """A model of shared/data, and the options that describe its data to edgeq."""
+    """Describe a model of shared/data, and the edgeq options for its data."""
 
     name: str
     spec: str
@@ -74,7 +74,7 @@ CASES = (
 
 
 def setup(arguments: argparse.Namespace) -> Iterator[Row]:
-    """`edgeq emulate setup arm64` with an empty cache."""
+    """Run `edgeq emulate setup arm64` with an empty cache."""
     with tempfile.TemporaryDirectory() as cache:
         before, start = os.times(), time.perf_counter()
         _edgeq("emulate", "setup", "arm64", XDG_CACHE_HOME=cache)
@@ -88,7 +88,7 @@ def setup(arguments: argparse.Namespace) -> Iterator[Row]:
 
 
 def masking(arguments: argparse.Namespace) -> Iterator[Row]:
-    """The same models on this CPU without AVX-512, and on an emulated Haswell."""
+    """Run the same models on this CPU without AVX-512 and on an emulated Haswell."""
     equal, saturated, settings = 0, 0, SessionSettings(intra_op_threads=1)
     haswell = emulated_command(load_emulators()["x86_64"], "Haswell")
     with (
@@ -109,7 +109,7 @@ def masking(arguments: argparse.Namespace) -> Iterator[Row]:
 
 
 def arm64(arguments: argparse.Namespace) -> Iterator[Row]:
-    """Each model packaged for both boards, and checked on each board's kernels."""
+    """Package each model for both boards, and check it on each board's kernels."""
     data = shared_data()
     if data is None:
         print("arm64: skipped, shared/data is not next to this checkout (or set EDGEQ_SHARED_DATA)")
@@ -141,7 +141,7 @@ def _row(name: str, board: str, check: Mapping[str, Any]) -> Row:
 
 
 def _edgeq(*words: str, **environment: str) -> Any:
-    """What edgeq prints as JSON; a check that failed is a result too."""
+    """Return a command's JSON output. A failed check is also a result."""
     ran = subprocess.run(
         [sys.executable, "-P", "-m", "edgeq", *words, "--json"],
         capture_output=True,
@@ -157,11 +157,12 @@ SECTIONS = {"setup": setup, "masking": masking, "arm64": arm64}
 
 
 def main() -> None:
+    """Run the chosen sections, and print and write their rows."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=SECTIONS, nargs="+", default=list(SECTIONS), help="sections to run")
     parser.add_argument("--images", type=int, default=100, help="samples for each model and board (100)")
     parser.add_argument("--models", type=int, default=100, help="random models (100)")
-    parser.add_argument("--json", type=Path, help="write the rows there too")
+    parser.add_argument("--json", type=Path, help="also write the rows to this file")
     arguments = parser.parse_args()
     rows = []
     for name in arguments.only:

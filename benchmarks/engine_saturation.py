@@ -1,12 +1,15 @@
-"""Kernels of plug-in engines that add two products in 16 bits: edgeq's model of them, and what it chooses for them.
+"""Compare edgeq's model of plug-in kernels that add two products in 16 bits with the kernels, and check edgeq's
+choices.
 
 `scripts/benchmark engine_saturation [--only layers|accuracy] [--layers N] [--seed N] [--samples N]`
 
-layers: 100 random layers each of MatMul and Conv against the model, to the last bit, at each level of the instruction
-set below VNNI to which the engine can be capped. "plain": no groups, padding or strides, at most 256 products in a
-MatMul; "small": weights of at most 64; "fitted": those of `fit_pairs`; no kernel may saturate on the last two.
-accuracy: what `edgeq quantize` chooses for a CPU that saturates and for one that does not, each measured in the engine,
-capped to that CPU.
+layers: compares 100 random layers each of MatMul and Conv with the model, bit for bit. It does so at each level of the
+instruction set below VNNI to which the engine can be capped. "plain": no groups, padding or strides, and at most 256
+products in a MatMul. "small": weights of at most 64. "fitted": weights from `fit_pairs`. No kernel may saturate on
+"small" and "fitted".
+
+accuracy: the choices of `edgeq quantize` for a CPU that saturates and for one that does not. Each is measured in the
+engine, capped to that CPU.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the random layers are those of the tests
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # use the random layers of the tests
 
 from cross_target import EXACT, MOBILENET, SATURATING, correlated_images, mobilenet
 from models import resnet50_shaped
@@ -37,10 +40,11 @@ from edgeq.run.session import SessionSettings, open_session
 from tests.emulate.saturation.engine_layers import compare, saturating_levels
 
 TOLERATED = 0.5
-"""Decibels, or points of the task's metric, below what the engine gives with VNNI."""
+"""Allowed loss against the engine with VNNI, in decibels or in points of the task's metric."""
 
 
 def layers(engine: Engine, count: int, seed: int) -> None:
+    """Compare random layers in the engine with edgeq's model of its kernels, and print the differences."""
     for environment in saturating_levels(engine):
         for op in ("MatMul", "Conv"):
             where = " ".join(f"{key}={value}" for key, value in environment.items())
@@ -52,6 +56,7 @@ def layers(engine: Engine, count: int, seed: int) -> None:
 
 
 def accuracy(engine: Engine, count: int) -> None:
+    """Print the quality of edgeq's choice for a saturating CPU, compared with its choice for an exact one."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         for title, model, data, validation, task in _models(folder, count):
@@ -100,11 +105,12 @@ def _models(folder: Path, count: int) -> Iterator[tuple[str, Path, Data, Data, T
 
 
 def main() -> None:
+    """Run the chosen sections for every engine with saturating kernels."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=("layers", "accuracy"), default=["layers", "accuracy"])
     parser.add_argument("--layers", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--samples", type=int, default=900, help="validation images of the accuracy section")
+    parser.add_argument("--samples", type=int, default=900, help="number of validation images for accuracy")
     given = parser.parse_args()
     for engine in load_engines().values():
         if engine.int8.saturation and "layers" in given.only:

@@ -1,11 +1,11 @@
-"""What racing engines gains: `edgeq tune` with every engine that is installed, next to `--engine onnxruntime`.
+"""Measure the gain of several engines: `edgeq tune` with every installed engine, compared with `--engine onnxruntime`.
 
     python benchmarks/engines.py [--only NAME ...] [--by-hand] [--keep DIR] [--minilm MODEL.onnx] [--json FILE]
 
-Each engine runs in a process of its own; bars are ratios of one race. `--by-hand` races the winner instead against all
-that can be had by hand: float32, edgeq's int8 and NNCF's int8, in onnxruntime and in the openvino package used
-directly, in f32 and bf16, on one thread and on all. `--keep` keeps what was built, and takes what is there. Needs
-onnxruntime-ep-openvino or openvino, and nncf for --by-hand; minilm's model is made by its make_model.py.
+Each engine runs in its own process. The limits are ratios within one race. `--by-hand` instead races the winner against
+all that a user could build by hand: float32, edgeq's int8 and NNCF's int8, in onnxruntime and in the openvino package
+itself, in f32 and bf16, on one thread and on all. `--keep` stores the builds and uses stored ones. The benchmark needs
+onnxruntime-ep-openvino or openvino, and nncf for --by-hand. make_model.py makes minilm's model.
 """
 
 from __future__ import annotations
@@ -39,20 +39,21 @@ ACCURACY = {"yolox_nano": ("mAP50-95", 0.331)}
 LONGEST_S = {"yolox_nano": 300.0}
 TIMES_AS_LONG, SLOWER, BY_HAND = 1.6, 1.03, 1.05
 LOST_MORE = 0.005
-"""What a way by hand may lose beyond that of the winner, to count."""
+"""A build by hand counts if it loses at most this much more accuracy than the winner."""
 TOKENS = 32
 FASTER = {"ResNet-50-shaped": {"amx_int8": (1.25, 1.6), "avx512_vnni": (1.1, 1 / SLOWER)}}
-"""By the first feature that the CPU has: with the best threads of each, and on one thread."""
+"""Smallest speed-up, by the first feature that the CPU has: with the best threads of each, and on one thread."""
 
 
 Records = Mapping[str, Mapping[str, Any]]
 
 
 def open_tuned(stack: ExitStack, bundle: Path, record: Mapping[str, Any], model: Path, threads: int | None) -> Any:
-    """Open what tuning chose in a process of its own; where it ended without a bundle, float32 in onnxruntime.
+    """Open the candidate that tuning chose in its own process. If tuning ended without a bundle, open float32 in
+    onnxruntime.
 
     Args:
-        threads: None takes what tuning chose.
+        threads: number of threads; None uses the number that tuning chose.
     """
     chosen = winner(record)
     choice = EngineChoice(load_engines()[chosen["engine"]], chosen["precision"])
@@ -68,7 +69,7 @@ def open_tuned(stack: ExitStack, bundle: Path, record: Mapping[str, Any], model:
 
 
 def p50s(model: Path, folder: Path, records: Records, feed: Mapping[str, Any], threads: int | None) -> dict[str, float]:
-    """How many times the speed of the restricted build each has, in one race."""
+    """Return the speed of each build as a ratio to the restricted build's, from one race."""
     with ExitStack() as stack:
         everything = {**records, "float32": {"ended": ""}}.items()
         sessions = {name: open_tuned(stack, folder / name, record, model, threads) for name, record in everything}
@@ -77,7 +78,7 @@ def p50s(model: Path, folder: Path, records: Records, feed: Mapping[str, Any], t
 
 
 def judge_by_hand(case: Case, folder: Path, feed: Mapping[str, Any], run: Callable[[], dict[str, Any]]) -> Any:
-    """Race what tuning chose against all that can be had by hand and loses no more than half a point beyond it."""
+    """Race the winner of tuning against all builds by hand that lose at most half a point more."""
     kept = folder / "record.json"
     if not kept.exists():
         kept.write_text(json.dumps(timed(run)), "utf-8")
@@ -113,6 +114,7 @@ def judge_by_hand(case: Case, folder: Path, feed: Mapping[str, Any], run: Callab
 
 
 def judge(name: str, model: Path, folder: Path, feed: Mapping[str, Any], records: Records) -> Any:
+    """Check the tuned builds against the limits of a case: speed, tuning time and accuracy. Return the figures."""
     for which, record in records.items():
         print(f"    {which}: {record['verdict'][0]}; {record['took_s']:.0f} s", flush=True)
     best, single = (p50s(model, folder, records, feed, n) for n in (None, 1))
@@ -138,7 +140,7 @@ def judge(name: str, model: Path, folder: Path, feed: Mapping[str, Any], records
 
 
 def subjects(place: Path, samples: int, minilm: Path | None) -> Iterator[Case]:
-    """The shapes, and the models of shared/data where that is."""
+    """Yield the models with known shapes, and those of shared/data if it exists."""
     images = np.random.default_rng(0).normal(size=(samples, 3, IMAGE, IMAGE)).astype(np.float32)
     np.save(place / "images.npy", images)
     for name, make in SHAPES.items():
@@ -159,7 +161,7 @@ def subjects(place: Path, samples: int, minilm: Path | None) -> Iterator[Case]:
 
 
 def first_feed(case: Case) -> dict[str, Any]:
-    """Return the first sample; of tokens, one row of a usual length."""
+    """Return the first sample. For tokens, this is one row of a usual length."""
     feed = dict(next(iter(case.open(case.judged_on, 1))).inputs)
     if "attention_mask" not in feed:
         return feed
@@ -167,18 +169,20 @@ def first_feed(case: Case) -> dict[str, Any]:
 
 
 def tune_command(case: Case, output: Path, extra: tuple[str, ...]) -> dict[str, Any]:
+    """Run `edgeq tune` on a case, with labels if it has a task, and return the record."""
     if case.options:
         return tune(case, output, extra)
     return edgeq_json("tune", str(case.model), "--data", str(case.data), "--no-memory", "-q", "-o", str(output), *extra)
 
 
 def main() -> None:
+    """Run all chosen models, and print and write the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="*", default=[], metavar="NAME", help="models, by their names")
     parser.add_argument("--by-hand", action="store_true")
-    parser.add_argument("--keep", type=Path, metavar="DIR", help="what was built is kept here for another run")
+    parser.add_argument("--keep", type=Path, metavar="DIR", help="folder that keeps the builds for another run")
     parser.add_argument("--minilm", type=Path, help="the model that minilm_l6/make_model.py made")
-    parser.add_argument("--samples", type=int, default=32, help="of the shapes")
+    parser.add_argument("--samples", type=int, default=32, help="number of samples for the shapes")
     parser.add_argument("--json", type=Path, help="also write all figures to this file")
     options = parser.parse_args()
     raced = {"all": (), "onnxruntime": ("--engine", "onnxruntime")}

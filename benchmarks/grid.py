@@ -1,4 +1,4 @@
-"""What an expert would do without edgeq: every setting of ONNX Runtime's own quantizer, each built, measured, timed."""
+"""Build, measure and time every setting of ONNX Runtime's own quantizer, as an expert would do without edgeq."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TIMED_S = 1.0
 
 @dataclass(frozen=True)
 class Setting:
-    """One point of the grid."""
+    """Describe one point of the grid."""
 
     method: str
     pair: str
@@ -46,7 +46,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Point:
-    """What a setting gave; None where it could not be built or run."""
+    """Hold the results of a setting. They are None if the setting could not be built or run."""
 
     setting: Setting
     model: Path
@@ -56,12 +56,13 @@ class Point:
 
 
 SIMPLE = Setting("MinMax", "U8S8", "QDQ", per_channel=True, reduce_range=False)
-"""Every operator in integers, one scale per channel: what most would take."""
+"""The setting that most users would choose: every operator in integers, one scale per channel."""
 
 
 def settings() -> list[Setting]:
-    """Three calibration methods, three pairs of types, both formats, weights per channel or tensor, full or reduced
-    range: 72."""
+    """Return the 72 settings: three calibration methods, three pairs of types, both formats, weights per channel or per
+    tensor, full or reduced range.
+    """
     axes = (("MinMax", "Percentile", "Entropy"), PAIRS, ("QDQ", "QOperator"), (True, False), (False, True))
     return [Setting(*choice) for choice in itertools.product(*axes)]
 
@@ -69,7 +70,7 @@ def settings() -> list[Setting]:
 def run_grid(
     model: Path, calibration: Samples, validation: Samples, task: Task, workdir: Path, chosen: Sequence[Setting]
 ) -> list[Point]:
-    """Build, evaluate and time each setting by itself, as a script would."""
+    """Build, evaluate and time each setting separately, as a script would."""
     workdir.mkdir(parents=True, exist_ok=True)
     prepared = workdir / "prepared.onnx"
     with _quiet():
@@ -106,7 +107,7 @@ def _point(
         session = open_session(output)
         value = evaluate(session, validation, task).value
         p50 = _p50(session, inputs[0])
-    except Exception as error:  # the quantizer raises anything; a setting that fails is a row of the table
+    except Exception as error:  # the quantizer raises exceptions of any type; a failed setting is a row of the table
         print(f"    {setting}: {type(error).__name__}: {str(error)[:100]}")
         return Point(setting, output, time.perf_counter() - start)
     return Point(setting, output, time.perf_counter() - start, value, p50)

@@ -1,14 +1,15 @@
-"""Is the accuracy that `edgeq tune` promises kept on samples that it did not see?
+"""Check whether the accuracy that `edgeq tune` promises is kept on samples that it did not see.
 
     python benchmarks/halves.py [--only NAME ...] [--splits 5] [--max-drop 0.01 ...] [--json FILE]
 
-Several int8 models of each case run once over all labelled samples, and what they gave is stored. Then, for each random
-split, `tune`'s own decision is made on one half (without a clock: the most layers in int8 among what keeps the
-accuracy), and the model chosen is judged on the other; then the other way round. No model is built twice.
+Several int8 models of each case run once over all labelled samples, and their outputs are stored. For each random
+split, `tune`'s own decision is made on one half, and the chosen model is judged on the other half. Then the halves
+change roles. The decision uses no timings: it takes the model with the most layers in int8 among those that keep the
+accuracy. No model is built twice.
 
-The metrics: top-1 (its doubt from a score a sample), mAP and AUC (computed anew over random halves), and F1, a task of
-this file's own, which has nothing but `update` and `result`. The detector's candidates are stored boxes of float32,
-disturbed in steps.
+The metrics are top-1 (whose uncertainty comes from one score per sample), mAP and AUC (computed anew over random
+halves), and F1. F1 is a task of this file that has only `update` and `result`. The detector's candidates are stored
+float32 boxes, disturbed in steps.
 """
 
 from __future__ import annotations
@@ -52,13 +53,13 @@ from edgeq.tune.trials import Trials
 BAR = 0.1
 FLOAT = "float32"
 MOST = 900
-"""Samples of a case."""
+"""Largest number of samples of a case."""
 KEPT = (2, 4, 8)
-"""One layer of so many stays in int8: what has a hard time in int8 comes near float32 in steps."""
+"""One layer in this many stays in int8, so that models that lose much in int8 approach float32 in steps."""
 
 
 class F1:
-    """F1 of class 1 of two, a metric without a score for each sample."""
+    """Measure F1 of class 1 of two classes, a metric without a score for each sample."""
 
     name, primary, higher_is_better, classes = "f1", "f1", True, True
 
@@ -67,6 +68,8 @@ class F1:
 
 
 class F1Meter:
+    """Count the outputs of one model for F1."""
+
     def __init__(self) -> None:
         self._right = self._said = self._wanted = 0
 
@@ -82,7 +85,7 @@ class F1Meter:
 
 @dataclass
 class Stored:
-    """What every model gave for every sample, no more of it than the task looks at."""
+    """Hold the outputs of every model for every sample, reduced to the parts that the task uses."""
 
     case: str
     task: Task
@@ -92,7 +95,7 @@ class Stored:
 
 
 def collect(case: Case, task: Task, workdir: Path) -> Stored:
-    """Build the candidates of a case and run each once."""
+    """Build the candidates of a case, run each once, and return the outputs."""
     target = resolve("auto")
     validation = Data(case.judged_on, case.preprocess, count=MOST)
     request = Request(case.model, Data(case.data, case.preprocess, count=case.count), validation, None, None)
@@ -132,9 +135,11 @@ def collect(case: Case, task: Task, workdir: Path) -> Stored:
 
 
 def add_disturbed(stored: Stored) -> None:
-    """float32's boxes, moved and scored a little differently: a detector's candidates from 12 points of loss to none.
+    """Add a detector's candidates: float32's boxes, moved and scored a little differently. They lose from 12 points to
+    none.
 
-    Quantizing YOLOX-Nano without looking for its sensitive layers loses 7 points and more, and decides nothing.
+    Quantizing YOLOX-Nano without a search for its sensitive layers loses 7 points and more, so such models decide
+    nothing.
     """
     draw = np.random.default_rng(0)
     for step, amount in enumerate((0.8, 0.6, 0.45, 0.35, 0.25, 0.18, 0.12, 0.08, 0.05)):
@@ -150,7 +155,7 @@ def add_disturbed(stored: Stored) -> None:
 
 
 def reduce(task: Task, sample: Sample, outputs: Outputs) -> tuple[Sample, Outputs]:
-    """A sample and what one model made of it, as small as gives `stored_task` the same figures as `task`."""
+    """Return a sample and a model's outputs, reduced as far as `stored_task` still gives the same figures as `task`."""
     if isinstance(task, Detection) and task.decoder is not None:
         found = suppress(
             task.decoder(outputs, input_size(sample)), confidence=task.confidence, iou=task.iou, limit=task.limit
@@ -164,7 +169,7 @@ def reduce(task: Task, sample: Sample, outputs: Outputs) -> tuple[Sample, Output
 
 
 def stored_task(task: Task) -> Task:
-    """`task` over what `reduce` leaves."""
+    """Return `task` for the outputs of `reduce`."""
     if isinstance(task, Detection) and task.decoder is not None:
         return dataclasses.replace(
             task, decoder=lambda o, size: Detections(o["boxes"], o["scores"], np.asarray(o["classes"], np.int64))
@@ -173,6 +178,7 @@ def stored_task(task: Task) -> Task:
 
 
 def meter(stored: Stored, name: str, chosen: Sequence[int]) -> ResampledMeter:
+    """Return a meter with the stored outputs of a model for the chosen samples."""
     found = ResampledMeter(stored.task)
     for i in chosen:
         found.update(stored.outputs[name][i], stored.samples[i])
@@ -180,7 +186,7 @@ def meter(stored: Stored, name: str, chosen: Sequence[int]) -> ResampledMeter:
 
 
 def decide_on(stored: Stored, chosen: Sequence[int], goals: Sequence[float]) -> dict[float, list[str]]:
-    """By the loss allowed: the model that `tune` would choose from these samples, and all others that qualify."""
+    """Return, for each allowed loss, the model that `tune` would choose from these samples, then all that qualify."""
     reference = meter(stored, FLOAT, chosen).measured()
     assessments = {}
     for name in stored.screenings:
@@ -206,15 +212,18 @@ def decide_on(stored: Stored, chosen: Sequence[int], goals: Sequence[float]) -> 
 
 
 class Counted:
-    """As much of an evaluator as `decide` needs where speed is counted."""
+    """Provide the part of an evaluator that `decide` needs if nothing is timed."""
 
     counts = True
 
     def simulate(self, candidate: Candidate, max_drop: float, seconds: float) -> None:
-        """Nothing simulates the target."""
+        """Do nothing, because nothing simulates the target."""
 
 
 def loss(stored: Stored, name: str, chosen: Sequence[int]) -> float:
+    """Return the loss of a model against float32 on the chosen samples, in the metric's own scale. It is positive if
+    the model is worse.
+    """
     values = []
     for model in (FLOAT, name):
         whole = stored.task.start()
@@ -225,7 +234,7 @@ def loss(stored: Stored, name: str, chosen: Sequence[int]) -> float:
 
 
 def run(stored: Stored, splits: int, goals: Sequence[float], first: int = 0) -> list[dict[str, Any]]:
-    """One row a loss allowed: decisions made, and how many lost more on the other half."""
+    """Return one row for each allowed loss: the number of decisions, and how many lost more on the other half."""
     counts = {goal: {"decided": 0, "exceeded": 0, "qualified": 0, "qualified_exceeded": 0} for goal in goals}
     lost: dict[float, list[float]] = {goal: [] for goal in goals}
     for seed in range(first, first + splits):
@@ -260,10 +269,11 @@ def run(stored: Stored, splits: int, goals: Sequence[float], first: int = 0) -> 
 
 
 def main() -> None:
+    """Run all splits of the chosen cases, and print and write the rows."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", metavar="NAME", default=(), help="cases whose name begins so")
+    parser.add_argument("--only", nargs="+", metavar="NAME", default=(), help="cases whose names begin with these")
     parser.add_argument("--splits", type=int, default=5)
-    parser.add_argument("--seed", type=int, default=0, help="of the first split")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the first split")
     parser.add_argument("--max-drop", type=float, nargs="+", default=(0.005, 0.01, 0.02))
     parser.add_argument("--json", type=Path, help="also write all figures to this file")
     options = parser.parse_args()
@@ -286,7 +296,7 @@ def main() -> None:
 
 
 def measured(known: Sequence[Case]) -> list[tuple[str, Case, Callable[[], Task]]]:
-    """Name, case and task of each metric that is measured."""
+    """Return name, case and task of each metric to measure."""
     by_name = {case.name: case for case in known}
     found: list[tuple[str, Case, Callable[[], Task]]] = [
         (name, by_name[name], by_name[name].make_task) for name in ("yolox_nano", "ad", "kws", "resnet20")

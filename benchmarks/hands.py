@@ -1,4 +1,4 @@
-"""All that somebody could try by hand with one model and the engines of this machine: files, engines, precisions."""
+"""Build and run everything that a user could try by hand with one model on this machine: files, engines, precisions."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ Sessions = Mapping[str, Any]
 
 
 class ByHand:
-    """A model in the openvino package, used directly, as a session.
+    """Run a model in the openvino package itself, with the interface of a session.
 
     Args:
-        feed: whose sizes it is compiled for; None: for open ones.
+        feed: inputs for whose sizes the model is compiled; None compiles it for free sizes.
     """
 
     def __init__(self, model: Path, precision: str, threads: int, feed: Feed | None = None) -> None:
@@ -48,13 +48,13 @@ class ByHand:
         return self._outputs
 
     def run(self, names: Any, feed: Feed) -> list[Any]:
-        del names  # all of them, always
+        del names  # always all of them
         return list(self._request.infer(dict(feed), share_inputs=True).to_tuple())
 
 
 @dataclass(frozen=True)
 class Way:
-    """A file in an engine, with one precision where the file is float."""
+    """Describe a file in an engine. If the file is float, it has one precision."""
 
     built: Built
     engine: str
@@ -64,14 +64,14 @@ class Way:
         return f"{self.built.name} in {self.engine}:{self.precision}"
 
     def open(self, runtime: Any, threads: int, feed: Feed | None = None) -> Any:
-        """Open a session: of onnxruntime in its process `runtime`, of openvino in this one."""
+        """Open a session: in the process `runtime` for onnxruntime, in this process for openvino."""
         if self.engine == "openvino":
             return ByHand(self.built.model, self.precision, threads, feed)
         return runtime.open(self.built.model, SessionSettings(config=self.built.config, intra_op_threads=threads))
 
 
 def ways(case: Case, folder: Path) -> list[Way]:
-    """Return all ways; their files are made in `folder`, or taken from there."""
+    """Return all ways. Their files are made in `folder`, or reused if they are there."""
     int8, report, nncf = folder / "int8.onnx", folder / "int8.json", folder / "nncf.xml"
     if not report.exists():
         data = ("--data", str(case.data), *case.preprocessing)
@@ -88,7 +88,7 @@ def ways(case: Case, folder: Path) -> list[Way]:
 
 
 def _nncf_int8(case: Case, output: Path) -> Path:
-    """Quantize by NNCF with the defaults that its documentation gives for the kind of model."""
+    """Quantize with NNCF and the defaults that its documentation gives for this kind of model."""
     import nncf
     import openvino
 
@@ -107,7 +107,7 @@ def runtime() -> Iterator[Any]:
 
 
 def accuracies(case: Case, sessions: Sessions) -> dict[str, float]:
-    """Return the metric of each session, on all samples that tuning saw or that judge it."""
+    """Return the metric of each session, averaged over the samples that tuning saw and those that judge it."""
     found = [
         evaluate_sessions(sessions, case.open(source), task=case.make_task()).accuracy
         for source in {case.tuned_on, case.judged_on}
@@ -116,12 +116,16 @@ def accuracies(case: Case, sessions: Sessions) -> dict[str, float]:
 
 
 def race(sessions: Sessions, feed: Feed, each_s: float = 2.0, patience_s: float = 60.0) -> dict[str, Distribution]:
-    """Return the latencies of all, interleaved; a busy machine gets `patience_s` more for undisturbed rounds."""
+    """Return the interleaved latencies of all sessions. On a busy machine it runs up to `patience_s` longer for
+    undisturbed rounds.
+    """
     runners = {name: query_runner(session, [feed]) for name, session in sessions.items()}
     return measure_interleaved(runners, min_duration_s=each_s, patience_s=patience_s, warmup=WarmUp(max_s=1))
 
 
 def times(slower: Distribution, faster: Distribution) -> float:
-    """Return the ratio of two latencies of one race, from all rounds where none was undisturbed for both."""
+    """Return the ratio of two latencies of one race. If no round was undisturbed for both, it is the ratio of the p50
+    over all rounds.
+    """
     found = ratio(slower, faster)
     return float(found.estimate) if found.pairs else slower.p50 / faster.p50

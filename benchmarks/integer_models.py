@@ -1,4 +1,4 @@
-"""Random small integer models: what kernels that saturate answer otherwise than kernels that do not."""
+"""Make random small integer models, on which saturating kernels give other outputs than exact kernels."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class IntegerModel:
-    """A serialized model with one input, and a value for it."""
+    """Hold a serialized model with one input, and a value for the input."""
 
     kind: str
     model: bytes
@@ -23,8 +23,9 @@ class IntegerModel:
 
 
 def random_model(seed: int) -> IntegerModel:
-    """One of MatMulInteger, QLinearMatMul and QLinearConv (dense, grouped or depthwise; padded, strided, dilated), with
-    u8 activations and full-range s8 weights."""
+    """Return a MatMulInteger, QLinearMatMul or QLinearConv model (dense, grouped or depthwise; padded, strided,
+    dilated), with u8 activations and s8 weights of the full range.
+    """
     random = np.random.default_rng(seed)
     return (_matmul_integer, _qlinear_matmul, _qlinear_conv)[seed % 3](random)
 

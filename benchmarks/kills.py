@@ -1,11 +1,11 @@
-"""Kills at random moments of quantize, package, calibrate and tune: what is left, and what the next run makes of it.
+"""Kill quantize, package, calibrate and tune at random moments, and check the files that are left and the next run.
 
     python benchmarks/kills.py [--kills N] [--seed N] [--only NAME ...]
 
-Each run replaces an earlier output of other content and is killed (SIGKILL, with its children) at a random moment of
-the time that a whole run takes. Then the output must be the old or the new one, whole; a model with external data may
-be missing, and then the next run must find the old one. The next run goes on (`--resume`) or starts anew, and what it
-writes must be what a run without a kill writes, byte by byte, but for the times in tune's record.
+Each run replaces an earlier output of other content. It is killed (SIGKILL, with its children) at a random moment of
+the time of a whole run. Then the output must be the whole old or the whole new one. A model with external data may be
+missing; the next run must then find the old one. The next run continues (`--resume`) or starts again. Its output must
+be the output of a run without a kill, byte for byte, except for the times in tune's record.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ Contents = dict[str, str]
 
 @dataclass(frozen=True)
 class Case:
-    """What is killed.
+    """Describe a run to kill.
 
     Attributes:
-        output: name of what it writes.
-        run: writes it into a folder, over what is there.
-        other: writes something else there first.
-        kept: suffixes of the files that must be the same in every run; none: all.
+        output: name of the output.
+        run: writes the output into a folder and replaces an existing one.
+        other: first writes another output there.
+        kept: suffixes of the files that must be the same in every run; if empty, all files must.
     """
 
     output: str
@@ -51,7 +51,7 @@ class Case:
 
 
 def command(*arguments: str) -> Callable[[Path], object]:
-    """`edgeq` with an output of that name, which is the last argument."""
+    """Return a function that runs `edgeq` with an output of the name in the last argument."""
 
     def run(place: Path) -> None:
         try:
@@ -64,16 +64,17 @@ def command(*arguments: str) -> Callable[[Path], object]:
 
 
 def calibrate(place: Path) -> None:
-    """With checkpoints all the time."""
+    """Calibrate with constant checkpoints."""
     edgeq.calibrate(demo.MODEL, str(demo.CALIBRATION), place / "CAL", count=64, resume=True, checkpoint_seconds=0.01)
 
 
 def nothing(place: Path) -> None:
+    """Write nothing."""
     del place
 
 
 def cases() -> dict[str, Case]:
-    """All of them by name."""
+    """Return all cases by name."""
     model, quick, force = str(demo.MODEL), (*DATA, "--no-timing"), "--force"
     quantize, package = ("quantize", model, *quick, force), ("package", model, *quick, force)
     other = ("--dynamic", "--op-type", "Conv", "--weight-type", "uint8")
@@ -88,7 +89,7 @@ def cases() -> dict[str, Case]:
 
 
 def contents(place: Path, kept: tuple[str, ...] = ()) -> Contents:
-    """Relative path → digest of every file that is not a draft."""
+    """Return relative path → digest of every file that is not a draft."""
     return {
         path.relative_to(place).as_posix(): sha256(path)
         for path in sorted(place.rglob("*"))
@@ -97,7 +98,9 @@ def contents(place: Path, kept: tuple[str, ...] = ()) -> Contents:
 
 
 def in_a_process(work: Callable[[], object], seconds: float | None = None) -> bool:
-    """Run `work` in a process group of its own; with `seconds`, kill it then. Whether it came to its end."""
+    """Run `work` in its own process group, and return whether it ended by itself. With `seconds`, kill it after that
+    time.
+    """
     child = os.fork()
     if child == 0:
         os.setsid()
@@ -119,13 +122,13 @@ def in_a_process(work: Callable[[], object], seconds: float | None = None) -> bo
 
 
 def whole(case: Case, place: Path) -> Contents:
-    """What is at the output and next to it, without the folder that tune goes on from."""
+    """Return the files at the output and next to it, without the folder from which tune resumes."""
     folder = f"{case.output}.tuning/"
     return {name: digest for name, digest in contents(place).items() if not name.startswith(folder)}
 
 
 def killed(case: Case, place: Path, old: Contents, new: Contents, seconds: float) -> str:
-    """Kill one run after some seconds; what was left, in a word."""
+    """Kill one run after some seconds, and return one word for the files that were left."""
     ended = in_a_process(lambda: case.run(place), seconds)
     left = whole(case, place)
     if left == {} and old:
@@ -148,7 +151,7 @@ def killed(case: Case, place: Path, old: Contents, new: Contents, seconds: float
 
 
 def measure(name: str, case: Case, kills: int, chance: random.Random) -> Counter[str]:
-    """So many kills of one case."""
+    """Kill one case `kills` times, and count the results."""
     with tempfile.TemporaryDirectory(prefix="edgeq-kills-") as folder:
         before, place = Path(folder) / "before", Path(folder) / "place"
         before.mkdir()
@@ -170,13 +173,13 @@ def measure(name: str, case: Case, kills: int, chance: random.Random) -> Counter
 
 
 def main() -> int:
-    """Print a line for each case; 1 where something was lost."""
+    """Print a line for each case, and return 1 if something was lost."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=200, help="in all (200)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", nargs="+", choices=list(cases()), default=list(cases()))
     given = parser.parse_args()
-    # Every model with external data, as one of more than 1 GiB has: the case that needs several moves.
+    # Give every model external data, as models of more than 1 GiB have, because this case needs several moves.
     assert load.save_model.__kwdefaults__ is not None
     load.save_model.__kwdefaults__["inline_limit"] = 1024
     chance, found = random.Random(given.seed), Counter[str]()

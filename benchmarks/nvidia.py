@@ -1,9 +1,10 @@
-"""The bars of the TensorRT backend, without a GPU: placement by the checker, accuracy in simulation, tables, fallback.
+"""Measure the limits of the TensorRT backend without a GPU: placement by the checker, simulated accuracy, tables,
+fallback.
 
     python benchmarks/nvidia.py [--only SECTION ...] [--case NAME ...] [--target NAME]
 
-Accuracy is that of the float32 twin of the Q/DQ graph on a CPU (docs/nvidia.md says what that is and what it is not).
-No latency is measured: that takes a GPU.
+Accuracy is that of the float32 twin of the Q/DQ graph on a CPU (docs/nvidia.md describes what that means). Latency is
+not measured, because that needs a GPU.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ Row = tuple[str, str, bool]
 
 @dataclass(frozen=True)
 class Case:
-    """A labelled model: calibration and validation samples, the task and its options."""
+    """Describe a labelled model: calibration and validation samples, the task and its options."""
 
     name: str
     folder: str
@@ -52,6 +53,7 @@ class Case:
 
 
 def cases(root: Path) -> Iterator[Case]:
+    """Yield the labelled models of shared/data."""
     images, coco, words = root / "imagenet-sample", root / "coco256", root / "mlperf_tiny_vww" / "data"
     cifar = root / "cifar10"
     yield Case("resnet20", "resnet20_cifar10", cifar / "calib_lossless_300.npz", cifar / "test_jpeg_3000.npz")
@@ -63,7 +65,7 @@ def cases(root: Path) -> Iterator[Case]:
 
 
 def placement(target: str, only: Sequence[str]) -> list[Row]:
-    """Random weights and ranges: the checker looks at structure."""
+    """Check the placement of layers. Weights and ranges are random, because the checker only uses the structure."""
     rows: list[Row] = []
     for make in (resnet50_shaped, mobilenetv2_shaped):
         with tempfile.TemporaryDirectory() as folder:
@@ -90,7 +92,7 @@ def placement(target: str, only: Sequence[str]) -> list[Row]:
 
 
 def accuracy(target: str, only: Sequence[str]) -> list[Row]:
-    """Points lost against float32, without and with tuning, on all validation samples."""
+    """Measure the points lost against float32, without and with tuning, on all validation samples."""
     root = shared_data()
     if root is None:
         print("accuracy: skipped, shared/data is not next to this checkout (or set EDGEQ_SHARED_DATA)")
@@ -135,7 +137,7 @@ def accuracy(target: str, only: Sequence[str]) -> list[Row]:
 
 
 def tables(target: str, only: Sequence[str]) -> list[Row]:
-    """The table read back through the classes that onnxruntime generates from the schema."""
+    """Read the calibration table back with the classes that onnxruntime generates from the schema."""
     from onnxruntime.quantization.CalTableFlatBuffers.TrtTable import TrtTable
 
     ranges = {
@@ -161,7 +163,7 @@ def tables(target: str, only: Sequence[str]) -> list[Row]:
 
 
 def fallback(target: str, only: Sequence[str]) -> list[Row]:
-    """The bundle for a GPU on this machine, in a process of its own."""
+    """Run the bundle for a GPU on this machine, in its own process."""
     from edgeq import demo
     from edgeq.jobs.package import package
 
@@ -184,11 +186,13 @@ SECTIONS: dict[str, Callable[[str, Sequence[str]], list[Row]]] = {
 
 
 def print_rows(rows: Sequence[Row]) -> None:
+    """Print rows of limit and measurement."""
     for bar, measured, met in rows:
         print(f"{'met   ' if met else 'MISSED'} | {bar} | {measured}", flush=True)
 
 
 def main() -> None:
+    """Run the chosen sections and print their rows."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=list(SECTIONS), default=list(SECTIONS), help="sections to run")
     parser.add_argument("--case", nargs="+", default=[], help="models of the accuracy section")

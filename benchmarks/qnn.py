@@ -1,12 +1,13 @@
-"""Models for Qualcomm's NPU, in its simulator: what is delegated, and the accuracy against float32 and the CPU's.
+"""Measure models for Qualcomm's NPU in its simulator: the delegated nodes, and the accuracy against float32 and the
+CPU.
 
     python benchmarks/qnn.py [--only NAME ...] [--target hexagon-v73] [--count 50] [--wide NODE ...] [--helper]
     python benchmarks/qnn.py --tune 20m [--only NAME ...] [--count 200] [--seen 500]
 
-`--helper` builds with ONNX Runtime's own helper instead, get_qnn_qdq_config, with its defaults; `--tune` lets
-`edgeq tune` find the model within a budget, on other samples than those of the figures: where there is one set alone it
-sees every second sample, and the rest judge. The loss is then what all of those show on the CPU, plus what the
-simulator loses more on `--count` of them (docs/tune.md). Needs onnxruntime-qnn.
+`--helper` builds with ONNX Runtime's own helper instead, get_qnn_qdq_config, with its defaults. `--tune` lets `edgeq
+tune` find the model within a budget, on samples that do not judge it. If a case has only one set, tuning sees every
+second sample, and the rest judge. The loss is then the loss of all judging samples on the CPU, plus the additional loss
+in the simulator on `--count` of them (docs/tune.md). The benchmark needs onnxruntime-qnn.
 """
 
 from __future__ import annotations
@@ -46,13 +47,15 @@ FLOAT, CPU, NPU = "float32", "CPU", "simulator"
 
 
 def spread(case: Case, count: int) -> Samples:
-    """About `count` samples, spread over all: folders are sorted by class."""
+    """Return about `count` samples, spread over all, because folders are sorted by class."""
     samples = case.open(case.judged_on)
     return open_samples(samples, model_signature(case.model), stride=max(1, len(samples) // count), count=count)
 
 
 def every_second(case: Case, source: Path, first: int, most: int | None = None) -> Samples:
-    """Samples of `source`, spread over all: every second one from `first` on where tuning and judging share them."""
+    """Return samples of `source`, spread over all. If tuning and judging share the set, return every second one from
+    `first`.
+    """
     stride = 1 + (case.tuned_on == case.judged_on)
     samples, first = case.open(source), first % stride
     if most is not None:
@@ -61,13 +64,13 @@ def every_second(case: Case, source: Path, first: int, most: int | None = None) 
 
 
 def sizes_of(case: Case) -> dict[str, int]:
-    """The free size of the batch: rows of a sample, which are many for anomalies."""
+    """Return the free size of the batch. This is the number of rows of a sample, which is large for anomalies."""
     rows: int = next(iter(next(iter(case.open(case.judged_on, 1))).inputs.values())).shape[0]
     return dict.fromkeys(free_sizes(read_model(case.model)), rows)
 
 
 def with_edgeq(case: Case, target: Target, wide: tuple[str, ...], folder: Path) -> tuple[Path, list[str]]:
-    """The model that edgeq builds, and what it says."""
+    """Return the model that edgeq builds, and edgeq's notes."""
     data = Data(case.data, case.preprocess, count=case.count)
     request = Request(case.model, data, None, None, None)
     job = collect_statistics(request.prepare(folder / "work", fix=sizes_of(case)))
@@ -76,7 +79,7 @@ def with_edgeq(case: Case, target: Target, wide: tuple[str, ...], folder: Path) 
 
 
 def with_helper(case: Case, folder: Path) -> tuple[Path, list[str]]:
-    """The model that ONNX Runtime's helper builds."""
+    """Return the model that ONNX Runtime's helper builds, and no notes."""
     from onnxruntime.quantization import CalibrationDataReader, quantize
     from onnxruntime.quantization.execution_providers.qnn import get_qnn_qdq_config, qnn_preprocess_model
 
@@ -97,7 +100,7 @@ def with_helper(case: Case, folder: Path) -> tuple[Path, list[str]]:
 
 
 def with_tune(case: Case, target: Target, budget: str, seen: int, folder: Path) -> tuple[Path, list[str]]:
-    """The Q/DQ model of the bundle that `edgeq tune` writes, and what it chose on `seen` samples."""
+    """Return the Q/DQ model in the bundle of `edgeq tune`, which saw `seen` samples, and a note on its choice."""
     tuned = edgeq.tune(
         case.model,
         Data(case.data, case.preprocess, count=case.count),
@@ -121,15 +124,16 @@ def with_tune(case: Case, target: Target, budget: str, seen: int, folder: Path) 
 
 
 class Steps(Silent):
-    """Notes with the time, on stderr."""
+    """Print notes with the time, on stderr."""
 
     def note(self, text: str) -> None:
         print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
 
 
 def judged(case: Case, model: Path, there: Any, count: int, folder: Path) -> Assessment:
-    """What a model loses in the simulator on samples that tuning did not see: by all of them on the CPU, and by `count`
-    in both."""
+    """Return the loss of a model in the simulator on samples that tuning did not see. All of them run on the CPU, and
+    `count` of them run on both.
+    """
     meter = AccuracyMeter(
         every_second(case, case.judged_on, 1), case.model, folder / "judged", task=case.make_task(), held="seen"
     )
@@ -148,6 +152,7 @@ def run(
     seen: int,
     folder: Path,
 ) -> dict[str, Any]:
+    """Build and judge the model of a case, print the figures, and return them."""
     began = time.perf_counter()
     if tune is not None:
         model, notes = with_tune(case, target, tune, seen, folder)
@@ -182,15 +187,16 @@ def run(
 
 
 def main() -> None:
+    """Run the chosen cases, and print and write their figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="*", help="names of cases")
-    parser.add_argument("--target", default="hexagon-v73", help="what to build for")
-    parser.add_argument("--count", type=int, default=50, help="samples to judge on")
-    parser.add_argument("--wide", nargs="*", default=[], help="nodes on 16-bit activations; * for all")
+    parser.add_argument("--target", default="hexagon-v73", help="target of the build")
+    parser.add_argument("--count", type=int, default=50, help="number of samples that judge")
+    parser.add_argument("--wide", nargs="*", default=[], help="nodes with 16-bit activations; * for all")
     parser.add_argument("--helper", action="store_true", help="build with ONNX Runtime's helper instead")
     parser.add_argument("--tune", metavar="BUDGET", help="let edgeq tune find the model, in this time: 20m")
-    parser.add_argument("--seen", type=int, default=1000, help="samples that tuning sees, at most")
-    parser.add_argument("--json", type=Path, help="where the figures go")
+    parser.add_argument("--seen", type=int, default=1000, help="largest number of samples that tuning sees")
+    parser.add_argument("--json", type=Path, help="write the figures to this file")
     given = parser.parse_args()
     root = shared_data()
     if root is None:

@@ -1,9 +1,10 @@
-"""edgeq's default next to ONNX Runtime's default and float32, in one run on this machine, as figures and as ratios.
+"""Compare edgeq's default with ONNX Runtime's default and float32, in one run on this machine, as figures and as
+ratios.
 
     python benchmarks/quantize.py [--only SECTION ...] [--json FILE]
 
 Sections: speed (a ResNet-50-shaped model with random weights), accuracy (the labelled tasks of shared/data), demo,
-startup. Latencies are taken interleaved, so what disturbs one disturbs all; a ratio is of medians.
+startup. Latencies are interleaved, so that a disturbance affects all models alike. A ratio is of medians.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ Results = dict[str, Any]
 
 
 def speed(seconds: float) -> Results:
-    """Float32, ONNX Runtime's default and edgeq's default on the same ResNet-50-shaped model, one image at a time."""
+    """Time float32 and the defaults of ONNX Runtime and edgeq on one ResNet-50-shaped model, one image at a time."""
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
         model = resnet50_shaped(work / "resnet50.onnx")
@@ -65,7 +66,7 @@ def speed(seconds: float) -> Results:
 
 
 def accuracy(seconds: float) -> Results:
-    """Top-1 of the labelled tasks: float32, ONNX Runtime's default, edgeq's default."""
+    """Measure top-1 of the labelled tasks: float32, ONNX Runtime's default, edgeq's default."""
     root = shared_data()
     if root is None:
         print("\naccuracy: skipped, shared/data is not next to this checkout (or set EDGEQ_SHARED_DATA)")
@@ -74,13 +75,15 @@ def accuracy(seconds: float) -> Results:
 
 
 def demo(seconds: float) -> Results:
-    """The embedded demo model."""
+    """Measure the embedded demo model."""
     task = demo_task()
     return {task.name: _one_task(task, seconds)}
 
 
 def startup(seconds: float) -> Results:
-    """Wall clock of commands that must feel instant; median of seven fresh processes, the first not counted."""
+    """Measure the wall clock of commands that must feel instant: the median of seven fresh processes, after one that
+    does not count.
+    """
     del seconds
     results: Results = {}
     print("\nstart-up, seconds")
@@ -173,9 +176,12 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 
 def main() -> None:
+    """Run the chosen sections, and print and write their figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=list(SECTIONS), default=list(SECTIONS), help="sections to run")
-    parser.add_argument("--seconds", type=float, default=3.0, help="recorded seconds a model in a timing (default: 3)")
+    parser.add_argument(
+        "--seconds", type=float, default=3.0, help="recorded seconds per model in a timing (default: 3)"
+    )
     parser.add_argument("--json", type=Path, help="also write all figures to this file")
     options = parser.parse_args()
     machine = edgeq_json("detect")

@@ -1,9 +1,10 @@
-"""Models for Rockchip's NPUs next to those of Rockchip's own quantizer, all in the compiler's simulator.
+"""Compare edgeq's models for Rockchip's NPUs with those of Rockchip's own quantizer, all in the compiler's simulator.
 
     python benchmarks/rknn.py [--only NAME ...] [--target rk3588] [--count 300] [--seen 300] [--json FILE]
 
-`edgeq quantize` sees labelled samples, others judge: where there is one set alone, every second one each. Rockchip's
-quantizer gets the same calibration samples, with its defaults. Needs rknn-toolkit2: `edgeq toolkit rknn --install`.
+`edgeq quantize` sees labelled samples, and other samples judge. If a case has only one set, each gets every second
+sample. Rockchip's quantizer gets the same calibration samples, with its defaults. The benchmark needs rknn-toolkit2:
+`edgeq toolkit rknn --install`.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ FLOAT, OWN, UNFUSED_ORT, EDGEQ = "float32", "Rockchip's own int8", "ours, unfuse
 
 
 def own_int8(case: Case, target: Target, folder: Path) -> Compilation:
-    """The float model with the toolkit's own quantizer."""
+    """Compile the float model with the toolkit's own quantizer."""
     folder.mkdir()
     prepared = prepare_model(case.model, folder, simplify=False, fix=sizes_of(case))
     inputs = [spec.name for spec in own_signature(prepared.path, prepared.path).inputs]
@@ -51,6 +52,7 @@ def own_int8(case: Case, target: Target, folder: Path) -> Compilation:
 
 
 def run(case: Case, target: Target, count: int, seen: int, folder: Path) -> dict[str, Any]:
+    """Build and judge both models of a case, print the figures, and return them."""
     began, task = time.perf_counter(), case.make_task()
     made = edgeq.quantize(
         case.model,
@@ -90,12 +92,13 @@ def run(case: Case, target: Target, count: int, seen: int, folder: Path) -> dict
 
 
 def main() -> None:
+    """Run the chosen cases, and print and write their figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="*", help="names of cases")
-    parser.add_argument("--target", default="rk3588", help="what to build for")
-    parser.add_argument("--count", type=int, default=300, help="samples that judge, at most")
-    parser.add_argument("--seen", type=int, default=300, help="samples that a repair sees, at most")
-    parser.add_argument("--json", type=Path, help="where the figures go")
+    parser.add_argument("--target", default="rk3588", help="target of the build")
+    parser.add_argument("--count", type=int, default=300, help="largest number of samples that judge")
+    parser.add_argument("--seen", type=int, default=300, help="largest number of samples that a repair sees")
+    parser.add_argument("--json", type=Path, help="write the figures to this file")
     given = parser.parse_args()
     root = shared_data()
     if root is None:

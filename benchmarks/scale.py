@@ -1,12 +1,12 @@
-"""A million samples on many workers, and a bench on a thousand boards: measured coefficients, then a simulation.
+"""Estimate a million samples on many workers, and a bench on a thousand boards: measure coefficients, then simulate.
 
     python benchmarks/scale.py --measure          # coefficients, on this machine, two workers; about a minute
     python benchmarks/scale.py                    # the simulation, with the coefficients of docs/scale.md
     python benchmarks/scale.py --coefficients FILE.json
 
-The simulation plays `edgeq.distributed.Workers.map` with its own shard sizes: workers take shards as they become free,
-results wait until they can be merged in order, at most four for each thread, and the main process merges one after the
-other. It is not a model of Dask's insides: what those cost for each shard is a measured coefficient.
+The simulation models `edgeq.distributed.Workers.map` with its own shard sizes. Workers take shards as they become free.
+Results wait until they can be merged in order, at most four for each thread. The main process merges one after the
+other. The simulation does not model the internals of Dask: their cost for each shard is a measured coefficient.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ SAMPLES = 1_000_000
 
 @dataclass(frozen=True)
 class Job:
-    """What one kind of work costs.
+    """Describe the cost of one kind of work.
 
     Attributes:
-        sample_s: of a worker, for a sample: reading, preprocessing, running, counting.
-        result_bytes: of a shard of 512 samples.
-        merge_s: of the main process, for a shard.
+        sample_s: seconds of a worker per sample: reading, preprocessing, running, counting.
+        result_bytes: bytes of the result of a shard of 512 samples.
+        merge_s: seconds of the main process per shard.
     """
 
     sample_s: float
@@ -57,24 +57,24 @@ class Job:
 
 @dataclass(frozen=True)
 class Coefficients:
-    """Seconds of a processor, measured on one machine; docs/scale.md says on which."""
+    """Hold processor seconds that were measured on one machine, which docs/scale.md names."""
 
     calibrate: Job = Job(0.0115, 3.7e6, 0.0076)
     evaluate: Job = Job(0.0069, 1.2e3, 0.0)
     sample_bytes: float = 22.6e3
-    """Of an image file; as a streamed sample, 602 kB."""
+    """Bytes of an image file. As a streamed sample it has 602 kB."""
     digest_s: float = 0.000058
-    """Of the main process, for a sample by reference: its digest."""
+    """Seconds of the main process per sample by reference, for its digest."""
     shard_s: float = 0.0111
-    """Of the main process (client and scheduler), for a shard: sent, assigned, fetched, forgotten."""
+    """Seconds of the main process (client and scheduler) per shard, to send, assign, fetch and forget it."""
     reference_bytes: float = 51.0
-    """Of the list of files, for a sample; sent to each worker once."""
+    """Bytes of the list of files per sample. The list is sent to each worker once."""
     restart_s: float = 3.0
-    """Until a worker that was killed is back and has opened its models."""
+    """Seconds until a killed worker is back and has opened its models."""
 
 
 class Nothing:
-    """A job that does nothing: what is left is Dask."""
+    """Do nothing as a job, so that only the cost of Dask is left."""
 
     def open(self, stack: ExitStack) -> Callable[[int], int]:
         """See `edgeq.distributed.workers.Job`."""
@@ -82,7 +82,7 @@ class Nothing:
 
 
 def cost(run: Callable[[Shard], Any], merge: Callable[[Any], None]) -> Job:
-    """What a job costs, by two shards of 100 samples; `merge` adds a result to those before."""
+    """Return the cost of a job, measured on two shards of 100 samples. `merge` adds a result to the earlier ones."""
     run(Shard(0, 8))
     began = time.process_time()
     first, second = (run(Shard(start, start + 100)) for start in (0, 100))
@@ -94,6 +94,7 @@ def cost(run: Callable[[Shard], Any], merge: Callable[[Any], None]) -> Job:
 
 
 def measure() -> Coefficients:
+    """Measure the coefficients on this machine."""
     root = shared_data()
     if root is None:
         raise SystemExit("shared/data is not next to this checkout (or set EDGEQ_SHARED_DATA)")
@@ -110,7 +111,7 @@ def measure() -> Coefficients:
         task = make_task("classification", None)
         evaluate = EvaluationJob(model, samples, replace(task, class_offset=1), None).open(stack)  # type: ignore[type-var]
         merged = Merged(plan(prepared.model, names, {}), dict.fromkeys(names, TensorStatistics()))
-        jobs = [cost(calibrate, merged.add), cost(evaluate, [].append)]  # accuracy is merged at once
+        jobs = [cost(calibrate, merged.add), cost(evaluate, [].append)]  # accuracy results merge at once
         began = time.process_time()
         samples.digest()
         digest_s = (time.process_time() - began) / len(samples)
@@ -134,8 +135,16 @@ def measure() -> Coefficients:
 
 @dataclass(frozen=True)
 class Played:
-    """What a simulated run came to: seconds, share of them in which the main process was busy and in which the workers
-    were, bytes received, the most bytes of results that waited, samples that were run twice."""
+    """Hold the result of a simulated run.
+
+    Attributes:
+        seconds: length of the run.
+        main: share of the time in which the main process was busy.
+        workers: share of the time in which the workers were busy.
+        received: bytes received.
+        waiting: largest number of bytes of waiting results.
+        twice: number of samples that were run twice.
+    """
 
     seconds: float
     main: float
@@ -148,17 +157,17 @@ class Played:
 def play(
     job: Job, known: Coefficients, workers: int, *, samples: int = SAMPLES, deaths: tuple[float, ...] = ()
 ) -> Played:
-    """`samples` on `workers`, of which one dies at each of the times `deaths`, in seconds."""
+    """Simulate `samples` on `workers`. One worker dies at each of the times `deaths`, in seconds."""
     size = min(512, max(8, -(-samples // 16)))
     remaining = deque((start, min(size, samples - start)) for start in range(0, samples, size))
     order = deque(start for start, _ in remaining)
-    running: list[tuple[float, int, int]] = []  # end, start of the shard, samples
+    running: list[tuple[float, int, int]] = []  # end of the shard, its start, its samples
     dying = deque(sorted(deaths))
     done: set[int] = set()
     begun: set[int] = set()
     spent = waiting = 0.0
     free, twice = workers, 0
-    main_until = samples * known.digest_s  # it digests before anything is sent
+    main_until = samples * known.digest_s  # the main process computes the digest before it sends anything
     total = main_until
     now = main_until
     while order:
@@ -199,6 +208,7 @@ def play(
 
 
 def clock(seconds: float) -> str:
+    """Return seconds as text in seconds, minutes or hours."""
     return (
         f"{seconds:.0f} s"
         if seconds < 600
@@ -209,6 +219,7 @@ def clock(seconds: float) -> str:
 
 
 def size(value: float) -> str:
+    """Return a number of bytes as text with a decimal prefix."""
     for unit in ("B", "kB", "MB", "GB", "TB"):
         if value < 1000:
             return f"{value:.3g} {unit}"
@@ -217,6 +228,7 @@ def size(value: float) -> str:
 
 
 def workers_table(known: Coefficients) -> None:
+    """Print the simulated runs as a table, by job and number of workers."""
     print(f"{SAMPLES:,} samples by reference ({size(SAMPLES * known.sample_bytes)} of files, read once by a worker)\n")
     print("| job | workers | time | main process busy | workers busy | results received | waiting at most | one dies |")
     print("|---|---|---|---|---|---|---|---|")
@@ -236,7 +248,9 @@ def workers_table(known: Coefficients) -> None:
 
 
 def boards_table() -> None:
-    """`edgeq bench --on fleet`, on paper: a bundle of 5 MB once to each board, 20 s of measuring, a report of 20 kB."""
+    """Print an estimate of `edgeq bench --on fleet`: a bundle of 5 MB once to each board, 20 s of measuring, a report
+    of 20 kB.
+    """
     print("\n| boards | at once | uplink | bundles sent | time | the same again, nothing sent |")
     print("|---|---|---|---|---|---|")
     for boards in (10, 100, 1000):
@@ -252,6 +266,7 @@ def boards_table() -> None:
 
 
 def main() -> None:
+    """Measure the coefficients, or print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--measure", action="store_true")
     parser.add_argument("--coefficients", type=Path)

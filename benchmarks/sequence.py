@@ -1,10 +1,12 @@
-"""Transformers, recurrent networks and multilayer perceptrons: edgeq next to ONNX Runtime's own dynamic quantization.
+"""Compare edgeq with ONNX Runtime's own dynamic quantization on transformers, recurrent networks and multilayer
+perceptrons.
 
     python benchmarks/sequence.py [--only NAME ...] [--minilm MODEL.onnx] [--tune] [--json FILE]
 
-minilm_l6's model is not in shared/data: its make_model.py makes it, and --minilm names it; it needs the package
-`tokenizers`. ONNX Runtime is given what its documentation gives it: `quantize_dynamic(per_channel=True)` and nothing
-else. --tune adds what `edgeq tune` finds (minutes a model). Latencies are interleaved; ratios are of medians.
+minilm_l6's model is not in shared/data. Its make_model.py makes the model, and --minilm names it; this needs the
+package `tokenizers`. ONNX Runtime runs as its documentation recommends: `quantize_dynamic(per_channel=True)`, without
+other options. --tune adds the result of `edgeq tune` (minutes per model). Latencies are interleaved, and ratios are of
+medians.
 """
 
 from __future__ import annotations
@@ -40,14 +42,15 @@ Feed = dict[str, Any]
 
 @dataclass(frozen=True)
 class Case:
-    """A model, its data, and what the quantized one must meet.
+    """Describe a model, its data, and the limits for the quantized model.
 
     Attributes:
-        options: of `edgeq eval`, `quantize` and `tune`, after --task.
-        preprocess: as `--preprocess` takes it.
-        shapes: name → a feed made of the first validation sample's, to time.
-        least: of the metric; `most_bytes`, `least_speed`: against float32.
-        drop: what --max-drop is given.
+        options: options of `edgeq eval`, `quantize` and `tune`, after --task.
+        preprocess: value of `--preprocess`.
+        shapes: name → function that makes a feed to time from the first validation sample's.
+        least: smallest value of the metric.
+        most_bytes, least_speed: limits relative to float32.
+        drop: value of --max-drop.
     """
 
     name: str
@@ -66,19 +69,21 @@ class Case:
 
 @dataclass(frozen=True)
 class Contender:
+    """Describe a model or a bundle to compare, with its session options."""
+
     name: str
     path: Path
     config: Mapping[str, str] = field(default_factory=dict)
 
     def bytes(self) -> int:
-        """What has to be deployed: of a bundle, its model files."""
+        """Return the bytes to deploy. For a bundle, these are its model files."""
         if self.path.is_dir():
             return sum(f.stat().st_size for f in self.path.rglob("*") if f.suffix in (".onnx", ".data"))
         return sum(f.stat().st_size for f in model_files(self.path))
 
 
 def cases(root: Path, minilm: Path | None, work: Path) -> Iterator[Case]:
-    """Those that can be run; `work` holds links to what data folders mix with other things."""
+    """Yield the cases that can be run. `work` gets links to the samples of folders that also contain other files."""
     home = root / "nsnet2_gru"
 
     def frames(count: int) -> Callable[[Feed], Feed]:
@@ -139,6 +144,7 @@ def cases(root: Path, minilm: Path | None, work: Path) -> Iterator[Case]:
 
 
 def onnxruntime_dynamic(case: Case, work: Path) -> Contender:
+    """Quantize a case with ONNX Runtime's dynamic quantization."""
     output = work / "onnxruntime.onnx"
     logging.disable(logging.WARNING)
     with warnings.catch_warnings():
@@ -149,12 +155,14 @@ def onnxruntime_dynamic(case: Case, work: Path) -> Contender:
 
 
 def edgeq_dynamic(case: Case, work: Path) -> Contender:
+    """Quantize a case with `edgeq quantize --dynamic`."""
     output = work / "dynamic.onnx"
     made = edgeq_json("quantize", str(case.model), *_data(case), "--dynamic", "--no-timing", "-o", str(output))
     return Contender("edgeq quantize --dynamic", output, made["session_options"])
 
 
 def edgeq_tuned(case: Case, work: Path, budget: str) -> Contender:
+    """Tune a case with `edgeq tune` within a budget."""
     output = work / "tuned"
     validation = ("--val", str(case.validation), "--task", case.task, *case.options)
     made = edgeq_json(
@@ -165,7 +173,7 @@ def edgeq_tuned(case: Case, work: Path, budget: str) -> Contender:
 
 
 def accuracy(case: Case, contender: Contender) -> float:
-    """The task's first metric, in the session that ships with the contender."""
+    """Return the task's first metric, in a session with the options of the contender."""
     if contender.config:
         from edgeq.measure.accuracy import evaluate_many
         from edgeq.measure.task import TaskOptions, make_task
@@ -186,7 +194,7 @@ def accuracy(case: Case, contender: Contender) -> float:
 
 
 def latencies(case: Case, contenders: list[Contender], seconds: float, threads: int) -> dict[str, dict[str, float]]:
-    """Shape → contender → p50 in ms."""
+    """Return shape → contender → p50 in ms."""
     samples = open_samples(case.validation, model_signature(case.model), preprocess=case.preprocess, count=1)
     first = dict(next(iter(samples)).inputs)
     found: dict[str, dict[str, float]] = {}
@@ -206,6 +214,7 @@ def latencies(case: Case, contenders: list[Contender], seconds: float, threads: 
 
 
 def one_case(case: Case, options: argparse.Namespace) -> dict[str, Any]:
+    """Compare all contenders of a case, print the figures, and return them."""
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
         contenders = [
@@ -238,13 +247,16 @@ def _data(case: Case) -> tuple[str, ...]:
 
 
 def main() -> None:
+    """Run the chosen cases, and print and write their figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", metavar="NAME", help="models whose name begins so")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="models whose names begin with these")
     parser.add_argument("--minilm", type=Path, help="the model that minilm_l6/make_model.py made")
     parser.add_argument("--tune", action="store_true", help="also run edgeq tune")
-    parser.add_argument("--budget", default="5m", help="of edgeq tune (default: 5m)")
-    parser.add_argument("--seconds", type=float, default=3.0, help="recorded seconds a model and shape (default: 3)")
-    parser.add_argument("--threads", type=int, default=1, help="inside an operator, 0 for all cores (default: 1)")
+    parser.add_argument("--budget", default="5m", help="budget of edgeq tune (default: 5m)")
+    parser.add_argument("--seconds", type=float, default=3.0, help="recorded seconds per model and shape (default: 3)")
+    parser.add_argument(
+        "--threads", type=int, default=1, help="threads inside an operator, 0 for all cores (default: 1)"
+    )
     parser.add_argument("--json", type=Path, help="also write all figures to this file")
     options = parser.parse_args()
     root = shared_data()

@@ -1,9 +1,8 @@
-"""How much faster int8 is than float32, where accuracy is not an obstacle: `edgeq tune` on known shapes, random
-weights.
+"""Measure the speed of int8 against float32 without regard to accuracy: `edgeq tune` on known shapes, random weights.
 
     python benchmarks/shapes.py [--samples N] [--json FILE]
 
-Accuracy is how closely the outputs follow float32's (SQNR), on random images.
+Accuracy here means how closely the outputs match float32's (SQNR), on random images.
 """
 
 from __future__ import annotations
@@ -24,6 +23,7 @@ SHAPES = {"ResNet-50-shaped": (resnet50_shaped, 3.0), "MobileNetV2-shaped": (mob
 
 
 def main() -> None:
+    """Tune each model, and print and write the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--samples", type=int, default=32)
     parser.add_argument("--json", type=Path, help="also write all figures to this file")

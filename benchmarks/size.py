@@ -1,10 +1,10 @@
-"""Large inputs: `edgeq quantize` of 2.3 GB of weights in external data, of 10,000 nodes, and with 100,000 samples.
+"""Run `edgeq quantize` on large inputs: 2.3 GB of weights in external data, 10,000 nodes, and 100,000 samples.
 
     scripts/benchmark size                  # about a quarter of an hour, 10 GB of disk
     scripts/benchmark size --only nodes     # weights, nodes or samples
 
-Prints the time, the most memory that a process of the command had (resident, with mapped files), and that less 1.3
-times the weights: the constant of docs/security.md.
+The benchmark prints the time, and the peak memory of any process of the command (resident, with mapped files). It also
+prints that memory less 1.3 times the weights, which is the constant of docs/security.md.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ LAYERS, WIDTH = 24, 4900
 
 
 def save(path: Path, nodes: list[onnx.NodeProto], weights: list[onnx.TensorProto], width: int) -> Path:
+    """Write a model of `nodes` from x [N, width] to y [N, width], and return its path."""
     values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", width]) for name in ("x", "y")]
     graph = helper.make_graph(nodes, "g", values[:1], values[1:], weights)
     path.write_bytes(
@@ -34,11 +35,14 @@ def save(path: Path, nodes: list[onnx.NodeProto], weights: list[onnx.TensorProto
 
 
 def chain(count: int) -> list[str]:
+    """Return the names of the tensors along a chain of `count` nodes, from "x" to "y"."""
     return ["x", *(f"t{i}" for i in range(1, count)), "y"]
 
 
 def weights_case(folder: Path) -> tuple[Path, Path]:
-    """`LAYERS` products with matrices of `WIDTH` squared, in one file next to the model."""
+    """Write `LAYERS` products with square matrices of size `WIDTH`, in one file next to the model, and return model and
+    data.
+    """
     random = np.random.default_rng(0)
     names = chain(LAYERS)
     nodes, tensors = [], []
@@ -58,7 +62,7 @@ def weights_case(folder: Path) -> tuple[Path, Path]:
 
 
 def nodes_case(folder: Path, count: int = 10_000) -> tuple[Path, Path]:
-    """A chain of products and activations."""
+    """Write a chain of products and activations, and return model and data."""
     weight = numpy_helper.from_array(np.eye(8, dtype=np.float32) * 1.01, "w")
     names = chain(count)
     nodes = [
@@ -72,7 +76,7 @@ def nodes_case(folder: Path, count: int = 10_000) -> tuple[Path, Path]:
 
 
 def samples_case(folder: Path, count: int = 100_000) -> tuple[Path, Path]:
-    """A small network and many rows."""
+    """Write a small network and many rows, and return model and data."""
     random = np.random.default_rng(0)
     tensors = [
         numpy_helper.from_array(random.standard_normal((64, 64)).astype(np.float32) / 8, f"w{i}") for i in (0, 1)
@@ -90,6 +94,7 @@ CASES = {"weights": weights_case, "nodes": nodes_case, "samples": samples_case}
 
 
 def main() -> None:
+    """Run the chosen cases and print a table."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--only", choices=CASES)
     given = parser.parse_args()

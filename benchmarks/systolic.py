@@ -1,9 +1,9 @@
-"""The bars of the systolic backend, measured on the default array: exactness, accuracy, placement, speed.
+"""Measure the limits of the systolic backend on the default array: exactness, accuracy, placement, speed.
 
     python benchmarks/systolic.py [--only MODEL ...] [--images N]
 
-Each row is a bar and what was measured. Integers are compared on every layer of the simulator and of the host twin in
-stock ONNX Runtime; accuracy is the twin's, which gives the same integers.
+Each row is a limit and a measurement. The integers of the simulator and of the host twin in stock ONNX Runtime are
+compared on every layer. Accuracy is the twin's, because the twin gives the same integers.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ CALIBRATION = 300
 
 
 def measure(task: Task, limit: int | None) -> None:
+    """Print the rows of one model. `limit` is the largest number of images per validation set."""
     target = resolve("gemmini")
     scheme = target.profile.scheme
     with tempfile.TemporaryDirectory() as folder:
@@ -85,7 +86,9 @@ def measure(task: Task, limit: int | None) -> None:
 
 
 def exactness(program: Program, twin: onnx.ModelProto, task: Task, signature: Signature) -> tuple[int, float, int]:
-    """Differing integers over all layers, simulated images a second, accumulators that wrapped."""
+    """Return the number of differing integers over all layers, the simulated images per second, and the number of
+    accumulators that wrapped.
+    """
     x = next(iter(task.validation.values()))[0][:COMPARED]
     simulator = Simulator(program)
     names = [name for name, tensor in program.tensors.items() if tensor.scale is not None]
@@ -105,6 +108,7 @@ def exactness(program: Program, twin: onnx.ModelProto, task: Task, signature: Si
 
 
 def top1(session: Any, task: Task, part: str, limit: int | None) -> float:
+    """Return the share of right answers on a validation set."""
     x, labels, _ = task.validation[part]
     x, labels = x[:limit], labels[:limit]
     scores = [session.run(None, {task.input: x[i : i + 50]})[0] for i in range(0, len(x), 50)]
@@ -113,6 +117,7 @@ def top1(session: Any, task: Task, part: str, limit: int | None) -> float:
 
 
 def all_tasks() -> Iterator[Task]:
+    """Yield the demo task and, if shared/data exists, its image tasks."""
     yield demo_task()
     root = shared_data()
     if root is None:
@@ -142,9 +147,10 @@ def _row(model: str, what: str, measured: object, met: bool, bar: str) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
+    """Print the rows of the chosen models."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", help="names of models (default: all)")
-    parser.add_argument("--images", type=int, help="at most so many images a validation set (default: all)")
+    parser.add_argument("--images", type=int, help="largest number of images per validation set (default: all)")
     options = parser.parse_args(arguments)
     for task in all_tasks():
         if options.only is None or task.name in options.only:

@@ -1,9 +1,9 @@
-"""The simulator of the systolic array against the C bundle: differing values over every layer output.
+"""Compare the simulator of the systolic array with the C bundle: differing values over every layer output.
 
     python benchmarks/systolic_c.py [--graphs 200] [--images 2]
 
 Models: the demo and those of shared/data, compiled for riscv64 and run under qemu-riscv64. Random graphs: compiled for
-this machine. Every way to run (ws, ws with products for convolutions, cpu, os), generations of gemmini.h in turn.
+this machine. Every mode runs (ws, ws with products for convolutions, cpu, os), with both generations of gemmini.h.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ BAR = 0
 
 
 def compared(bundle: CBundle, program: Program, inputs: Arrays, binary: list[str]) -> tuple[int, int]:
-    """Values that differ, of how many, over all layers and modes."""
+    """Return the number of values that differ and the number of all values, over all layers and modes."""
     wrong = values = 0
     for mode, how in MODES.items():
         file = bundle.directory / "layers.bin"
@@ -48,6 +48,7 @@ def compared(bundle: CBundle, program: Program, inputs: Arrays, binary: list[str
 
 
 def models(images: int) -> int:
+    """Print a row for each model, and return the largest number of differing values."""
     shared = shared_data()
     worst = 0
     for name, (model, data, spec) in model_cases(shared).items():
@@ -66,6 +67,7 @@ def models(images: int) -> int:
 
 
 def graphs(count: int) -> int:
+    """Print a row for `count` random graphs, and return the number of differing values."""
     wrong = values = 0
     for seed in range(count):
         with tempfile.TemporaryDirectory() as folder:
@@ -80,10 +82,12 @@ def graphs(count: int) -> int:
 
 
 def row(what: str, wrong: int, values: int) -> None:
+    """Print a row: differing values, all values, and whether the limit is met."""
     print(f"| {what} | {BAR} | {wrong} of {values} | {'met' if wrong <= BAR else 'MISSED'} |", flush=True)
 
 
 def main() -> int:
+    """Print the table, and return 1 if a value differs."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--graphs", type=int, default=200)
     parser.add_argument("--images", type=int, default=2)

@@ -1,6 +1,6 @@
-"""The labelled tasks of `shared/data` as arrays, read without edgeq, so that edgeq and its peers get the same samples.
+"""Read the labelled tasks of `shared/data` as arrays without edgeq, so that edgeq and its peers get the same samples.
 
-The arithmetic is that of each set's meta.json; `float32` holds the top-1 that its meta.json records.
+The arithmetic is that of each set's meta.json. `float32` contains the top-1 that its meta.json records.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ Labels = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Task:
-    """Calibration samples [N, ...], and validation sets by name as (samples [N, ...], labels [N], recorded top-1).
+    """Hold a model with its calibration samples [N, ...], and validation sets by name as (samples [N, ...], labels [N],
+    recorded top-1).
 
     class = argmax(output[class_offset:]).
     """
@@ -39,7 +40,7 @@ class Task:
     class_offset: int = 0
 
     def top1(self, session: Any, part: str) -> float:
-        """Share of right answers, one sample at a time, as a device would run them."""
+        """Return the share of right answers, one sample at a time, as a device runs them."""
         x, y, _ = self.validation[part]
         right = 0
         for i in range(len(x)):
@@ -49,14 +50,14 @@ class Task:
 
 
 def shared_data() -> Path | None:
-    """`shared/data` next to the checkout, or what EDGEQ_SHARED_DATA names."""
+    """Return `shared/data` next to the checkout, or the folder that EDGEQ_SHARED_DATA names, or None."""
     named = os.environ.get("EDGEQ_SHARED_DATA")
     candidates = [Path(named)] if named else [parent / "shared" / "data" for parent in REPOSITORY.parents]
     return next((c for c in candidates if c.is_dir()), None)
 
 
 def required_data() -> Path:
-    """`shared_data`; where there is none, the benchmark ends and says so."""
+    """Return `shared_data`. If there is none, end the benchmark with a message."""
     root = shared_data()
     if root is None:
         print("skipped: shared/data is not next to this checkout (or set EDGEQ_SHARED_DATA)")
@@ -65,7 +66,7 @@ def required_data() -> Path:
 
 
 def tasks(root: Path) -> Iterator[Task]:
-    """One at a time: the ImageNet task alone holds 600 MB."""
+    """Yield one task at a time, because the ImageNet task alone takes 600 MB."""
     yield _mobilenet(root)
     yield resnet20(root)
     yield _keywords(root)
@@ -73,6 +74,7 @@ def tasks(root: Path) -> Iterator[Task]:
 
 
 def demo_task() -> Task:
+    """Return the task of the embedded demo."""
     with np.load(demo.CALIBRATION) as calibration, np.load(demo.VALIDATION) as validation:
         recorded = demo.provenance()["float32"]["validation"]
         parts = {"validation": (validation["image"], validation["label"].astype(np.int64), recorded)}
@@ -96,6 +98,8 @@ def _centre_224(file: Path) -> Floats:
 
 
 def resnet20(root: Path) -> Task:
+    """Return the CIFAR-10 task of ResNet-20."""
+
     def normalised(pixels: NDArray[np.uint8]) -> Floats:
         x = (pixels / 255.0 - [0.485, 0.456, 0.406]) / [0.229, 0.224, 0.225]
         return np.ascontiguousarray(x.transpose(0, 3, 1, 2), np.float32)

@@ -1,10 +1,10 @@
-"""Whether `edgeq tune` finds with its shortcuts what it finds without: next to `edgeq tune --thorough`, in one run.
+"""Check whether `edgeq tune` finds the same with its shortcuts as without: compare it with `edgeq tune --thorough`.
 
     python benchmarks/thorough.py [--only NAME ...] [--json FILE]
 
-Both choose the same candidate, or two that cannot be distinguished: timed interleaved, neither is more than 3 % faster
-beyond doubt, and the loss of each lies in the other's 95 % interval. Where one ends without a bundle, the other does,
-too.
+Both searches must choose the same candidate, or two that cannot be distinguished. Two candidates cannot be
+distinguished if interleaved timings do not show either to be more than 3 % faster, and if the loss of each is in the
+other's 95 % interval. If one search ends without a bundle, the other must, too.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ TIE = 1.03
 
 
 def alike(case: Case, bundles: Mapping[str, Path], winners: Mapping[str, Mapping[str, Any]]) -> tuple[str, bool]:
-    """How the two that were chosen compare, and whether they cannot be distinguished."""
+    """Compare the two chosen candidates. Return the comparison as text, and whether they cannot be distinguished."""
     feed = dict(next(iter(case.open(case.judged_on, 1))).inputs)
     with ExitStack() as stack:
         sessions = {name: stack.enter_context(open_model(bundle)).session for name, bundle in bundles.items()}
@@ -49,7 +49,7 @@ def alike(case: Case, bundles: Mapping[str, Path], winners: Mapping[str, Mapping
 
 
 def run_case(case: Case, workdir: Path) -> dict[str, Any]:
-    """Both searches of a case, and how what they chose compares."""
+    """Run both searches of a case, and compare the chosen candidates."""
     print(f"\n{case.name}", flush=True)
     bundles = {name: workdir / name for name in SEARCHES}
     records = {name: timed(partial(tune, case, bundles[name], options)) for name, options in SEARCHES.items()}
@@ -63,13 +63,14 @@ def run_case(case: Case, workdir: Path) -> dict[str, Any]:
         text, same = "one of them ends without a bundle", False
     else:
         text, same = alike(case, bundles, {name: winner(record) for name, record in records.items()})
-    verdict(text, same, "the same, or not to be distinguished")
+    verdict(text, same, "the same, or indistinguishable")
     return {**records, "compared": text, "same": same}
 
 
 def main() -> None:
+    """Run the chosen cases, and print and write their figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", metavar="NAME", help="cases whose name begins so")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="cases whose names begin with these")
     parser.add_argument("--json", type=Path, help="also write all figures to this file")
     options = parser.parse_args()
     root = required_data()

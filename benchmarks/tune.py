@@ -1,11 +1,12 @@
-"""`edgeq tune` against float32 and the exhaustive grid of ONNX Runtime's own options, in one run on this machine.
+"""Compare `edgeq tune` with float32 and with the exhaustive grid of ONNX Runtime's own options, in one run on this
+machine.
 
     python benchmarks/tune.py [--quick] [--only NAME ...] [--grid N] [--budget TIME] [--json FILE]
 
-For each model: the loss of the tuned bundle on the samples that judge it, its speed against float32, the time that
-tuning took. The grid builds, evaluates and times each of 72 settings by itself; with --grid N (9 in --quick mode) only
-N of them, drawn by chance, and its whole time is N's times 72 / N, which is printed. The tuned bundle and the fastest
-setting of the grid that keeps the accuracy are timed interleaved.
+For each model, the benchmark prints the loss of the tuned bundle on the judging samples, its speed against float32, and
+the time of tuning. The grid builds, evaluates and times each of 72 settings separately. With --grid N (9 in --quick
+mode), it runs only N random settings, and the printed time of the grid is their time multiplied by 72 / N. The tuned
+bundle and the fastest setting of the grid that keeps the accuracy are timed interleaved.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ def _against_grid(
     count: int,
 ) -> Results:
     every = settings()
-    # By chance, with a fixed seed: every n-th would be of one kind.
+    # At random with a fixed seed, because every n-th setting would be of one kind.
     drawn = random.Random(0).sample(every, min(count, len(every)))
     points = run_grid(case.model, case.open(case.data, case.count), validation, task, workdir / "grid", drawn)
     sign = 1 if task.higher_is_better else -1
@@ -116,13 +117,14 @@ def _against_grid(
 
 
 def main() -> None:
+    """Run the chosen cases, and print and write their figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", metavar="NAME", help="cases whose name begins so")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="cases whose names begin with these")
     parser.add_argument(
-        "--quick", action="store_true", help=f"{QUICK_GRID} settings of the grid, a budget of 2m a model"
+        "--quick", action="store_true", help=f"{QUICK_GRID} settings of the grid, a budget of 2m per model"
     )
     parser.add_argument("--grid", type=int, help="settings of the grid to run; 0 leaves it out (default: all 72)")
-    parser.add_argument("--budget", help="for each run of edgeq tune")
+    parser.add_argument("--budget", help="budget of each run of edgeq tune")
     parser.add_argument("--json", type=Path, help="also write all figures to this file")
     options = parser.parse_args()
     logging.getLogger().setLevel(logging.ERROR)
@@ -136,7 +138,7 @@ def main() -> None:
         for case, workdir in chosen(root, Path(folder), options.only or ()):
             try:
                 results[case.name] = run_case(case, workdir, grid, budget)
-            except SystemExit as error:  # edgeq's message, such as that no candidate is faster than float32
+            except SystemExit as error:  # edgeq's message, for example that no candidate is faster than float32
                 verdict(str(error), False, "a bundle")
     if options.json is not None:
         options.json.write_text(json.dumps(results, indent=2) + "\n", "utf-8")

@@ -1,4 +1,4 @@
-"""The models that `edgeq tune` is measured on, with the bar of each."""
+"""Define the models on which `edgeq tune` is measured, with the limits of each."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ SPECS = Path(__file__).resolve().parent / "specs"
 
 @dataclass(frozen=True)
 class Case:
-    """One run of `edgeq tune`.
+    """Describe one run of `edgeq tune`.
 
     Attributes:
         tuned_on: labelled samples that tuning may see.
-        judged_on: labelled samples for the figure that counts.
-        max_drop: as on the command line.
-        bar: loss that may be at most, in the metric's own scale.
-        count: calibration samples.
-        options: of the task, as on the command line.
-        against_int8: how many times the latency of ONNX Runtime's own int8 model it may take, whatever that loses.
+        judged_on: labelled samples for the reported figure.
+        max_drop: value of --max-drop.
+        bar: largest loss, in the metric's own scale.
+        count: number of calibration samples.
+        options: options of the task, as on the command line.
+        against_int8: largest latency as a multiple of that of ONNX Runtime's own int8 model, whatever accuracy that
+            model loses.
     """
 
     name: str
@@ -43,11 +44,11 @@ class Case:
 
     @property
     def preprocessing(self) -> tuple[str, ...]:
-        """On the command line."""
+        """Return the options of the preprocessing for the command line."""
         return ("--preprocess", str(self.preprocess)) if self.preprocess is not None else ()
 
     def make_task(self) -> Task:
-        """What `options` say."""
+        """Return the task of `options`."""
         given = dict(zip(self.options[::2], self.options[1::2], strict=True))
         options = TaskOptions(
             class_offset=int(given["--class-offset"]) if "--class-offset" in given else None,
@@ -57,14 +58,14 @@ class Case:
         return make_task(given["--task"], options)
 
     def open(self, source: Path, count: int | None = None) -> Samples:
-        """The samples of `source`, preprocessed for the model."""
+        """Return the samples of `source`, preprocessed for the model."""
         return open_samples(
             source, model_signature(self.model), preprocess=self.preprocess, count=count, model=self.model
         )
 
 
 def cases(root: Path, workdir: Path) -> Iterator[Case]:
-    """All cases; halves of folders are made in `workdir`."""
+    """Yield all cases. The halves of folders are made in `workdir`."""
     images = root / "imagenet-sample"
     even, odd = halves(images / "val", workdir)
     for name, (seen, unseen) in {"mobilenet, first half": (even, odd), "mobilenet, second half": (odd, even)}.items():
@@ -101,7 +102,9 @@ def cases(root: Path, workdir: Path) -> Iterator[Case]:
 
 
 def chosen(root: Path, folder: Path, only: Sequence[str] = ()) -> Iterator[tuple[Case, Path]]:
-    """Cases whose name begins as one of `only` says, or all, each with an empty folder of its own in `folder`."""
+    """Yield the cases whose names begin with a text in `only`, or all cases, each with its own empty folder in
+    `folder`.
+    """
     for case in cases(root, folder / "halves"):
         if not only or any(case.name.startswith(name) for name in only):
             workdir = folder / case.name
@@ -110,7 +113,7 @@ def chosen(root: Path, folder: Path, only: Sequence[str] = ()) -> Iterator[tuple
 
 
 def halves(folder: Path, workdir: Path) -> tuple[Path, Path]:
-    """Copies of every second file of `folder`, from the first and from the second on."""
+    """Return two copies of `folder`: one with every second file from the first on, the other with the rest."""
     made = []
     for start, name in enumerate(("even", "odd")):
         place = workdir / f"{folder.name}-{name}"

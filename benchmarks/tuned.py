@@ -1,4 +1,4 @@
-"""What the benchmarks of `edgeq tune` have in common: run it as a user would, race what it wrote, hold it to a bar."""
+"""Share code of the benchmarks of `edgeq tune`: run it as a user does, race its bundle, and check a limit."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from edgeq.run.session import SessionSettings, open_session
 
 
 def tune(case: Case, bundle: Path, options: Sequence[str] = (), *, labels: bool = True) -> dict[str, Any]:
-    """Write the tuned bundle of `case` to `bundle`: the record of the run.
+    """Write the tuned bundle of `case` to `bundle`, and return the record of the run.
 
     Args:
-        options: more of them, for the command line.
-        labels: whether tuning sees the labels of the samples that it is tuned on.
+        options: further options for the command line.
+        labels: whether tuning sees the labels of its samples.
     """
     data = ["--data", str(case.data), "--val", str(case.tuned_on), *case.preprocessing]
     counted = ["--count", str(case.count)] if case.count else []
@@ -34,7 +34,9 @@ def tune(case: Case, bundle: Path, options: Sequence[str] = (), *, labels: bool 
 
 
 def timed(run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """The record of a tune, or why it ended without a bundle; either way with `took_s`, the seconds of the command."""
+    """Return the record of a tuning run, or the reason why it ended without a bundle. `took_s` is the time of the
+    command in seconds.
+    """
     start = time.perf_counter()
     try:
         record = run()
@@ -44,7 +46,9 @@ def timed(run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
 
 
 def winner(record: Mapping[str, Any]) -> dict[str, Any]:
-    """What a tune chose; where it ended without a bundle, float32 in onnxruntime's own kernels."""
+    """Return the candidate that tuning chose. If it ended without a bundle, return float32 in onnxruntime's own
+    kernels.
+    """
     if "ended" in record:
         return {"engine": "onnxruntime", "precision": "f32", "threads": 0}
     found: dict[str, Any] = next(c for c in record["candidates"] if c["name"] == record["chosen"])
@@ -52,7 +56,7 @@ def winner(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def race(model: Path, bundle: Path, feed: Mapping[str, Any], name: str) -> float:
-    """How many times faster `bundle` is than `model` with the threads that suit it best."""
+    """Return the speed of `bundle` as a multiple of `model`'s, which runs with the threads that suit it best."""
     threads = {
         f"{name}, {n or 'all'} threads": open_session(model, SessionSettings(intra_op_threads=n)) for n in (0, 1)
     }
@@ -66,4 +70,5 @@ def race(model: Path, bundle: Path, feed: Mapping[str, Any], name: str) -> float
 
 
 def verdict(text: str, met: bool, bar: str) -> None:
+    """Print a figure with its limit, and whether the limit is met."""
     print(f"  {'met   ' if met else 'MISSED'} {text} (bar: {bar})", flush=True)

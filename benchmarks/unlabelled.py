@@ -1,9 +1,9 @@
-"""`edgeq tune` with labels and without them, on the same samples: what does not having labels cost?
+"""Measure the loss by missing labels: compare `edgeq tune` with and without labels on the same samples.
 
     python benchmarks/unlabelled.py [--only NAME ...] [--json FILE]
 
-Both bundles are judged with the labels. Without labels edgeq asks what float32 itself thinks of the candidate's answers
-(docs/tune.md, Accuracy).
+Both bundles are judged with the labels. Without labels, edgeq estimates the accuracy from float32's own scores for the
+candidate's outputs (docs/tune.md, Accuracy).
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ CASES = ("mobilenet, first half", "resnet20", "kws", "vww")
 
 
 def run_case(case: Case, workdir: Path) -> dict[str, Any]:
+    """Tune a case with and without labels, print both results, and return them."""
     print(f"\n{case.name}")
     task, judged = case.make_task(), case.open(case.judged_on)
     feed = dict(next(iter(judged)).inputs)
@@ -44,8 +45,9 @@ def run_case(case: Case, workdir: Path) -> dict[str, Any]:
 
 
 def main() -> None:
+    """Run the chosen cases, and print and write their figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", metavar="NAME", default=CASES, help="cases whose name begins so")
+    parser.add_argument("--only", nargs="+", metavar="NAME", default=CASES, help="cases whose names begin with these")
     parser.add_argument("--json", type=Path, help="also write all figures to this file")
     options = parser.parse_args()
     root = required_data()

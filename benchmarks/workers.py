@@ -1,11 +1,12 @@
-"""`--workers`: speed of two processes against one, the bytes of the results, a killed worker, and memory.
+"""Measure `--workers`: the speed of two processes against one, the bytes of the results, a killed worker, and memory.
 
     python benchmarks/workers.py [--rounds 3] [--only speed killed memory] [--json FILE]
 
-Speed: `edgeq calibrate` and `edgeq eval` of MobileNet on the 900 images of shared/data, each worker with one thread;
-whole commands, and without what it takes to start a cluster (a command on eight images). Bars: with two workers at
-least 1.5 times as fast, same bytes. Killed: one worker gets SIGKILL in the middle; same bytes. Memory: peak of the main
-process with 50,000 samples against 5,000; at most 1.1 times. Needs two free cores; about six minutes.
+Speed: `edgeq calibrate` and `edgeq eval` of MobileNet on the 900 images of shared/data, each worker with one thread. It
+measures whole commands, and also subtracts the start of a cluster (a command on eight images). Limits: two workers are
+at least 1.5 times as fast, and give the same bytes. Killed: one worker gets SIGKILL during the run; the bytes are the
+same. Memory: the peak of the main process with 50,000 samples is at most 1.1 times the peak with 5,000. The benchmark
+needs two free cores and takes about six minutes.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ JOBS = ("calibrate", "eval")
 
 @dataclass(frozen=True)
 class Done:
-    """A command that ended well: seconds, peak bytes of its main process, digest of what it gave."""
+    """Hold the seconds of a successful command, the peak bytes of its main process, and the digest of its result."""
 
     seconds: float
     peak: int
@@ -44,11 +45,11 @@ class Done:
 
 
 def run(job: str, words: list[str], workers: int, output: Path, *, kill_after: float | None = None) -> Done:
-    """One command; with `kill_after` one of its workers is killed so many seconds after it began to work."""
+    """Run one command. With `kill_after`, one of its workers is killed after this many seconds of work."""
     extra = ["-o", str(output), "--force"] if job == "calibrate" else ["--task", "classification"]
     command = [sys.executable, "-m", "edgeq", job, *words, *extra, "--json", "-q", "--workers", str(workers)]
     began = time.monotonic()
-    # Without the process of limits, so that the one that is watched is the one that works.
+    # Without edgeq's process of limits, so that the watched process is the one that works.
     here = {**os.environ, "EDGEQ_BUDGET": "off"}
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen([*command, "--threads", "1"], env=here, **pipes) as process:
@@ -72,10 +73,12 @@ def run(job: str, words: list[str], workers: int, output: Path, *, kill_after: f
 
 
 def peak_bytes(pid: int) -> int:
+    """Return the peak resident memory of a process in bytes, or 0 if the process has ended."""
     return next((int(line.split()[1]) * 1024 for line in status(pid) if line.startswith("VmHWM:")), 0)
 
 
 def status(pid: int) -> list[str]:
+    """Return the lines of /proc/PID/status, or nothing if the process has ended."""
     try:
         return Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:
@@ -83,7 +86,7 @@ def status(pid: int) -> list[str]:
 
 
 def workers_of(pid: int) -> list[int]:
-    """Worker processes that `pid` has: children of the server that it had multiprocessing start."""
+    """Return the worker processes of `pid`. They are children of the server that multiprocessing started for it."""
     parents = {}
     for place in Path("/proc").iterdir():
         if place.name.isdecimal():
@@ -92,6 +95,7 @@ def workers_of(pid: int) -> list[int]:
 
 
 def cpu_seconds(pid: int) -> float:
+    """Return the processor time of a process in seconds, or 0 if the process has ended."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -100,7 +104,7 @@ def cpu_seconds(pid: int) -> float:
 
 
 def small(folder: Path, count: int) -> list[str]:
-    """A small classifier and `count` samples of 64 numbers."""
+    """Write a small classifier and `count` samples of 64 numbers, and return the arguments that name them."""
     random = np.random.default_rng(0)
     weights = {"w": random.normal(size=(64, 10)).astype(np.float32)}
     nodes = [helper.make_node("MatMul", ["x", "w"], ["h"]), helper.make_node("Relu", ["h"], ["y"])]
@@ -116,6 +120,7 @@ def small(folder: Path, count: int) -> list[str]:
 
 
 def speed(folder: Path, rounds: int) -> dict[str, Any]:
+    """Time each job with one and with two workers, print the ratios, and return the figures."""
     found: dict[str, Any] = {}
     for job in JOBS:
         words = real(job)
@@ -141,6 +146,7 @@ def speed(folder: Path, rounds: int) -> dict[str, Any]:
 
 
 def killed(folder: Path) -> dict[str, Any]:
+    """Run each job with and without a killed worker, print whether the bytes are the same, and return the figures."""
     found = {}
     for job in JOBS:
         whole = run(job, real(job), 2, folder / "whole")
@@ -156,6 +162,7 @@ def killed(folder: Path) -> dict[str, Any]:
 
 
 def memory(folder: Path) -> dict[str, Any]:
+    """Print the peak memory of the main process with few and with many samples, and return the figures."""
     found = {}
     for job in JOBS:
         peaks = [run(job, small(folder, count), 2, folder / f"small-{count}").peak for count in (FEW, MANY)]
@@ -169,6 +176,7 @@ def memory(folder: Path) -> dict[str, Any]:
 
 
 def real(job: str) -> list[str]:
+    """Return the arguments of a job on MobileNet and the images of shared/data."""
     root = shared_data()
     if root is None:
         raise SystemExit("shared/data is not next to this checkout (or set EDGEQ_SHARED_DATA)")
@@ -178,6 +186,7 @@ def real(job: str) -> list[str]:
 
 
 def main() -> None:
+    """Run the chosen parts, and end with an error if a limit is missed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument(

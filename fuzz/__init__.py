@@ -1,1 +1,1 @@
-"""Fuzzing of every reader of untrusted input: `scripts/fuzz`. docs/security.md says what was tried and found."""
+"""Fuzz every reader of untrusted input: `scripts/fuzz`. docs/security.md lists what was tried and found."""

@@ -1,4 +1,4 @@
-"""`scripts/fuzz [LAYER...]`."""
+"""Run the fuzzer: `scripts/fuzz [LAYER...]`."""
 
 from __future__ import annotations
 
@@ -19,22 +19,24 @@ SAVED = Path(__file__).resolve().parent.parent / ".fuzz"
 
 
 def main() -> int:
-    """Run layers, or one case again; 1 if anything was found."""
+    """Run layers, or repeat one case. Return 1 if anything was found."""
     parser = argparse.ArgumentParser(
         prog="scripts/fuzz", description="Read mutated files as edgeq reads untrusted ones."
     )
-    parser.add_argument("layers", nargs="*", metavar="LAYER", help="layers to run; all without any")
-    parser.add_argument("--cases", type=int, metavar="N", help="cases of each layer; else each layer's own number")
-    parser.add_argument("--scale", type=float, default=1.0, metavar="X", help="times each layer's own number of cases")
+    parser.add_argument("layers", nargs="*", metavar="LAYER", help="layers to run (default: all)")
+    parser.add_argument("--cases", type=int, metavar="N", help="cases of each layer (default: the layer's own number)")
     parser.add_argument(
-        "--minutes", type=float, metavar="N", help="run for so long, each layer for an equal part of it"
+        "--scale", type=float, default=1.0, metavar="X", help="factor for each layer's own number of cases"
     )
-    parser.add_argument("--seed", type=int, default=0, help="decides all cases; the same seed gives the same")
+    parser.add_argument("--minutes", type=float, metavar="N", help="time to run; each layer gets an equal part")
+    parser.add_argument("--seed", type=int, default=0, help="seed of all cases; the same seed gives the same cases")
     parser.add_argument("--start", type=int, default=0, metavar="N", help="the first case")
     parser.add_argument(
-        "--case", type=int, metavar="N", help="run this case alone, in this process, with its traceback"
+        "--case", type=int, metavar="N", help="run only this case, in this process, and print its traceback"
     )
-    parser.add_argument("--guided", action="store_true", help="by coverage, with atheris; needs --minutes")
+    parser.add_argument(
+        "--guided", action="store_true", help="guide the mutations by coverage, with atheris; needs --minutes"
+    )
     given = parser.parse_args()
     chosen = layers_named(tuple(given.layers))
     if given.guided:
@@ -44,7 +46,7 @@ def main() -> int:
     if given.case is not None:
         if len(chosen) != 1:
             parser.error("--case needs one LAYER")
-        confine("fuzz")  # what libraries print is relayed, as it is in a run
+        confine("fuzz")  # relay what libraries print, as in a run
         return _again(chosen[0], given.seed, given.case)
     by_layer: dict[str, LayerCounts] = {}
     for layer in chosen:

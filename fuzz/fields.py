@@ -1,5 +1,7 @@
-"""One field of a protobuf message, of all that its type has and wherever nested, changed in one of the ways that may
-matter: left out, repeated, exchanged, moved to its extremes. Absent fields are as likely as others."""
+"""Change one field of a protobuf message: remove it, repeat it, exchange it, move it, or set it to an extreme value.
+
+The field is drawn from all fields of the message's type and of nested messages. Absent fields are as likely as others.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ _BITS = {
 
 
 def of_fields(kind: type[Message]) -> Mutation:
-    """One such change to a message of this type, now and then two."""
+    """Return a mutation that makes one such change to a message of this type, and sometimes two."""
 
     def mutate(random: Random, data: bytes, others: Sequence[bytes]) -> bytes:
         message = kind()
@@ -37,7 +39,7 @@ def of_fields(kind: type[Message]) -> Mutation:
 
 
 def _changes(random: Random, whole: Message) -> list[Callable[[], object]]:
-    """What can be done to one of the fields of one of the messages."""
+    """Return the possible changes to one field of one of the messages."""
     messages = list(_nested(whole))
     message = random.choice(messages)
     field = random.choice(message.DESCRIPTOR.fields)
@@ -91,13 +93,15 @@ def _nested(message: Message) -> Iterator[Message]:
 
 
 def _small(messages: Sequence[Message]) -> list[Message]:
-    """Copies of the first and the last ones, which may hold the place that they are to be put in."""
+    """Return copies of the first and the last messages. Copies are needed because a message may contain the place where
+    it is inserted.
+    """
     few = [m for m in (*messages[:2], *messages[-1:]) if m.ByteSize() < _LARGEST]
     return [type(m).FromString(m.SerializePartialToString()) for m in few]
 
 
 def _texts(messages: Sequence[Message]) -> list[str]:
-    """Names that the message holds, from all over it, and texts that it does not."""
+    """Return names from all parts of the message, and texts that are not in it."""
     named = [m.name for m in messages if "name" in m.DESCRIPTOR.fields_by_name and m.name]
     return [*_TEXTS, *list(dict.fromkeys(named))[:: max(1, len(set(named)) // 8)]]
 

@@ -1,4 +1,4 @@
-"""The same layers, guided by the coverage of edgeq's own code: atheris, where it is installed."""
+"""Fuzz the same layers, guided by the coverage of edgeq's own code, with atheris if it is installed."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from fuzz.run import MEMORY, SECONDS, run_case
 
 
 def guided(layer: Layer, seed: int, seconds: float, save: Path) -> int:
-    """Run a layer for some seconds; 0 if nothing was found. What was found is saved under `save`: a byte for the seed
-    whose name it has, then the file."""
+    """Run a layer for some seconds, and return 0 if nothing was found. Findings are saved under `save`. Their first
+    byte is the number of the seed whose file name the case has; the content of the file follows.
+    """
     save.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="edgeq-fuzz-") as name:
-        child = os.fork()  # libFuzzer ends the process that it runs in
+        child = os.fork()  # libFuzzer ends its own process
         if not child:
             try:
                 _run(layer, seed, seconds, save, Path(name))

@@ -1,4 +1,4 @@
-"""What is fuzzed: each layer makes its own small files and reads a changed one as edgeq does."""
+"""Define the layers to fuzz. Each makes its own small files, and reads a changed file as edgeq does."""
 
 from __future__ import annotations
 
@@ -26,15 +26,16 @@ Read = Callable[[Path], object]
 
 @dataclass(frozen=True)
 class Layer:
-    """A reader of untrusted files.
+    """Describe a reader of untrusted files.
 
     Attributes:
-        seeds: writes its files into an empty folder.
-        read: reads the file at a path, in a folder of its own; refuses it with an EdgeqError or a DeviceError.
-        mutate: what changes a file.
-        cases: how many are run where nobody says; what takes long per case has fewer.
-        native: whether libraries run untrusted graphs in it. `edgeq` does that in a process under limits, so a crash,
-            or memory or time that runs out there, is counted and is not a finding.
+        seeds: writes the layer's files into an empty folder.
+        read: reads the file at a path, which is in its own folder. It refuses a file with an EdgeqError or a
+            DeviceError.
+        mutate: changes a file.
+        cases: default number of cases; layers with slow cases have fewer.
+        native: whether libraries run untrusted graphs in the layer. `edgeq` does that in a process with limits. So a
+            crash there, or memory or time that runs out, is counted and is not a finding.
     """
 
     name: str
@@ -46,7 +47,7 @@ class Layer:
 
 
 def _run(command: click.Command, *arguments: str) -> None:
-    """Run a command as the program does; raise the error whose line it has printed."""
+    """Run a command as the program does, and raise the error whose line it has printed."""
     error = None
     try:
         command.main(arguments, f"edgeq {command.name}", standalone_mode=False)
@@ -60,7 +61,7 @@ LAYERS: dict[str, Layer] = {}
 
 
 def layer(name: str, seeds: Callable[[Path], None], **settings: Any) -> Callable[[Read], Read]:
-    """Register the function below as the reader of a layer."""
+    """Register the decorated function as the reader of a layer."""
 
     def register(read: Read) -> Read:
         LAYERS[name] = Layer(name, seeds, read, **settings)
@@ -148,7 +149,7 @@ def _inspect(path: Path) -> None:
 
 
 def _rich_models(folder: Path) -> None:
-    """Models with all that a ModelProto can hold."""
+    """Write models with everything that a ModelProto can contain."""
     control = onnx.parser.parse_model(
         """<ir_version: 8, opset_import: ["": 17, "f": 1]>
         g (float[2] x, float[3,2] rows) => (float[2] y, float[3,2] z)
@@ -196,7 +197,7 @@ def _rich_models(folder: Path) -> None:
 
 
 def _amplifying(folder: Path) -> None:
-    """Models whose few bytes say how much they make: small here, changed to more."""
+    """Write models in which a few bytes set the size of a result: small sizes here, which mutations enlarge."""
     from tests.model.test_declared_sizes import ATTACKS, MANY, write
 
     for number, (weights, nodes) in enumerate(ATTACKS.values()):
@@ -538,7 +539,7 @@ def _read_program(path: Path) -> None:
     load_program(path)
 
 
-# Bundles. A case is the name of a file, a line, whether the manifest is made to agree, and the file's content.
+# Bundles. A case contains the name of a file, a line, whether to make the manifest agree, and the file's content.
 
 _JSON_FILES = ("manifest.json", "models/model/component.json", "models/model/elsewhere/edgeq.json")
 _SEAL = (b"sealed\n", b"as it is\n")
@@ -584,7 +585,7 @@ def _of_case(random: Random, data: bytes, others: Sequence[bytes]) -> bytes:
 
 
 def _put(path: Path) -> Path:
-    """The good bundle of this layer with the case's file in it."""
+    """Put the case's file into the good bundle of this layer, and return the bundle's path."""
     import shutil
 
     parts = path.read_bytes().split(b"\n", 2)
@@ -652,7 +653,7 @@ _RUN = ("models/model/plain/model.onnx", "selftest.npz", *_JSON_FILES[1:2])
 
 
 def _sealed(folder: Path) -> None:
-    """Add a model whose names onnxruntime logs: it drops one weight, and another has the shape of something else."""
+    """Add a model whose names onnxruntime logs, because it drops one weight and another weight has a wrong shape."""
     _bundle_cases(*_RUN, sealed=_SEAL[:1])(folder)
     head, data = (folder / "0.case").read_bytes().split(_SEAL[0], 1)
     model = onnx.load_from_string(data)
@@ -684,7 +685,7 @@ def _zips(folder: Path) -> None:
 
     write_bundle(small_spec(folder / "models"), folder / "whole.edgeq")
     _remove(folder / "models")
-    # Without the runner, most of whose bytes say nothing to a reader.
+    # Without the runner, because most of its bytes have no effect on a reader.
     with zipfile.ZipFile(folder / "whole.edgeq") as archive:
         kept = {name: archive.read(name) for name in archive.namelist() if not name.endswith((".py", "ines.json"))}
     manifest: dict[str, Any] = json.loads(kept["manifest.json"])
@@ -767,7 +768,7 @@ def _read_registry(path: Path) -> None:
 
 
 def expected(error: BaseException) -> bool:
-    """Whether an error is one of those that end a command in one line, its text made one where it is printed."""
+    """Return whether an error is one that ends a command in one line, whatever line breaks its text contains."""
     from edgeq_device.errors import DeviceError
 
     from edgeq.errors import EdgeqError
@@ -779,12 +780,12 @@ _SEEDS: dict[str, Path] = {}
 
 
 def seed_folder(name: str) -> Path:
-    """Where the files of a layer lie, made at the first call in a process by `make_seeds`."""
+    """Return the folder with the files of a layer. `make_seeds` makes them at the first call in a process."""
     return _SEEDS[name]
 
 
 def make_seeds(chosen: Layer, folder: Path) -> list[Path]:
-    """The layer's files, written into `folder` unless they are there."""
+    """Return the layer's files, and write them into `folder` if they are missing."""
     if not folder.exists():
         folder.mkdir(parents=True)
         chosen.seeds(folder)

@@ -1,4 +1,4 @@
-"""Mutations of real files: of bytes, and of the structure that JSON, TOML, zip and protobuf files have."""
+"""Mutate real files: their bytes, and the structure of JSON, TOML, zip and protobuf files."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import DecodeError, Message
 
 Mutation = Callable[[Random, bytes, Sequence[bytes]], bytes]
-"""A generator of numbers, the file, all files of the layer → another file."""
+"""Function from a random generator, a file and all files of the layer to a changed file."""
 
 MOST_BYTES = 1 << 20
 SIZES = (-1, 0, 1, 2, 7, 127, 128, 255, 256, 65535, 65536, 10**6, 2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**62, 2**63 - 1)
 NUMBERS = (*SIZES, -(2**31), -(2**63), 2**64 - 1, 2**64, 10**30)
 SPOOF = "all variants passed"
 ESCAPES = ("\x1b]0;title\x07", "\x1b[2J", "\x9b2J", "\u202e", f"\n{SPOOF}\n", "\r")
-"""What a terminal would obey, or take for a line of edgeq's own."""
+"""Texts that control a terminal, or that look like a line of edgeq."""
 TEXTS = (
     "",
     " ",
@@ -48,7 +48,7 @@ TEXTS = (
 
 
 def of_bytes(random: Random, data: bytes, others: Sequence[bytes]) -> bytes:
-    """One to four small changes anywhere."""
+    """Make one to four small changes anywhere."""
     changed = bytearray(data)
     for _ in range(random.randint(1, 4)):
         _change(random, changed, others)
@@ -90,7 +90,7 @@ def _change(random: Random, data: bytearray, others: Sequence[bytes]) -> None:
 
 
 def of_json(random: Random, data: bytes, others: Sequence[bytes]) -> bytes:
-    """Values replaced, removed, moved and nested; now and then bytes."""
+    """Replace, remove, move or nest values, or sometimes change bytes."""
     try:
         value = json.loads(data)
     except (ValueError, RecursionError):
@@ -141,7 +141,7 @@ def _odd(random: Random) -> Any:
 
 
 def of_text(random: Random, data: bytes, others: Sequence[bytes]) -> bytes:
-    """Lines removed, repeated and mixed; values replaced; bytes."""
+    """Remove, repeat or mix lines, replace values, or change bytes."""
     lines = data.split(b"\n")
     for _ in range(random.randint(1, 3)):
         at = random.randrange(len(lines))
@@ -161,7 +161,7 @@ def of_text(random: Random, data: bytes, others: Sequence[bytes]) -> bytes:
 
 
 def of_zip(inner: Mutation) -> Mutation:
-    """The bytes of the archive, or its members, one of them changed by `inner`."""
+    """Return a mutation of an archive's bytes or of its members, one of which `inner` changes."""
 
     def mutate(random: Random, data: bytes, others: Sequence[bytes]) -> bytes:
         try:
@@ -187,7 +187,8 @@ def of_zip(inner: Mutation) -> Mutation:
             for name, content in members:
                 entry = zipfile.ZipInfo(name.encode("utf-8", "replace").decode() or "x")
                 entry.compress_type = archive.compression
-                archive.NameToInfo.pop(entry.filename, None)  # one name twice is a case, and no warning
+                # a duplicate name is a valid case, so ignore zipfile's warning
+                archive.NameToInfo.pop(entry.filename, None)
                 archive.writestr(entry, content)
         return packed.getvalue()
 
@@ -195,8 +196,9 @@ def of_zip(inner: Mutation) -> Mutation:
 
 
 def of_names(kind: type[Message], inner: Mutation) -> Mutation:
-    """One or two names of a protobuf message hostile wherever they stand, so that the rest still fits; then `inner`, in
-    half of the cases."""
+    """Return a mutation that replaces one or two names of a protobuf message with hostile ones. It replaces all uses of
+    a name, so that the message stays consistent. In half of the cases it then applies `inner`.
+    """
 
     def mutate(random: Random, data: bytes, others: Sequence[bytes]) -> bytes:
         message = kind()
@@ -215,7 +217,7 @@ def of_names(kind: type[Message], inner: Mutation) -> Mutation:
 
 
 def _texts_of(message: Message) -> Iterator[tuple[str, Callable[[str], None]]]:
-    """The names of nodes and tensors in a message, each with what puts another in its place."""
+    """Yield the names of nodes and tensors in a message, each with a function that replaces it."""
     for field, value in message.ListFields():
         if field.type == FieldDescriptor.TYPE_MESSAGE:
             for inner in value if field.is_repeated else [value]:
@@ -228,7 +230,7 @@ def _texts_of(message: Message) -> Iterator[tuple[str, Callable[[str], None]]]:
 
 
 def of_message(kind: type[Message]) -> Mutation:
-    """Fields of a protobuf message of this type, wherever nested."""
+    """Return a mutation of the fields of a protobuf message of this type, nested fields included."""
 
     def mutate(random: Random, data: bytes, others: Sequence[bytes]) -> bytes:
         if random.random() < 0.2:

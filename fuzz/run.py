@@ -1,8 +1,8 @@
-"""Cases in forked processes under limits: what is not refused in one line, crashes, takes too long, too much memory,
-touches a file outside of its folder or prints what moves a cursor is a finding.
+"""Run cases in forked processes with limits. These are findings: an error that is not one line, a crash, too much time
+or memory, access to a file outside of the case's folder, and output that moves a cursor.
 
-A case runs as a command does: `confine` relays what libraries print, and an error is printed by `ends_in_one_line`. All
-of it ends in the file `printed`.
+A case runs like a command: `confine` relays what libraries print, and `ends_in_one_line` prints an error. All output
+goes to the file `printed`.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from fuzz.mutate import SPOOF
 
 SECONDS = 20
 MEMORY = 1 << 30
-"""Bytes beyond those that the process has before its first case."""
+"""Limit in bytes, in addition to the memory of the process before its first case."""
 BATCH = 20_000
 _END = b"end of what the case printed"
 _RELAYED_WITHIN = 30
-"""Seconds until what a library printed is in `printed`."""
+"""Seconds within which the output of a library must be in `printed`."""
 _REPOSITORY = Path(__file__).resolve().parent.parent
 _HIDDEN = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
@@ -55,11 +55,12 @@ _FORBIDDEN = frozenset(
 
 @dataclass
 class LayerCounts:
-    """What came of the cases of one layer.
+    """Count the results of the cases of one layer.
 
     Attributes:
-        refused: ended in one line; `contained`: ended by a limit or a crash in a library that runs graphs.
-        findings: what went wrong → how often.
+        refused: number of cases that ended in one line.
+        contained: number of cases that ended by a limit or a crash in a library that runs graphs.
+        findings: kind of finding → how often.
     """
 
     cases: int = 0
@@ -70,8 +71,9 @@ class LayerCounts:
 
 
 def case_of(layer: Layer, seeds: list[Path], seed: int, index: int) -> tuple[str, bytes]:
-    """The name and the content of a case, always the same for the same seed and index; the first are the files as they
-    are."""
+    """Return the name and the content of a case, which depend only on seed and index. The first cases are the unchanged
+    files.
+    """
     random = Random(f"{seed} {layer.name} {index}")
     chosen = seeds[index] if index < len(seeds) else random.choice(seeds)
     content = _content(chosen)
@@ -87,7 +89,7 @@ def _content(path: Path) -> bytes:
 
 
 def run_case(layer: Layer, name: str, content: bytes, folder: Path) -> BaseException | None:
-    """Read one case in `folder`; what it raised."""
+    """Read one case in `folder`, and return the exception that it raised, if any."""
     path = folder / "case" / name
     if not path.parent.is_dir():
         path.parent.mkdir()
@@ -102,7 +104,7 @@ def run_case(layer: Layer, name: str, content: bytes, folder: Path) -> BaseExcep
         for left in path.parent.iterdir():
             if left.is_file():
                 left.unlink()
-            elif left.name not in ("bundle", "good"):  # which a layer keeps from case to case
+            elif left.name not in ("bundle", "good"):  # folders that a layer keeps from case to case
                 shutil.rmtree(left)
     return None
 
@@ -110,7 +112,7 @@ def run_case(layer: Layer, name: str, content: bytes, folder: Path) -> BaseExcep
 def run_layer(
     layer: Layer, seed: int, start: int, cases: int, save: Path, *, until: Callable[[], bool] = lambda: False
 ) -> LayerCounts:
-    """Run cases `start` to `start + cases` in child processes, or until it is time; findings are saved under `save`."""
+    """Run cases `start` to `start + cases` in child processes until `until` is true. Save findings under `save`."""
     counts = LayerCounts()
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="edgeq-fuzz-") as name, _counter() as counter:
@@ -174,11 +176,11 @@ def _run_batch(
     os.chdir(folder)
     tempfile.tempdir = str(temporary)
     os.environ.update(TMPDIR=str(temporary), HOME=str(work))
-    os.environ[VARIABLE] = "off"  # its limits are those below
+    os.environ[VARIABLE] = "off"  # the limits below apply instead
     confine("fuzz")
     if layer.native:
         _let_onnxruntime_warn()
-    run_case(layer, *case_of(layer, seeds, seed, 0), folder)  # what is imported by it is not counted
+    run_case(layer, *case_of(layer, seeds, seed, 0), folder)  # so that its imports do not count
     resource.setrlimit(resource.RLIMIT_DATA, (_data_bytes() + MEMORY, resource.RLIM_INFINITY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     refused = contained = 0
@@ -222,7 +224,7 @@ def _run_batch(
 
 
 def _let_onnxruntime_warn() -> None:
-    """Let sessions log warnings, as another version or a plug-in may, so that the relay has names to escape."""
+    """Let sessions log warnings, as another version or a plug-in may do, so that the relay has names to escape."""
     import onnxruntime
 
     made: Any = onnxruntime.SessionOptions
@@ -235,7 +237,9 @@ def _let_onnxruntime_warn() -> None:
 
 
 def _where(error: BaseException) -> str:
-    """The type of an error and the line of edgeq's that it came through last, by which findings are one or several."""
+    """Return the type of an error and the last line of edgeq's code in its traceback. Errors with the same text are one
+    finding.
+    """
     frames = [f for f in traceback.extract_tb(error.__traceback__) if "/edgeq" in f.filename]
     own = [f for f in frames if "site-packages" not in f.filename]
     place = f"{Path(own[-1].filename).name}:{own[-1].lineno}" if own else "?"
@@ -256,13 +260,13 @@ def _report(counts: LayerCounts, layer: Layer, seeds: list[Path], seed: int, ind
 
 
 def _ended(printed: bytes) -> str:
-    """Return the last line that was printed: `confine` says there why the process that worked was ended."""
+    """Return the last printed line, in which `confine` gives the reason why the worker process was ended."""
     lines = printed.decode("utf-8", "backslashreplace").split("\n")
-    return next((line.removeprefix("fuzz: ") for line in reversed(lines) if line), "ended without a word")
+    return next((line.removeprefix("fuzz: ") for line in reversed(lines) if line), "ended without output")
 
 
 def _escapes_of_case(printed: BinaryIO) -> str | None:
-    """Return what `escapes` finds in what was printed since the last call, once the relay has written all of it."""
+    """Return the result of `escapes` for the output since the last call, once the relay has written all of it."""
     sys.stdout.flush()
     sys.stderr.flush()
     os.write(2, b"\n" + _END + b"\n")
@@ -276,8 +280,9 @@ def _escapes_of_case(printed: BinaryIO) -> str | None:
 
 
 def escapes(printed: bytes) -> str | None:
-    """Return the first line with a character that moves a cursor, has a direction or is not seen, or with a line break
-    that a name brought; None where there is none."""
+    """Return the first line with a character that moves a cursor, has a direction or is invisible, or with a line break
+    from a name. Return None if there is no such line.
+    """
     for line in printed.decode("utf-8", "surrogateescape").split("\n"):
         if line.startswith(SPOOF) or any(unicodedata.category(c) in _HIDDEN for c in line if c != "\t"):
             return f"prints an escape: {line[:200]!r}"
@@ -285,7 +290,7 @@ def escapes(printed: bytes) -> str | None:
 
 
 def files_around(work: Path) -> dict[str, tuple[int, int]]:
-    """Return size and time of all files below `work` but those in folders of cases and for temporary files."""
+    """Return size and time of all files below `work`, except those in folders of cases and of temporary files."""
     found = {}
     for folder, inner, names in os.walk(work):
         own = Path(folder) == work
@@ -304,7 +309,7 @@ def _changed(before: dict[str, tuple[int, int]], now: dict[str, tuple[int, int]]
 
 
 def _in_child(work: Callable[[], object], printed: Path) -> int:
-    """Run `work` in a process whose standard output and error are the file `printed`; its status."""
+    """Run `work` in a process whose standard output and error go to the file `printed`, and return its status."""
     sys.stdout.flush()
     child = os.fork()
     if not child:
@@ -330,7 +335,7 @@ def _counter() -> Iterator[mmap.mmap]:
 
 
 def _data_bytes() -> int:
-    """Private writable memory of this process, as RLIMIT_DATA counts it."""
+    """Return the private writable memory of this process in bytes, as RLIMIT_DATA counts it."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("VmData:"):
             return int(line.split()[1]) << 10
@@ -338,7 +343,7 @@ def _data_bytes() -> int:
 
 
 def _watch(touched: list[str], own: tuple[Path, ...], work: Path) -> None:
-    """Note files that are changed outside of `own`, and read outside of `work` and of what is installed."""
+    """Record files that are changed outside of `own`, or read outside of `work` and of the installed files."""
     inside = tuple(f"{os.path.realpath(path)}/" for path in own)
     installed = tuple(f"{os.path.realpath(p)}/" for p in (work, sys.prefix, sys.base_prefix, _REPOSITORY))
     system = (
@@ -372,7 +377,7 @@ def _watch(touched: list[str], own: tuple[Path, ...], work: Path) -> None:
 
 
 def table(by_layer: dict[str, LayerCounts]) -> str:
-    """The figures as a table of Markdown."""
+    """Return the figures as a Markdown table."""
     lines = ["| layer | cases | refused | contained | s | findings |", "|---|---|---|---|---|---|"]
     for name, counts in by_layer.items():
         found = "; ".join(f"{what} ({count})" for what, count in counts.findings.items()) or "0"
@@ -385,7 +390,7 @@ def table(by_layer: dict[str, LayerCounts]) -> str:
 
 
 def layers_named(names: tuple[str, ...]) -> list[Layer]:
-    """The layers of these names, all where there are none."""
+    """Return the layers with these names, or all layers if there are no names."""
     unknown = sorted(set(names) - set(LAYERS))
     if unknown:
         raise SystemExit(f"fuzz: there is no layer {unknown[0]}. There are: {', '.join(LAYERS)}")

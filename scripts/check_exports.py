@@ -1,14 +1,14 @@
-"""Quantize exports of torchvision, timm and transformers at one size, and run the files at others.
+"""Quantize exports of torchvision, timm and transformers at one size, and run the files at other sizes.
 
-Needs PyTorch and the three libraries, which edgeq itself does not:
+This needs PyTorch and the three libraries, which edgeq itself does not need:
 
     pip install torch torchvision timm transformers onnxscript
     python scripts/check_exports.py            # all ten, for this machine
     python scripts/check_exports.py swin -t nvidia-t4
 
-Weights are random and nothing is downloaded. Each model is exported by both exporters of torch.onnx, with a free batch
-and, where the model has no table of positions, free height and width or length. A file that fails, or has another
-shape, at a size that its source takes ends in exit code 1; one that edgeq refuses does not.
+Weights are random, and nothing is downloaded. Both exporters of torch.onnx export each model with a free batch. If the
+model has no table of positions, height and width, or the length, are free, too. The exit code is 1 if a file fails or
+gives another shape at a size that its source accepts. A model that edgeq refuses does not count as a failure.
 """
 
 from __future__ import annotations
@@ -36,35 +36,35 @@ from edgeq.run.session import open_session
 Sizes = tuple[int, ...]
 TOKENS = 200
 EXPORTED = 2
-"""The batch of the example inputs: exporters bake in a size of one."""
+"""The batch of the example inputs. Exporters would turn a size of one into a constant."""
 
 
 class First(nn.Module):
-    """The first output of a model of transformers, which takes its inputs by position."""
+    """Return the first output of a model of transformers, and pass its inputs by position."""
 
     def __init__(self, model: nn.Module, *names: str) -> None:
         super().__init__()
         self.model, self.names = model, names
 
     def forward(self, one: torch.Tensor, other: torch.Tensor | None = None) -> Any:
-        """Run the model on inputs by name."""
+        """Run the model on its inputs by name."""
         given = {name: value for name, value in zip(self.names, (one, other), strict=False) if value is not None}
         return self.model(**given, return_dict=False)[0]
 
 
 def swin() -> nn.Module:
-    """Windows of 7 on images of any size: padded, shifted, cut back."""
+    """Make a Swin model: windows of 7 on images of any size, which are padded, shifted and cut back."""
     return torchvision.models.SwinTransformer([4, 4], 24, [2, 2], [2, 4], [7, 7], num_classes=10)
 
 
 def segformer() -> nn.Module:
-    """Attention over fewer keys than queries, and a decoder that resizes."""
+    """Make a SegFormer model: attention over fewer keys than queries, and a decoder that resizes."""
     sizes = {"hidden_sizes": [8, 16, 24, 32], "depths": [1, 1, 1, 1], "decoder_hidden_size": 16, "num_labels": 5}
     return First(transformers.SegformerForSemanticSegmentation(transformers.SegformerConfig(**sizes)), "pixel_values")
 
 
 def text(kind: str, **sizes: int) -> nn.Module:
-    """A language model of 32 channels."""
+    """Make a language model of 32 channels."""
     config = getattr(transformers, f"{kind}Config")(vocab_size=TOKENS, attn_implementation="eager", **sizes)
     return First(getattr(transformers, f"{kind}Model")(config), "input_ids", "attention_mask")
 
@@ -78,7 +78,7 @@ IMAGES: dict[str, tuple[Callable[[], nn.Module], int, bool]] = {
     "poolformer_s12": (lambda: timm.create_model("poolformer_s12", num_classes=10), 64, True),
     "segformer": (segformer, 64, True),
 }
-"""Name → the model, the side of its images, whether others are allowed."""
+"""Name → the model, the side of its images, whether other sizes are allowed."""
 TEXTS: dict[str, Callable[[], nn.Module]] = {
     "bert": lambda: text("Bert", hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64),
     "distilbert": lambda: text("DistilBert", dim=32, n_layers=2, n_heads=2, hidden_dim=64),
@@ -87,7 +87,7 @@ TEXTS: dict[str, Callable[[], nn.Module]] = {
 
 
 def inputs(name: str, batch: int, sizes: Sizes, seed: int = 0) -> dict[str, Any]:
-    """Draw inputs of a model by name."""
+    """Draw random inputs for a model, by name."""
     random = np.random.default_rng(seed)
     if name in TEXTS:
         tokens = random.integers(0, TOKENS, (batch, *sizes))
@@ -96,7 +96,7 @@ def inputs(name: str, batch: int, sizes: Sizes, seed: int = 0) -> dict[str, Any]
 
 
 def export(name: str, path: Path, sizes: Sizes, *, dynamo: bool) -> None:
-    """Export a model in evaluation mode with what it leaves free."""
+    """Export a model in evaluation mode, with its free sizes."""
     torch.manual_seed(0)
     made, _, free = IMAGES[name] if name in IMAGES else (TEXTS[name], 0, True)
     model = made().eval()
@@ -116,7 +116,7 @@ def export(name: str, path: Path, sizes: Sizes, *, dynamo: bool) -> None:
 
 
 def results(name: str, folder: Path, target: str, *, dynamo: bool) -> Iterator[str]:
-    """Yield a word for each size: decibels, or what is wrong."""
+    """Yield one text for each size: the SQNR in decibels, or the failure."""
     side = IMAGES[name][1] if name in IMAGES else 0
     sizes: Sizes = (side, side) if side else (16,)
     source, output = folder / "model.onnx", folder / "int8.onnx"
@@ -141,7 +141,7 @@ def results(name: str, folder: Path, target: str, *, dynamo: bool) -> Iterator[s
         try:
             wanted = before.run(None, given)[0]
         except Exception:  # onnxruntime raises a dozen unrelated types here
-            yield f"{where} not taken by the source"
+            yield f"{where} refused by the source"
             continue
         try:
             found = after.run(None, given)[0]
@@ -157,11 +157,13 @@ def results(name: str, folder: Path, target: str, *, dynamo: bool) -> Iterator[s
 
 
 def main() -> int:
-    """Print a line for each export."""
+    """Print one line for each export, and return the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     known = [*IMAGES, *TEXTS]
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(known)}; all of them if left out")
-    parser.add_argument("-t", "--target", default="auto", help="what edgeq quantizes for")
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help=f"models to check, of {', '.join(known)} (default: all)"
+    )
+    parser.add_argument("-t", "--target", default="auto", help="target of the quantization")
     given = parser.parse_args()
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)

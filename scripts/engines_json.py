@@ -1,5 +1,6 @@
-"""Write what devices read beside edgeq_device's code: engines.json from targets/engines/*.toml, known_wrong.json from
-targets/onnxruntime/known_wrong.toml."""
+"""Write the data files that devices read next to edgeq_device's code: engines.json from targets/engines/*.toml, and
+known_wrong.json from targets/onnxruntime/known_wrong.toml.
+"""
 
 from __future__ import annotations
 

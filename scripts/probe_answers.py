@@ -1,9 +1,10 @@
-"""Models with answers that are known exactly, one for each operator and pair of types: `probe_runtime.py` runs them in
+"""Make models whose exact outputs are known, one for each operator and pair of types. `probe_runtime.py` runs them in
 each onnxruntime release.
 
-A model has several shapes of its operator, each an input and an output of its own; the file next to it, NAME.npz, holds
-the inputs ("x0" ...) and the answers ("y0" ...). Weights are at most 64 in magnitude, so that kernels that add two
-products in 16 bits give the same; the models called "extreme" take all bytes, -128 times -128 among them.
+A model contains its operator in several shapes, each with its own input and output. The file next to it, NAME.npz,
+contains the inputs ("x0" ...) and the expected outputs ("y0" ...). Weights are at most 64 in magnitude, so that kernels
+that add two products in 16 bits give the same outputs. The models called "extreme" use all bytes, including -128 times
+-128.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ from onnx import TensorProto, helper, numpy_helper
 PAIRS = (("uint8", "uint8"), ("uint8", "int8"), ("int8", "int8"), ("int8", "uint8"))
 _SHORT = {"uint8": "u8", "int8": "s8"}
 _KINDS = {"uint8": TensorProto.UINT8, "int8": TensorProto.INT8, "int32": TensorProto.INT32, "float": TensorProto.FLOAT}
-# Rows, products, columns: around the sizes in which kernels take a matrix apart.
+# Rows, products, columns: sizes near the limits at which kernels split a matrix.
 _PRODUCTS = (
     (1, 4, 4), (1, 96, 33), (2, 27, 16), (5, 32, 32), (6, 64, 8), (16, 65, 24), (31, 64, 16), (32, 64, 64),
     (33, 128, 48), (48, 27, 32), (100, 256, 17),
 )  # fmt: skip
-# Channels, size of the image, output channels, size of the kernel, stride, groups.
+# Channels, image size, output channels, kernel size, stride, groups.
 _CONVOLUTIONS = (
     (3, 32, 24, 3, 2, 1), (8, 8, 16, 1, 1, 1), (16, 9, 33, 3, 1, 1), (64, 8, 64, 1, 1, 1), (16, 8, 16, 3, 1, 16),
     (8, 8, 12, 3, 1, 2),
@@ -35,7 +36,7 @@ Array = NDArray[Any]
 
 
 class _Model:
-    """Nodes with an input and an output each."""
+    """Collect nodes, each with its own input and output."""
 
     def __init__(self) -> None:
         self.nodes: list[Any] = []
@@ -68,7 +69,7 @@ class _Model:
 
 
 def write_answers(folder: Path) -> None:
-    """Write `answer OPERATOR TYPES.onnx` and what it must give, each a file next to it."""
+    """Write the models `answer OPERATOR TYPES.onnx`, each with a file of its expected outputs next to it."""
     rng = np.random.default_rng(0)
     for op in _INTEGER:
         for a, b in PAIRS:
@@ -89,7 +90,7 @@ def write_answers(folder: Path) -> None:
         model = _Model()
         for shape in _PRODUCTS:
             x, w, _, zero = _bytes(rng, "uint8", b, shape, False, False, None)
-            x.ravel()[:2] = 0, 255  # so that the range that is measured has a step of 1
+            x.ravel()[:2] = 0, 255  # so that the measured range has a step of 1
             values = x.astype(np.float32)
             answer = (x.astype(np.int64) @ (w.astype(np.int64) - int(zero))).astype(np.float32)
             model.add("DynamicQuantizeMatMul", values, answer, [w, np.float32(1)[None], zero[None]])
@@ -112,7 +113,7 @@ def _values(rng: np.random.Generator, kind: str, shape: tuple[int, ...]) -> Arra
 def _bytes(
     rng: np.random.Generator, a: str, b: str, shape: tuple[int, ...], conv: bool, extreme: bool, fill: str | None
 ) -> tuple[Array, Array, Array, Array]:
-    """Activation, weight, and their zero points."""
+    """Return an activation, a weight, and their zero points."""
     if conv:
         channels, size, outs, kernel, _, groups = shape
         left, right = (1, channels, size, size), (outs, channels // groups, kernel, kernel)
@@ -137,7 +138,7 @@ def _integer(model: _Model, op: str, operands: tuple[Array, Array, Array, Array]
         attributes = {"strides": [shape[4]] * 2, "group": shape[5], "pads": [w.shape[2] // 2] * 4}
     else:
         sums = left @ right
-    # A power of two, so that nothing is rounded twice.
+    # A power of two, so that each value is rounded only once.
     shift = max(0, int(np.ceil(np.log2(max(1, int(np.abs(sums).max())) / 120))))
     one, scale, y_zero = np.array(1, np.float32), np.array(2.0**shift, np.float32), np.array(1, x.dtype)
     quantized = _cut(np.rint(sums / 2.0**shift).astype(np.int64) + 1, x.dtype)

@@ -1,9 +1,10 @@
-"""Run each operator alone in the simulator of Qualcomm's NPU, and write what it takes and what it answers.
+"""Run each operator alone in the simulator of Qualcomm's NPU, and write whether the NPU takes it and how exact its
+outputs are.
 
     python scripts/probe_qnn.py --arch 68 73 -o targets/qnn/htp.toml --rules targets/backends/qnn.toml
 
-An operator is taken where the engine, asked for its assignment of nodes, has it. What it answers is compared with the
-arithmetic: the same Q/DQ file on ONNX Runtime's CPU kernels, unoptimised.
+An operator is taken if the engine's assignment of nodes contains it. Its outputs are compared with the reference
+arithmetic: the same Q/DQ file on ONNX Runtime's CPU kernels, without optimisation.
 """
 
 from __future__ import annotations
@@ -40,18 +41,22 @@ from edgeq.util.registry import shipped
 
 CASES = shipped("targets") / "qnn" / "operators.txt"
 SAMPLES = 4
-# What one step of the output's scale leaves, and two.
+# SQNR that remains with errors of one or two steps of the output's scale.
 LEAST_DB = 26.0
 UINT8: Mapping[str, Any] = {"weight_type": "uint8", "weight_symmetric": False, "per_channel": False}
-"""Constants as the activations are, where int8 with a scale a channel is not meant."""
+"""Scheme in which constants have the type of activations, not int8 with one scale per channel."""
 # Bits of activations, type of constants.
 KINDS = ((8, "int8"), (16, "int8"), (8, "uint8"))
 
 
 @dataclass(frozen=True)
 class Case:
-    """One operator in one form: `graph` is ONNX's text, whose inputs "x..." are fed and whose others are constants,
-    those "p..." positive, those "v..." positive and over several magnitudes."""
+    """Describe one operator in one form.
+
+    Attributes:
+        graph: ONNX's text form. Inputs "x..." are fed, and all others are constants. Constants "p..." are positive.
+            Constants "v..." are positive and span several magnitudes.
+    """
 
     operator: str
     form: str
@@ -59,20 +64,21 @@ class Case:
 
     @property
     def has_constants(self) -> bool:
-        """Whether it reads constant floats."""
+        """Return whether the graph reads constant floats."""
         inputs = self.graph.partition("=>")[0]
         return bool(re.search(r"\] [^x]", inputs))
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What the engine does with a case.
+    """Describe the engine's result for a case.
 
     Attributes:
-        taken: whether all of its nodes run in the engine.
-        problem: why not, where it says so.
-        db: SQNR of its answers to the arithmetic's; `float_db` of the arithmetic's to float32.
-        steps: largest difference in steps of the output's range, of 255 or 65535.
+        taken: whether all nodes of the case run in the engine.
+        problem: the reason if the case is not taken, if the engine gives one.
+        db: SQNR of the engine's outputs against the reference arithmetic, in dB.
+        float_db: SQNR of the reference arithmetic against float32, in dB.
+        steps: largest difference in steps of the output's range, which has 255 or 65535 steps.
     """
 
     taken: bool
@@ -83,18 +89,20 @@ class Answer:
 
     @property
     def right(self) -> bool:
-        """Whether its answers are the arithmetic's but for roundings: as close as that is to float32, or close."""
+        """Return whether the outputs differ from the reference arithmetic only by rounding: they are about as close to
+        it as it is to float32, or close in absolute terms.
+        """
         return self.taken and self.db >= min(LEAST_DB, self.float_db - 1)
 
 
 def read_cases(path: Path = CASES) -> tuple[Case, ...]:
-    """The cases of a file: "Operator, form:" with the graph on the lines below it."""
+    """Return the cases of a file. Each begins with "Operator, form:", and its graph is on the lines below."""
     blocks = re.split(r"^(\w+), (.+):$", path.read_text("utf-8"), flags=re.MULTILINE)[1:]
     return tuple(Case(o, f, g.strip()) for o, f, g in zip(blocks[::3], blocks[1::3], blocks[2::3], strict=True))
 
 
 def ask(case: Case, bits: int, engine: Any, engines: Engines, folder: Path, **scheme: Any) -> Answer:
-    """Quantize `case`, and run it in `engine` and on the CPU."""
+    """Quantize `case`, run it in `engine` and on the CPU, and compare the outputs."""
     random = np.random.default_rng(len(case.graph))
     model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": 17]>\n{case.graph}')
     fed = {}
@@ -107,7 +115,7 @@ def ask(case: Case, bits: int, engine: Any, engines: Engines, folder: Path, **sc
         array = random.normal(scale=0.3, size=shape)
         if value.name.startswith("p"):  # positive
             array = np.abs(array) + 0.5
-        if value.name.startswith("v"):  # over several magnitudes, as variances are
+        if value.name.startswith("v"):  # over several magnitudes, like variances
             array = np.exp(10 * array)
         array = array.astype(np.float32)
         model.graph.initializer.append(onnx.numpy_helper.from_array(array, value.name))
@@ -152,12 +160,12 @@ def _db(signal: float, noise: float) -> float:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the table; the rules from it too, where asked."""
+    """Write the table and, if requested, the rules that follow from it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--arch", nargs="*", default=["73"], help="Hexagon architectures to ask.")
+    parser.add_argument("--arch", nargs="*", default=["73"], help="Hexagon architectures to probe.")
     parser.add_argument("--only", nargs="*", help="Operator types.")
-    parser.add_argument("-o", "--output", type=Path, help="Where the table goes; default: print.")
-    parser.add_argument("--rules", type=Path, help="Where the int8 rules of the backend go.")
+    parser.add_argument("-o", "--output", type=Path, help="Path of the table. [default: print it]")
+    parser.add_argument("--rules", type=Path, help="Path of the backend's int8 rules.")
     given = parser.parse_args(arguments)
     cases = [case for case in read_cases() if not given.only or case.operator in given.only]
     lines: list[dict[str, Any]] = []
@@ -184,7 +192,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def line(case: Case, bits: int, weights: str, found: Mapping[str, Answer]) -> dict[str, Any]:
-    """A row of the table: one answer, and the architectures that gave it."""
+    """Return a row of the table: one result, and the architectures that gave it."""
     first = next(iter(found.values()))
     taken = [arch for arch, answer in found.items() if answer.taken]
     row: dict[str, Any] = {"operator": case.operator, "form": case.form, "bits": bits, "weights": weights}
@@ -199,20 +207,21 @@ def line(case: Case, bits: int, weights: str, found: Mapping[str, Answer]) -> di
 
 
 def table(lines: Sequence[Mapping[str, Any]]) -> str:
-    """The table as TOML."""
+    """Return the table as TOML."""
     rows = "\n".join("  { " + ", ".join(f"{k} = {_value(v)}" for k, v in row.items()) + " }," for row in lines)
     return _HEAD.format(version=version()) + f"line = [\n{rows}\n]\n"
 
 
 def version() -> str:
-    """What was asked."""
+    """Return the versions of the tools that were probed."""
     found = installed_version(engine_for("qnn", {}))
     return f"onnxruntime-qnn {found}, onnxruntime {onnxruntime().__version__}, simulator on Linux x86-64"
 
 
 def rules(lines: Sequence[Mapping[str, Any]]) -> str:
-    """The backend's int8 rules: an operator whose plain form, its first, is taken and right on 8 bits, with its
-    constants as int8 or, where only that is taken, uint8."""
+    """Return the backend's int8 rules. An operator has a rule if its plain form, which is its first, is taken and right
+    in 8 bits. Its constants are int8, or uint8 if only uint8 is taken.
+    """
     first: dict[str, Mapping[str, Any]] = {}
     for row in lines:
         if row["bits"] == 8:

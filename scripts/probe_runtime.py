@@ -1,14 +1,14 @@
 """Find out what each onnxruntime release can run: `python scripts/probe_runtime.py 1.16.3 1.24.4 ...`
 
-Each release goes into an environment of its own in a temporary folder, by pip. A set of models of one operator is
-loaded there, and models of every IR version and opset; models whose answers are known (probe_answers.py) are run. What
-came out is printed as targets/onnxruntime/versions.toml has it; redirect it there. Wrong answers are printed as
-comments: they belong into targets/onnxruntime/known_wrong.toml, with the hardware that they need. Without versions it
+pip installs each release into its own environment in a temporary folder. There the script loads models of one operator
+each, and models of every IR version and opset. It runs the models whose outputs are known (probe_answers.py). It prints
+the results in the form of targets/onnxruntime/versions.toml; redirect them to that file. It prints wrong outputs as
+comments; add these to targets/onnxruntime/known_wrong.toml, with the hardware that they need. Without versions it
 probes the onnxruntime of this interpreter.
 
-`--models DIR` only writes the models, and `--inside DIR` only loads them, with nothing but onnxruntime and numpy: so it
-runs on a device or under emulation (`qemu-aarch64 ... python probe_runtime.py --inside DIR`), and its JSON goes back in
-with `--add ARCHITECTURE=FILE`.
+`--models DIR` only writes the models. `--inside DIR` only loads them, and needs nothing but onnxruntime and numpy. So
+it also runs on a device or under emulation (`qemu-aarch64 ... python probe_runtime.py --inside DIR`). Add its JSON to
+the results with `--add ARCHITECTURE=FILE`.
 """
 
 from __future__ import annotations
@@ -30,11 +30,18 @@ _UNARY = ("QLinearSigmoid", "QLinearLeakyRelu", "QLinearGlobalAveragePool", "QLi
 
 
 def main() -> None:
+    """Probe the releases that the command line names, and print the results as TOML."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("versions", nargs="*", help="onnxruntime releases")
     parser.add_argument("--models", type=Path, help="write the models here and stop")
-    parser.add_argument("--inside", type=Path, help="load the models that lie here and print JSON")
-    parser.add_argument("--add", action="append", default=[], metavar="ARCHITECTURE=FILE", help="JSON of --inside")
+    parser.add_argument("--inside", type=Path, help="load the models in this folder and print JSON")
+    parser.add_argument(
+        "--add",
+        action="append",
+        default=[],
+        metavar="ARCHITECTURE=FILE",
+        help="add a JSON file of --inside to the results",
+    )
     given = parser.parse_args()
     if given.inside is not None:
         print(json.dumps(load_all(given.inside)))
@@ -57,8 +64,10 @@ def main() -> None:
 
 
 def load_all(folder: Path) -> dict[str, Any]:
-    """Model name → whether this interpreter's onnxruntime loads it, and of one with answers next to it the shapes that
-    are wrong, if it loads; "" → the version."""
+    """Load each model with this interpreter's onnxruntime. Return model name → whether it loads, and "" → the version.
+
+    If a model that loads has known outputs, its value is the list of the shapes with wrong outputs.
+    """
     import onnxruntime
 
     found: dict[str, Any] = {"": onnxruntime.__version__}
@@ -69,13 +78,15 @@ def load_all(folder: Path) -> dict[str, Any]:
             session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
             answers = path.with_suffix(".npz")
             found[path.stem] = _wrong(session, answers) if answers.is_file() else True
-        except Exception:  # any refusal, of whatever type: that is the finding
+        except Exception:  # any refusal, of whatever type, is a result
             found[path.stem] = False
     return found
 
 
 def _wrong(session: Any, answers: Path) -> list[str]:
-    """Shapes of the inputs whose answers are not those in the file. Floats may differ as much as sums of them do."""
+    """Return the shapes of the inputs whose outputs differ from those in the file. Floats may differ as much as sums in
+    another order do.
+    """
     import numpy as np
 
     with np.load(answers) as file:
@@ -92,9 +103,9 @@ def _wrong(session: Any, answers: Path) -> list[str]:
 
 
 def write_models(folder: Path) -> None:
-    """One model per operator and types ("ConvInteger u8s8.onnx"), IR version ("ir 9.onnx") and opset."""
+    """Write one model per operator and types ("ConvInteger u8s8.onnx"), IR version ("ir 9.onnx") and opset."""
     from onnx import helper
-    from probe_answers import write_answers  # not with --inside, where there is no onnx
+    from probe_answers import write_answers  # not needed with --inside, where onnx may be missing
 
     folder.mkdir(parents=True, exist_ok=True)
     write_answers(folder)
@@ -207,7 +218,7 @@ def _save(
         [helper.make_tensor_value_info("y", types[1], None)],
         list(constants),
     )
-    # A newer opset may come with a newer IR version only; 4-bit types came with IR 10.
+    # A newer opset may need a newer IR version. 4-bit types came with IR 10.
     needed = 10 if "4" in kind + out or opset >= 21 else ir
     opsets = [helper.make_opsetid("", opset), helper.make_opsetid("com.microsoft", 1)]
     model = helper.make_model(graph, opset_imports=opsets, ir_version=max(ir, needed) if opset >= 21 else ir)
@@ -236,8 +247,9 @@ def _architecture() -> str:
 
 
 def as_toml(found: list[tuple[str, dict[str, Any]]]) -> str:
-    """The findings as targets/onnxruntime/versions.toml: for every architecture the oldest of the probed releases from
-    which on each model loads."""
+    """Return the results in the form of targets/onnxruntime/versions.toml. For every architecture and model, it names
+    the oldest probed release from which all later ones load the model.
+    """
     by_architecture: dict[str, list[dict[str, Any]]] = {}
     for architecture, findings in found:
         by_architecture.setdefault(architecture, []).append(findings)
@@ -273,7 +285,7 @@ def as_toml(found: list[tuple[str, dict[str, Any]]]) -> str:
 
 
 def _since(name: str, runs: list[dict[str, Any]]) -> str:
-    """The first release from which on all load `name`; "" where the newest does not."""
+    """Return the first release from which all later ones load `name`, or "" if the newest does not load it."""
     first = ""
     for run in runs:
         if not run.get(name):

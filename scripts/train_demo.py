@@ -1,20 +1,20 @@
-"""Train the demo model and write what `edgeq/demo/` ships: the model, two sets of samples, provenance.json.
+"""Train the demo model and write the content of `edgeq/demo/`: the model, two sets of samples, provenance.json.
 
-Needs torch and scikit-learn, which edgeq itself does not:
+This needs torch and scikit-learn, which edgeq itself does not need:
 
     pip install torch scikit-learn onnx numpy
     python scripts/train_demo.py
 
 The data are the UCI "Optical Recognition of Handwritten Digits" images that come with scikit-learn: 1797 digits of 8×8
-pixels with values 0 to 16. They are enlarged to 16×16 bilinearly and divided by 16, so the model takes float32
-[N, 1, 16, 16] between 0 and 1.
+pixels with values 0 to 16. They are enlarged to 16×16 bilinearly and divided by 16, so the model takes float32 [N, 1,
+16, 16] between 0 and 1.
 
-The network has the two shapes on which quantization schemes part ways: a residual addition (an activation with two
-consumers) and depthwise convolutions (weight ranges that differ by channel). BatchNormalization stays unfolded in the
-exported file, as most exporters leave it.
+The network has the two structures on which quantization schemes differ most: a residual addition (an activation with
+two consumers) and depthwise convolutions (weight ranges that differ by channel). BatchNormalization stays unfolded in
+the exported file, as most exporters leave it.
 
-The seed and the thread count are fixed: the same torch on the same CPU gives the same weights. Another CPU may round
-differently, so the shipped files are the reference and `provenance.json` records what they were measured to do.
+The seed and the thread count are fixed, so the same torch on the same CPU gives the same weights. Another CPU may round
+differently. The shipped files are therefore the reference, and `provenance.json` records their measured accuracy.
 """
 
 from __future__ import annotations
@@ -59,7 +59,9 @@ CLASSES = 10
 
 
 class Network(nn.Module):
-    """stem → x + residual2(residual1(x)) → two depthwise-separable blocks → global average → linear."""
+    """Define the network: stem → x + residual2(residual1(x)) → two depthwise-separable blocks → global average →
+    linear.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -81,7 +83,7 @@ class Network(nn.Module):
 
 
 def digits() -> dict[str, tuple[NDArray[np.float32], NDArray[np.int64]]]:
-    """The "train", "calibration" (a part of train) and "validation" images [N, 1, 16, 16] with their labels [N]."""
+    """Return the "train", "calibration" (a part of train) and "validation" images [N, 1, 16, 16] and labels [N]."""
     bunch = load_digits()
     small = torch.from_numpy(bunch.images.astype(np.float32)[:, None])
     x = (functional.interpolate(small, (SIZE, SIZE), mode="bilinear", align_corners=False) / 16).numpy()
@@ -93,7 +95,7 @@ def digits() -> dict[str, tuple[NDArray[np.float32], NDArray[np.int64]]]:
 
 
 def jitter(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Small random rotations, scalings and shifts, one an image: 1257 digits are few."""
+    """Apply a small random rotation, scaling and shift to each image, because 1257 digits are few."""
     n = len(x)
     angle = (torch.rand(n, generator=generator) - 0.5) * 0.4
     zoom = 1 + (torch.rand(n, generator=generator) - 0.5) * 0.2
@@ -110,6 +112,7 @@ def jitter(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
 
 
 def train(x: NDArray[np.float32], y: NDArray[np.int64]) -> Network:
+    """Return the trained network for images `x` [N, 1, 16, 16] and labels `y` [N]."""
     torch.manual_seed(SEED)
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
@@ -135,7 +138,7 @@ def train(x: NDArray[np.float32], y: NDArray[np.int64]) -> Network:
 
 
 def to_onnx(weights: Mapping[str, NDArray[np.float32]]) -> onnx.ModelProto:
-    """The network as ONNX, opset 17. Written by hand: seven convolutions need no exporter."""
+    """Return the network as ONNX, opset 17, written by hand, because seven convolutions need no exporter."""
     nodes: list[onnx.NodeProto] = []
     used: list[str] = []
 
@@ -176,19 +179,21 @@ def to_onnx(weights: Mapping[str, NDArray[np.float32]]) -> onnx.ModelProto:
         [numpy_helper.from_array(weights[name], name) for name in used],
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], producer_name="edgeq train_demo")
-    model.ir_version = 8  # what opset 17 came with; older runtimes read it too
+    model.ir_version = 8  # the IR version that came with opset 17; older runtimes also read it
     onnx.checker.check_model(model, full_check=True)
     return model
 
 
 def accuracy(network: Network, x: NDArray[np.float32], y: NDArray[np.int64]) -> float:
+    """Return the share of images that the network classifies correctly."""
     with torch.no_grad():
         return float((network(torch.from_numpy(x)).numpy().argmax(axis=1) == y).mean())
 
 
 def main() -> None:
+    """Train the network and write its files."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("-o", "--output", type=Path, default=DEMO, help="where the files go (default: edgeq/demo)")
+    parser.add_argument("-o", "--output", type=Path, default=DEMO, help="folder for the files (default: edgeq/demo)")
     output: Path = parser.parse_args().output
     data = digits()
     network = train(*data["train"])

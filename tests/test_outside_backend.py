@@ -164,7 +164,7 @@ def test_it_is_built_and_proven(site: Path, tmp_path: Path) -> None:
     assert "drawn" in found["notes"]
     assert found["coverage"]["basis"] == "forecast"
     assert found["agreement"]["sqnr_db"] > 15
-    assert any("nothing of sketch-board was run" in note for note in found["notes"])
+    assert any("in simulation on a CPU, not on sketch-board" in note for note in found["notes"])
 
 
 def test_it_is_packaged_with_its_files_and_checked_in_its_simulator(site: Path, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
-"""all-MiniLM-L6-v2: a row of two sentences to token ids; an example of a preprocessing function for text.
+"""Preprocess text for all-MiniLM-L6-v2: two sentences in a row become token ids. This is an example of a preprocessing
+function for text.
 
-EDGEQ_TOKENIZER names the tokenizer.json; the package `tokenizers` must be installed.
+EDGEQ_TOKENIZER names the tokenizer.json. The package `tokenizers` must be installed.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ LENGTH = 128
 
 @functools.cache
 def tokenizer() -> Any:
+    """Return the tokenizer that EDGEQ_TOKENIZER names."""
     from tokenizers import Tokenizer
 
     loaded = Tokenizer.from_file(os.environ["EDGEQ_TOKENIZER"])
@@ -29,7 +31,7 @@ def tokenizer() -> Any:
 
 @register("minilm", title="WordPiece ids of the two sentences of a row", reads="text", source={"label": "2"})
 def tokens(row: list[str]) -> dict[str, NDArray[np.int64]]:
-    """[sentence, sentence, score] → three int64 inputs [2, length of the longer]."""
+    """Return three int64 inputs [2, length of the longer] from a row [sentence, sentence, score]."""
     encoded = tokenizer().encode_batch(row[:2])
     return {
         "input_ids": np.array([e.ids for e in encoded], np.int64),

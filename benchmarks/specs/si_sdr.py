@@ -1,10 +1,10 @@
-"""SI-SDR of a denoising mask over a short-time spectrum (nsnet2_gru.py): an example of a task of one's own.
+"""Measure SI-SDR of a denoising mask over a short-time spectrum (nsnet2_gru.py). This is an example of your own task.
 
     --task benchmarks/specs/si_sdr.py:task --annotations FOLDER
 
-FOLDER holds the recordings, FILE.npz with `pcm` (int16): one utterance in several noises. The model's output
-[1, frames, bins] is the gain of each bin. What is denoised is held against the mean of the other recordings, where
-the noises average out.
+FOLDER contains the recordings, FILE.npz with `pcm` (int16): one utterance with several noises. The model's output [1,
+frames, bins] is the gain of each bin. The denoised recording is compared with the mean of the other recordings, in
+which the noises average out.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ Signal = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class SiSdr:
+    """Define the task: the mean SI-SDR in dB over all samples."""
+
     folder: Path
     name: str = "si-sdr"
     primary: str = "si_sdr_db"
@@ -37,12 +39,19 @@ class SiSdr:
 
 
 def task(options: TaskOptions) -> SiSdr:
+    """Return the task for the recordings in the folder of --annotations.
+
+    Raises:
+        UsageError: there is no folder.
+    """
     if options.annotations is None:
         raise UsageError("si-sdr needs the recordings", "Give their folder with --annotations")
     return SiSdr(options.annotations)
 
 
 class Meter:
+    """Collect the SI-SDR of each sample."""
+
     def __init__(self, signals: Mapping[str, Signal]) -> None:
         self._signals = signals
         self._found: list[float] = []
@@ -50,7 +59,7 @@ class Meter:
     def update(self, outputs: Mapping[str, Any], sample: Any) -> None:
         name = str(sample.context.get("file"))
         if name not in self._signals:
-            raise DataError(f"{sample.name} is none of the recordings", f"There are {', '.join(self._signals)}")
+            raise DataError(f"{sample.name} is not one of the recordings", f"There are {', '.join(self._signals)}")
         signal = self._signals[name]
         reference = np.mean([other for key, other in self._signals.items() if key != name], axis=0)
         gain = np.asarray(next(iter(outputs.values())), np.float64)[0]
@@ -61,17 +70,22 @@ class Meter:
 
 
 def recordings(folder: Path) -> dict[str, Signal]:
+    """Return file name → samples between -1 and 1 of each recording in `folder`.
+
+    Raises:
+        DataError: there are fewer than two recordings.
+    """
     found: dict[str, Signal] = {}
     for file in sorted(folder.glob("*.npz")):
         with np.load(file, allow_pickle=False) as archive:
             found[file.name] = archive["pcm"] / 32767.0
     if len(found) < 2:
-        raise DataError(f"{folder} holds {len(found)} recordings (.npz with pcm)", "Give at least two")
+        raise DataError(f"{folder} contains {len(found)} recordings (.npz with pcm)", "Give at least two")
     return found
 
 
 def denoised(signal: Signal, gain: NDArray[np.float64]) -> Signal:
-    """Short-time spectrum times gain, back in time by overlap-add. gain: [frames, bins]."""
+    """Multiply the short-time spectrum by `gain` [frames, bins], and return the signal by overlap-add."""
     hann = 0.5 * (1 - np.cos(2 * np.pi * np.arange(FRAME - 1) / (FRAME - 1)))
     window = np.sqrt(np.append(hann, 0.0))
     made = np.zeros(len(signal))
@@ -82,7 +96,9 @@ def denoised(signal: Signal, gain: NDArray[np.float64]) -> Signal:
 
 
 def si_sdr(reference: Signal, estimate: Signal) -> float:
-    """Le Roux et al. 2019: energy of the reference, scaled to fit the estimate, over that of the rest, in dB."""
+    """Return SI-SDR in dB (Le Roux et al. 2019): the energy of the reference, scaled to fit the estimate, over the
+    energy of the rest.
+    """
     target = (reference @ estimate) / (reference @ reference) * reference
     rest = estimate - target
     return float(10 * np.log10((target @ target) / (rest @ rest)))

@@ -13,16 +13,16 @@ from edgeq import __version__
 from edgeq.errors import UsageError, suggest
 from edgeq.util.process import begin, ends_in_one_line
 
-# File → command → its one-line help. Standing here so that `edgeq --help` need not import the files.
+# File → command → its one-line help. The help is here because `edgeq --help` does not import the files.
 FILES = {
     "build": {
         "quantize": "Quantize a model for a machine or a target and prove the result.",
         "tune": "Find the best int8 model for this machine that keeps its accuracy.",
         "package": "Quantize for one or more targets and write a bundle to deploy.",
     },
-    "calibrate": {"calibrate": "Run the float model once over samples and keep the statistics."},
+    "calibrate": {"calibrate": "Run the float model once over samples and save the statistics."},
     "measure": {
-        "verify": "Check a bundle: hashes, loading, self-test; on other kernels too.",
+        "verify": "Check a bundle: hashes, loading, self-test, also on other kernels.",
         "bench": "Measure latency and throughput of a model or a bundle.",
         "eval": "Measure accuracy of a model or a bundle on labelled data.",
     },
@@ -31,19 +31,19 @@ FILES = {
         "gate": "Fail a build whose model is worse than a baseline.",
     },
     "explain": {
-        "inspect": "Show a model's operators, shapes, MACs and what runs in int8 where.",
+        "inspect": "Show a model's operators, shapes and MACs, and what runs in int8.",
         "debug": "Find the layers that lose accuracy in a quantized model.",
         "report": "Write a bundle's report: one HTML file that opens offline.",
-        "audit": "Tell which layers of a quantized model saturate where two products are added in 16 bits.",
+        "audit": "List the layers of a quantized model that saturate on CPUs without VNNI.",
     },
     "info": {
         "detect": "Show this machine and the profile that fits it.",
-        "doctor": "Say what is installed and what works; with --gpu, run it.",
+        "doctor": "Show what is installed and what works; with --gpu, test the GPU.",
         "toolkit": "List the vendors' toolkits that backends need, or install one.",
         "targets": "List deployment targets, or show one.",
         "profiles": "List hardware profiles, or show one with its reasons.",
         "preprocess": "List preprocessings, or show one's arithmetic.",
-        "extensions": "List calibration methods, decoders, steps, recoveries and backends, plug-ins' too.",
+        "extensions": "List calibration methods, decoders, steps, recoveries and backends.",
     },
     "device": {
         "device": "List boards, prepare one over SSH, and make emulated machines.",
@@ -56,34 +56,32 @@ FILES = {
     },
     "convert": {
         "retarget": "Rewrite a quantized model for another runtime.",
-        "emit-c": "Write the C of a model that was quantized for a systolic array.",
+        "emit-c": "Write C from a model that was quantized for a systolic array.",
     },
     "demo": {"demo": "Run the main job on the embedded demo model."},
-    "run": {"run": "Run what a recipe says: commands and their options in one TOML file."},
+    "run": {"run": "Run a recipe: commands and their options in one TOML file."},
 }
 COMMANDS = {name: text for commands in FILES.values() for name, text in commands.items()}
 GROUPS = {
-    "explain": "Show what is in a model and where it loses: inspect, debug, report, audit.",
+    "explain": "Show a model's content and where it loses accuracy: inspect, debug, report, audit.",
     "info": "Show this machine, and the targets, data steps and plug-ins that edgeq knows.",
     "ship": "Sign a bundle, push it to a registry, pull it from one.",
 }
-"""Groups of the commands in the file of the same name. Each of those can be typed without its group, too."""
+"""Groups: each contains the commands of the file of the same name. These can also be typed without the group."""
 SHOWN = {
     "Build": ("quantize", "tune", "package", "calibrate"),
     "Prove": ("verify", "bench", "eval", "compare", "explain"),
     "Machines and delivery": ("info", "device", "ship"),
 }
-_ALSO = (
-    "Start with `edgeq demo`. Also: edgeq run RECIPE.toml, retarget, gate, emit-c; each explains itself with --help."
-)
+_ALSO = "Start with `edgeq demo`. More commands: run RECIPE.toml, retarget, gate, emit-c. Each one has --help."
 
 
 class _LazyGroup(click.Group):
-    """A group that imports a command when it runs.
+    """Define a group that imports a command only when it runs.
 
     Args:
-        sections: the commands that its help shows, by title.
-        hidden: commands that can be typed and are not shown.
+        sections: the commands that the group's help shows, by title.
+        hidden: commands that can be typed but that the help does not show.
     """
 
     def __init__(self, *, sections: Mapping[str, Iterable[str]], hidden: Iterable[str] = (), **attributes: Any) -> None:
@@ -92,11 +90,11 @@ class _LazyGroup(click.Group):
         self.names = list(dict.fromkeys([*(name for names in sections.values() for name in names), *hidden]))
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the commands, those that are shown first; click would sort them."""
+        """Return the commands in the order in which help shows them, then the hidden ones. click would sort them."""
         return self.names
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import the file of `cmd_name` and return its command; None where there is none of that name."""
+        """Import the file of `cmd_name` and return its command, or None if there is no command of that name."""
         if cmd_name not in self.names:
             return None
         if cmd_name in GROUPS:
@@ -116,7 +114,9 @@ class _LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Return the command of the first argument; answer an unknown one with those of about that name."""
+        """Return the command that the first argument names. If there is none, the error suggests commands of similar
+        names.
+        """
         if args and not args[0].startswith("-") and args[0] not in self.names:
             near = suggest(args[0], self.names)
             raise UsageError(
@@ -125,7 +125,7 @@ class _LazyGroup(click.Group):
         return super().resolve_command(ctx, args)
 
     def main(self, *args: Any, **options: Any) -> Any:
-        """Run one command and exit, whatever happens with one line at most."""
+        """Run one command and exit. Any failure prints at most one line."""
         with ends_in_one_line():
             code = super().main(*args, **{**options, "standalone_mode": False})
             sys.exit(code if isinstance(code, int) else 0)

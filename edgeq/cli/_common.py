@@ -1,4 +1,4 @@
-"""Share output between commands: for people or as JSON, the next line, and errors as one line and an exit code."""
+"""Share the output of commands: results as text or JSON, the next line, and errors as one line with an exit code."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 _UNBOUND = 10_000
-"""Columns of output that no terminal shows: tables are as wide as their content."""
+"""Columns of output that goes to no terminal, so that tables are as wide as their content."""
 
 Lines = Iterable[Any]
-"""What a command prints for people: texts, each on a line of its own, tables, and texts with a style."""
+"""Lines that a command prints for people: plain texts, tables, and texts with a style."""
 
 
 @dataclass(frozen=True)
 class Printer:
-    """Print the result on stdout, as JSON or for people; progress and notes on stderr.
+    """Print the result on stdout, as text or JSON, and print progress and notes on stderr.
 
     Attributes:
-        budget: what the process may take, if it runs under limits; each step of progress renews it.
-        writes: whether the command writes a file or folder: with --quiet, it prints nothing then.
+        budget: the limits of memory and time of the process, if it has any; each step of progress renews them.
+        writes: whether the command writes a file or folder. With --quiet, such a command prints nothing.
     """
 
     as_json: bool
@@ -50,13 +50,14 @@ class Printer:
     writes: bool = False
 
     def result(self, record: Any, human: Callable[[], None]) -> None:
-        """Print a command's result: `record` (see `edgeq.util.records`) as JSON with --json, else what `human`
-        prints."""
+        """Print a command's result. With --json, this is `record` as JSON (see `edgeq.util.records`); otherwise `human`
+        prints it.
+        """
         from edgeq.util.records import plain
 
         try:
             if self.as_json:
-                click.echo(json_text(plain(record)).replace("\\u202f", " "))  # which people's numbers have
+                click.echo(json_text(plain(record)).replace("\\u202f", " "))  # the narrow spaces in numbers for people
                 if (context := click.get_current_context(silent=True)) is not None:
                     context.meta[_PRINTED] = True
             elif not (self.quiet and self.writes):
@@ -68,7 +69,7 @@ class Printer:
             raise OutputError(f"standard output cannot be written: {error.strerror}", "Send it elsewhere") from error
 
     def lines(self, record: Any, lines: Lines) -> None:
-        """Print a command's result as `result` does; `lines` are not made where nobody reads them."""
+        """Print a command's result as `result` does. `lines` is not iterated if no text is printed."""
 
         def draw() -> None:
             console = self.console()
@@ -78,17 +79,17 @@ class Printer:
         self.result(record, draw)
 
     def console(self) -> Console:
-        """Return a rich console on stdout that raises on a broken pipe; off a terminal it wraps no lines.
+        """Return a rich console on stdout that raises on a broken pipe. If stdout is not a terminal, it wraps no lines.
 
-        Each text, in a line or in a cell of a table, stays on its line and moves no cursor.
+        Each text, in a line or in a table cell, stays on its line and cannot move the cursor.
         """
         from rich.console import Console
 
         class Piped(Console):
             def on_broken_pipe(self) -> None:
-                raise  # rich calls this while it handles the error, and would end the program itself
+                raise  # rich calls this in its error handler, and would otherwise end the program itself
 
-            def render_str(self, text: str, **options: Any) -> Text:  # all that is not a Text yet comes through here
+            def render_str(self, text: str, **options: Any) -> Text:  # every string that is not a Text yet passes here
                 return super().render_str(_shown(text), **options)
 
         watched = sys.stdout.isatty()
@@ -97,7 +98,7 @@ class Printer:
         return Piped(file=output, width=width, soft_wrap=not watched, highlight=False, markup=False, emoji=False)
 
     def progress(self) -> Progress:
-        """Return a display on stderr: bars when a person is watching, else notes alone; nothing with --quiet."""
+        """Return a display on stderr: bars on a terminal, otherwise only notes. With --quiet it shows nothing."""
         from edgeq.util.progress import StderrProgress
 
         return StderrProgress(self._renew, quiet=self.quiet)
@@ -108,11 +109,11 @@ class Printer:
 
 
 def table(heads: Iterable[str], rows: Iterable[Iterable[Any]], *, numbers_from: int | None = None, **how: Any) -> Table:
-    """Make a table for people.
+    """Make a table of text.
 
     Args:
-        numbers_from: the column from which on all are aligned to the right.
-        how: as rich's tables take it.
+        numbers_from: index of the first column that is aligned to the right, as are all columns after it.
+        how: options of `rich.table.Table`.
     """
     from rich.table import Column, Table
 
@@ -124,14 +125,14 @@ def table(heads: Iterable[str], rows: Iterable[Iterable[Any]], *, numbers_from: 
 
 
 def styled(text: str, style: str) -> Text:
-    """Return a line in a colour, or bold."""
+    """Return a line in a rich style, such as a colour or bold."""
     from rich.text import Text
 
     return Text(_shown(text), style=style)
 
 
 def _shown(text: str) -> str:
-    """Return text for a terminal or a pipe, with a plain space between a number and its unit."""
+    """Return the text for a terminal or a pipe. A plain space replaces the narrow one between a number and its unit."""
     return printable(text).replace("\u202f", " ")
 
 
@@ -146,7 +147,7 @@ _TOPICS = {
     "objective budget duration_s min_queries target_qps latency_bound_ms no_timing thorough memory",
     "Output": "output with_float selftest split force update as_markdown junit as_json quiet verbose print_recipe",
 }
-"""Title → names of the parameters that help shows under it; all others stand first, under Options."""
+"""Title → names of the parameters that help shows under it. All others come first, under Options."""
 _FEW = 14
 
 
@@ -166,14 +167,14 @@ _MEANT = {
     "time": "--budget",
     "overwrite": "--force",
 }
-"""What other tools call an option → what edgeq calls it."""
+"""Name of an option in other tools → its name in edgeq."""
 
 
 class Command(click.Command):
-    """Define a command whose help shows its options by topic, where there are many."""
+    """Define a command. If it has many options, its help groups them by topic."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse `args`; an option of another tool is answered with edgeq's."""
+        """Parse `args`. If an option belongs to another tool, the error names edgeq's option."""
         as_json = "--json" in args
         try:
             return super().parse_args(ctx, args)
@@ -188,7 +189,7 @@ class Command(click.Command):
             raise wrong from None
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the options, each under its topic."""
+        """Write the options by topic."""
         known = {name: title for title, names in _TOPICS.items() for name in names.split()}
         found: dict[str, list[tuple[str, str]]] = {title: [] for title in ("Options", *_TOPICS)}
         options = [param for param in self.get_params(ctx) if isinstance(param, click.Option)]
@@ -203,11 +204,11 @@ class Command(click.Command):
 
 
 def command(name: str, within: click.Group | None = None) -> Callable[[Callable[..., None]], click.Command]:
-    """Make a command of a function: with --json, -q, -v (passed as `printer`) and --print-recipe. Errors end it with
-    one line and an exit code.
+    """Make a command of a function, with the options --json, -q, -v (passed as `printer`) and --print-recipe. An error
+    ends the command with one line and an exit code.
 
     Args:
-        within: the group that it belongs to.
+        within: the group that gets the command, if any.
     """
 
     def make(function: Callable[..., None]) -> click.Command:
@@ -225,16 +226,20 @@ def command(name: str, within: click.Group | None = None) -> Callable[[Callable[
 
 
 def _common_options() -> Iterator[click.Option]:
-    yield click.Option(["--json", "as_json"], is_flag=True, help="Print the result as JSON and nothing else on stdout.")
-    yield click.Option(["-q", "--quiet"], is_flag=True, help="No progress, no notes, no summary of what is written.")
-    yield click.Option(["-v", "--verbose"], is_flag=True, help="Give reasons.")
-    yield click.Option(["--print-recipe"], is_flag=True, help="Print the recipe for `edgeq run` that does the same.")
+    yield click.Option(["--json", "as_json"], is_flag=True, help="Print only the result on stdout, as JSON.")
+    yield click.Option(
+        ["-q", "--quiet"], is_flag=True, help="Print no progress, no notes and no summary of written outputs."
+    )
+    yield click.Option(["-v", "--verbose"], is_flag=True, help="Print reasons and details.")
+    yield click.Option(
+        ["--print-recipe"], is_flag=True, help="Print this command as a recipe for `edgeq run`, and do nothing else."
+    )
 
 
 def _run(
     function: Callable[..., None], *, as_json: bool, quiet: bool, verbose: bool, print_recipe: bool, **given: Any
 ) -> None:
-    # onnxruntime's quantizer warns of what edgeq has done already.
+    # onnxruntime's quantizer warns of steps that edgeq has done already.
     logging.getLogger().setLevel(logging.ERROR)
     context = click.get_current_context()
     with ends_in_one_line(verbose=verbose):
@@ -255,7 +260,7 @@ def _run(
 
 
 def _show_error(kind: str, problem: str, fix: str, code: int) -> None:
-    """Print an error as JSON on stdout; its line still goes to stderr."""
+    """Print an error as JSON on stdout. The caller still prints its line on stderr."""
     words = {"type": kind, "problem": without_passwords(problem), "fix": without_passwords(fix), "exit_code": code}
     click.echo(json_text({"error": words}))
 
@@ -300,10 +305,10 @@ NEXT = {
     "preprocess show": "edgeq quantize MODEL.onnx --data IMAGES --preprocess {name} -o int8.onnx",
     "extensions": "edgeq quantize MODEL.onnx --data SAMPLES --method NAME -o int8.onnx",
 }
-"""Command, with its subcommand, action or an option that changes what it does → the line to type.
+"""Command, with its subcommand, action or an option that changes its effect → the line to type next.
 
-A parameter stands in braces, with what is written where it was not given behind a bar; an option without a value is
-left out. "..." stands for the options that were typed and that the next command takes too.
+Braces contain a parameter. A bar precedes the text to use if the parameter was not given. An option without a value is
+left out. "..." means the options that the user typed and that the next command accepts, too.
 """
 
 _HERE = ("auto", "this-machine")
@@ -315,15 +320,16 @@ _NOT_CARRIED = frozenset({"as_json", "quiet", "verbose", "print_recipe", "dry_ru
 
 
 def fill_next(**words: object) -> None:
-    """Set words of the running command's next line, by name; where one that the line needs is None, none is printed."""
+    """Set words of the running command's next line, by name. No line is printed if a word that it needs is None."""
     click.get_current_context().meta[_FOUND] = words
 
 
 def choose_next(line: Callable[[], str | None], **words: object) -> None:
-    """Set the running command's next line, because of what was found, and words of it.
+    """Replace the running command's next line, because of its result, and set words of that line.
 
     Args:
-        line: gives one as in `NEXT`, without "edgeq"; None prints none. Called where the line is printed alone.
+        line: returns a line like those in `NEXT`, without "edgeq", or None to print none. It is called only if the line
+            is printed.
     """
     fill_next(**words)
     click.get_current_context().meta[_CHOSEN] = line
@@ -333,7 +339,7 @@ def propose_check(bundle: Path, targets: Sequence[str] = ()) -> None:
     """Propose, as the next line, the command that checks as much of `bundle` as this machine can run."""
 
     def line() -> str | None:
-        """Look into the bundle, where the line is printed at all."""
+        """Return the check for the variants in the bundle, which is read only if the line is printed."""
         from edgeq.backends.base import SIMULATORS
         from edgeq.emulate.check import next_check
 
@@ -343,7 +349,7 @@ def propose_check(bundle: Path, targets: Sequence[str] = ()) -> None:
 
 
 def next_line(context: click.Context) -> str | None:
-    """Return the line to type after the command of `context`, with its own arguments filled in; None for none."""
+    """Return the line to type after the command of `context`, with its arguments filled in, or None."""
     if _CHOSEN in context.meta:
         chosen = context.meta[_CHOSEN]()
         line = f"edgeq {chosen}" if chosen else None
@@ -362,7 +368,7 @@ def next_line(context: click.Context) -> str | None:
 
 
 def _keys(context: click.Context) -> Iterator[str]:
-    """Yield the keys of `NEXT` that fit the running command, the most particular first."""
+    """Yield the keys of `NEXT` that fit the running command, the most specific first."""
     names = typed_names(context)
     chosen = [str(context.params["action"])] if "action" in context.params else []
     chosen += [name for name in ("files", "dry_run", "on") if context.params.get(name)]
@@ -372,7 +378,7 @@ def _keys(context: click.Context) -> Iterator[str]:
 
 
 def _carried(context: click.Context, line: str) -> Iterator[str]:
-    """Yield the options that were typed and that the command of `line` takes too, but for those that stand there."""
+    """Yield the options that the user typed and that the command of `line` accepts. Options in `line` are left out."""
     there = line.split()
     group: Any = context.find_root().command
     taken = {option.name: option for option in group.get_command(context, there[1]).params}

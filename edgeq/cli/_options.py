@@ -1,4 +1,4 @@
-"""Define options that several commands have in common."""
+"""Define the options that several commands share."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Renamed(click.Option):
-    """Define an option that still accepts its earlier names without showing them.
+    """Define an option that still accepts its earlier names, which help does not show.
 
     Args:
-        before: those names.
+        before: the earlier names.
     """
 
     def __init__(self, declarations: Sequence[str], *, before: Sequence[str], **attributes: Any) -> None:
@@ -34,14 +34,14 @@ class Renamed(click.Option):
         self.before = frozenset(before)
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
-        """Return what `--help` shows of it."""
+        """Return the option's line in `--help`, without its earlier names."""
         shown = copy.copy(self)
         shown.opts = [name for name in self.opts if name not in self.before]
         return super(Renamed, shown).get_help_record(ctx)
 
 
 def complete_target(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
-    """Return the shipped targets and profiles with `incomplete` anywhere in their names, for the shell."""
+    """Return, for the shell, the shipped targets and profiles whose names contain `incomplete`."""
     from edgeq.util.registry import shipped
 
     del ctx, parameter
@@ -50,7 +50,7 @@ def complete_target(ctx: click.Context, parameter: click.Parameter, incomplete: 
 
 
 def _completing(names: Callable[[], Iterable[str]]) -> Callable[[click.Context, click.Parameter, str], list[str]]:
-    """Return what the shell completes a value from: `names` that begin with what was typed, or files for a path."""
+    """Return a shell completion for a value. It offers the `names` that begin with the typed text, else files."""
 
     def complete(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[Any]:
         from click.shell_completion import CompletionItem
@@ -74,13 +74,13 @@ _COMPLETE_PREPROCESS = _completing(_preprocessings)
 
 
 def target_option(*names: str, **attributes: Any) -> Callable[[F], F]:
-    """Return `-t/--target`, which names a target or a profile; the shell completes it."""
+    """Return the option `-t/--target`, which names a target or a profile and which the shell completes."""
     attributes = {"shell_complete": complete_target, "metavar": "NAME", **attributes}
     return click.option("-t", "--target", *names, cls=Renamed, before=["--profile"], **attributes)
 
 
 def complete_board(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
-    """Return the names of the devices files that begin with `incomplete`, for the shell."""
+    """Return, for the shell, the boards in the devices files whose names begin with `incomplete`."""
     from edgeq.remote.devices import known_boards
 
     del ctx, parameter
@@ -88,12 +88,12 @@ def complete_board(ctx: click.Context, parameter: click.Parameter, incomplete: s
 
 
 def on_board(function: F) -> F:
-    """Return `--on`, which names one board."""
+    """Add the option `--on`, which names one board."""
     return click.option(
         "--on",
         metavar="BOARD",
         shell_complete=complete_board,
-        help="Do it on this board: ssh://user@host[:port], or a name of devices.toml.",
+        help="Run the command on this board: ssh://user@host[:port], or a name from devices.toml.",
     )(function)
 
 
@@ -112,7 +112,11 @@ def engines_of(texts: Sequence[str]) -> list[EngineChoice]:
 
 
 def _checked_workers(context: click.Context, parameter: click.Parameter, given: str | None) -> str | None:
-    """Return `given` as it is, checked before anything is read."""
+    """Check the value of --workers before the command reads anything, and return it unchanged.
+
+    Raises:
+        BadParameter: the value is not a number of processes or an address.
+    """
     if given is not None:
         from edgeq.distributed.workers import check_workers
 
@@ -124,8 +128,12 @@ def _checked_workers(context: click.Context, parameter: click.Parameter, given: 
 
 
 def checked_reference(context: click.Context, parameter: click.Parameter, given: str) -> str:
-    """Return `given` unchanged, refused where it is not a place in a registry, before a recipe or anything else
-    shows it.
+    """Check that `given` is a reference of an OCI registry, and return it unchanged.
+
+    The check comes before a recipe or a message shows the reference.
+
+    Raises:
+        BadParameter: it is not such a reference.
     """
     from edgeq_device.registry import parse_reference
 
@@ -137,10 +145,10 @@ def checked_reference(context: click.Context, parameter: click.Parameter, given:
 
 
 class Output(click.Path):
-    """Mark a path that a command writes; `edgeq run` checks where it lies.
+    """Mark a path that a command writes. `edgeq run` checks where that path is.
 
     Args:
-        written: tells by the command's parameters whether it is written; without it, always.
+        written: returns, from the command's parameters, whether the command writes the path. By default it always does.
     """
 
     def __init__(self, written: Callable[[Mapping[str, Any]], bool] = lambda given: True) -> None:
@@ -148,7 +156,7 @@ class Output(click.Path):
         self.written = written
 
 
-# The package that reads a file reports what cannot be read, with its own exit code.
+# click does not check that files can be read: the package that reads a file reports this, with its own exit code.
 PATH = click.Path(path_type=Path, readable=False)
 OUTPUT = Output()
 TASK_NAMES = f"{', '.join(TASKS.names())}, or your own: path.py:factory"
@@ -157,115 +165,141 @@ INTEGER = click.Choice(["int8", "uint8"])
 PREPROCESS = click.option(
     "--preprocess",
     shell_complete=_COMPLETE_PREPROCESS,
-    help="Preprocessing: a name or steps (`edgeq preprocess list`), a .toml file, or path.py:function.",
+    help="Preprocessing of the samples: a name or steps (`edgeq preprocess list`), a .toml file, or path.py:function.",
 )
 OWN_PREPROCESS = click.option(
     "--preprocess",
     shell_complete=_COMPLETE_PREPROCESS,
-    help="Preprocessing: a name or steps (`edgeq preprocess list`), or a .toml file. A bundle brings its own.",
+    help="Preprocessing of the samples: a name or steps (`edgeq preprocess list`), or a .toml file. [default: the "
+    "bundle's]",
 )
-VARIANT = click.option("--variant", help="Variant of the bundle; else the one that fits this machine.")
-START = click.option("--start", type=click.IntRange(min=0), default=0, help="Skip this many samples first.")
-STRIDE = click.option("--stride", type=click.IntRange(min=1), default=1, help="Take every N-th sample, for this N.")
+VARIANT = click.option("--variant", help="Variant of the bundle. [default: the one that fits this machine]")
+START = click.option(
+    "--start", type=click.IntRange(min=0), default=0, help="Skip this many samples at the start. [default: 0]"
+)
+STRIDE = click.option(
+    "--stride",
+    type=click.IntRange(min=1),
+    default=1,
+    help="Step between the samples: 10 uses every tenth. [default: 1]",
+)
 THREADS = click.option(
     "--threads",
     type=click.IntRange(0, MOST_THREADS),
     default=0,
-    help="Threads inside an operator; 0: all cores.",
+    help="Threads inside an operator. 0 uses all cores. [default: 0]",
 )
 WORKERS = click.option(
     "--workers",
     callback=_checked_workers,
     metavar="N|ADDRESS",
-    help="Share the samples among N processes, or those of a Dask scheduler: tcp://host:8786 (docs/scale.md).",
+    help="Share the samples among N processes, or among those of a Dask scheduler, such as tcp://host:8786 "
+    "(docs/scale.md).",
 )
 SESSION_OPTIONS = click.option(
     "--session-option",
     "session_options",
     multiple=True,
     metavar="KEY=VALUE",
-    help="Session option to run a model file with, over its own; a bundle brings its own. Repeatable.",
+    help="Set a session option for a model file. It overrides the file's own. Bundles keep theirs. Repeatable.",
 )
-ENGINE_HELP = "What executes the model, as NAME or NAME:PRECISION (openvino:bf16); `edgeq detect` lists engines."
+ENGINE_HELP = "Engine that runs the model: NAME or NAME:PRECISION, such as openvino:bf16. `edgeq detect` lists engines."
 ENGINE = click.option("--engine", metavar="ENGINE", help=ENGINE_HELP)
 TRUST = click.option(
     "--trust",
     type=PATH,
     metavar="PATH",
-    help="Keys and certificates one of which must have signed it: a file or a folder. [$EDGEQ_TRUST, /etc/edgeq/trust]",
+    help="Trusted keys and certificates: a file or a folder. One of them must have signed the bundle. [default: "
+    "$EDGEQ_TRUST, else /etc/edgeq/trust]",
 )
 REQUIRE_SIGNATURE = click.option(
-    "--require-signature", is_flag=True, help="Refuse where no key is trusted, instead of not looking at signatures."
+    "--require-signature",
+    is_flag=True,
+    help="Refuse the bundle if no key is trusted, instead of skipping the check of signatures.",
 )
 FIX = click.option(
     "--fix",
     "fixed",
     multiple=True,
     metavar="NAME=SIZE",
-    help="A number for a free size of the inputs, such as N=1, or x:0=1 where it has no name. Repeatable.",
+    help="Fix a free size of the inputs: N=1, or x:0=1 (input:axis) if the size has no name. Repeatable.",
 )
-FORCE = click.option("--force", is_flag=True, help="Replace what is there.")
+FORCE = click.option("--force", is_flag=True, help="Replace an existing output.")
 WITH_FLOAT = click.option(
-    "--with-float", is_flag=True, help="Put the float32 model in, so that the device can time both."
+    "--with-float", is_flag=True, help="Include the float32 model, so that the device can time both."
 )
 
 
 def output_beside(
     pattern: str, metavar: str, help_text: str, *, suffix: Callable[[str], str] | None = None
 ) -> Callable[[F], F]:
-    """Add `-o/--output`; without it a command writes next to its model.
+    """Add `-o/--output`. Without the option, the command writes next to its model.
 
     Args:
-        pattern: the name of the file, with the model's as {stem}.
-        suffix: its suffix for the target that was typed.
+        pattern: the name of the file, with {stem} for the model's name.
+        suffix: returns the file's suffix for the target that the user typed.
     """
 
     def place(context: click.Context, parameter: click.Parameter, given: Path | None) -> Path | None:
-        """Return the place that is given, else the one next to the model."""
+        """Return the given path, or the path next to the model."""
         del parameter
-        model: Path | None = context.params.get("model")  # None where the shell completes a line without it
+        model: Path | None = context.params.get("model")  # None while the shell completes a line without a model
         if given or not model:
             return given
         placed = model.parent / pattern.format(stem=model.stem)
-        target = context.params.get("target")  # a typed one is read before what nobody typed
+        target = context.params.get("target")  # click reads a typed target before options that were not typed
         return placed.with_suffix(suffix(target)) if suffix is not None and target else placed
 
-    shown = f"{help_text} [{pattern.format(stem='MODEL')}, next to the model]"
+    shown = f"{help_text} [default: {pattern.format(stem='MODEL')}, next to the model]"
     return click.option("-o", "--output", type=OUTPUT, callback=place, metavar=metavar, help=shown)
 
 
 _DECODING = (
     click.option(
-        "--classes", type=PATH, help="Names in the order of the scores, for class folders and labels: labels.txt, JSON."
+        "--classes",
+        type=PATH,
+        help="Class names in the order of the scores, for class folders and labels: labels.txt or JSON.",
     ),
-    click.option("--annotations", type=PATH, help="Detection: COCO instances file."),
+    click.option("--annotations", type=PATH, help="Detection: annotations in a COCO instances file."),
     click.option(
         "--decoder",
         shell_complete=_COMPLETE_DECODER,
-        help=f"Detection: {', '.join(DECODERS.names())}, or your own: path.py:function.",
+        help=f"Detection: decoder of the outputs: {', '.join(DECODERS.names())}, or your own: path.py:function.",
     ),
-    click.option("--class-offset", type=int, help="Classification: scores in front of class 0 (background: 1)."),
-    click.option("--confidence", type=float, help="Detection: drop boxes that score at most this. [0.01]"),
-    click.option("--iou", type=float, help="Detection: suppress boxes of a class that overlap more than this. [0.65]"),
+    click.option(
+        "--class-offset",
+        type=int,
+        help="Classification: number of scores before class 0, such as 1 for a background class.",
+    ),
+    click.option("--confidence", type=float, help="Detection: drop boxes whose score is at most this. [default: 0.01]"),
+    click.option(
+        "--iou",
+        type=float,
+        help="Detection: suppress boxes of one class that overlap by more than this IoU. [default: 0.65]",
+    ),
 )
 
 
 def _task_output(*before: str) -> Callable[[F], F]:
-    """`--task-output`, with the names that it had before."""
-    help_text = "The model output that the task looks at, where there are several."
+    """Add `--task-output`, which also accepts its earlier names."""
+    help_text = "Model output that the task reads, if the model has several."
     return click.option("--task-output", cls=Renamed, before=before, metavar="NAME", help=help_text)
 
 
 _DATA = (
-    click.option("--data", help="Calibration samples: a folder of images or test_data_set_N, .npz, .npy, .pb."),
-    click.option("--val", help="Held-out samples for the proof. Without them it rests on the calibration samples."),
     click.option(
-        "--calibration", type=PATH, help="Folder that `edgeq calibrate` wrote, instead of a pass over --data."
+        "--data", help="Calibration samples: a folder of images or of test_data_set_N, or an .npz, .npy or .pb file."
+    ),
+    click.option("--val", help="Held-out samples for the proof. [default: the calibration samples]"),
+    click.option(
+        "--calibration",
+        type=PATH,
+        help="Folder of `edgeq calibrate` with the statistics to use, instead of a pass over --data.",
     ),
     PREPROCESS,
-    click.option("--count", type=click.IntRange(min=1), help="Calibration samples to use, at most."),
-    click.option("--labels", help="Where the --val labels are, if not with the data."),
-    click.option("--task", shell_complete=COMPLETE_TASK, help=f"What to measure on --val: {TASK_NAMES}."),
+    click.option("--count", type=click.IntRange(min=1), help="Use at most this many calibration samples."),
+    click.option("--labels", help="Labels of the --val samples, if they are not with the data."),
+    click.option("--task", shell_complete=COMPLETE_TASK, help=f"Task to measure on --val: {TASK_NAMES}."),
     *_DECODING,
     _task_output(),
     FIX,
@@ -276,53 +310,71 @@ _SCHEME = (
     click.option(
         "--method",
         type=click.Choice(METHODS.names()),
-        help="How ranges are derived from the calibration.",
+        help="Calibration method, which derives ranges from the statistics. [default: the profile's]",
     ),
     click.option(
         "--percentile",
         type=click.FloatRange(0, 100, min_open=True),
-        help="With --method percentile: share of values kept, such as 99.99.",
+        help="Percentage of the values that a range contains, such as 99.99. Needs --method percentile.",
     ),
     click.option(
         "--method-option",
         "method_options",
         multiple=True,
         metavar="NAME=VALUE",
-        help="An option of the method; `edgeq extensions` lists them. Repeatable.",
+        help="Set an option of the method. `edgeq extensions` lists them. Repeatable.",
     ),
-    click.option("--per-channel/--no-per-channel", default=None, help="One weight scale per output channel."),
-    click.option("--reduce-range/--no-reduce-range", default=None, help="7-bit weights."),
+    click.option(
+        "--per-channel/--no-per-channel",
+        default=None,
+        help="Use one weight scale per output channel. [default: the profile's]",
+    ),
+    click.option("--reduce-range/--no-reduce-range", default=None, help="Use 7-bit weights. [default: the profile's]"),
     click.option(
         "--fit-pairs/--no-fit-pairs",
         default=None,
-        help="Weights whose neighbours' products fit into 16 bits, as precise as that allows.",
+        help="Keep 8-bit weights, with scales just large enough that sums of two neighbouring products fit into 16 "
+        "bits. [default: the profile's]",
     ),
-    click.option("--format", type=click.Choice(["QDQ", "QOperator", "table"]), help="How quantization is written."),
-    click.option("--activation-type", type=INTEGER, help="Integers of activations."),
-    click.option("--weight-type", type=INTEGER, help="Integers of weights."),
-    click.option("--activation-symmetric/--activation-asymmetric", default=None, help="Where 0 lies in activations."),
     click.option(
-        "--rest", type=click.Choice(["float32", "float16", "bfloat16"]), help="What is not quantized computes in this."
+        "--format",
+        type=click.Choice(["QDQ", "QOperator", "table"]),
+        help="Format in which quantization is written. [default: the profile's]",
+    ),
+    click.option("--activation-type", type=INTEGER, help="Integer type of activations. [default: the profile's]"),
+    click.option("--weight-type", type=INTEGER, help="Integer type of weights. [default: the profile's]"),
+    click.option(
+        "--activation-symmetric/--activation-asymmetric",
+        default=None,
+        help="Center activation ranges on zero, or fit them to the values. [default: the profile's]",
+    ),
+    click.option(
+        "--rest",
+        type=click.Choice(["float32", "float16", "bfloat16"]),
+        help="Precision of the operators that are not quantized. [default: the profile's]",
     ),
     click.option("--dynamic", is_flag=True, help="Measure activation ranges at run time (transformers, RNNs)."),
     click.option(
         "--weight-only",
         type=click.Choice(["8", "4"]),
         metavar="BITS",
-        help="Only the weights of matrix products, in blocks of 8 or 4 bits.",
+        help="Quantize only the weights of matrix products, in blocks, to 8 or 4 bits.",
     ),
     click.option(
-        "--eight-bit", multiple=True, metavar="NODE", help="8 bits for this node under --weight-only 4. Repeatable."
+        "--eight-bit", multiple=True, metavar="NODE", help="Use 8 bits for this node with --weight-only 4. Repeatable."
     ),
     click.option(
         "--block-compute",
         type=click.Choice(["int8", "float32"]),
-        help="What products under --weight-only compute in; default: what samples and timings show.",
+        help="Type in which the products of --weight-only compute. [default: chosen by samples and timings]",
     ),
     click.option("--op-type", "op_types", multiple=True, help="Quantize only this operator type. Repeatable."),
     click.option("--exclude", multiple=True, metavar="NODE", help="Keep this node in float. Repeatable."),
     click.option(
-        "--wide", multiple=True, metavar="NODE", help="16-bit activations for this node, or * for all. Repeatable."
+        "--wide",
+        multiple=True,
+        metavar="NODE",
+        help="Use 16-bit activations for this node, or with * for all. Repeatable.",
     ),
 )
 
@@ -330,50 +382,54 @@ _BARS = (
     click.option(
         "--max-drop",
         metavar="DROP",
-        help="Repair where accuracy falls by more [1pt]; fail where that does not help: 0.01, 1% or 1pt. Needs --task.",
+        help="Largest loss of accuracy: 0.01, 1% or 1pt. edgeq repairs a larger loss, or fails. Needs --task. "
+        "[default: repair above 1pt, never fail]",
     ),
-    click.option("--require-coverage", metavar="SHARE", help="Fail if less of the MACs run in int8: 0.95 or 95%."),
+    click.option("--require-coverage", metavar="SHARE", help="Fail if a smaller part of the MACs is in int8: 0.95 "
+    "or 95%."),
     click.option(
         "--effort",
         type=click.Choice(["quick", "default", "thorough"]),
         default="default",
         show_default=True,
-        help="What a repair may take where the result falls short of --max-drop, or of 20 dB without labels.",
+        help="Effort to repair a result that misses --max-drop or, without labels, 20 dB SQNR.",
     ),
-    click.option("--as-is", is_flag=True, help="Take the plain build, however far it is from float32."),
+    click.option("--as-is", is_flag=True, help="Do not repair the plain build, however far it is from float32."),
     click.option("--no-timing", is_flag=True, help="Do not time int8 against float32."),
-    click.option("--no-emulate", is_flag=True, help="Do not run models for other machines on their own kernels."),
+    click.option("--no-emulate", is_flag=True, help="Do not emulate other machines' kernels; forecast coverage."),
     FORCE,
 )  # fmt: skip
 
 
 def data_options(function: F) -> F:
-    """Add the options on data."""
+    """Add the options for the data."""
     return _added(_with_classes(function), _DATA)
 
 
 def task_options(*before: str) -> Callable[[F], F]:
-    """Add where labels are and how outputs are read for a task: --labels, --annotations, --decoder and so on.
+    """Add the options for labels and for reading the outputs: --labels, --annotations, --decoder and so on.
 
     Args:
         before: earlier names of --task-output.
     """
 
     def add(function: F) -> F:
-        labels = click.option("--labels", help="Where labels come from, if not with the data.")
+        labels = click.option("--labels", help="Labels of the samples, if they are not with the data.")
         return _added(_with_classes(function), (labels, *_DECODING, _task_output(*before)))
 
     return add
 
 
 def comparison_options(function: F) -> F:
-    """Add what two models are compared on."""
+    """Add the options for the data and the session with which two models are compared."""
     options: tuple[Callable[[F], F], ...] = (
-        click.option("--data", help="Samples that both are run on: a folder, .npz, .npy, .pb ..."),
-        click.option("--task", shell_complete=COMPLETE_TASK, help=f"What to measure against labels: {TASK_NAMES}."),
+        click.option(
+            "--data", help="Samples to run both on: a folder, .npz, .npy, .pb or another source (docs/data.md)."
+        ),
+        click.option("--task", shell_complete=COMPLETE_TASK, help=f"Task to measure against labels: {TASK_NAMES}."),
         OWN_PREPROCESS,
         task_options(),
-        click.option("--count", type=click.IntRange(min=1), help="Samples to use, at most."),
+        click.option("--count", type=click.IntRange(min=1), help="Use at most this many samples."),
         THREADS,
         SESSION_OPTIONS,
     )
@@ -381,7 +437,7 @@ def comparison_options(function: F) -> F:
 
 
 def comparison_arguments(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `options`, with those of `comparison_options` as fields of `edgeq.report.compare.CompareRequest`."""
+    """Return `options`, with the values of `comparison_options` as fields of `edgeq.report.compare.CompareRequest`."""
     from edgeq.measure.task import split_task_options
     from edgeq.run.session import given_options
 
@@ -390,12 +446,12 @@ def comparison_arguments(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def build_options(function: F) -> F:
-    """Add every option on data, scheme and bars."""
+    """Add all options for the data, the scheme and the limits."""
     return _added(_with_classes(function), (*_DATA, *_SCHEME, *_BARS))
 
 
 def _with_classes(function: F) -> F:
-    """Pass what --classes gives on with --labels, as `edgeq.data.labels.Labels`."""
+    """Pass the value of --classes together with --labels, as `edgeq.data.labels.Labels`."""
 
     @functools.wraps(function)
     def passing(*arguments: Any, classes: Path | None, **options: Any) -> None:

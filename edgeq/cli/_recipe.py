@@ -1,4 +1,4 @@
-"""Run recipes: commands and their options as TOML. Click's own parameters decide what a recipe may contain."""
+"""Run recipes: commands and their options as TOML. A recipe may contain exactly the parameters that click knows."""
 
 from __future__ import annotations
 
@@ -17,21 +17,28 @@ from edgeq.cli import COMMANDS
 from edgeq.errors import UsageError, suggest
 from edgeq.util.records import parse, toml_table
 
-# How a result is printed is an option of `edgeq run` itself, which passes it on.
+# Options for the printing of results belong to `edgeq run` itself, which passes them on.
 _NOT_KEPT = {"as_json", "quiet", "verbose", "print_recipe"}
 _FIX = "See docs/recipe.md; every command prints its recipe with --print-recipe"
 
 
 @dataclass(frozen=True)
 class Step:
-    """Describe one command of a recipe: its arguments as they would be typed, and what click made of them."""
+    """Describe one command of a recipe.
+
+    Attributes:
+        arguments: the command's name and arguments, as a user would type them.
+        context: click's context of the parsed arguments.
+    """
 
     arguments: tuple[str, ...]
     context: click.Context
 
 
 def typed_names(context: click.Context) -> list[str]:
-    """Return the words of the running command; `edgeq info detect` is `detect`, which recipes and next lines name."""
+    """Return the names of the running command. For `edgeq info detect` this is only `detect`, because recipes and next
+    lines leave out the group.
+    """
     names: list[str] = []
     while context.parent is not None:
         names.insert(0, str(context.info_name))
@@ -40,7 +47,11 @@ def typed_names(context: click.Context) -> list[str]:
 
 
 def written(context: click.Context) -> str:
-    """Return the recipe of the command that is being run: what was given for it, as TOML."""
+    """Return the recipe of the running command: the options and arguments that the user typed, as TOML.
+
+    Raises:
+        UsageError: a value contains a password.
+    """
     given = {
         key: context.params[parameter.name or ""]
         for key, parameter in parameters_of(context.command).items()
@@ -48,22 +59,22 @@ def written(context: click.Context) -> str:
     }
     for key, value in given.items():
         if any("://" in text and without_passwords(text) != text for text in map(str, several(value))):
-            raise UsageError(f"a recipe would keep the password in {key}", "Leave the password out")
+            raise UsageError(f"the recipe would contain the password in {key}", "Leave the password out")
     table = ".".join(name.replace("-", "_") for name in typed_names(context))
     lines = [f"{key} = {_toml(value)}" for key, value in given.items()]
     return "\n".join(["# edgeq run THIS_FILE; relative paths start from its folder", f"[{table}]", *lines])
 
 
 def read(path: Path, group: click.Group) -> list[Step]:
-    """Return the commands of the recipe at `path`, in its order, each checked as its command line would be.
+    """Return the commands of the recipe at `path` in its order. Each is checked like a command line.
 
     Raises:
-        UsageError: it is not a recipe; the file, the key, and what to do.
+        UsageError: the file is not a recipe; the message names the file, the key and the fix.
     """
     content = toml_table(path, UsageError, _FIX)
     tables = list(_tables(content, group, (), path))
     if not tables:
-        raise UsageError(f"{path} names no command", "Add a table for one, such as [quantize]")
+        raise UsageError(f"{path} contains no command", "Add a table for one, such as [quantize]")
     shared = {key: value for key, value in content.items() if not isinstance(value, Mapping)}
     known = {key for _, command, _ in tables for key in parameters_of(command)}
     for key in shared:
@@ -77,7 +88,7 @@ def read(path: Path, group: click.Group) -> list[Step]:
 def _tables(
     content: Mapping[str, Any], group: click.Group, place: tuple[str, ...], path: Path
 ) -> Iterator[tuple[tuple[str, ...], click.Command, Mapping[str, Any]]]:
-    """Return the tables that name commands: place, command and content."""
+    """Yield the tables that name commands, as place, command and content."""
     context = click.Context(group)
     for key, value in content.items():
         if not isinstance(value, Mapping):
@@ -119,7 +130,7 @@ def _step(
 
 
 def parameters_of(command: click.Command) -> dict[str, click.Parameter]:
-    """Return what a recipe may say: the longest name of each option, without dashes, and each argument's."""
+    """Return the keys that a recipe may contain: each option's longest name, without dashes, and each argument's."""
     return {
         (_long(p) if isinstance(p, click.Option) else p.name or "").lstrip("-").replace("-", "_"): p
         for p in command.params
@@ -132,7 +143,7 @@ def _long(option: click.Option) -> str:
 
 
 def _field(key: str, parameter: click.Parameter) -> tuple[Any, ...]:
-    """Name, type and, where it may be left out, default. Texts may be numbers too: max_drop = 0.01."""
+    """Return name, type and, if the parameter is optional, default. A text may also be a number: max_drop = 0.01."""
     is_flag = isinstance(parameter, click.Option) and parameter.is_flag
     kind: Any = str | int | float
     if is_flag:
@@ -147,7 +158,7 @@ def _field(key: str, parameter: click.Parameter) -> tuple[Any, ...]:
 
 
 def _arguments(parameters: Mapping[str, click.Parameter], step: Any) -> tuple[str, ...]:
-    """Return the command line that says the same."""
+    """Return the command line with the values of `step`."""
     options, positional = [], []
     for key, parameter in parameters.items():
         value = getattr(step, key)
@@ -162,18 +173,19 @@ def _arguments(parameters: Mapping[str, click.Parameter], step: Any) -> tuple[st
 
 
 def several(value: Any) -> tuple[Any, ...]:
-    """Return the values of a parameter, which can be one or many."""
+    """Return the values of a parameter as a tuple, even if it has only one."""
     return value if isinstance(value, tuple) else (value,)
 
 
 def _toml(value: Any) -> str:
-    """Return a path, text, number, boolean or a list of those as TOML: JSON, with escapes for what is not seen.
+    """Return a path, text, number, boolean or a list of these as TOML. This is JSON with escapes for invisible
+    characters.
 
     Raises:
-        UsageError: a name that is not UTF-8, which TOML cannot hold.
+        UsageError: a name is not UTF-8, so TOML cannot contain it.
     """
     plain = [str(item) for item in value] if isinstance(value, tuple) else value
     text = json.dumps(plain, ensure_ascii=False, default=str)
     if any("\ud800" <= character <= "\udfff" for character in text):
-        raise UsageError(f"{str(value)!a} is not UTF-8, which a recipe has to be", "Rename the file")
+        raise UsageError(f"{str(value)!a} is not UTF-8, which a recipe needs", "Rename the file")
     return "".join(c if c.isprintable() else f"\\U{ord(c):08x}" for c in text)

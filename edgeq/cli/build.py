@@ -72,7 +72,7 @@ def draw_proof(proof: Proof, *, verbose: bool) -> Lines:
             (name, *(metric(key, value) for key, value in one.metrics.items())) for name, one in proof.accuracy.items()
         )
         yield table(("", *map(metric_name, next(iter(proof.accuracy.values())).metrics)), rows)
-    if proof.speed is not None and proof.speed.ratio.verdict != SLOWER:  # a warning says that
+    if proof.speed is not None and proof.speed.ratio.verdict != SLOWER:  # a warning covers a slower result
         yield proof.speed.ratio.sentence("int8", "float32")
     if proof.repair is not None and proof.repair.met:
         yield proof.repair.sentence
@@ -82,7 +82,7 @@ def draw_proof(proof: Proof, *, verbose: bool) -> Lines:
 
 
 def draw_repair(repair: Repair) -> Lines:
-    """Yield all that was tried to repair a result."""
+    """Yield a table of all builds that were tried to repair a result."""
     rows = (
         (
             step.name,
@@ -96,8 +96,9 @@ def draw_repair(repair: Repair) -> Lines:
 
 
 def closeness(found: Agreement | OutputAgreement) -> str:
-    """Say how closely outputs follow others: by the share that is equal where they are indices, the same top-1 where
-    they are class scores, else by their cosine."""
+    """Describe how closely outputs match others: by the share of equal values if the outputs are indices, by the share
+    of equal top-1 if they are class scores, else by their cosine.
+    """
     if not found.compared:
         return "nothing could be compared"
     if found.same is not None:
@@ -109,7 +110,9 @@ def closeness(found: Agreement | OutputAgreement) -> str:
 
 
 def draw_decision(decision: Decision, *, verbose: bool) -> Lines:
-    """Yield what was done about saturating kernels, and at what price."""
+    """Yield the decision about saturating kernels. If `verbose`, also yield the quality and the cost of each
+    mitigation.
+    """
     yield f"16-bit sums: {decision.why}"
     if not verbose:
         return
@@ -125,7 +128,7 @@ def draw_decision(decision: Decision, *, verbose: bool) -> Lines:
 
 
 def _suffix_for(target: str) -> str:
-    """Return the suffix of the file that is written for a target: not all take ONNX files."""
+    """Return the suffix of the file for a target, because not all targets take ONNX files."""
     from edgeq.hardware.target import resolve
     from edgeq.jobs.quantize import file_suffix
 
@@ -134,10 +137,11 @@ def _suffix_for(target: str) -> str:
 
 @command("quantize")
 @click.argument("model", type=PATH)
-@output_beside("{stem}.int8.onnx", "OUT.onnx", "The quantized model.", suffix=_suffix_for)
+@output_beside("{stem}.int8.onnx", "OUT.onnx", "Path of the quantized model.", suffix=_suffix_for)
 @target_option(
     default="auto",
-    help="auto, a target (`edgeq targets`), a profile (`edgeq profiles`), or a .toml file.",
+    help="Machine that will run the model: auto (this one), a target (`edgeq targets`), a profile (`edgeq "
+    "profiles`), or a .toml file.",
     show_default=True,
 )
 @click.option(
@@ -145,9 +149,11 @@ def _suffix_for(target: str) -> str:
     shell_complete=COMPLETE_RECOVERY,
     multiple=True,
     metavar="METHOD",
-    help=f"Accuracy recovery (docs/recover.md), repeatable: {', '.join(RECOVERIES.names())}.",
+    help=f"Apply an accuracy recovery (docs/recover.md): {', '.join(RECOVERIES.names())}. Repeatable.",
 )
-@click.option("--min-sqnr", type=float, metavar="DB", help="Keep layers in float until the outputs are as close.")
+@click.option(
+    "--min-sqnr", type=float, metavar="DB", help="Keep layers in float until the outputs have this SQNR, in dB."
+)
 @ENGINE
 @build_options
 def quantize_command(
@@ -186,7 +192,7 @@ def _quantize_lines(result: Quantized, *, verbose: bool) -> Lines:
     for key, value in result.session_options.items():
         yield f"run it with the session option {key}={value}"
     yield from (f"note: {note}" for note in result.notes)
-    if verbose:  # where the time went
+    if verbose:  # the time of each step
         seconds = {**result.seconds, "all": sum(result.seconds.values())}
         rows = ((title, f"{taken:.2f}") for title, taken in seconds.items())
         yield table(("stage", "seconds"), rows, numbers_from=1, box=None)
@@ -199,24 +205,27 @@ def _quantize_lines(result: Quantized, *, verbose: bool) -> Lines:
     multiple=True,
     default=("this-machine",),
     show_default=True,
-    help="A target (`edgeq targets`), a profile (`edgeq profiles`), or a .toml file. Repeatable.",
+    help="Machine that will run the model: a target (`edgeq targets`), a profile (`edgeq profiles`), or a .toml "
+    "file. Repeatable.",
 )
-@output_beside("{stem}.edgeq", "DIR|FILE.edgeq", "The bundle.")
+@output_beside("{stem}.edgeq", "DIR|FILE.edgeq", "Path of the bundle.")
 @WITH_FLOAT
 @click.option(
-    "--selftest", type=click.IntRange(min=1), default=2, show_default=True, help="Samples that travel as test vectors."
+    "--selftest", type=click.IntRange(min=1), default=2, show_default=True, help="Samples to include as test vectors."
 )
-@click.option("--split", is_flag=True, help="One bundle for each target, OUTPUT/NAME.edgeq, instead of one for all.")
+@click.option(
+    "--split", is_flag=True, help="Write one bundle for each target, OUTPUT/NAME.edgeq, instead of one for all."
+)
 @click.option(
     "--engine",
     "engines",
     multiple=True,
     metavar="ENGINE",
-    help="Add a variant that this plug-in runs, as NAME or NAME:PRECISION. Repeatable, the best first.",
+    help="Add a variant for this plug-in engine: NAME or NAME:PRECISION. Repeatable, the best first.",
 )
 @build_options
 def package_command(printer: Printer, engines: tuple[str, ...], **options: Any) -> None:
-    """Quantize MODEL and write a bundle that a device can verify, run and time by itself.
+    """Quantize MODEL and write a bundle that a device can verify, run and time without edgeq.
 
     \b
     edgeq package model.onnx --data calib/ --preprocess imagenet -o dist/
@@ -267,46 +276,50 @@ _LOSERS_SHOWN = 10
 @command("tune")
 @click.argument("model", type=PATH)
 @data_options
-@click.option("--max-drop", metavar="DROP", help="Accuracy that may be lost: 1%, 0.5pt or 0.005.", show_default="1%")
+@click.option("--max-drop", metavar="DROP", help="Largest loss of accuracy: 1%, 0.5pt or 0.005.", show_default="1%")
 @click.option(
     "--objective",
     type=click.Choice(["latency", "throughput", "size", "memory"]),
     default="latency",
     show_default=True,
-    help="What to make as good as possible, among what keeps its accuracy and is not slower than float32.",
+    help="Property to optimize, among the candidates that keep the accuracy and are not slower than float32.",
 )
-@click.option("--budget", metavar="TIME", help="Wall-clock time that it may take: 90s, 10m, 1h30m.")
+@click.option("--budget", metavar="TIME", help="Limit of the wall-clock time: 90s, 10m, 1h30m.")
 @target_option(
     default="auto",
     show_default=True,
-    help="auto, or a target or profile that runs on this machine or is simulated on it.",
+    help="Machine that will run the model: auto (this one), or a target or profile that this machine can run or "
+    "simulate.",
 )
 @click.option(
     "--engine",
     "engines",
     multiple=True,
     metavar="ENGINE",
-    help="Race only this engine, as NAME or NAME:PRECISION. Repeatable. Default: all that are installed and right.",
+    help="Time only this engine: NAME or NAME:PRECISION. Repeatable. [default: all installed engines that "
+    "compute correctly]",
 )
 @click.option(
     "--on",
     multiple=True,
     metavar="BOARD",
     shell_complete=complete_board,
-    help="Time on this board and check every candidate there; several of one kind take turns. Repeatable.",
+    help="Time and check every candidate on this board. Repeatable: boards of one kind take turns.",
 )
-@output_beside("{stem}.edgeq", "DIR|FILE.edgeq", "The bundle.")
+@output_beside("{stem}.edgeq", "DIR|FILE.edgeq", "Path of the bundle.")
 @WITH_FLOAT
-@click.option("--resume", is_flag=True, help="Go on where an interrupted run stopped.")
-@click.option("--no-memory", is_flag=True, help="Search as if nothing was ever tuned here, and remember nothing.")
-@click.option("--strict", is_flag=True, help="Write only what meets the goal beyond doubt, else exit with 11.")
-@click.option("--thorough", is_flag=True, help="Dismiss nothing early, to check the search. Takes longer.")
-@click.option("--dry-run", is_flag=True, help="List the candidates and the plan, and do nothing.")
+@click.option("--resume", is_flag=True, help="Continue an interrupted run.")
+@click.option("--no-memory", is_flag=True, help="Ignore the results of earlier searches, and store none.")
+@click.option(
+    "--strict", is_flag=True, help="Write a bundle only if the measurements prove the goal, else exit with 11."
+)
+@click.option("--thorough", is_flag=True, help="Dismiss no candidate early, to check the search. Takes longer.")
+@click.option("--dry-run", is_flag=True, help="List the candidates and the plan, and do nothing else.")
 @FORCE
 def tune_command(
     printer: Printer, model: Path, engines: tuple[str, ...], on: tuple[str, ...], dry_run: bool, **options: Any
 ) -> None:
-    """Find the best int8 form of MODEL for this machine, by measuring, and write it as a bundle.
+    """Measure int8 forms of MODEL on this machine, and write the best one as a bundle.
 
     \b
     edgeq tune model.onnx --data calib/ --preprocess imagenet -o tuned/
@@ -327,7 +340,7 @@ def tune_command(
     progress = printer.progress()
     if dry_run:
         if on:
-            raise UsageError("--dry-run reaches no board", "Leave --on out, or name the board's target with -t")
+            raise UsageError("--dry-run connects to no board", "Leave --on out, or name the board's target with -t")
         named = {name: arguments[name] for name in ("data", "val", "statistics", "target", "engines")}
         steps = plan(model, **named, goal=goal, progress=progress)
         printer.lines(steps, _plan_lines(steps))
@@ -369,8 +382,8 @@ def _plan_lines(steps: Plan) -> Lines:
     yield f"kernel choices, {steps_of}:"
     yield from (f"  {candidate.name}" for candidate in steps.candidates)
     if steps.engines.plugins:
-        yield f"raced against onnxruntime's own kernels: {', '.join(c.name for c in steps.engines.plugins)}"
-    yield "calibration methods, on those that are worth it:"
+        yield f"timed against onnxruntime's own kernels: {', '.join(c.name for c in steps.engines.plugins)}"
+    yield "calibration methods, for the choices that are worth it:"
     yield from (f"  {name}" for name in steps.methods)
     if steps.threads:
         yield f"threads: {', '.join(str(n) if n else 'all' for n in steps.threads)}"
@@ -398,7 +411,8 @@ def _draw_timed(record: Mapping[str, Any], *, verbose: bool) -> Lines:
     first, *details = record["verdict"]
     yield styled(first, "bold")
     yield from details
-    # A ratio and its milliseconds are of the same runs; those of several candidates may be of several races.
+    # The ratio and the milliseconds of a row come from the same runs. Different candidates may come from different
+    # races.
     heads = ("", "times float32", "interval, milliseconds", "points lost", "at most", "MB", "")
     rows = []
     float32 = record["float32"]

@@ -1,4 +1,4 @@
-"""Implement edgeq calibrate: collect statistics, merge them, show them."""
+"""Implement `edgeq calibrate`: collect statistics, merge them, show them."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 
 class _CollectByDefault(click.Group):
-    """A group whose first argument may be left out: `calibrate MODEL` is `calibrate collect MODEL`."""
+    """Define a group whose first argument may be left out: `calibrate MODEL` means `calibrate collect MODEL`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Put `collect` before arguments that begin with neither a subcommand nor a request for help."""
+        """Insert `collect` before the arguments, unless they begin with a subcommand or a request for help."""
         if args and args[0] not in self.commands and args[0] not in ("-h", "--help"):
             args = ["collect", *args]
         return super().parse_args(ctx, args)
@@ -27,7 +27,7 @@ class _CollectByDefault(click.Group):
 
 @click.group("calibrate", cls=_CollectByDefault)
 def calibrate_command() -> None:
-    """Run the float model once over samples and keep the statistics.
+    """Run the float model once over samples and save the statistics.
 
     \b
     edgeq calibrate model.onnx --data calib/ -o CAL/
@@ -41,18 +41,32 @@ def calibrate_command() -> None:
 
 @command("collect", within=calibrate_command)
 @click.argument("model", type=PATH)
-@click.option("--data", required=True, help="A folder of images or test_data_set_N, .npz, .npy, .pb.")
-@click.option("-o", "--output", type=OUTPUT, required=True, metavar="CAL/", help="Directory for the statistics.")
+@click.option(
+    "--data",
+    required=True,
+    help="Calibration samples: a folder of images or of test_data_set_N, or an .npz, .npy or .pb file.",
+)
+@click.option("-o", "--output", type=OUTPUT, required=True, metavar="CAL/", help="Folder for the statistics.")
 @PREPROCESS
-@click.option("--count", type=click.IntRange(min=1), help="Samples to use, at most.")
-@click.option("--start", "first", type=click.IntRange(min=0), default=0, help="First sample, for shards.")
-@click.option("--stride", type=click.IntRange(min=1), default=1, help="Every n-th sample, for shards.")
-@click.option("--memory", metavar="SIZE", help="Bound on activations held at once, such as 500MB or 2GB.")
+@click.option("--count", type=click.IntRange(min=1), help="Use at most this many samples.")
+@click.option(
+    "--start",
+    "first",
+    type=click.IntRange(min=0),
+    default=0,
+    help="Index of the first sample, for shards. [default: 0]",
+)
+@click.option(
+    "--stride", type=click.IntRange(min=1), default=1, help="Step between the samples, for shards. [default: 1]"
+)
+@click.option("--memory", metavar="SIZE", help="Limit of the memory for activations, such as 500MB or 2GB.")
 @click.option("--skip", multiple=True, metavar="TENSOR", help="Do not record this tensor. Repeatable.")
 @FIX
 @THREADS
 @WORKERS
-@click.option("--every-element", is_flag=True, help="Count all elements of very large tensors too (slower).")
+@click.option(
+    "--every-element", is_flag=True, help="Count every element of very large tensors, not a part of them (slower)."
+)
 @click.option("--resume", is_flag=True, help="Continue an interrupted run.")
 @FORCE
 def collect(
@@ -68,7 +82,8 @@ def collect(
     """Run MODEL once over samples and write the statistics. This is what `edgeq calibrate MODEL` does."""
     from edgeq.distributed.workers import open_workers
 
-    with open_workers(workers, ["edgeq.calibrate.collect"]) as opened:  # they start next to what is imported here
+    # workers start while this process imports these modules
+    with open_workers(workers, ["edgeq.calibrate.collect"]) as opened:
         from edgeq.jobs.calibrate import calibrate, parse_bytes
         from edgeq.model.compatibility import parse_sizes
 
@@ -82,7 +97,7 @@ def collect(
 
 @command("merge", within=calibrate_command)
 @click.argument("parts", nargs=-1, required=True, type=PATH)
-@click.option("-o", "--output", type=OUTPUT, required=True, metavar="CAL/", help="Directory for the merged statistics.")
+@click.option("-o", "--output", type=OUTPUT, required=True, metavar="CAL/", help="Folder for the merged statistics.")
 @FORCE
 def merge(printer: Printer, parts: tuple[Path, ...], output: Path, force: bool) -> None:
     """Merge statistics of one model that were collected on different samples, in any order."""
@@ -101,14 +116,14 @@ def merge(printer: Printer, parts: tuple[Path, ...], output: Path, force: bool) 
     type=click.Choice(["int8", "uint8"]),
     default="uint8",
     show_default=True,
-    help="Integers that entropy and mse choose for.",
+    help="Integer type for which entropy and mse choose thresholds.",
 )
-@click.option("--symmetric", is_flag=True, help="Ranges with zero in the middle.")
+@click.option("--symmetric", is_flag=True, help="Center the ranges on zero.")
 @click.option("--force", is_flag=True, help="Replace the SVG if it exists.")
 def show(printer: Printer, path: Path, svg: Path | None, force: bool, **options: Any) -> None:
     """List and plot statistics with the thresholds of every method, or list a calibration table.
 
-    PATH is a directory that `edgeq calibrate` wrote, one with ONNX Runtime's three tables, one of those tables, a
+    PATH is a folder that `edgeq calibrate` wrote, a folder with ONNX Runtime's three tables, one of those tables, a
     native TensorRT cache, or the calibration.zip of a bundle.
     """
     from edgeq.calibrate.show import open_shown, write_svg

@@ -1,4 +1,4 @@
-"""Hold two models against each other: `edgeq compare` and `gate`."""
+"""Compare two models: `edgeq compare` and `gate`."""
 
 from __future__ import annotations
 
@@ -20,23 +20,27 @@ if TYPE_CHECKING:
 @click.argument("a", type=PATH)
 @click.argument("b", type=PATH)
 @comparison_options
-@click.option("--duration", "duration_s", type=float, default=2.0, show_default=True, help="Seconds each is timed.")
-@click.option("--no-timing", is_flag=True, help="Do not time them.")
-@click.option("--max-drop", metavar="DROP", help="Fail if B loses more accuracy: 0.01, 1% or 1pt. Needs --task.")
+@click.option(
+    "--duration", "duration_s", type=float, default=2.0, show_default=True, help="Seconds to time each model."
+)
+@click.option("--no-timing", is_flag=True, help="Do not time the models.")
+@click.option(
+    "--max-drop", metavar="DROP", help="Fail if B loses more accuracy than this: 0.01, 1% or 1pt. Needs --task."
+)
 @click.option(
     "--min-speedup",
     type=click.FloatRange(min=0, min_open=True),
     metavar="TIMES",
-    help="Fail unless B is shown to be this many times as fast as A, such as 1.5.",
+    help="Fail unless the timings show that B is this many times as fast as A, such as 1.5.",
 )
 @click.option(
     "--limits",
     type=PATH,
     metavar="gate.toml",
-    help="Hold B against A by these limits (docs/gate.md), as `edgeq gate B --baseline A` does.",
+    help="Check B against A by the limits in this file (docs/gate.md), as `edgeq gate B --baseline A` does.",
 )
 def compare_command(printer: Printer, a: Path, b: Path, limits: Path | None, **options: Any) -> None:
-    """Compare A and B, each a model or a bundle: inputs and outputs, size, coverage, answers, latency.
+    """Compare A and B, each a model or a bundle: inputs and outputs, size, coverage, agreement, latency.
 
     \b
     edgeq compare float.onnx int8.onnx --data val/ --preprocess imagenet
@@ -52,7 +56,7 @@ def compare_command(printer: Printer, a: Path, b: Path, limits: Path | None, **o
     request = CompareRequest(a, b, timed=timed, limits=own, **comparison_arguments(options))
     if limits is not None:
         if own != Limits():
-            raise UsageError("--limits goes without --max-drop and --min-speedup", "Write them into the file")
+            raise UsageError("--limits does not go with --max-drop or --min-speedup", "Write them into the file")
         _gate(printer, request, limits)
         return
     found = run_comparison(request, progress=printer.progress())
@@ -80,10 +84,13 @@ def _compare_lines(found: Comparison) -> Lines:
     type=Output(lambda given: given["update"]),
     required=True,
     metavar="FILE",
-    help="The model or bundle to compare with.",
+    help="Model or bundle to compare with.",
 )
 @click.option(
-    "--limits", type=PATH, metavar="gate.toml", help="How much worse it may be (docs/gate.md). [5 % slower or larger]"
+    "--limits",
+    type=PATH,
+    metavar="gate.toml",
+    help="File with the limits (docs/gate.md). [default: 5 % slower or larger]",
 )
 @comparison_options
 @click.option(
@@ -92,17 +99,18 @@ def _compare_lines(found: Comparison) -> Lines:
     type=float,
     default=5.0,
     show_default=True,
-    help="Seconds each is timed; where that settles nothing, once more for twice as long.",
+    help="Seconds to time each model. If the result is not clear, edgeq times both again for twice as long.",
 )
-@click.option("--update", is_flag=True, help="Make MODEL the new baseline, whatever was found.")
-@click.option("--markdown", "as_markdown", is_flag=True, help="Print Markdown, for a job's summary.")
-@click.option("--junit", type=OUTPUT, metavar="OUT.xml", help="Write JUnit XML too.")
+@click.option("--update", is_flag=True, help="Make MODEL the new baseline, whatever the result.")
+@click.option("--markdown", "as_markdown", is_flag=True, help="Print Markdown, for the summary of a CI job.")
+@click.option("--junit", type=OUTPUT, metavar="OUT.xml", help="Write the checks to this file as JUnit XML.")
 @on_board
 @FORCE
 def gate_command(printer: Printer, model: Path, baseline: Path, **options: Any) -> None:
-    """Fail where MODEL is slower, less accurate or larger than a baseline by more than the limits allow.
+    """Fail if MODEL is slower, less accurate or larger than a baseline by more than the limits allow.
 
-    Both are measured here, or on a board, interleaved. Exit code 13: worse; 14: the machine was too busy to tell.
+    edgeq measures both in turns, on this machine or on a board. The exit code is 13 if MODEL is worse, and 14 if the
+    machine was too busy for a clear result.
 
     \b
     edgeq gate new.edgeq --baseline baseline.edgeq --update

@@ -17,16 +17,16 @@ if TYPE_CHECKING:
 
 @command("retarget")
 @click.argument("model", type=PATH)
-@click.option("-o", "--output", type=OUTPUT, required=True, metavar="OUT.onnx", help="The rewritten model.")
-@target_option(help="Take format and types of auto, a target, a profile or a .toml file.")
-@click.option("--format", type=click.Choice(["QDQ", "QOperator"]), help="How quantization is written.")
-@click.option("--activation-type", type=INTEGER, help="Integers of activations.")
-@click.option("--weight-type", type=INTEGER, help="Integers of weights.")
+@click.option("-o", "--output", type=OUTPUT, required=True, metavar="OUT.onnx", help="Path of the rewritten model.")
+@target_option(help="Use the format and types of this machine (auto), a target, a profile or a .toml file.")
+@click.option("--format", type=click.Choice(["QDQ", "QOperator"]), help="Format in which quantization is written.")
+@click.option("--activation-type", type=INTEGER, help="Integer type of activations.")
+@click.option("--weight-type", type=INTEGER, help="Integer type of weights.")
 @FORCE
 def retarget_command(printer: Printer, model: Path, output: Path, force: bool, **options: Any) -> None:
-    """Rewrite a quantized MODEL for another runtime; the numbers it stands for stay.
+    """Rewrite a quantized MODEL for another runtime, without changing the numbers that it represents.
 
-    Without options it is made to suit this machine.
+    Without options, the result suits this machine.
 
     \b
     edgeq retarget qat.onnx -o fast.onnx
@@ -55,21 +55,23 @@ def _retarget_lines(model: Path, result: Retargeted) -> Iterator[str]:
 
 @command("emit-c")
 @click.argument("program", type=PATH, metavar="PROGRAM.npz|INT8.onnx")
-@click.option("--data", required=True, help="Samples; the first become the bundle's images.")
+@click.option("--data", required=True, help="Samples. The first ones become the images of the C bundle.")
 @PREPROCESS
-@click.option("-o", "--output", type=OUTPUT, required=True, metavar="DIR", help="The C bundle.")
-@click.option("--images", type=click.IntRange(min=1), default=2, show_default=True, help="Samples in one run of the C.")
+@click.option("-o", "--output", type=OUTPUT, required=True, metavar="DIR", help="Folder for the C bundle.")
+@click.option(
+    "--images", type=click.IntRange(min=1), default=2, show_default=True, help="Samples in one run of the C program."
+)
 @click.option(
     "--generation",
     type=click.Choice(["2023", "2021"]),
     default="2023",
     show_default=True,
-    help="Calls of gemmini.h: with rows and columns apart, or square images only.",
+    help="Calls of gemmini.h: 2023 has rows and columns apart, 2021 has only square images.",
 )
-@click.option("--params-header", type=PATH, help="The chip's gemmini_params.h; else one for the target's array.")
+@click.option("--params-header", type=PATH, help="gemmini_params.h of the chip. [default: one for the target's array]")
 @FORCE
 def emit_c_command(printer: Printer, program: Path, output: Path, **options: Any) -> None:
-    """Write C for an array from the program that `quantize` or `package` for such a target left.
+    """Write C for a systolic array from the program that `quantize` or `package` wrote for such a target.
 
     \b
     edgeq quantize model.onnx -t gemmini --data calib/ -o int8.onnx

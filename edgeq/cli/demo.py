@@ -1,4 +1,4 @@
-"""Implement edgeq demo: the main job on the embedded demo model."""
+"""Implement `edgeq demo`: the main job on the embedded demo model."""
 
 from __future__ import annotations
 
@@ -15,11 +15,13 @@ if TYPE_CHECKING:
 
 
 @command("demo")
+@click.option("-o", "--output", type=OUTPUT, default=Path("edgeq-demo"), show_default=True, help="Path of the bundle.")
+@click.option("--files", type=OUTPUT, metavar="DIR", help="Only write the model and its samples, to DIR.")
 @click.option(
-    "-o", "--output", type=OUTPUT, default=Path("edgeq-demo"), show_default=True, help="Where the bundle goes."
+    "--force",
+    is_flag=True,
+    help="Replace an existing output. The bundle of an earlier demo is replaced without --force.",
 )
-@click.option("--files", type=OUTPUT, metavar="DIR", help="Write the model and its samples to DIR, and nothing else.")
-@click.option("--force", is_flag=True, help="Replace what is there; a bundle of an earlier demo is replaced anyway.")
 def demo_command(printer: Printer, output: Path, files: Path | None, force: bool) -> None:
     """Quantize the embedded digit classifier for this machine, prove it, bundle it, verify it and time it."""
     from edgeq.jobs.demo import demonstrate, write_files

@@ -15,12 +15,12 @@ BOARD = click.argument("board", metavar="BOARD", shell_complete=complete_board)
 
 @click.group("device")
 def device_command() -> None:
-    """List boards, make an environment on one over SSH, remove what edgeq keeps there; make emulated machines."""
+    """List boards, prepare one over SSH, remove edgeq's files from it, and make emulated machines."""
 
 
 @command("list", within=device_command)
 def list_boards(printer: Printer) -> None:
-    """List the boards of the user's devices.toml and of the one in this folder."""
+    """List the boards in your devices.toml and in the devices.toml of this folder."""
     from edgeq.remote.devices import known_boards
 
     boards = known_boards()
@@ -31,7 +31,7 @@ def list_boards(printer: Printer) -> None:
 
 @command("setup", within=device_command)
 @BOARD
-@click.option("--wheels", type=PATH, metavar="DIR", help="Install from these wheels, not from an index.")
+@click.option("--wheels", type=PATH, metavar="DIR", help="Install from the wheels in this folder, not from an index.")
 def set_board_up(printer: Printer, board: str, wheels: Path | None) -> None:
     """Make a Python environment with numpy and onnxruntime in edgeq's folder on BOARD.
 
@@ -65,12 +65,16 @@ device_command.add_command(emulate_command)
 
 @command("setup", within=emulate_command)
 @click.argument("machine", metavar="NAME", default="arm64")
-@click.option("--sysroot", type=PATH, metavar="DIR", help="Use this root file system, with Python and onnxruntime in.")
-@click.option("--onnxruntime", metavar="VERSION", help="The onnxruntime to put in; else the one installed here.")
-@click.option("--sources", type=PATH, metavar="FILE", help="An apt sources file to use in place of the system's.")
-@click.option("--force", is_flag=True, help="Make it again.")
+@click.option(
+    "--sysroot", type=PATH, metavar="DIR", help="Use this root file system, which contains Python and onnxruntime."
+)
+@click.option(
+    "--onnxruntime", metavar="VERSION", help="Version of onnxruntime to install. [default: the one installed here]"
+)
+@click.option("--sources", type=PATH, metavar="FILE", help="Use this apt sources file instead of the system's.")
+@click.option("--force", is_flag=True, help="Make the machine again.")
 def set_machine_up(printer: Printer, machine: str, **options: Any) -> None:
-    """Make an emulated machine (arm64) in your cache folder. Needs no root and changes nothing on the system.
+    """Make an emulated machine (arm64) in your cache folder, without root and without changes to the system.
 
     \b
     edgeq emulate setup arm64
@@ -84,7 +88,7 @@ def set_machine_up(printer: Printer, machine: str, **options: Any) -> None:
 
 @command("status", within=emulate_command)
 def show_status(printer: Printer) -> None:
-    """Show which targets' kernels can be run here, how, and what is missing for the others."""
+    """Show the targets whose kernels run here, how they run, and what is missing for the others."""
     from edgeq.backends.base import SIMULATORS
     from edgeq.emulate.routes import status
 

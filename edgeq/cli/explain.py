@@ -1,4 +1,4 @@
-"""Show what is in a model and where it loses: `edgeq inspect`, `debug`, `report`, `audit`."""
+"""Show the content of models and the layers that lose accuracy: `edgeq inspect`, `debug`, `report`, `audit`."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from edgeq.prove.saturation import Audited
     from edgeq.report.bundle import Reported
 
-# The bar of a layer's own error: empty at this SQNR or better, full at 0 dB.
+# The bar of a layer's own error is empty at this SQNR or better, and full at 0 dB.
 _CLEAN_DB = 50.0
 _BAR = 10
 _WEIGHTS_SHOWN = 5
@@ -45,7 +45,7 @@ _LEAST_SHARE = 0.0001
 
 
 def draw_diagnosis(found: Diagnosis, *, verbose: bool) -> Lines:
-    """Yield outputs first, then the error sources, then the layers in the order in which they run."""
+    """Yield the outputs first, then the error sources, then the layers in execution order."""
     variant = f", variant {found.variant}" if found.variant else ""
     yield f"{found.quantized}{variant} against {found.float_model}, {found.comparison.count} samples"
     yield from (f"note: {note}" for note in found.notes)
@@ -64,10 +64,10 @@ def draw_diagnosis(found: Diagnosis, *, verbose: bool) -> Lines:
 def _draw_error_sources(found: Diagnosis) -> Lines:
     if not found.error_sources:
         yield ""
-        yield "no layer stands out: the noise comes from many alike"
+        yield "no layer stands out: many layers add a similar amount of noise"
         return
     healthy = found.verdict == "healthy"
-    what = "layers with the largest part in what error there is" if healthy else "layers that cause the error"
+    what = "layers with the largest parts in the error" if healthy else "layers that cause the error"
     yield ""
     yield f"{what}, each with the outputs' SQNR with its error alone"
     for rank, error_source in enumerate(found.error_sources, 1):
@@ -79,16 +79,16 @@ def _draw_error_sources(found: Diagnosis) -> Lines:
 
 
 def _draw_exclusions(found: Diagnosis) -> Lines:
-    """Yield the nodes that help most in float, and the one that helps most by itself."""
+    """Yield the set of nodes that helps most in float, and the single node that helps most."""
     from edgeq.measure.agreement import HEALTHY_DB
 
     if found.verdict == "healthy":
         return
     yield ""
     if not found.exclusions:
-        yield f"none of them helps in float; `edgeq quantize --min-sqnr {HEALTHY_DB:g}` tries sets of other nodes"
+        yield f"none of them helps in float; `edgeq quantize --min-sqnr {HEALTHY_DB:g}` tries other sets of nodes"
         return
-    yield "what helps in float, computed so with the rest as it is"
+    yield "outputs with some layers in float, the rest as it is"
     single = next((one for one in found.exclusions if len(one.nodes) == 1), None)
     for one in dict.fromkeys(filter(None, (found.exclusions[0], single))):
         yield f"  {_db(one.plain_db)} → {_db(one.sqnr_db)} dB: {_flags(one.nodes)}"
@@ -101,7 +101,7 @@ def _draw_layers(found: Diagnosis, *, verbose: bool) -> Lines:
     from edgeq.measure.agreement import worst_db
 
     ranks = {error_source.name: rank for rank, error_source in enumerate(found.error_sources, 1)}
-    # What the figures leave of the line; rich cuts at the end, where names differ.
+    # The width that the figures leave in the line. rich would cut names at the end, where they differ.
     width = max(_LEAST_NAME, (Console().width - _FIGURES) // 2)
     activations = found.comparison.activations
     shown = {id(a) for a in sorted(activations, key=lambda a: -a.noise.own)[: found.worst]}
@@ -143,7 +143,7 @@ def _draw_weights(found: Diagnosis, *, verbose: bool) -> Lines:
 
 
 def _draw_engine(found: Diagnosis, *, verbose: bool) -> Lines:
-    """Yield where an engine's answers part from those of the CPU's kernels."""
+    """Yield the layers whose results in an engine differ from those of the CPU kernels."""
     if not found.engine_name:
         return
     worst = {id(layer) for layer in sorted(found.engine, key=lambda layer: -layer.lost_db)[: found.worst]}
@@ -182,11 +182,17 @@ def _share(value: float) -> str:
 @target_option(
     "targets",
     multiple=True,
-    help="Predict what runs in int8 on this target or profile; may be given several times. Default: this machine.",
+    help="Predict which operators run in int8 on this target or profile. Repeatable. [default: this machine]",
 )
-@click.option("--shape", "shapes", multiple=True, metavar="NAME=SIZES", help="Of an open input: x=1,3,224,224.")
+@click.option(
+    "--shape",
+    "shapes",
+    multiple=True,
+    metavar="NAME=SIZES",
+    help="Set the shape of an input with free sizes: x=1,3,224,224. Repeatable.",
+)
 def inspect_command(model: Path, targets: tuple[str, ...], shapes: tuple[str, ...], printer: Printer) -> None:
-    """Show a model's operators, shapes, MACs and what runs in int8 where."""
+    """Show a model's operators, shapes and MACs, and what runs in int8 on which target."""
     from edgeq_device.arrays import parse_shapes
 
     from edgeq.measure.coverage import inspect
@@ -199,7 +205,7 @@ def inspect_command(model: Path, targets: tuple[str, ...], shapes: tuple[str, ..
     if report.quantized:
         choose_next(lambda: "compare FLOAT.onnx {model} --data SAMPLES")
     elif not any(node.verdict == "int8" for target in report.targets for node in target.nodes):
-        fill_next(model=None)  # there is nothing to quantize
+        fill_next(model=None)  # nothing to quantize, so no next line
 
 
 def _show(report: ModelReport, *, verbose: bool) -> Lines:
@@ -260,17 +266,27 @@ def _size(value: int) -> str:
 @command("debug")
 @click.argument("float_model", type=PATH, metavar="FLOAT")
 @click.argument("quantized", type=PATH, metavar="INT8|BUNDLE")
-@click.option("--data", required=True, help="Samples: a folder, .npz, .npy, .pb ... Labels are not needed.")
+@click.option(
+    "--data", required=True, help="Samples, without labels: a folder, .npz, .npy, .pb or another source (docs/data.md)."
+)
 @OWN_PREPROCESS
-@click.option("--count", type=click.IntRange(min=1), default=32, show_default=True, help="Samples to use, at most.")
+@click.option(
+    "--count", type=click.IntRange(min=1), default=32, show_default=True, help="Use at most this many samples."
+)
 @START
 @STRIDE
-@click.option("--worst", type=click.IntRange(min=1), default=10, show_default=True, help="Layers to name, at most.")
+@click.option(
+    "--worst", type=click.IntRange(min=1), default=10, show_default=True, help="Name at most this many layers."
+)
 @VARIANT
 @THREADS
-@click.option("--engine", metavar="ENGINE", help="Compare each tensor in this engine, too: qnn, openvino:bf16.")
+@click.option(
+    "--engine", metavar="ENGINE", help="Also compare each tensor in this engine, such as qnn or openvino:bf16."
+)
 @SESSION_OPTIONS
-@click.option("--memory", metavar="SIZE", help="What tensors may take at once, such as 500MB; more passes if less.")
+@click.option(
+    "--memory", metavar="SIZE", help="Limit of the memory for tensors, such as 500MB. A lower limit needs more passes."
+)
 def debug_command(
     printer: Printer, session_options: Sequence[str], engine: str | None, memory: str | None, **options: Any
 ) -> None:
@@ -294,22 +310,34 @@ def debug_command(
 @command("report")
 @click.argument("bundle", type=Output(lambda given: given["output"] is None), metavar="BUNDLE|RECORD.json")
 @click.option(
-    "-o", "--output", type=OUTPUT, metavar="FILE.html", help="The page. [next to the bundle, NAME.report.html]"
+    "-o",
+    "--output",
+    type=OUTPUT,
+    metavar="FILE.html",
+    help="Path of the page. [default: NAME.report.html, next to the bundle]",
 )
 @click.option(
-    "--bench", "measure", is_flag=True, help="Time it here and now against its float32 model, layer by layer."
+    "--bench",
+    "measure",
+    is_flag=True,
+    help="Time the bundle now on this machine against its float32 model, layer by layer.",
 )
-@click.option("--variant", metavar="NAME", help="With --bench: this variant, not the best for this machine.")
+@click.option("--variant", metavar="NAME", help="Variant to time with --bench. [default: the best for this machine]")
 @click.option(
-    "--fleet", type=PATH, metavar="FILE.json", help="A section on boards: what `bench --on FLEET.toml --json` printed."
+    "--fleet",
+    type=PATH,
+    metavar="FILE.json",
+    help="Add a section on boards from the output of `bench --on FLEET.toml --json`.",
 )
 @click.option("--open", "opened", is_flag=True, help="Open the page in the browser.")
-@click.option("--force", is_flag=True, help="Replace what is there; an earlier report is replaced anyway.")
+@click.option(
+    "--force", is_flag=True, help="Replace an existing output. An earlier report is replaced without --force."
+)
 def report_command(printer: Printer, bundle: Path, output: Path | None, opened: bool, **options: Any) -> None:
     """Write the report of BUNDLE (a directory or an .edgeq file): one HTML file that opens offline.
 
-    It is rebuilt from the figures in the bundle; the bundle itself is not changed. A tuning run that found nothing
-    has a report too, of the record that `edgeq tune --json` prints.
+    edgeq makes the report from the figures in the bundle and does not change the bundle. For a tuning run that wrote no
+    bundle, give the record that `edgeq tune --json` printed.
 
     \b
     edgeq report dist/ --open
@@ -320,22 +348,24 @@ def report_command(printer: Printer, bundle: Path, output: Path | None, opened: 
 
     result = report_bundle(bundle, output, progress=printer.progress(), **options)
     printer.lines(result, _report_lines(result))
-    # Of a record there is nothing to verify.
+    # A tuning record contains nothing to verify.
     choose_next(lambda: None) if result.of_record else propose_check(bundle)
     if opened:
         _open(result.page.absolute(), printer)
 
 
 def _open(page: Path, printer: Printer) -> None:
-    """Open the page with the system's program for it, which searches the working directory for no other program."""
+    """Open the page with the system's program for pages. That program looks for no other programs in the working
+    directory.
+    """
     from edgeq.emulate.sysroot import search_path, which
 
     if os.name == "nt":
-        click.launch(str(page))  # by the kind of the file, and not through PATH
+        click.launch(str(page))  # Windows chooses the program by the kind of the file, not through PATH
         return
     program = which({"darwin": "open"}.get(sys.platform, "xdg-open"))
     if program is None:
-        printer.progress().note(f"nothing here opens pages: open {page} yourself")
+        printer.progress().note(f"no program that opens pages was found: open {page} yourself")
         return
     silent = [(os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0)]
     os.posix_spawn(program, [program, str(page)], {**os.environ, "PATH": search_path()}, file_actions=silent)
@@ -348,7 +378,7 @@ def _report_lines(result: Reported) -> Lines:
         yield f"  {figure.label}: {figure.value}  {figure.note}".rstrip()
     yield from (styled(f"warning: {warning}", "yellow") for warning in verdict.warnings)
     for line in verdict.commands:
-        # Of a record it is not known which bundle it came from, or there was none.
+        # A tuning record does not name its bundle, and may have none.
         named = line if result.of_record else line.replace("BUNDLE", shlex.quote(str(result.bundle)))
         yield f"look closer: {named}"
     yield f"report: {result.page}"
@@ -356,19 +386,25 @@ def _report_lines(result: Reported) -> Lines:
 
 @command("audit")
 @click.argument("model", type=PATH)
-@click.option("--data", help="Samples to simulate MODEL on. Without them the weights alone show what can saturate.")
+@click.option("--data", help="Samples to simulate MODEL on. Without samples, edgeq judges by the weights alone.")
 @PREPROCESS
-@click.option("--count", type=click.IntRange(min=1), help="Samples to simulate. Default: 2 to 8, by the model's size.")
-@click.option("--float", "reference", type=PATH, help="The float32 model, to measure what saturation costs.")
-@click.option("--variant", metavar="NAME", help="The variant, where MODEL is a bundle.")
-@click.option("--engine", metavar="ENGINE", help="Whose kernels. Default: the variant's, else onnxruntime's own.")
-@target_option(help="Where they run: nothing saturates on a target with exact kernels. Default: any that saturates.")
+@click.option(
+    "--count", type=click.IntRange(min=1), help="Number of samples to simulate. [default: 2 to 8, by the model's size]"
+)
+@click.option("--float", "reference", type=PATH, help="Float32 model, to measure the loss by saturation.")
+@click.option("--variant", metavar="NAME", help="Variant to audit, if MODEL is a bundle.")
+@click.option(
+    "--engine", metavar="ENGINE", help="Engine whose kernels to audit. [default: the variant's, else onnxruntime's own]"
+)
+@target_option(
+    help="Target that runs the kernels. Nothing saturates on exact kernels. [default: any target that saturates]"
+)
 @SESSION_OPTIONS
 def audit_command(printer: Printer, model: Path, data: str | None, **options: Any) -> None:
     """List the layers of MODEL, a quantized model or a bundle, that saturate on x86 CPUs without VNNI.
 
-    Their kernels add two products in 16 bits. The weights bound which output channels can overflow that; with --data,
-    the model is computed as such a CPU would, and the outputs are compared.
+    Their kernels add two products in 16 bits. The weights show which output channels can overflow such a sum. With
+    --data, edgeq computes the model as such a CPU does, and compares the outputs.
 
     \b
     edgeq audit int8.onnx
@@ -412,7 +448,7 @@ def _audit_lines(result: Audited, *, verbose: bool) -> Lines:
             rows.append((layer.name, layer.op_type, *numbers, share))
         heads = ("layer", "operator", "channels", "can saturate", "worst pair", "clipped")
         yield table(heads, rows, numbers_from=2, box=None, pad_edge=False)
-        yield "worst pair: the largest sum of two neighbouring weights of one sign; up to 128 cannot saturate"
+        yield "worst pair: the largest sum of two neighbouring weights of one sign; a pair up to 128 cannot saturate"
     if found.float_db is not None:
         saturating, exact = found.float_db
-        yield f"against float32: {exact:.1f} dB SQNR on exact kernels, {saturating:.1f} dB where it saturates"
+        yield f"against float32: {exact:.1f} dB SQNR on exact kernels, {saturating:.1f} dB on saturating ones"

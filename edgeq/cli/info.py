@@ -1,4 +1,4 @@
-"""Show what is here and what edgeq knows: `edgeq detect`, `doctor`, `targets` and others."""
+"""Show this machine and the things that edgeq knows: `edgeq detect`, `doctor`, `targets` and others."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def detect_command(printer: Printer, on: str | None) -> None:
 @click.option("--gpu", is_flag=True, help="Build, run and time the demo model on the GPU too. Takes minutes.")
 @on_board
 def doctor_command(printer: Printer, gpu: bool, on: str | None) -> None:
-    """Say what is installed here and what works, and with --gpu run it.
+    """Show what is installed here and what works. With --gpu, run the demo model on the GPU.
 
     \b
     edgeq doctor
@@ -64,7 +64,7 @@ def doctor_command(printer: Printer, gpu: bool, on: str | None) -> None:
         from edgeq.remote.machine import doctor_board
 
         if gpu:
-            raise UsageError("--gpu is for this machine's GPU", "Leave it out, or run edgeq doctor on the board")
+            raise UsageError("--gpu tests only this machine's GPU", "Leave it out, or run edgeq doctor on the board")
         found = doctor_board(board_of(on), progress=printer.progress())
     width = max(len(check.name) for check in found.checks)
     printer.lines(found, [f"{check.status:8} {check.name:{width}}  {check.detail}" for check in found.checks])
@@ -73,9 +73,11 @@ def doctor_command(printer: Printer, gpu: bool, on: str | None) -> None:
 
 @command("toolkit")
 @click.argument("name", required=False)
-@click.option("--install", "wanted", is_flag=True, help="Install it, with pip, into a folder of its own in your cache.")
+@click.option(
+    "--install", "wanted", is_flag=True, help="Install the toolkit with pip, into its own folder in your cache."
+)
 def toolkit_command(printer: Printer, name: str | None, wanted: bool) -> None:
-    """List the toolkits that backends need, with what installing one brings; or install the one called NAME.
+    """List the toolkits that backends need and what each one installs, or install the toolkit NAME.
 
     \b
     edgeq toolkit
@@ -99,27 +101,27 @@ def toolkit_command(printer: Printer, name: str | None, wanted: bool) -> None:
 
 
 def _named(what: str, action: str, name: str | None, why: bool) -> str | None:
-    """Return the name with which `targets` and `profiles` are to show one, None where they list all.
+    """Return the name that `targets` or `profiles` shows, or None to list all.
 
     Args:
         what: "target" or "profile".
 
     Raises:
-        UsageError: nothing is named to show, or something is named or asked that a list leaves out.
+        UsageError: "show" has no name, or "list" has a name or --why.
     """
     if action == "show" and name is None:
         raise UsageError(f"no {what} named", f"Give a name: `edgeq {what}s` lists them")
     if action == "list" and (name is not None or why):
         raise UsageError(
-            f"{name or '--why'} says nothing where all {what}s are listed",
-            f"Leave it out, or say `edgeq {what}s show {name or 'NAME'}`",
+            f"{name or '--why'} does not go with a list of all {what}s",
+            f"Leave it out, or type `edgeq {what}s show {name or 'NAME'}`",
         )
     return name
 
 
 ACTION = click.argument("action", type=click.Choice(["list", "show"]), default="list")
 NAME = click.argument("name", required=False, shell_complete=complete_target)
-WHY = click.option("--why", is_flag=True, help="With show: the reason for each default, and where it comes from.")
+WHY = click.option("--why", is_flag=True, help="With show: print the reason for each default, and its source.")
 
 
 @command("targets")
@@ -127,7 +129,7 @@ WHY = click.option("--why", is_flag=True, help="With show: the reason for each d
 @NAME
 @WHY
 def targets_command(printer: Printer, why: bool, **given: Any) -> None:
-    """List deployment targets, or show the one called NAME (or in the .toml file NAME)."""
+    """List deployment targets, or show the target NAME, which can be a .toml file."""
     from edgeq.hardware import show
     from edgeq.hardware.target import load_targets, resolve
 
@@ -143,7 +145,10 @@ def targets_command(printer: Printer, why: bool, **given: Any) -> None:
 @NAME
 @WHY
 def profiles_command(printer: Printer, why: bool, **given: Any) -> None:
-    """List hardware profiles, or show the one called NAME (or in the .toml file NAME); a target's has its overrides."""
+    """List hardware profiles, or show the profile NAME, which can be a .toml file.
+
+    If NAME is a target, the command shows the target's profile with its overrides.
+    """
     from edgeq.hardware import show
     from edgeq.hardware.profile import load_profiles
     from edgeq.hardware.target import resolve
@@ -171,7 +176,7 @@ def list_preprocess(printer: Printer) -> None:
     lines = [
         "Names:",
         *(f"  {entry['name']:<20}{entry['title']}" for entry in plain["preprocessings"]),
-        "Steps, applied in the order written, as 'resize=short:256,crop=224,divide=255':",
+        "Steps, applied in the order written, such as 'resize=short:256,crop=224,divide=255':",
         *(f"  {name:<20}{text}" for name, text in plain["steps"].items()),
         f"  {plain['filters']}",
         "Source options, among the steps or in the [source] table of a .toml file:",
@@ -200,7 +205,7 @@ def show_preprocess(name: str, printer: Printer) -> None:
 def extensions_command(printer: Printer) -> None:
     """List calibration methods with their options, tasks, decoders, preprocessing steps, recoveries and backends.
 
-    Those of installed plug-ins are among them, with the package that each comes from: docs/extending.md.
+    The lists include those of installed plug-ins, with the package of each (docs/extending.md).
     """
     from edgeq.backends import base
     from edgeq.calibrate import methods

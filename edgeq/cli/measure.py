@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 @command("verify")
 @click.argument("bundle", type=PATH)
-@click.option("--variant", metavar="NAME", help="Check this variant alone.")
+@click.option("--variant", metavar="NAME", help="Check only this variant.")
 @TRUST
 @REQUIRE_SIGNATURE
 @click.option("--expect", metavar="SHA256", help="Refuse a bundle whose manifest has another hash.")
@@ -57,23 +57,29 @@ if TYPE_CHECKING:
     multiple=True,
     metavar="TARGET|BOARD|all",
     shell_complete=complete_target,
-    help="Run what this target would load, on its own kernels; all: each variant on its target; a board by its "
-    "ssh:// address or its name in devices.toml. Repeatable.",
+    help="Run the variant for this target, on the target's kernels. `all` runs each variant on its target. A board "
+    "is an ssh:// address or a name from devices.toml. Repeatable.",
 )
-@click.option("--data", help="With --on: samples to compare with this machine on: a folder, .npz, .npy, .pb ...")
+@click.option(
+    "--data",
+    help="With --on: samples for the comparison with this machine: a folder, .npz, .npy, .pb or another source "
+    "(docs/data.md).",
+)
 @click.option(
     "--count",
     cls=Renamed,
     before=["--samples"],
     type=click.IntRange(min=1),
-    help="Samples to use, at most of --data.",
+    help="Use at most this many samples of --data.",
 )
-@click.option("--preprocess", help="Preprocessing, if not the bundle's own.")
-@click.option("--task", shell_complete=COMPLETE_TASK, help=f"Measure accuracy too: {TASK_NAMES}.")
+@click.option("--preprocess", help="Preprocessing of the samples. [default: the bundle's]")
+@click.option("--task", shell_complete=COMPLETE_TASK, help=f"Also measure accuracy, by this task: {TASK_NAMES}.")
 @task_options()
-@click.option("--max-drop", metavar="DROP", help="Fail if accuracy on the target falls by more: 0.005, 0.5% or 0.5pt.")
+@click.option(
+    "--max-drop", metavar="DROP", help="Fail if accuracy on the target falls by more than this: 0.005, 0.5% or 0.5pt."
+)
 def verify_command(printer: Printer, bundle: Path, variant: str | None, **options: Any) -> None:
-    """Check BUNDLE (a directory or an .edgeq file): hashes, signature, loading, the self-test of what can run here.
+    """Check BUNDLE (a folder or an .edgeq file): hashes, signature, loading, self-test of variants that can run here.
 
     \b
     edgeq verify dist/ --trust build.pub
@@ -106,38 +112,71 @@ def verify_command(printer: Printer, bundle: Path, variant: str | None, **option
 
 @command("bench")
 @click.argument("model", type=PATH, metavar="MODEL|BUNDLE")
-@click.option("--against", type=PATH, help="Compare with this model, measured interleaved.")
+@click.option("--against", type=PATH, help="Compare with this model, timed in turns with MODEL.")
 @VARIANT
-@click.option("--engine", "engines", multiple=True, metavar="ENGINE", help=f"{ENGINE_HELP} Repeatable: compares them.")
+@click.option(
+    "--engine", "engines", multiple=True, metavar="ENGINE", help=f"{ENGINE_HELP} Repeatable, to compare engines."
+)
 @click.option(
     "--scenario",
     type=click.Choice(["single-stream", "multi-stream", "server", "offline", "all"]),
     default="single-stream",
     show_default=True,
-    help="MLPerf's scenarios: what a query is, and when it comes.",
+    help="MLPerf scenario, which sets the size and the arrival of queries.",
 )
 @THREADS
 @SESSION_OPTIONS
-@click.option("--pin", metavar="CORES", help="Run on these cores only, such as 0,2-3.")
-@click.option("--duration", type=float, metavar="S", help="Seconds at least for each model. [2]")
-@click.option("--official", is_flag=True, help="MLPerf's official duration: 600 seconds.")
+@click.option("--pin", metavar="CORES", help="Run only on these cores, such as 0,2-3.")
+@click.option("--duration", type=float, metavar="S", help="Minimum seconds for each model. [default: 2]")
+@click.option("--official", is_flag=True, help="Use MLPerf's official duration of 600 seconds.")
 @click.option(
-    "--queries", "min_queries", type=int, default=100, show_default=True, help="Queries at least, each model."
+    "--queries",
+    "min_queries",
+    type=int,
+    default=100,
+    show_default=True,
+    help="Minimum number of queries for each model.",
 )
-@click.option("--data", "source", help="Samples to run: a folder, .npz, .npy, .pb ... Else inputs are made up.")
+@click.option(
+    "--data",
+    "source",
+    help="Samples to run: a folder, .npz, .npy, .pb or another source (docs/data.md). [default: generated inputs]",
+)
 @OWN_PREPROCESS
-@click.option("--count", type=click.IntRange(min=1), help="Samples of --data at most. [32]")
-@click.option("--shape", "shapes", multiple=True, metavar="NAME=SIZES", help="Of a made-up input: x=1,3,224,224.")
-@click.option("--batch", type=int, default=1, show_default=True, help="Samples a run (offline, multi-stream).")
-@click.option("--qps", "target_qps", type=float, help="Server: arrival rate. Else the highest that holds is searched.")
-@click.option("--latency-bound", "latency_bound_ms", type=float, metavar="MS", help="Server: on p99. [10 x p50]")
-@click.option("--seed", type=click.IntRange(min=0), default=0, help="Of sample order, interleaving and arrivals.")
+@click.option("--count", type=click.IntRange(min=1), help="Use at most this many samples of --data. [default: 32]")
+@click.option(
+    "--shape",
+    "shapes",
+    multiple=True,
+    metavar="NAME=SIZES",
+    help="Set the shape of a generated input: x=1,3,224,224. Repeatable.",
+)
+@click.option("--batch", type=int, default=1, show_default=True, help="Samples per run (offline, multi-stream).")
+@click.option(
+    "--qps",
+    "target_qps",
+    type=float,
+    help="Server: queries per second. [default: the highest rate within the latency bound]",
+)
+@click.option(
+    "--latency-bound",
+    "latency_bound_ms",
+    type=float,
+    metavar="MS",
+    help="Server: limit of the p99 latency, in milliseconds. [default: 10 x p50]",
+)
+@click.option(
+    "--seed",
+    type=click.IntRange(min=0),
+    default=0,
+    help="Seed of sample order, interleaving and arrivals. [default: 0]",
+)
 @click.option(
     "--on",
     multiple=True,
     metavar="BOARD|FLEET.toml",
     shell_complete=complete_board,
-    help="Measure on this board: ssh://user@host[:port], a name of devices.toml, or a file of boards. Repeatable.",
+    help="Measure on this board: ssh://user@host[:port], a name from devices.toml, or a file of boards. Repeatable.",
 )
 def bench_command(
     printer: Printer,
@@ -149,7 +188,7 @@ def bench_command(
 ) -> None:
     """Measure latency and throughput of a model or a bundle on this machine.
 
-    A bundle's quantized model is measured interleaved with its float32 one. With -v the distributions are drawn.
+    For a bundle, edgeq times the quantized model in turns with its float32 model. -v draws the distributions.
 
     \b
     edgeq bench int8.onnx --against float.onnx --data val/ --preprocess imagenet
@@ -190,7 +229,7 @@ def bench_command(
 
 
 def _on_fleet(printer: Printer, boards: Sequence[Board], run: Callable[..., Measurement]) -> FleetRecord:
-    """Measure on all boards, with what each is doing in one table on a terminal."""
+    """Measure on all boards. On a terminal, one table shows the current step of each board."""
     from edgeq.remote.jobs import measure_fleet
 
     if printer.quiet or not sys.stderr.isatty():
@@ -202,7 +241,7 @@ def _on_fleet(printer: Printer, boards: Sequence[Board], run: Callable[..., Meas
     doing = {board.name: "waiting" for board in boards}
 
     def drawn() -> Table:
-        """Return the boards with what each is doing now."""
+        """Return a table of the boards and their current steps."""
         return table(("board", "status"), ([styled(text, "") for text in row] for row in list(doing.items())))
 
     with Live(console=watched_console(), get_renderable=drawn, transient=True):
@@ -211,13 +250,15 @@ def _on_fleet(printer: Printer, boards: Sequence[Board], run: Callable[..., Meas
 
 @command("eval")
 @click.argument("model", type=PATH, metavar="MODEL|BUNDLE")
-@click.option("--data", required=True, help="Samples: a folder, .npz, .npy, .pb ...")
-@click.option("--task", shell_complete=COMPLETE_TASK, help=f"What to measure: {TASK_NAMES}.")
-@click.option("--reference", type=PATH, help="Another model or bundle to run on the same samples and compare with.")
+@click.option("--data", required=True, help="Samples: a folder, .npz, .npy, .pb or another source (docs/data.md).")
+@click.option("--task", shell_complete=COMPLETE_TASK, help=f"Task to measure: {TASK_NAMES}.")
+@click.option("--reference", type=PATH, help="Model or bundle to compare with, on the same samples.")
 @OWN_PREPROCESS
-@click.option("--try-preprocess", is_flag=True, help="Measure under every known preprocessing: which one fits?")
+@click.option(
+    "--try-preprocess", is_flag=True, help="Measure with every known preprocessing, to find the one that fits."
+)
 @task_options("--output")
-@click.option("--count", type=click.IntRange(min=1), help="Samples to use, at most.")
+@click.option("--count", type=click.IntRange(min=1), help="Use at most this many samples.")
 @START
 @STRIDE
 @VARIANT
@@ -227,7 +268,7 @@ def _on_fleet(printer: Printer, boards: Sequence[Board], run: Callable[..., Meas
     "--optimization",
     type=click.Choice(["none", "basic", "extended", "all"]),
     default="all",
-    help="Graph optimisation of a model file; a bundle brings its own.",
+    help="Graph optimisation level for a model file. Bundles keep theirs. [default: all]",
 )
 @SESSION_OPTIONS
 @WORKERS
@@ -248,8 +289,9 @@ def eval_command(printer: Printer, on: str | None, **options: Any) -> None:
     if workers is not None and (trial or on is not None):
         raise UsageError("--workers does not go with --try-preprocess or --on", "Leave one of them out")
     if trial and on is not None:
-        raise UsageError("--try-preprocess compares preprocessings here", "Leave --on out")
-    with open_workers(workers, ["edgeq.measure.evaluation"]) as opened:  # they start next to what is imported here
+        raise UsageError("--try-preprocess runs only on this machine", "Leave --on out")
+    # workers start while this process imports these modules
+    with open_workers(workers, ["edgeq.measure.evaluation"]) as opened:
         from edgeq.measure.evaluation import request_from_options, run_evaluation
 
         request = request_from_options(options)

@@ -1,4 +1,4 @@
-"""Run what a recipe says, as far as the user has permitted it: somebody else can have written it."""
+"""Run a recipe within the permissions that the user typed, because somebody else may have written the recipe."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from edgeq.errors import UsageError
 from edgeq.util.registry import names_function
 
 PROGRAMS = {"sysroot", "sources", "onnxruntime", "wheels"}
-"""Parameters that name what programs are run or installed from."""
+"""Parameters that name the source of programs that edgeq runs or installs."""
 HOSTS = {"on", "board", "reference", "workers"}
-"""Parameters that name other machines. A scheduler of workers sends pickles, which is code."""
+"""Parameters that name other machines. A scheduler of workers sends pickles, which can run code."""
 
 
 @dataclass(frozen=True)
@@ -29,10 +29,10 @@ class Permissions:
     """Hold the permissions that the user typed.
 
     Attributes:
-        code: functions in Python files and programs that the recipe names are run.
-        force: outputs are replaced.
-        hosts: the boards, registries and schedulers that it names are used.
-        folders: outputs may lie below these too, and not below the recipe's folder alone.
+        code: permission to run the programs and the functions in Python files that the recipe names.
+        force: permission to replace outputs.
+        hosts: permission to use the boards, registries and schedulers that the recipe names.
+        folders: folders besides the recipe's own that may contain outputs.
     """
 
     code: bool = False
@@ -42,7 +42,9 @@ class Permissions:
 
 
 def missing(recipe: Path, steps: Sequence[Step], given: Permissions) -> list[UsageError]:
-    """Return what `steps` of the recipe do that was not typed, each with what to type."""
+    """Return an error for each permission that `steps` of the recipe need and that the user did not type. Each error
+    names the option to type.
+    """
     return [error for step in steps for error in _missing(recipe, step.context, given)]
 
 
@@ -58,13 +60,13 @@ def _missing(recipe: Path, context: click.Context, given: Permissions) -> Iterat
             if _is_code(parameter, value) and not given.code:
                 yield UsageError(f"{said} runs code", "Read what it runs, then pass --allow-code to edgeq run")
             if parameter.name == "force" and value and not given.force:
-                yield UsageError(f"{said} replaces what is there", "If that is meant, pass --force to edgeq run")
+                yield UsageError(f"{said} replaces existing outputs", "To allow it, pass --force to edgeq run")
             if _is_host(parameter, value) and not given.hosts:
                 yield UsageError(f"{said} uses another machine", "If you trust it, pass --allow-hosts to edgeq run")
             if _is_written(parameter, context.params) and not any(root in place.parents for root in roots):
                 yield UsageError(
-                    f"{said} is written, and does not lie below the recipe's folder",
-                    f"If that is meant, pass --allow-outputs {place.parent} to edgeq run",
+                    f"{said} would be written outside the recipe's folder",
+                    f"To allow it, pass --allow-outputs {place.parent} to edgeq run",
                 )
 
 
@@ -91,7 +93,7 @@ def _is_written(parameter: click.Parameter, given: Mapping[str, Any]) -> bool:
 @command("run")
 @click.argument("recipe", type=PATH, metavar="RECIPE.toml")
 @click.option("--dry-run", is_flag=True, help="Check the recipe and print its commands.")
-@click.option("--force", is_flag=True, help="Replace outputs; RECIPE alone may not say so.")
+@click.option("--force", is_flag=True, help="Replace existing outputs. A key in RECIPE is not enough.")
 @click.option("--allow-code", is_flag=True, help="Run the Python functions and programs that RECIPE names.")
 @click.option("--allow-hosts", is_flag=True, help="Use the boards, registries and schedulers that RECIPE names.")
 @click.option(
@@ -99,7 +101,7 @@ def _is_written(parameter: click.Parameter, given: Mapping[str, Any]) -> bool:
     type=PATH,
     multiple=True,
     metavar="DIR",
-    help="Let outputs lie below DIR too, not below RECIPE's folder alone. Repeatable.",
+    help="Allow outputs below DIR, besides RECIPE's folder. Repeatable.",
 )
 @click.pass_context
 def run_command(
@@ -113,11 +115,13 @@ def run_command(
     allow_hosts: bool,
     allow_outputs: tuple[Path, ...],
 ) -> None:
-    """Run the commands of RECIPE, in its order, with the options that it gives them; the first that fails ends it.
+    """Run the commands of RECIPE, in its order and with its options. The first command that fails ends the run.
 
-    A table is a command, its keys are the command's options; keys at the top count for every command that has them.
-    Relative paths start from the recipe's folder. Every command prints its recipe with --print-recipe. Without the
-    options below, RECIPE runs no code, reaches no other machine, replaces nothing and writes below its folder alone.
+    Each table is a command, and its keys are the command's options. Keys at the top apply to every command that has
+    them. Relative paths start from the recipe's folder. Every command prints its recipe with --print-recipe.
+
+    Without the options below, RECIPE runs no code, connects to no other machine, replaces no output, and writes only
+    below its folder.
 
     \b
     edgeq quantize model.onnx --data calib/ -o int8.onnx --print-recipe > recipe.toml

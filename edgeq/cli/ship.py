@@ -13,20 +13,22 @@ from edgeq.cli._options import FORCE, OUTPUT, PATH, REQUIRE_SIGNATURE, TRUST, ch
 
 @command("sign")
 @click.argument("bundle", type=OUTPUT)
-@click.option("--key", type=PATH, required=True, metavar="KEY.pem", help="Private key on P-256, P-384 or P-521.")
+@click.option(
+    "--key", type=PATH, required=True, metavar="KEY.pem", help="Private key, on the curve P-256, P-384 or P-521."
+)
 @click.option(
     "--certificate",
     "certificates",
     type=PATH,
     multiple=True,
     metavar="CERT.pem",
-    help="The key's certificate, then its issuers'. Repeatable.",
+    help="Certificate of the key, then those of its issuers. Repeatable.",
 )
-@click.option("--force", is_flag=True, help="Replace the signature that it has.")
+@click.option("--force", is_flag=True, help="Replace an existing signature.")
 def sign_command(printer: Printer, bundle: Path, **options: Any) -> None:
-    """Sign BUNDLE (a directory or an .edgeq file) in the OpenSSF Model Signing format, for `edgeq verify --trust`.
+    """Sign BUNDLE (a folder or an .edgeq file) in the OpenSSF Model Signing format, for `edgeq verify --trust`.
 
-    An encrypted key is opened with the password in $EDGEQ_KEY_PASSWORD.
+    For an encrypted key, set the password in $EDGEQ_KEY_PASSWORD.
 
     \b
     edgeq sign dist/ --key build.pem
@@ -45,8 +47,8 @@ def sign_command(printer: Printer, bundle: Path, **options: Any) -> None:
 def push_command(printer: Printer, bundle: Path, reference: str) -> None:
     """Upload BUNDLE, with its signature, to the OCI registry at REF, as HOST/REPOSITORY[:TAG].
 
-    It prints the reference by digest, which is what `edgeq pull` takes. Logins are those of `docker login`.
-    A registry that takes under 1,000 bytes a second, or does not answer within 60 s, ends the command.
+    The command prints the reference by digest, which `edgeq pull` needs. It uses the logins of `docker login`. It fails
+    if the registry takes under 1,000 bytes a second or does not answer within 60 s.
 
     \b
     edgeq push dist/ registry.example.com/models/net:1.2
@@ -55,22 +57,22 @@ def push_command(printer: Printer, bundle: Path, reference: str) -> None:
 
     pushed = push_bundle(bundle, reference, progress=printer.progress())
     signed = "signed" if pushed.signed else "not signed"
-    size = f"{pushed.bytes / 1e6:.2f} MB, {pushed.uploaded / 1e6:.2f} MB of them new there"
+    size = f"{pushed.bytes / 1e6:.2f} MB, of which {pushed.uploaded / 1e6:.2f} MB were uploaded"
     fill_next(reference=pushed.reference, trust="KEY.pub" if pushed.signed else None)
     printer.lines(pushed, [f"{pushed.files} files, {signed}, {size}", pushed.reference])
 
 
 @command("pull")
 @click.argument("reference", metavar="REF@DIGEST", callback=checked_reference)
-@click.option("-o", "--output", type=OUTPUT, required=True, metavar="DIR|FILE.edgeq", help="The bundle.")
+@click.option("-o", "--output", type=OUTPUT, required=True, metavar="DIR|FILE.edgeq", help="Path of the bundle.")
 @TRUST
 @REQUIRE_SIGNATURE
 @FORCE
 def pull_command(printer: Printer, reference: str, output: Path, **options: Any) -> None:
-    """Get the bundle at REF, HOST/REPOSITORY@sha256:…, from an OCI registry, with every check that `verify` makes.
+    """Get the bundle at REF, HOST/REPOSITORY@sha256:…, from an OCI registry, and check it as `verify` does.
 
-    Nothing of it is loaded. A device does the same with `edgeq_run.py pull`.
-    A registry that sends under 1,000 bytes a second, or does not answer within 60 s, ends the command.
+    The command loads no model of the bundle. It fails if the registry sends under 1,000 bytes a second or does not
+    answer within 60 s. On a device, `edgeq_run.py pull` does the same.
 
     \b
     edgeq pull registry.example.com/models/net@sha256:0123… -o dist/ --trust build.pub

@@ -27,10 +27,10 @@ class Entry:
 
     Attributes:
         arrays: model input → key in the file.
-        shapes: input → the shape to slice the array as.
+        shapes: model input → the shape in which its array is sliced.
         plan: how slices become records.
         label: the key of the labels.
-        offsets: the key of the offsets, where the array is concatenated image files.
+        offsets: the key of the offsets, if the array contains concatenated image files.
     """
 
     path: Path
@@ -46,7 +46,7 @@ class ArrayFiles:
     """Read the records of a list of array files, in order.
 
     Attributes:
-        classes: class sub-folder → label of the files without labels of their own, or empty.
+        classes: class sub-folder → label, for files without labels of their own; may be empty.
     """
 
     root: Path
@@ -57,7 +57,7 @@ class ArrayFiles:
 
     @property
     def rows(self) -> Rows:
-        """Return "one" where every record is one row of the batch, "exact" where none is, "unknown" where files
+        """Return "one" if every record is one row of the batch, "exact" if no record is, or "unknown" if the files
         differ.
         """
         if all(entry.plan.one_row for entry in self.entries):
@@ -68,13 +68,13 @@ class ArrayFiles:
         return sum(entry.plan.count for entry in self.entries)
 
     def groups(self) -> Sequence[str]:
-        """Return the class folder of each record, or nothing."""
+        """Return the class folder of each record, or nothing if there are no class folders."""
         if not self.classes:
             return ()
         return [entry.path.relative_to(self.root).parts[0] for entry in self.entries for _ in range(entry.plan.count)]
 
     def read(self, indices: Sequence[int]) -> Iterator[Record]:
-        """Yield the records of `indices`, one slice of one file in memory at a time."""
+        """Yield the records of `indices`. Only one slice of one file is in memory at a time."""
         for number, local in spans([entry.plan.count for entry in self.entries], indices):
             entry = self.entries[number]
             context, label = place(entry.path, self.root, {} if entry.label is not None else self.classes)
@@ -83,7 +83,7 @@ class ArrayFiles:
                 yield replace(record, label=own, context={**context, **record.context})
 
     def update(self, digest: Hash, indices: Sequence[int]) -> None:
-        """Hash name and bytes of each file that `indices` touch, and the part of it that they take."""
+        """Hash the name and bytes of each file that `indices` use, and the range of its records that they use."""
         for number, local in spans([entry.plan.count for entry in self.entries], indices):
             path = self.entries[number].path
             update_with_file(digest, path, path.relative_to(self.root).as_posix())
@@ -100,14 +100,14 @@ def open_array_files(
     classes: Mapping[str, int] | None = None,
     notes: tuple[str, ...] = (),
 ) -> ArrayFiles:
-    """Read the headers of all files and decide how each is sliced.
+    """Read the headers of all files and decide how each file is sliced.
 
     Args:
         prepared: whether the arrays are model inputs already.
-        classes, notes: of the reader.
+        classes, notes: fields of the returned reader.
 
     Raises:
-        DataError: a file that is damaged, or does not fit the model or the options.
+        DataError: a file is damaged, or does not fit the model or the options.
     """
     entries = []
     for path in files:
@@ -118,19 +118,25 @@ def open_array_files(
         beside = [key for key in LABEL_KEYS if key in headers and key not in (entry.label, *entry.arrays.values())]
         if beside and entry.label is None and options.label is None and len(notes) < _MOST_NOTES:
             shape = list(headers[beside[0]].shape)
-            notes = (*notes, f"{path}: {beside[0]!r} of shape {shape} is not one label a sample and is left out")
+            notes = (
+                *notes,
+                f"{path}: {beside[0]!r} of shape {shape} does not have one label per sample and is left out",
+            )
     return ArrayFiles(root, tuple(entries), prepared, classes or {}, notes)
 
 
 def holds_key(path: Path, options: SourceOptions) -> bool:
-    """Return whether a file holds the array that the options name."""
+    """Return whether a file contains the array that the options name."""
     headers = read_arrays(path)
     return any(key is not None and key in headers for key in (options.key, options.encoded))
 
 
 def image_arrays(headers: Mapping[str, Header]) -> tuple[str, str | None] | None:
-    """Return the keys of images and of their labels, or None for those, where the arrays of a file are just that: bytes
-    of three or four axes, the last of them colours, and at most one number an image. None where they are not."""
+    """Return the key of the images and the key of their labels (None if there are no labels), or None for other files.
+
+    The file must contain one uint8 array of three or four axes, the last of them for colours. The only other array may
+    be labels, with one number per image.
+    """
     images = [key for key, array in headers.items() if array.dtype == np.uint8 and len(array.shape) in (3, 4)]
     others = [key for key in headers if key not in images]
     if len(images) != 1 or headers[images[0]].shape[-1] not in (1, 3) or len(others) > 1:
@@ -151,15 +157,16 @@ def _prepared(path: Path, headers: Mapping[str, Header], signature: Signature, o
 
 
 def _label_key(headers: Mapping[str, Header], arrays: Mapping[str, str], options: SourceOptions) -> str | None:
-    """Return the array of the labels. Unlabelled files of the same kind (calibration data) are read with the same
-    options."""
+    """Return the key of the labels, or None if the file has no labels. An option may name labels that the file lacks,
+    because unlabelled files (calibration data) are read with the same options.
+    """
     if options.label is not None:
         return options.label if options.label in headers and options.label not in arrays.values() else None
     images = image_arrays(headers)
     if images is not None and images[1] is not None and images[0] in arrays.values():
         return images[1]
     beside = (key for key in LABEL_KEYS if key in headers and key not in arrays.values())
-    # Under these names there may be something else, as the boxes of each image.
+    # Such a key may name something else, such as the boxes of each image.
     return next((key for key in beside if math.prod(headers[key].shape) == max(headers[key].shape, default=0)), None)
 
 
@@ -188,11 +195,11 @@ def _raw(path: Path, headers: Mapping[str, Header], signature: Signature, option
         shapes[name] = (math.prod(shape[:split]), *shape[split:])
         counts.add(shapes[name][0])
     if not counts:
-        raise DataError(f"{path} holds one number, no samples", "Store items along the first axis")
+        raise DataError(f"{path} contains one number, not samples", "Store items along the first axis")
     if len(counts) != 1:
         raise DataError(
             f"{path}: the arrays hold {sorted(counts)} samples",
-            "Store the same number of each, or leave --preprocess out where they are the model's inputs as they stand",
+            "Store the same number of each. If they are model inputs already, leave --preprocess out",
         )
     return Entry(path, arrays, shapes, Plan("items", counts.pop(), True), label)
 
@@ -240,7 +247,7 @@ def _read_entry(entry: Entry, local: Sequence[int]) -> Iterator[Record]:
             if len(labels) != entry.plan.count:
                 raise DataError(
                     f"{entry.path} holds {entry.plan.count} samples and {len(labels)} labels ({entry.label})",
-                    "Store one label a sample",
+                    "Store one label per sample",
                 )
         if entry.offsets is not None:
             records = _read_encoded(file, entry, local)
@@ -262,9 +269,9 @@ def _take(slices: Slices, plan: Plan, index: int) -> Any:
 def _read_encoded(file: ArrayFile, entry: Entry, local: Sequence[int]) -> Iterator[tuple[int, Mapping[str, Any]]]:
     assert entry.offsets is not None
     offsets = file.load(entry.offsets)
-    # Going back in a compressed array means unpacking it again from its beginning.
+    # Going back in a compressed array means decompressing it again from its beginning.
     if (offsets[1:] < offsets[:-1]).any():
-        raise DataError(f"{entry.path}: the offsets {entry.offsets!r} do not rise", "Correct the offsets")
+        raise DataError(f"{entry.path}: the offsets {entry.offsets!r} do not increase", "Correct the offsets")
     ((name, key),) = entry.arrays.items()
     total = file.headers[key].shape[0]
     for index in local:
@@ -272,7 +279,7 @@ def _read_encoded(file: ArrayFile, entry: Entry, local: Sequence[int]) -> Iterat
         where = f"{entry.path}[{index}]"
         if not 0 <= start < stop <= total:
             raise DataError(f"{where}: offsets {start}..{stop} of {total} bytes", "Correct the offsets")
-        check_size(stop - start, f"{where} is read whole", "Correct the offsets")
+        check_size(stop - start, f"{where} must be read as a whole", "Correct the offsets")
         yield index, {name: decode_bytes(file.read_bytes(key, start, stop), where)}
 
 
@@ -282,7 +289,7 @@ INPUT = re.compile(r"input_(\d+)\.pb")
 
 @dataclass(frozen=True)
 class Cases:
-    """Read folders of input_0.pb …; one record each."""
+    """Read folders with files input_0.pb and so on. Each folder is one record."""
 
     root: Path
     cases: tuple[tuple[Path, ...], ...]
@@ -306,14 +313,14 @@ class Cases:
             yield Record(str(folder), raw, None, {"file": folder.name})
 
     def update(self, digest: Hash, indices: Sequence[int]) -> None:
-        """Hash path and bytes of every file of the test cases."""
+        """Hash the path and bytes of every file of the test cases."""
         for index in indices:
             for path in self.cases[index]:
                 update_with_file(digest, path, path.relative_to(self.root).as_posix())
 
 
 def find_cases(root: Path) -> tuple[Path, ...]:
-    """Return the case folders: `root` itself if it holds input_0.pb, else its test_data_set_N in the order of N."""
+    """Return the case folders: `root` itself if it contains input_0.pb, else its test_data_set_N in the order of N."""
     if (root / "input_0.pb").is_file():
         return (root,)
     found = [(int(match[1]), path) for path in root.iterdir() if (match := CASE.fullmatch(path.name)) and path.is_dir()]
@@ -321,7 +328,9 @@ def find_cases(root: Path) -> tuple[Path, ...]:
 
 
 def open_cases(root: Path, folders: tuple[Path, ...], signature: Signature, *, prepared: bool) -> Cases:
-    """Check that every case has one input_M.pb an input (M counts the model's inputs)."""
+    """Check that every case has one file input_M.pb per model input, where M is the input's index, and return the
+    reader.
+    """
     count = len(signature.inputs)
     cases = []
     for folder in folders:
@@ -339,10 +348,10 @@ def open_cases(root: Path, folders: tuple[Path, ...], signature: Signature, *, p
 def open_stacked(
     path: Path, signature: Signature, layout: str | None, stack: bool | None, *, prepared: bool
 ) -> ArrayFiles:
-    """Open one TensorProto file that holds many samples of a one-input model, and decide how it splits: as
-    `plan_prepared`, or for raw data by the axes of `layout`.
+    """Open one TensorProto file that contains many samples of a one-input model, and decide how it splits into samples.
 
-    One flat axis of exactly one sample's values is accepted too, as older tools wrote it.
+    Prepared data splits as in `plan_prepared`, raw data by the axes of `layout`. A flat array with exactly one sample's
+    values is accepted, too, because older tools wrote it.
     """
     if len(signature.inputs) != 1:
         raise DataError(

@@ -1,7 +1,7 @@
-"""Read stored arrays (.npy, .npz, IDX, IDX in gzip, TensorProto): one slice of the first axis in memory at a time,
-where the kind of file allows it.
+"""Read stored arrays: .npy, .npz, IDX, IDX in gzip, TensorProto. If the format allows it, only one slice of the first
+axis is in memory at a time.
 
-Headers are checked against the size of the file before anything is allocated; pickled objects are refused.
+Headers are checked against the size of the file before memory is allocated. Pickled objects are refused.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from edgeq.util.records import is_longer
 
 MAX_MEMBERS = 10_000
 MAX_BYTES = 1 << 30
-"""The most that a TensorProto file may take."""
+"""Largest size of a TensorProto file in bytes."""
 _BLOCK = 1 << 20
 IDX_NAME = re.compile(r"[-.]idx\d", re.IGNORECASE)
 _IDX_TYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
@@ -43,15 +43,15 @@ DAMAGE = (
     struct.error,
     zlib.error,
     zipfile.BadZipFile,
-    RuntimeError,  # RecursionError too
+    RuntimeError,  # includes RecursionError
     csv.Error,
 )
-"""What Python's and numpy's readers of archives and arrays raise where a file is damaged."""
+"""Exceptions of Python's and numpy's readers of archives and arrays for a damaged file."""
 
 
 @dataclass(frozen=True)
 class Header:
-    """Describe the header of a stored array. `start`: bytes before its values."""
+    """Describe the header of a stored array. `start` is the number of bytes before its values."""
 
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
@@ -60,7 +60,7 @@ class Header:
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes of all values."""
+        """Return the size of all values in bytes."""
         return math.prod(self.shape) * self.dtype.itemsize
 
 
@@ -68,7 +68,7 @@ class Slices(Protocol):
     """Yield the slices of one array along its first axis."""
 
     def take(self, index: int) -> Array:
-        """Slice `index` of the first axis, a copy."""
+        """Return a copy of slice `index` of the first axis."""
 
     def whole(self) -> Array:
         """Return all values."""
@@ -76,7 +76,7 @@ class Slices(Protocol):
 
 @contextmanager
 def damage(path: Path | str) -> Iterator[None]:
-    """Turn what broken files raise into one line about the file."""
+    """Turn the exceptions for damaged files into a DataError of one line that names the file."""
     try:
         yield
     except DAMAGE as error:
@@ -87,7 +87,7 @@ def damage(path: Path | str) -> Iterator[None]:
 
 
 def is_idx(path: Path) -> bool:
-    """Return whether the name is that of an IDX file, as train-images-idx3-ubyte.gz."""
+    """Return whether the name is that of an IDX file, such as train-images-idx3-ubyte.gz."""
     return IDX_NAME.search(path.name) is not None
 
 
@@ -95,7 +95,7 @@ def read_tensor(path: Path) -> tuple[str, Array]:
     """Return the name and values of a TensorProto file.
 
     Raises:
-        DataError: not a TensorProto, damaged, too large, or with values in another file.
+        DataError: the file is not a TensorProto, is damaged or too large, or stores its values in another file.
     """
     with damage(path):
         if is_longer(path, MAX_BYTES):
@@ -110,7 +110,7 @@ def read_tensor(path: Path) -> tuple[str, Array]:
         raise DataError(f"{path} keeps its values in another file", "Store the values inside")
     if tensor.data_type == onnx.TensorProto.UNDEFINED or any(size < 0 for size in tensor.dims):
         raise DataError(f"{path} is not a TensorProto of known dtype and shape", "Only tensors are read")
-    if math.prod(tensor.dims) > 8 * len(data):  # at most eight elements (of one bit) a stored byte
+    if math.prod(tensor.dims) > 8 * len(data):  # a stored byte contains at most eight elements (of one bit)
         raise DataError(f"{path} claims shape {list(tensor.dims)} but holds {len(data)} bytes", "The file is damaged")
     try:
         return tensor.name, np.asarray(numpy_helper.to_array(tensor))
@@ -120,7 +120,7 @@ def read_tensor(path: Path) -> tuple[str, Array]:
 
 
 class ArrayFile:
-    """Open a file of arrays. Use as a context manager; "" is the key of the one array of files other than .npz."""
+    """Open a file of arrays, as a context manager. In files other than .npz, the key of the only array is ""."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -151,7 +151,9 @@ class ArrayFile:
         self._stack.close()
 
     def slices(self, key: str, shape: tuple[int, ...] | None = None) -> Slices:
-        """Return the slices of the array `key`, seen as `shape` (same number of elements; C order) if given."""
+        """Return the slices of the array `key`. If `shape` is given, the array is read in that shape: the same number
+        of elements in C order.
+        """
         header = self.headers[key]
         view = replace(header, shape=shape) if shape is not None else header
         check_size(
@@ -168,10 +170,13 @@ class ArrayFile:
         return _Streamed(stream, view, self._where(key), self._held)
 
     def load(self, key: str) -> Array:
-        """Return the whole array, bounded."""
+        """Return the whole array, if it is not larger than a sample may be."""
         header = self.headers[key]
         check_size(
-            header.nbytes, f"{self._where(key)} is read whole", "Store it in C order, or in parts", held=self._held
+            header.nbytes,
+            f"{self._where(key)} must be read as a whole",
+            "Store it in C order, or in parts",
+            held=self._held,
         )
         with self._stream(key) as stream:
             whole = replace(header, shape=(1, math.prod(header.shape)))
@@ -179,7 +184,7 @@ class ArrayFile:
         return flat.reshape(header.shape, order="F" if header.fortran else "C")
 
     def read_bytes(self, key: str, start: int, stop: int) -> bytes:
-        """Return values `start` to `stop` of a one-axis uint8 array. Cheapest in rising order."""
+        """Return values `start` to `stop` of a one-axis uint8 array. This is cheapest in rising order."""
         if key not in self._open:
             self._open[key] = self._stack.enter_context(self._stream(key))
         stream = self._open[key]
@@ -191,7 +196,7 @@ class ArrayFile:
         return data
 
     def describe(self) -> str:
-        """Return the arrays in one phrase, for messages."""
+        """Return the arrays as one phrase for messages."""
         some = [f"{key or 'one array'} {h.dtype}{list(h.shape)}" for key, h in list(self.headers.items())[:8]]
         return ", ".join(some) + (" …" if len(self.headers) > 8 else "")
 
@@ -243,10 +248,11 @@ class ArrayFile:
 
 
 def _move(stream: IO[bytes], position: int) -> None:
-    """Go to `position` of a stream.
+    """Move to `position` of a stream.
 
-    Python 3.12.0 to 3.12.8, 3.13.0 and 3.13.1 seek forward in an uncompressed member of an archive from where another
-    member was read last (python/cpython#127847), and then read wrong values. So members are read up to there.
+    Python 3.12.0 to 3.12.8, 3.13.0 and 3.13.1 have a bug in uncompressed members of an archive (python/cpython#127847).
+    A forward seek starts from the last read position of another member, and later reads return wrong values. So this
+    function reads up to the position instead of seeking.
     """
     if not isinstance(stream, zipfile.ZipExtFile):
         stream.seek(position)
@@ -262,7 +268,7 @@ class _Streamed:
         self.stream, self.header, self.where, self.held = stream, header, where, held
 
     def take(self, index: int) -> Array:
-        """Slice `index` of the first axis, a copy."""
+        """Return a copy of slice `index` of the first axis."""
         shape, dtype = self.header.shape[1:], self.header.dtype
         size = math.prod(shape) * dtype.itemsize
         with damage(self.where):
@@ -270,13 +276,18 @@ class _Streamed:
             data = self.stream.read(size)
         if len(data) != size:
             raise DataError(f"{self.where} ends in sample {index}", "The file is truncated")
-        # bytearray: writable, as users' own preprocessings expect.
+        # bytearray, because users' own preprocessings expect writable arrays
         array = np.frombuffer(bytearray(data), dtype).reshape(shape)
         return array if dtype.isnative else array.astype(dtype.newbyteorder("="))
 
     def whole(self) -> Array:
         """Return all values."""
-        check_size(self.header.nbytes, f"{self.where} is read whole", "Store samples in smaller files", held=self.held)
+        check_size(
+            self.header.nbytes,
+            f"{self.where} must be read as a whole",
+            "Store samples in smaller files",
+            held=self.held,
+        )
         flat = replace(self.header, shape=(1, math.prod(self.header.shape)))
         return _Streamed(self.stream, flat, self.where, self.held).take(0).reshape(self.header.shape)
 
@@ -286,7 +297,7 @@ class _Loaded:
         self.array = array
 
     def take(self, index: int) -> Array:
-        """Slice `index` of the first axis, a copy."""
+        """Return a copy of slice `index` of the first axis."""
         return np.array(self.array[index])
 
     def whole(self) -> Array:
@@ -298,24 +309,24 @@ def load_labels(file: ArrayFile, key: str) -> list[Any]:
     """Return a one-axis array as a list of plain Python values."""
     header = file.headers[key]
     if math.prod(header.shape) != max(header.shape, default=0):
-        raise DataError(f"{file.path}: labels {key} have shape {list(header.shape)}", "Give one label a sample")
-    # Each becomes an object of Python's.
-    check_size(64 * math.prod(header.shape), f"{file.path}: labels {key}", "Give one label a sample")
+        raise DataError(f"{file.path}: labels {key} have shape {list(header.shape)}", "Give one label per sample")
+    # Each label becomes a Python object.
+    check_size(64 * math.prod(header.shape), f"{file.path}: labels {key}", "Give one label per sample")
     values: list[Any] = file.load(key).reshape(-1).tolist()
     return values
 
 
 def read_arrays(path: Path) -> Mapping[str, Header]:
-    """Return the headers alone."""
+    """Return only the headers, by key."""
     with ArrayFile(path) as file:
         return file.headers
 
 
 def npy_header(stream: IO[bytes]) -> Header:
-    """Return the header of an .npy stream, which is left at the first value.
+    """Return the header of an .npy stream. The stream is then at the first value.
 
     Raises:
-        ValueError, OSError: as `edgeq_device.arrays.npy_header`, and a size below 0.
+        ValueError, OSError: like `edgeq_device.arrays.npy_header`, and for a size below 0.
     """
     shape, fortran, dtype = arrays.npy_header(stream)
     if any(size < 0 for size in shape):

@@ -1,12 +1,12 @@
 """Map the names of folders or labels to the numbers of a model's scores.
 
-A model's scores have numbers and its data have names. A list of classes says which is which:
+Scores have numbers and data have names. A list of classes maps one to the other:
 
-    FILE.txt    a name a line in the order of the scores; "n01440764 tench", "0 tench" and "tench,0" are read too
+    FILE.txt    one name per line in the order of the scores; "n01440764 tench", "0 tench" and "tench,0" are also read
     FILE.json   {"tench": 0}, {"0": "tench"}, {"0": ["n01440764", "tench"]} or ["tench", …]; also below the key
                 class_to_idx, label2id or id2label
 
-Case does not count, nor whether words are joined by spaces, "_" or "-".
+Names match without regard to case, and words may be joined by spaces, "_" or "-".
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from edgeq.data.records import read_text
 from edgeq.errors import DataError
 from edgeq.signature import Signature
 
-FORMS = 'a name a line in the order of the scores, or JSON: {"NAME": INDEX}'
+FORMS = 'one name per line in the order of the scores, or JSON: {"NAME": INDEX}'
 BESIDE = (
     "class_to_idx.json",
     "class_indices.json",
@@ -39,7 +39,7 @@ BESIDE = (
     "imagenet_classes.txt",
     "config.json",
 )
-"""Files that are looked for next to class folders, and next to the model, by the names that tools give them."""
+"""Names, as tools give them, of files with classes. edgeq searches next to class folders and next to the model."""
 _SYNSET = re.compile(r"n\d{8}(?!\d)")
 _WORD = re.compile(r"[\s_\-]+")
 _NUMBERED = re.compile(r"^\d+[\s_.\-:]+")
@@ -54,10 +54,10 @@ class Classes:
     """Hold a list of classes.
 
     Attributes:
-        source: where it comes from, for messages.
-        count: classes, or scores where the list counts those too that are not a class.
-        numbers: name, as `_key` makes it → number; None where two classes have it.
-        names: the classes in the order of the scores, as people read them; "" where the list leaves one out.
+        source: the origin of the list, for messages.
+        count: number of the model's scores that the list covers, including gaps and scores that are not a class.
+        numbers: name, as `_key` makes it → number, or None if two classes have that name.
+        names: the classes in the order of the scores, with names for people; "" if the list leaves a number out.
     """
 
     source: str
@@ -66,7 +66,9 @@ class Classes:
     names: tuple[str, ...] = ()
 
     def find(self, name: str) -> int | None:
-        """Return the number of a class by its name: in full, by a synset in it, or without a number in front."""
+        """Return the number of a class by its name, or None. The name may be the full one, contain the class's synset,
+        or follow a number.
+        """
         synset = _SYNSET.search(name)
         parts = (name, synset[0] if synset else name, _NUMBERED.sub("", name))
         return next((found for part in parts if (found := self.numbers.get(_key(part))) is not None), None)
@@ -80,7 +82,9 @@ class Classes:
         found = self.find(name)
         if found is None:
             problem = "several classes" if _key(name) in self.numbers else "no class"
-            raise DataError(f"{self.source} has {problem} named {name!r}", "Name every class once, as the data do")
+            raise DataError(
+                f"{self.source} has {problem} named {name!r}", "Name every class once, with the names in the data"
+            )
         return found
 
 
@@ -89,7 +93,7 @@ def _key(name: str) -> str:
 
 
 def _classes(source: str, pairs: Iterable[tuple[str, int]]) -> Classes:
-    """Return the list of classes of names and numbers; a line's full text goes before the names in it."""
+    """Return the list of classes of names and numbers. A line's full text has priority over the names in it."""
     numbers: dict[str, int | None] = {}
     parts: dict[str, int | None] = {}
     shown: dict[int, str] = {}
@@ -106,7 +110,7 @@ def _classes(source: str, pairs: Iterable[tuple[str, int]]) -> Classes:
 
 
 def _names_in(text: str) -> list[str]:
-    """Return the names in a line: a synset, and what follows it or stands between commas."""
+    """Return the names in a line: a synset, the text after it, and the parts between commas."""
     synset = _SYNSET.match(text)
     rest = text[synset.end() :] if synset else text
     return [*([synset[0]] if synset else []), *filter(str.strip, [rest, *rest.split(",")])]
@@ -121,7 +125,9 @@ def imagenet() -> Classes:
 
 
 def without_background(classes: Classes, scores: int | None) -> Classes:
-    """Return a list of classes as a model counts them that has one score less: without the background in front."""
+    """Return the list of classes without a background in front, if the model has one score less than the list.
+    Otherwise return `classes`.
+    """
     first = {name for name, number in classes.numbers.items() if number == 0}
     if scores is None or classes.count != scores + 1 or not first & _BACKGROUND:
         return classes
@@ -130,13 +136,14 @@ def without_background(classes: Classes, scores: int | None) -> Classes:
 
 
 def score_names(classes: Classes | None, folders: Mapping[str, int], scores: int | None) -> tuple[str, ...]:
-    """Return the names of a model's scores: of `classes`, else of class folders; empty where they do not name all.
+    """Return the names of a model's scores, from `classes` or else from class folders. The result is empty if they do
+    not name all scores.
 
     A model that has one score more than there are names has the background in front.
 
     Args:
         folders: folder → label.
-        scores: how many scores the model gives; None where that is not known.
+        scores: number of the model's scores, or None if it is not known.
     """
     names = classes.names if classes is not None else ()
     if classes is None and folders:
@@ -154,7 +161,7 @@ def load_classes(given: Any) -> Classes:
     """Return a list of classes from a file, from names in the order of the scores, or from names with numbers.
 
     Raises:
-        DataError: it cannot be read, or is of another form.
+        DataError: the list cannot be read, or has another form.
     """
     if isinstance(given, Classes):
         return given
@@ -174,7 +181,7 @@ def load_classes(given: Any) -> Classes:
 
 
 def _pairs(value: Any, where: str) -> list[tuple[str, int]]:
-    """Return names with numbers of plain data, in either direction."""
+    """Return names with numbers from plain data, which may map either to the other."""
     if isinstance(value, Mapping):
         value = next((value[key] for key in _JSON_KEYS if isinstance(value.get(key), Mapping | list)), value)
     if isinstance(value, Sequence) and not isinstance(value, str):
@@ -192,7 +199,9 @@ def _pairs(value: Any, where: str) -> list[tuple[str, int]]:
 
 
 def _lines(text: str, where: str) -> list[tuple[str, int]]:
-    """Return names with numbers of lines; a number in front of every name, or behind it, is the class's."""
+    """Return names with numbers from lines. If every line has a number before or after the name, it is the class's
+    number.
+    """
     lines = [line.strip() for line in text.split("\n") if line.strip() and not line.startswith("#")]
     for pattern, number, name in (
         (re.compile(r"(\d{1,9})[\s,:]+(.+)"), 1, 2),
@@ -207,8 +216,9 @@ def _lines(text: str, where: str) -> list[tuple[str, int]]:
 
 
 def score_count(signature: Signature) -> int | None:
-    """Return how many class scores a model gives, by the shape [N, C] (or [N, C, 1, 1]) of its only float output; None
-    where that is not known."""
+    """Return the number of a model's class scores, from the shape [N, C] or [N, C, 1, 1] of its only float output.
+    Return None if that is not known.
+    """
     shapes = [spec.shape for spec in signature.outputs if spec.dtype.kind == "f"]
     if len(shapes) != 1 or shapes[0] is None or len(shapes[0]) < 2 or any(size != 1 for size in shapes[0][2:]):
         return None
@@ -221,9 +231,9 @@ class ClassFolders:
     """Hold class sub-folders.
 
     Attributes:
-        numbers: folder → label; empty where the files lie in no class folders.
-        sorted_names: whether the numbers are only the folders' places in sorted order.
-        notes: how the numbers were found, a sentence each.
+        numbers: folder → label; empty if the files are not in class folders.
+        sorted_names: whether the numbers are only the positions of the folders in sorted order.
+        notes: how the numbers were found, one sentence each.
     """
 
     numbers: Mapping[str, int]
@@ -239,12 +249,16 @@ def class_folders(
     scores: int | None = None,
     beside: Sequence[Path] = (),
 ) -> ClassFolders:
-    """Return the labels of sub-folders, where every file lies in one of at least two folders below `root`.
+    """Return the labels of sub-folders, if every file is in one of at least two folders below `root`.
 
-    Folders get the numbers of `classes` where that is given. Else a folder named by a number is that class; a list of
-    classes in the data folder, above it or in one of the folders `beside` counts where it has every folder's name;
-    names of ImageNet are known, where the model has scores for all its classes. What is left is numbered in sorted
-    order, with the folders that hold none of `files`: a class of which there is no sample keeps its number.
+    The numbers come from the first of these that applies:
+
+    - `classes`, if given;
+    - folder names that are numbers;
+    - a list of classes that has every folder's name, in the data folder, above it or in one of the folders `beside`;
+    - the names of ImageNet, if the model has scores for all its classes;
+    - the sorted order of the folders. This counts folders without any of `files`, so a class without samples keeps its
+      number.
 
     Raises:
         DataError: `classes` has no number for a folder.
@@ -276,7 +290,9 @@ def class_folders(
 
 
 def _numbers(folders: Sequence[str], path: Path, scores: int | None) -> Mapping[str, int]:
-    """Return the numbers of folders by a list of classes; nothing where it is none, or lacks one of them."""
+    """Return the numbers of folders by the list of classes at `path`. Return nothing if the file is not such a list or
+    lacks a folder.
+    """
     if not path.is_file():
         return {}
     try:
@@ -291,7 +307,7 @@ def _fitting(folders: Sequence[str], classes: Classes) -> Mapping[str, int]:
 
 
 def empty_classes(root: Path, files: Sequence[Path], classes: Mapping[str, int]) -> tuple[str, ...]:
-    """Return a note on the class folders that hold none of the files, where there are such."""
+    """Return a note on the class folders that contain none of the files, or nothing if there are no such folders."""
     if not classes:
         return ()
     empty = sorted(set(classes) - {path.relative_to(root).parts[0] for path in files})
@@ -302,10 +318,10 @@ def empty_classes(root: Path, files: Sequence[Path], classes: Mapping[str, int])
 
 
 def strays(root: Path, files: Sequence[Path]) -> tuple[str, ...]:
-    """Return a note on the files next to folders that would be class folders without them, where there are such."""
+    """Return a note on files next to folders that would be class folders without these files, or nothing."""
     beside = [path.name for path in files if path.parent == root]
     within = {path.relative_to(root).parts[0] for path in files if root not in (path, path.parent)}
     if not beside or len(within) < 2:
         return ()
     others = f" and {len(beside) - 1} more" if len(beside) > 1 else ""
-    return (f"{root}: the sub-folders give no labels, as {beside[0]}{others} lies in none of them",)
+    return (f"{root}: the sub-folders give no labels, because {beside[0]}{others} is in none of them",)

@@ -1,4 +1,4 @@
-"""Decode images, from files and from memory, within bounds on what that takes."""
+"""Decode images, from files and from memory, within limits of memory."""
 
 from __future__ import annotations
 
@@ -21,32 +21,32 @@ from edgeq.data.records import MAX_PIXELS, FileList, Picture, Rows, check_size
 from edgeq.errors import DataError
 
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"})
-# Plain raster formats only: Pillow would start Ghostscript for an EPS under another name.
+# Only plain raster formats, because Pillow would start Ghostscript for an EPS that has another suffix.
 _FORMATS = ("JPEG", "PNG", "BMP", "WEBP", "GIF", "TIFF", "PPM")
-# Pillow logs details of damaged files; without a handler Python would print them next to the one line of the error.
+# Pillow logs details of damaged files. Without a handler, Python would print them next to the line of the error.
 logging.getLogger("PIL").addHandler(logging.NullHandler())
 _EIGHT_BIT = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "La", "RGBa", "LAB", "HSV")
-_BITS_PER_SAMPLE, _TILE_WIDTH, _TILE_LENGTH = 258, 322, 323  # tags of TIFF
+_BITS_PER_SAMPLE, _TILE_WIDTH, _TILE_LENGTH = 258, 322, 323  # TIFF tags
 _BYTES_A_PIXEL = 16
-"""Bytes that a pixel takes while it is decoded: in Pillow as it is stored and as RGB of 4 bytes, copied, as 3 bytes."""
+"""Bytes per pixel during decoding: Pillow's stored form, its RGB of 4 bytes, a copy, and 3 bytes."""
 _OF_A_BYTE = 64
-"""Bytes that decoding may take for each byte of the file: photographs have 2 to 20 bits a pixel."""
-# What Pillow raises for damaged files.
+"""Limit of decoded bytes per byte of the file. Photographs have 2 to 20 bits per pixel."""
+# Exceptions that Pillow raises for damaged files.
 _DAMAGED = (OSError, SyntaxError, ValueError, EOFError, MemoryError, struct.error)
 
 
 def decode(stream: IO[bytes] | Path, where: str) -> Picture:
-    """Decode an image (the first frame) to RGB; transparency is dropped, EXIF rotation is not applied.
+    """Decode an image (the first frame) to RGB. Transparency is dropped, and EXIF rotation is not applied.
 
     Raises:
-        DataError: not an image, damaged, truncated, too large, or of more than 8 bits a channel.
+        DataError: the file is not an image, is damaged, truncated or too large, or has more than 8 bits per channel.
     """
     try:
         held = stream.stat().st_size if isinstance(stream, Path) else stream.seek(0, io.SEEK_END)
         if not isinstance(stream, Path):
             stream.seek(0)
         with warnings.catch_warnings():
-            # Pillow warns of large images and odd metadata; size is checked here, and metadata is not used.
+            # Pillow warns of large images and odd metadata. This code checks the size, and does not use metadata.
             warnings.simplefilter("ignore")
             with Image.open(stream, formats=_FORMATS) as image:
                 if image.width * image.height > MAX_PIXELS:
@@ -62,7 +62,7 @@ def decode(stream: IO[bytes] | Path, where: str) -> Picture:
                 )
                 if image.mode not in _EIGHT_BIT or _is_deep(image):
                     raise DataError(
-                        f"{where} is an image whose values are not 8 bits a channel (Pillow's mode {image.mode})",
+                        f"{where} is an image whose values are not 8 bits per channel (Pillow's mode {image.mode})",
                         "Convert it, or store it as an array",
                     )
                 return Picture(np.asarray(image.convert("RGB")))
@@ -76,20 +76,23 @@ def decode(stream: IO[bytes] | Path, where: str) -> Picture:
 
 
 def _pixels(image: Image.Image) -> int:
-    """Return how many pixels the header makes the decoder hold: a tile of TIFF may be larger than its image."""
+    """Return the number of pixels that the decoder must hold, from the header. A TIFF tile may be larger than its
+    image.
+    """
     tags = image.tag_v2 if isinstance(image, TiffImageFile) else {}
     tile = math.prod(tags.get(tag) or 1 for tag in (_TILE_WIDTH, _TILE_LENGTH))
     return max(image.width * image.height, int(tile))
 
 
 def _is_deep(image: Image.Image) -> bool:
-    """Return whether a file holds more than 8 bits a channel where its mode does not show it: Pillow cuts colours to
-    8."""
+    """Return whether a file has more than 8 bits per channel although its mode does not show it. Pillow cuts such
+    colours to 8 bits.
+    """
     if isinstance(image, TiffImageFile):
         bits = image.tag_v2.get(_BITS_PER_SAMPLE, (1,))
         return any(size > 8 for size in (bits if isinstance(bits, tuple) else (bits,)))
     for tile in image.tile if isinstance(image, PngImageFile | PpmImageFile) else ():
-        # Arguments of the decoders: the layout of PNG's data, as "RGB;16B", and the largest value of PPM.
+        # Arguments of the decoders: the layout of PNG data, such as "RGB;16B", and the largest value of PPM.
         for argument in tile.args if isinstance(tile.args, tuple) else (tile.args,):
             if (isinstance(argument, str) and ";16" in argument) or (isinstance(argument, int) and argument > 255):
                 return True
@@ -97,7 +100,7 @@ def _is_deep(image: Image.Image) -> bool:
 
 
 def decode_bytes(data: bytes, where: str) -> Picture:
-    """Return an encoded image as uint8 [H, W, 3], red first; `where` names it in messages. See `decode`."""
+    """Return an encoded image as uint8 [H, W, 3], red first. `where` names it in messages. See `decode`."""
     return decode(io.BytesIO(data), where)
 
 

@@ -1,4 +1,4 @@
-"""Fit arrays to a model's signature: names, dtypes, shapes, finite values, and what the first axis of a file means."""
+"""Fit arrays to a model's signature: names, dtypes, shapes, finite values, and the meaning of a file's first axis."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ Kind = Literal["whole", "rows", "items", "single"]
 
 @dataclass(frozen=True)
 class Plan:
-    """Plan how a file of prepared arrays splits into samples.
+    """Describe how a file of prepared arrays splits into samples.
 
     Attributes:
         kind: "whole": the arrays are one sample as they are; "rows": each slice of the first axis is one sample, with
             that axis kept as a batch of 1; "items": each slice is a complete sample, batch included; "single": one
             sample that lacks the batch axis.
-        count: samples.
+        count: number of samples.
         one_row: whether a sample is one row of the batch.
     """
 
@@ -35,28 +35,28 @@ class Plan:
 
 
 def fixed_batch(signature: Signature) -> int | None:
-    """Return the first size of every input with axes, where all fix the same one; else None."""
+    """Return the first size of the inputs that have axes, if all of them fix the same size, else None."""
     sizes = {spec.shape[0] if spec.shape else None for spec in signature.inputs if spec.shape != ()}
     size = next(iter(sizes)) if len(sizes) == 1 else None
     return size if isinstance(size, int) else None
 
 
 def fits(shapes: Mapping[str, Shape], signature: Signature, *, free_batch: bool = False) -> bool:
-    """Return whether shapes match the inputs: ranks, fixed sizes, and one size for one symbol across inputs."""
+    """Return whether shapes match the inputs: their ranks, their fixed sizes, and the same size for the same symbol."""
     return _misfit(shapes, signature, free_batch=free_batch) is None
 
 
 def plan_prepared(shapes: Mapping[str, Shape], signature: Signature, where: str, stack: bool | None = None) -> Plan:
     """Decide what the first axis of stored, already preprocessed arrays means.
 
-    A shape that is exactly the model's is one sample, unless its first axis is symbolic in the model: then every row
-    is a sample. `stack` overrides: True, the first axis counts samples; False, it does not. An array without axes
-    belongs to every sample.
+    Arrays of exactly the model's shape are one sample, unless the first axis is symbolic in the model. Then every row
+    is a sample. `stack` overrides this: with True the first axis counts samples, with False it does not. An array
+    without axes belongs to every sample.
 
     Raises:
-        DataError: no reading fits; the message names the first input that does not. Or there is nothing in the arrays.
+        DataError: no interpretation fits (the message names the first input that does not), or an array is empty.
     """
-    # Beside others an input may be empty: the cache of a decoder before its first step.
+    # One of several inputs may be empty, such as the cache of a decoder before its first step.
     if all(0 in shape for shape in shapes.values()) or any(shape[:1] == (0,) for shape in shapes.values()):
         raise DataError(f"{where} holds an empty array", "Leave the file out")
     specs = {spec.name: spec for spec in signature.inputs}
@@ -94,11 +94,11 @@ def plan_prepared(shapes: Mapping[str, Shape], signature: Signature, where: str,
 
 
 def match_names(keys: list[str], signature: Signature, where: str) -> dict[str, str]:
-    """Return input → key of a file. Keys are input names; numpy's unnamed keys (arr_0 …) and a single "" go by
-    position.
+    """Return model input → key of a file. Keys are input names. The order of the inputs decides for numpy's unnamed
+    keys (arr_0 …) and for a single "".
 
     Raises:
-        DataError: an input has no array, or an array (that does not look like labels) no input.
+        DataError: an input has no array, or an array has no input and does not look like labels.
     """
     inputs = [spec.name for spec in signature.inputs]
     by_position = [f"arr_{i}" for i in range(len(inputs))]
@@ -124,21 +124,23 @@ def match_names(keys: list[str], signature: Signature, where: str) -> dict[str, 
 
 
 LABEL_KEYS = ("label", "labels")
-"""Arrays of prepared files that are labels without being named as such."""
+"""Names of arrays in prepared files that are labels even if no option names them."""
 
 
 def fit_inputs(where: str, inputs: Mapping[str, Array], signature: Signature, *, prepared: bool) -> dict[str, Array]:
-    """Return inputs as `session.run` takes them, in the model's order: a missing batch axis added, the axes of a single
-    value dropped where the model takes a scalar, dtypes converted where only precision is lost.
+    """Return inputs for `session.run`, in the model's order.
+
+    A missing batch axis is added. If the model takes a scalar, the axes of a single value are dropped. Dtypes are
+    converted if only precision is lost.
 
     Args:
-        where: names the sample in messages.
-        inputs: by name.
-        prepared: whether the arrays come as the user stored them. Then integers for a floating input are refused:
-            they are most likely raw data that lack their preprocessing.
+        where: name of the sample in messages.
+        inputs: arrays by input name.
+        prepared: whether the arrays come as the user stored them. Then integers for a floating input are refused,
+            because they are most likely raw data without preprocessing.
 
     Raises:
-        DataError: a name, dtype or value (NaN, infinity) that the model cannot take. Shapes are checked by `fits`.
+        DataError: the model cannot take a name, a dtype or a value (NaN, infinity). `fits` checks shapes.
     """
     names = [spec.name for spec in signature.inputs]
     for name in inputs:
@@ -168,7 +170,7 @@ def fit_inputs(where: str, inputs: Mapping[str, Array], signature: Signature, *,
 def check_shapes(where: str, inputs: Mapping[str, Array], signature: Signature) -> None:
     """Raise a DataError that names the first input whose shape the model cannot take.
 
-    A batch size that all inputs fix is left aside: rows are gathered to it later.
+    A batch size that all inputs fix is ignored, because rows are gathered to it later.
     """
     shapes = {name: array.shape for name, array in inputs.items()}
     wrong = _misfit(shapes, signature, free_batch=fixed_batch(signature) is not None)
@@ -180,14 +182,14 @@ def check_shapes(where: str, inputs: Mapping[str, Array], signature: Signature) 
 
 def _convert(where: str, array: Array, spec: TensorSpec, *, prepared: bool, others: Sequence[str]) -> Array:
     if spec.dtype.hasobject and (array.dtype.kind in "SU" or all(isinstance(text, str) for text in array.flat)):
-        return array.astype(str)  # texts, in the type that files can hold
+        return array.astype(str)  # texts, in a dtype that files can store
     if array.dtype.kind in "OV" and array.dtype != spec.dtype:
         raise DataError(f"{where}: input {spec.name!r} holds Python objects", "Give numeric arrays of one shape")
     if array.dtype != spec.dtype:
         number = array.dtype.kind in "biuf" and spec.dtype.kind in "biuf"
         raw = prepared and array.ndim and array.dtype.kind != "f" and spec.dtype.kind == "f"
         if not number or raw or not np.can_cast(array.dtype, spec.dtype, "same_kind"):
-            # Steps make floats of all arrays that they are not kept from.
+            # Steps convert every array to float unless they are limited to another input.
             other = f"; if the steps are for another input, name it: input={others[0]}" if others else ""
             storable = "Store that dtype" if spec.dtype.isbuiltin == 1 else "Export the model with inputs of float32"
             fix = "Name a --preprocess (none, if the values are right)" if raw else storable + other
@@ -202,7 +204,9 @@ def _convert(where: str, array: Array, spec: TensorSpec, *, prepared: bool, othe
         converted = array.astype(spec.dtype)
     lossless = spec.dtype.kind == "f" or bool((converted == array).all())
     if not lossless or (spec.dtype.kind == "f" and not np.isfinite(converted).all()):
-        raise DataError(f"{where}: input {spec.name!r} holds values that {spec.dtype} cannot", "Correct the data")
+        raise DataError(
+            f"{where}: input {spec.name!r} has values that do not fit into {spec.dtype}", "Correct the data"
+        )
     return np.asarray(converted, order="C")
 
 
@@ -228,14 +232,15 @@ def _misfit(shapes: Mapping[str, Shape], signature: Signature, *, free_batch: bo
                 if size != have:
                     return (
                         f"the model's size {want!r} is both {size} (input {first!r}) and {have} (input {spec.name!r} "
-                        f"of shape {list(shape)}); independent sizes need names of their own in the model"
+                        f"of shape {list(shape)}); give independent sizes different names in the model"
                     )
     return None
 
 
 def _missing_step(items: Mapping[str, Shape], signature: Signature) -> str:
-    """Return the preprocessing step that gives an item the model's shape: one axis more, as grey images without
-    channels lack it, or channels in their place; "" where there is none."""
+    """Return the preprocessing step that gives an item the model's shape, or "" if there is none. The step adds an
+    axis, which grey images without channels lack, or moves the channels to their place.
+    """
     for spec in signature.inputs:
         item, wanted = items.get(spec.name, ()), (spec.shape or ())[1:]
         for axis in range(len(wanted) if len(item) == len(wanted) - 1 else 0):
@@ -252,7 +257,7 @@ def _missing_step(items: Mapping[str, Shape], signature: Signature) -> str:
 
 
 def _equal(sizes: Shape, wanted: Sequence[Dimension]) -> bool:
-    """Return whether sizes are those that the model fixes, of which there is one at least."""
+    """Return whether sizes are equal to those that the model fixes. The model must fix at least one."""
     return any(isinstance(want, int) for want in wanted) and all(
         have == want for have, want in zip(sizes, wanted, strict=True) if isinstance(want, int)
     )
@@ -263,10 +268,10 @@ def _list(signature: Signature) -> str:
 
 
 def first_input(signature: Signature, wanted: str | None) -> str:
-    """Return the input that single raw items feed: the named one, the only one, or "" where there are several.
+    """Return the input that single raw items feed: the named one or the only one. Return "" if the model has several.
 
     Raises:
-        DataError: the named one is not an input.
+        DataError: `wanted` is not an input.
     """
     names = [spec.name for spec in signature.inputs]
     if wanted is not None and wanted not in names:
@@ -278,7 +283,7 @@ def rows_of(inputs: Mapping[str, Any]) -> int:
     """Return the size of the first axis that all inputs share.
 
     Raises:
-        DataError: they differ.
+        DataError: the sizes differ.
     """
     sizes = {array.shape[0] for array in inputs.values() if array.ndim}
     if len(sizes) != 1:

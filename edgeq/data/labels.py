@@ -1,16 +1,17 @@
 """Read labels that do not come with the samples: from file names, from a file of labels, or from Python.
 
-    none                    no labels, whatever the reader found
-    folder                  class sub-folders (the default for such folders)
-    name:{label}_*          the part of the file name (without its suffix, or with it) where {label} stands; * is any
+    none                    no labels, even if the reader found some
+    folder                  class sub-folders (the default if there are such folders)
+    name:{label}_*          the part of the file name (with or without its suffix) at the place of {label}; * is any
                             text, and digits become an integer
-    FILE.csv / .txt         lines of name and label, "name,label" or "name label"; with other columns, or in another
-                            order, below a header line that calls one column label (or class). Lines of numbers alone
-                            go by position
+    FILE.csv / .txt         lines of name and label, "name,label" or "name label". Other columns, or another order, need
+                            a header line that calls one column label (or class). Lines with only numbers are labels by
+                            position
     FILE.json               {"name": label, …} or [{"name": …, "label": …}, …]
-    FILE.npy / IDX          one label a sample, by position
+    FILE.npy / IDX          one label per sample, by position
 
-A name in a file is the path below the data folder, the file name, or the file name without its suffix."""
+A name in a file is the path below the data folder, the file name, or the file name without its suffix.
+"""
 
 from __future__ import annotations
 
@@ -37,8 +38,8 @@ class Labels:
     """Pair labels with the classes that they name.
 
     Attributes:
-        where: where the labels are, as `load_labels_from` takes it; None leaves them to the data.
-        classes: as `edgeq.data.classes.load_classes` takes it.
+        where: source of the labels, as for `load_labels_from`; None uses the labels that come with the data.
+        classes: list of classes, as for `edgeq.data.classes.load_classes`.
     """
 
     where: Any = None
@@ -46,24 +47,24 @@ class Labels:
 
 
 LabelOf = Callable[[int, Record], Any]
-"""Index among all records, record → its label."""
+"""Function from a record's index and the record to its label."""
 
-# What a header line calls its columns.
+# Names of columns in a header line.
 _LABEL_COLUMNS = ("label", "class")
 _NAME_COLUMNS = ("name", "file", "filename", "file_name", "image", "path")
 
 
 def load_labels_from(labels: Any, folder: Path | None, count: int, *, inside: bool = False) -> LabelOf:
-    """Return what labels records.
+    """Return a function that gives the label of a record.
 
     Args:
-        labels: a string or path as above, a mapping of names, or a sequence by position.
-        folder: where relative label files are looked for if not in the current directory.
-        count: records there are, to check labels by position.
-        inside: the name of the label file comes from the data folder itself (a sidecar): it must lie in `folder`.
+        labels: a string or path as in the module's docstring, a mapping of names, or a sequence by position.
+        folder: where a relative label file is searched if it is not in the current directory.
+        count: number of records, to check labels by position.
+        inside: whether the data folder itself names the label file (in a sidecar). The file must then be in `folder`.
 
     Raises:
-        DataError: an unknown form, an unreadable file, a number of labels that differs.
+        DataError: the form is unknown, the file cannot be read, or the number of labels differs.
     """
     if isinstance(labels, str) and labels == "folder":
         return _by_folder
@@ -76,7 +77,7 @@ def load_labels_from(labels: Any, folder: Path | None, count: int, *, inside: bo
     text = str(labels)
     if text.startswith("name:"):
         return _by_pattern(text.removeprefix("name:"))
-    with damage(f"labels: {text[:100]}"):  # a name may be longer than any file's
+    with damage(f"labels: {text[:100]}"):  # a name may be longer than file systems allow
         path = _label_path(text, folder, inside=inside)
         known = path.is_file()
     return _from_file(path, count, known=known)
@@ -116,14 +117,15 @@ def _from_file(path: Path, count: int, *, known: bool) -> LabelOf:
 
 
 def _rows(text: str, path: Path, kind: str) -> list[list[str]]:
-    """Return the cells of every line that holds any: one, or name and label. Of a header line only the order counts.
+    """Return the cells of every line that has any: one cell, or name and label. A header line only sets their order.
 
     Raises:
-        DataError: rows of more cells, and no header line that says which is the label.
+        DataError: rows have more cells, and no header line names the label.
     """
     lines = [line for line in text.split("\n") if line.strip()]
     commas = sum("," in line for line in lines)
-    # A name may hold a comma or a space: a .csv with any comma is one, and a .txt only with a comma in every line.
+    # A name may contain a comma or a space. A .csv file is separated by commas if it has any, a .txt file only if every
+    # line has one.
     if kind == ".tsv" or commas == len(lines) or (kind == ".csv" and commas):
         rows = table_rows(text, path, "\t" if kind == ".tsv" else ",")
     else:
@@ -144,10 +146,10 @@ def _rows(text: str, path: Path, kind: str) -> list[list[str]]:
 
 
 def table_rows(text: str, path: Path, delimiter: str) -> list[list[str]]:
-    """Return the rows of a table in text; a quoted cell may hold line breaks. Rows without any text are left out.
+    """Return the rows of a table in text. A quoted cell may contain line breaks. Rows without text are left out.
 
     Raises:
-        DataError: a row that cannot be read.
+        DataError: a row cannot be read.
     """
     with damage(path):
         rows = list(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True))
@@ -155,7 +157,7 @@ def table_rows(text: str, path: Path, delimiter: str) -> list[list[str]]:
 
 
 def is_header(row: Sequence[str], column: int) -> bool:
-    """Return whether a row of text calls its column `column` the label."""
+    """Return whether a text row names its column `column` as the label."""
     return -len(row) <= column < len(row) and row[column].strip().lower() in _LABEL_COLUMNS
 
 
@@ -167,10 +169,10 @@ def _named(rows: list[list[str]], path: Path) -> dict[str, Any]:
 
 
 def _table(pairs: Iterable[tuple[str, Any]], path: Path) -> dict[str, Any]:
-    """Name → label.
+    """Return name → label.
 
     Raises:
-        DataError: two labels of one name.
+        DataError: a name has two labels.
     """
     found: dict[str, Any] = {}
     for name, label in pairs:
@@ -186,7 +188,9 @@ def _from_json(text: str, path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path} is not JSON: {error}", "Correct the file") from error
     if isinstance(value, dict) and "annotations" in value and "images" in value:
-        raise DataError(f"{path} holds COCO annotations, not one label a file", "Pass it as the annotations of `eval`")
+        raise DataError(
+            f"{path} contains COCO annotations, not one label per file", "Pass it as the annotations of `eval`"
+        )
     if isinstance(value, dict):
         return {name: plain_label(label) for name, label in value.items()}
     if isinstance(value, list) and all(isinstance(row, dict) and "label" in row for row in value):
@@ -206,7 +210,9 @@ def _by_folder(index: int, record: Record) -> Any:
 
 def _by_position(values: Sequence[Any], count: int, where: str) -> LabelOf:
     if len(values) != count:
-        raise DataError(f"{where}: {len(values)} labels for {count} samples", "Give one label a sample, in their order")
+        raise DataError(
+            f"{where}: {len(values)} labels for {count} samples", "Give one label per sample, in their order"
+        )
     return lambda index, record: values[index]
 
 
@@ -214,13 +220,13 @@ def _by_name(table: Mapping[str, Any], where: str) -> LabelOf:
     first: dict[str, str] = {}
 
     def label_of(index: int, record: Record) -> Any:
-        """Return the label listed for the path, the file name, or the file name without suffix."""
+        """Return the label that is listed for the path, the file name, or the file name without suffix."""
         file, path = str(record.context.get("file", record.name)), str(record.context.get("path", ""))
         for name in (path, file, PurePosixPath(file).stem):
             if name in table:
                 if first.setdefault(name, path) != path:
                     raise DataError(
-                        f"{where}: the label of {name!r} may be that of {first[name]} or of {path}",
+                        f"{where}: the label of {name!r} can belong to {first[name]} or to {path}",
                         "Name both by their paths below the data folder",
                     )
                 return table[name]
@@ -231,10 +237,12 @@ def _by_name(table: Mapping[str, Any], where: str) -> LabelOf:
 
 def _by_pattern(pattern: str) -> LabelOf:
     if pattern.count("{label}") != 1 or len(pattern) > 200:
-        raise DataError(f"labels = 'name:{pattern}'", "Write {label} once where the label stands, as name:{label}_*")
+        raise DataError(
+            f"labels = 'name:{pattern}'", "Write {label} once at the place of the label, as in name:{label}_*"
+        )
 
     def label_of(index: int, record: Record) -> Any:
-        """Return what stands in place of {label} in the file name."""
+        """Return the part of the file name at the place of {label}."""
         file = str(record.context.get("file", record.name))
         stem, whole = _label_in(PurePosixPath(file).stem, pattern), _label_in(file, pattern)
         found = whole if stem is None else stem
@@ -246,11 +254,14 @@ def _by_pattern(pattern: str) -> LabelOf:
 
 
 def _label_in(text: str, pattern: str) -> str | None:
-    """Return what stands for {label} where `text` matches `pattern`, each * taking as little as it can from left to
-    right; None where it does not match. In time proportional to the product of their lengths, whatever they are: a
-    regular expression would try combinations."""
+    """Return the part of `text` at the place of {label}, or None if `text` does not match `pattern`. From left to
+    right, each * matches as little as it can.
+
+    The time is proportional to the product of the two lengths in all cases. A regular expression could try
+    exponentially many combinations.
+    """
     parts = [part for part in re.split(r"(\*|\{label\})", pattern) if part]
-    # fits[j][i]: whether text[i:] matches parts[j:].
+    # fits[j][i] is True if text[i:] matches parts[j:].
     fits = [[False] * len(text) + [True]]
     for part in reversed(parts):
         behind = fits[-1]
@@ -277,7 +288,7 @@ SUFFIXES = frozenset({".csv", ".txt", ".tsv"})
 
 @dataclass(frozen=True)
 class TextFile:
-    """Read one record a line of .txt (str), or a row of .csv and .tsv (list of str)."""
+    """Read one record per line of a .txt file (str), or per row of a .csv or .tsv file (list of str)."""
 
     path: Path
     lines: tuple[Any, ...]
@@ -291,7 +302,7 @@ class TextFile:
         return len(self.lines)
 
     def read(self, indices: Sequence[int]) -> Iterator[Record]:
-        """Yield the lines (or rows of a .csv) of `indices`, with their labels from the label column."""
+        """Yield the lines (or rows of a .csv) of `indices`, with labels from the label column."""
         for index in indices:
             line = self.lines[index]
             name = f"{self.path}:{index + 1}"
@@ -309,7 +320,9 @@ class TextFile:
 
 
 def open_text(path: Path, target: str, label: str | None) -> TextFile:
-    """Read a text file (UTF-8, bounded) whole; empty lines are dropped, and above a column of labels its header."""
+    """Read a whole text file (UTF-8, of limited size). Empty lines are dropped, as is a header line above a column of
+    labels.
+    """
     if label is not None and not label.removeprefix("-").isdigit():
         raise DataError(f"source.label = {label!r} names no column of {path}", "Give the number of the column, from 0")
     column = None if label is None else int(label)
@@ -322,14 +335,14 @@ def open_text(path: Path, target: str, label: str | None) -> TextFile:
         if column is not None and lines and is_header(lines[0], column):
             lines = lines[1:]
     if not lines:
-        raise DataError(f"{path} is empty", "Give one sample a line")
+        raise DataError(f"{path} is empty", "Give one sample per line")
     return TextFile(path, tuple(lines), target, column)
 
 
 @dataclass(frozen=True)
 class Paths(FileList):
-    """Give files to the preprocessing as paths."""
+    """Pass files to the preprocessing as paths."""
 
     def item(self, path: Path) -> Path:
-        """Return the path: the function reads the file itself."""
+        """Return the path, because the function reads the file itself."""
         return path

@@ -1,6 +1,6 @@
-"""Choose a reader for what the user named: its files, and the preprocessing that applies.
+"""Choose a reader for the user's source, and the preprocessing that applies.
 
-Files are sorted and of one kind, with what is ignored counted.
+Files are sorted and of one kind. Other files are ignored and counted.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ _FOLDER_KINDS: tuple[Kind, ...] = ("images", "arrays", "pb")
 
 @dataclass(frozen=True)
 class Opened:
-    """Pair a reader with what goes with it.
+    """Pair a reader with its preprocessing and notes.
 
     Attributes:
         name: the source, for people.
-        folder: where relative names of label files are looked for.
-        sidecar: whether the preprocessing was found next to the data or the model rather than named.
-        sorted_classes: how many class folders are numbered by nothing but their sorted order.
+        folder: where label files with relative names are searched.
+        sidecar: whether the preprocessing was found next to the data or the model, and was not named.
+        sorted_classes: number of class folders whose labels come only from their sorted order.
     """
 
     name: str
@@ -68,13 +68,13 @@ class Opened:
     sorted_classes: int = 0
 
     def files(self) -> Sequence[Path]:
-        """Return the file of each record; nothing where records have none of their own."""
+        """Return the file of each record, or nothing if records have no files of their own."""
         if isinstance(self.records, ArrayFiles):
             return [entry.path for entry in self.records.entries for _ in range(entry.plan.count)]
         return self.records.files if isinstance(self.records, FileList) else ()
 
     def groups(self) -> Sequence[str]:
-        """Return the class folder of each record; nothing where there are none."""
+        """Return the class folder of each record, or nothing if there are no class folders."""
         return self.records.groups() if isinstance(self.records, FileList | ArrayFiles) else ()
 
 
@@ -86,7 +86,7 @@ def open_source(
     classes: Classes | None = None,
     role: Role | None = None,
 ) -> Opened:
-    """See `edgeq.data.samples.open_samples`."""
+    """Open a source and pair it with its preprocessing. See `edgeq.data.samples.open_samples` for the arguments."""
     try:
         return _open(source, signature, preprocess, model, classes, role)
     except OSError as error:
@@ -106,14 +106,14 @@ def _open(
     if not isinstance(source, str | Path):
         wanted = named.source.input if named is not None else None
         prepared = named is None or _only_stack(named)
-        # Steps take no text, so that text can only be the path of an image.
+        # Steps cannot take text, so text can only be the path of an image.
         files = named is not None and not prepared and (named.spec is not None or named.reads == "path")
         items = open_python(source, signature, prepared=prepared, wanted=wanted, files=files)
         return Opened(f"Python {type(source).__name__}", items, named, items.notes)
     if not str(source):
         raise DataError("the path of the data is empty", "Give a file, a folder or a pattern")
     if Path(source).is_dir():
-        os.scandir(source).close()  # distinguishes a folder that may not be listed from an empty one
+        os.scandir(source).close()  # distinguishes a folder that cannot be listed from an empty one
     notes: list[str] = []
     sidecar = named is None
     if named is None:
@@ -141,7 +141,9 @@ def _open(
 
 
 def _cases(source: str | Path, named: Preprocess | None) -> Found | None:
-    """Return a folder of test_data_set_N, or one that holds input_0.pb itself."""
+    """Return the test_data_set_N in a folder, or the folder itself if it contains input_0.pb. Return None for other
+    sources.
+    """
     path = Path(source)
     if not path.is_dir() or (named is not None and named.reads != "array"):
         return None
@@ -163,7 +165,8 @@ def _with_the_model(found: Found, model: Path | None, notes: list[str]) -> Prepr
     if beside is None:
         return None
     loaded = load_preprocess(beside)
-    # Arrays may be prepared already; a file next to the model speaks of them only if it names the array that they hold.
+    # Arrays may be prepared already. So a file next to the model applies to them only if it names the array that they
+    # contain.
     applies = found.kind in ("images", "text") or (
         found.kind == "arrays" and any(holds_key(path, loaded.source) for path in found.files[:1])
     )
@@ -174,8 +177,9 @@ def _with_the_model(found: Found, model: Path | None, notes: list[str]) -> Prepr
 
 
 def _only_stack(named: Preprocess) -> bool:
-    """Return whether a preprocessing says only how prepared arrays are stacked and labelled: its spec has no steps and
-    names no array of items."""
+    """Return whether a preprocessing only sets how prepared arrays are stacked and labelled. Its spec then has no steps
+    and names no array of items.
+    """
     options = named.source
     unnamed = options.key is None and options.encoded is None and options.layout is None
     return named.spec is not None and not named.spec.steps and unnamed
@@ -221,7 +225,7 @@ def _reader(
 
 
 def _holds_images(path: Path) -> bool:
-    """Return whether a file of arrays holds images as bytes."""
+    """Return whether a file of arrays contains images as bytes."""
     return image_arrays(read_arrays(path)) is not None
 
 
@@ -231,10 +235,10 @@ class Data(Displayed):
 
     Attributes:
         source: path or iterable.
-        preprocess: name, specification or file; None looks for one next to the data.
-        labels: where labels are, for readers that need telling.
-        count: take at most so many; None takes all.
-        role: what they are for, where a folder has parts for both (calib/ and val/); None takes all.
+        preprocess: name, specification or file; None looks for a file next to the data.
+        labels: source of the labels, for readers that do not find them; see `edgeq.data.labels`.
+        count: largest number of samples to use; None uses all.
+        role: purpose of the samples, if a folder has parts for both (calib/ and val/); None uses all parts.
     """
 
     source: Any
@@ -244,7 +248,7 @@ class Data(Displayed):
     role: Role | None = None
 
     def over(self, preprocess: Any, labels: Any, count: int | None) -> tuple[Any, Any, Any, int | None]:
-        """Return the four fields, with the arguments in place of those that are None."""
+        """Return source, preprocess, labels and count. The arguments replace fields that are None."""
         return (
             self.source,
             self.preprocess if self.preprocess is not None else preprocess,
@@ -254,19 +258,21 @@ class Data(Displayed):
 
 
 def as_data(given: Any) -> Data | None:
-    """Return `given` as Data; it may be a bare source, such as a path, a list or a CalibrationDataReader."""
+    """Return `given` as Data, or None for None. It may be a bare source, such as a path, a list or a
+    CalibrationDataReader.
+    """
     return given if given is None or isinstance(given, Data) else Data(given)
 
 
 def check_selection(start: int, stride: int, count: int | None) -> None:
-    """Refuse what cannot choose samples.
+    """Check that the numbers can select samples.
 
     Raises:
-        UsageError: a count, start or stride that is not a whole number, or makes no sense.
+        UsageError: a count, start or stride is not a whole number, or is too small.
     """
     for name, number in (("start", start), ("stride", stride), ("count", count)):
         try:
-            index(number if number is not None else 0)  # numpy's integers have it too
+            index(number if number is not None else 0)  # numpy's integers also have it
         except TypeError as error:
             raise UsageError(f"{name} is {number!r}", f"Give {name} as a whole number: {name}=8") from error
     if start < 0 or stride < 1 or (count is not None and count < 1):
@@ -276,7 +282,7 @@ def check_selection(start: int, stride: int, count: int | None) -> None:
 
 
 def sample_paths(samples: Sequence[Data | None]) -> Iterator[Path]:
-    """Yield the files and folders that samples name. Text that names none (a pattern, a preprocessing) is left out."""
+    """Yield the files and folders that samples name. Other text (a pattern, a preprocessing) is left out."""
     for data in samples:
         for value in (data.source, data.preprocess, data.labels) if data is not None else ():
             if isinstance(value, (str, Path)) and _exists(Path(value)):
@@ -296,11 +302,11 @@ def find_sidecar(folders: Sequence[Path]) -> Path | None:
 
 
 def matching_files(pattern: str) -> list[Path]:
-    """Return the files that `pattern` matches as Python's `glob` understands it, sorted; a file that `**` reaches by
-    several paths once, by one without links where there is one.
+    """Return the files that `pattern` matches by the rules of Python's `glob`, sorted. A file that `**` reaches by
+    several paths appears once, if possible by a path without links.
 
     Raises:
-        DataError: more folders than a data set can have.
+        DataError: the search enters more folders than a data set can have.
     """
     parts = Path(pattern).parts
     if _ANY_DEPTH not in parts:
@@ -318,10 +324,10 @@ def matching_files(pattern: str) -> list[Path]:
 
 
 class _Search:
-    """Every file below a folder. Links are followed, but not to a folder that the path came through.
+    """Find every file below a folder. Links are followed, except to a folder that is already part of the path.
 
     Args:
-        pattern: for messages.
+        pattern: the pattern, for messages.
         hidden: whether names that begin with a dot count.
     """
 
@@ -336,17 +342,17 @@ class _Search:
             return
         self._entered += 1
         if self._entered > MAX_FILES:
-            raise DataError(f"{self._pattern} leads through over {MAX_FILES} folders", "Give a smaller folder")
+            raise DataError(f"{self._pattern} searches more than {MAX_FILES} folders", "Give a smaller folder")
         try:
             with os.scandir(folder) as entries:
                 within = sorted(entries, key=lambda entry: entry.name)
-        except OSError:  # as glob has it: what may not be read matches nothing
+        except OSError:  # as in glob: an unreadable folder matches nothing
             return
         for entry in within:
             if entry.name.startswith(".") and not self._hidden:
                 continue
             path = folder / entry.name
-            known = path if entry.is_symlink() else entry  # an entry knows without another look at the disk
+            known = path if entry.is_symlink() else entry  # an entry needs no second access to the disk
             if known.is_dir():
                 yield from self.files(path, (*above, real))
             elif known.is_file():
@@ -369,10 +375,10 @@ class Found:
     """List the samples' files.
 
     Attributes:
-        root: the folder that names are relative to.
+        root: the folder to which names are relative.
         files: sorted by their path below `root`.
-        kind: what they are.
-        ignored: how many other files were passed over.
+        kind: the kind of the files.
+        ignored: number of other files, which are ignored.
     """
 
     root: Path
@@ -382,7 +388,7 @@ class Found:
 
 
 def kind_of(path: Path) -> Kind:
-    """Return what a file is, by its name."""
+    """Return the kind of a file, by its name."""
     suffix = path.suffix.lower()
     if suffix in SUFFIXES:
         return "images"
@@ -394,14 +400,14 @@ def kind_of(path: Path) -> Kind:
 
 
 def find_files(source: str | Path, pattern: str | None = None, *, paths: bool = False) -> Found:
-    """Return the files behind a path (file or folder, searched in depth) or a pattern with * and ?.
+    """Return the files of a path (a file, or a folder that is searched in depth) or of a pattern with * and ?.
 
     Args:
-        pattern: keep only files whose name matches, as "*.wav".
-        paths: any file counts (for a preprocessing that reads paths).
+        pattern: pattern of the file names to keep, such as "*.wav".
+        paths: whether files of any kind count, for a preprocessing that reads paths.
 
     Raises:
-        DataError: nothing there, or several kinds of data in one folder.
+        DataError: there is nothing, or one folder contains several kinds of data.
     """
     path = Path(source)
     found = check_there(source)
@@ -422,10 +428,11 @@ def find_files(source: str | Path, pattern: str | None = None, *, paths: bool = 
 
 
 def check_there(source: str | Path) -> list[Path]:
-    """Return the files that a pattern matches; nothing for a file or a folder, which is not looked into.
+    """Check that a source exists. Return the files that a pattern matches, or nothing for a file or a folder, whose
+    content is not read.
 
     Raises:
-        DataError: nothing is there.
+        DataError: the source does not exist.
     """
     path = Path(source)
     if not path.exists() and glob.has_magic(str(source)):
@@ -442,7 +449,7 @@ def check_there(source: str | Path) -> list[Path]:
 
 def _walk(folder: Path) -> list[Path]:
     files: list[Path] = []
-    # Links wait until the folders of their place are read: a folder that is reached twice keeps its own name.
+    # Links are followed after the folders next to them, so that a folder reached twice keeps its own name.
     starts = [folder]
     entered: set[tuple[int, int]] = set()
     for start in starts:
@@ -456,12 +463,12 @@ def _walk(folder: Path) -> list[Path]:
             starts.extend(path for name in folders if (path := Path(parent, name)).is_symlink())
             files.extend(Path(parent, name) for name in names if not name.startswith("."))
             if len(files) > MAX_FILES:
-                raise DataError(f"{folder} holds over {MAX_FILES} files", "Give a smaller folder")
+                raise DataError(f"{folder} contains more than {MAX_FILES} files", "Give a smaller folder")
     return sorted(files, key=lambda path: path.relative_to(folder).as_posix())
 
 
 def _identity(folder: str) -> tuple[int, int]:
-    """Return what is the same for all names of one folder."""
+    """Return the device and inode of a folder, which are the same under all its names."""
     try:
         known = os.stat(folder)  # noqa: PTH116  # os.walk gives text
     except OSError as error:
@@ -483,7 +490,7 @@ def _by_kind(source: str | Path, root: Path, found: tuple[Path, ...]) -> tuple[t
     kinds = [kind for kind in _FOLDER_KINDS if counts[kind]]
     if not kinds:
         other = f" ({len(found)} other files)" if found else ""
-        raise DataError(f"{source} holds no samples{other}", f"Put there {READABLE}")
+        raise DataError(f"{source} holds no samples{other}", f"Put samples there: {READABLE}")
     if len(kinds) > 1:
         held = ", ".join(f"{counts[kind]} {kind}" for kind in kinds)
         first = next(path for path in found if kind_of(path) == kinds[0])
@@ -495,16 +502,16 @@ def _by_kind(source: str | Path, root: Path, found: tuple[Path, ...]) -> tuple[t
 
 
 def in_role(data: Data, role: Role) -> Data:
-    """Return samples with what they are for, unless they say so."""
+    """Return the samples with `role` as their purpose, unless they already have one."""
     return data if data.role is not None else replace(data, role=role)
 
 
 def has_parts(data: Data) -> bool:
-    """Return whether samples are a folder with a part for calibration and one for validation."""
+    """Return whether samples are a folder with one part for calibration and one for validation."""
     if not isinstance(data.source, str | Path) or not Path(data.source).is_dir() or data.role is not None:
         return False
     try:
         found = find_files(data.source)
-    except DataError:  # opening them reports it
+    except DataError:  # opening the samples reports the error
         return False
     return found.kind in ("images", "arrays") and bool(part_of(found.root, found.files, "validation")[2])

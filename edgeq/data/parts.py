@@ -1,7 +1,7 @@
-"""Find the parts of a data set: a folder's calibration and validation samples by their names, and files that are in
-both.
+"""Find the parts of a data set: the calibration and validation samples of a folder, by their names, and files that are
+in both.
 
-Ranges must not come from the samples that prove them, and what is trained on proves nothing.
+Ranges must not come from the samples that prove them, and training samples prove nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Literal
 from edgeq.data.records import update_with_file
 
 Role = Literal["calibration", "validation"]
-"""What samples are for."""
+"""Purpose of samples."""
 
 _NAMES: dict[Role, tuple[str, ...]] = {
     "calibration": ("calibration", "calib", "training", "train"),
@@ -27,13 +27,14 @@ _SMALL = 16 << 20
 
 
 def part_of(root: Path, files: Sequence[Path], role: Role | None) -> tuple[Path, tuple[Path, ...], str]:
-    """Return the part of a folder's files that is for `role`, the folder of that part, and a note on what is left out.
+    """Return the part of a folder's files that is for `role`, the folder of that part, and a note on the files left
+    out.
 
-    Files are parted where the name of every sub-folder, and of every file next to them, begins with a part's name and
-    both parts are there. Of several validation parts (val and test) one is taken.
+    A folder has parts if the names of all its sub-folders and files begin with the name of a part, and both parts
+    exist. If there are several validation parts (val and test), one is used.
 
     Args:
-        role: None takes all files.
+        role: purpose of the samples; None returns all files.
     """
     kinds: dict[str, list[Path]] = defaultdict(list)
     if role is None:
@@ -54,7 +55,9 @@ def part_of(root: Path, files: Sequence[Path], role: Role | None) -> tuple[Path,
 
 
 def shared_files(one: Iterable[Path], other: Iterable[Path]) -> set[Path]:
-    """Return the files of `one` that are among `other` too: the same path or, of small files, the same content."""
+    """Return the files of `one` that are also in `other`: those with the same path and, if small, with the same
+    content.
+    """
     known = {path.resolve() for path in other}
     sizes: dict[int, set[str]] = defaultdict(set)
     small = {path: path.stat().st_size for path in known}

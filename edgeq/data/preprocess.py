@@ -1,14 +1,13 @@
-"""Turn a raw item into what the model takes: preprocessings by name, by file, by text, or a user's own.
+"""Turn a raw item into a model input: by a named preprocessing, a file, text, or a user's function.
 
-A declarative preprocessing is a `Spec` (steps in order). A user's own is a Python function, registered by name or
-named as `path/to/file.py:function`; it gets one raw item and returns the model input (or a dict of inputs).
-
-The declarative preprocessing: steps and source options, read from TOML tables, dicts or one line of text.
+A declarative preprocessing is a `Spec` of ordered steps and source options. It is read from TOML tables, dicts or one
+line of text. A user's function is registered by name or named as `path/to/file.py:function`. It gets one raw item and
+returns the model input or a dict of inputs.
 
 Text:   "resize=short:256:bilinear,crop=224,divide=255,mean=[0.485,0.456,0.406],layout=NCHW"
 TOML:   steps = [{op = "resize", size = 256, rule = "short"}, {op = "crop", size = 224}, ...]   (or the text)
         [source] key = "X", label = "Y", layout = "HWC"
-Both become the same values; `edgeq.util.records.plain` writes them out in full, defaults included.
+Both become the same values. `edgeq.util.records.plain` writes them out in full, defaults included.
 """
 
 from __future__ import annotations
@@ -42,14 +41,17 @@ def _listed() -> Mapping[str, dict[str, Any]]:
 
 @cache
 def shipped() -> Mapping[str, dict[str, Any]]:
-    """Return the preprocessings that ship with edgeq, by name, as `parse_spec` takes them."""
+    """Return the preprocessings that ship with edgeq by name, in the form that `parse_spec` reads."""
     about = ("legacy", "tasks")
     return {name: {key: v for key, v in spec.items() if key not in about} for name, spec in _listed().items()}
 
 
 def candidates(task: str | None = None) -> list[str]:
-    """Return the names to try where the right preprocessing is not known, the most common first: users' own, and those
-    that ship but for older names. `task` leaves out what only other tasks use, and puts first what only it does."""
+    """Return the names to try if the right preprocessing is not known, the most common first.
+
+    These are users' own preprocessings and the shipped ones without older names. With `task`, names that only other
+    tasks use are left out, and names that only this task uses come first.
+    """
     known = {name: spec.get("tasks", [task]) for name, spec in _listed().items() if "legacy" not in spec}
     fitting = [name for name, tasks in known.items() if task in (None, *tasks)]
     return [*sorted(_REGISTERED), *sorted(fitting, key=lambda name: task is None or "tasks" not in _listed()[name])]
@@ -59,7 +61,7 @@ def parse_source(value: Mapping[str, Any]) -> SourceOptions:
     """Return the source options of a [source] table.
 
     Raises:
-        DataError: an unknown field, or a value that it does not take.
+        DataError: a field is unknown, or does not take its value.
     """
     names = {f.name for f in fields(SourceOptions)}
     for key in value:
@@ -69,19 +71,19 @@ def parse_source(value: Mapping[str, Any]) -> SourceOptions:
 
 
 LONGEST_TEXT = 4096
-"""Characters of steps in one line."""
+"""Largest number of characters of steps in one line."""
 
 
 @dataclass(frozen=True)
 class Spec:
-    """Describe a declarative preprocessing: a title, the steps in the order they are applied, the source options."""
+    """Describe a declarative preprocessing: a title, the steps in their order, and the source options."""
 
     steps: tuple[Step, ...]
     title: str = ""
     source: SourceOptions = field(default_factory=SourceOptions)
 
     def __record__(self) -> dict[str, Any]:
-        """Plain data that `parse_spec` reads back to an equal value."""
+        """Return plain data that `parse_spec` reads back to an equal value."""
         found: dict[str, Any] = {"steps": self.steps}
         if self.title:
             found["title"] = self.title
@@ -94,7 +96,7 @@ def parse_spec(value: Mapping[str, Any], where: str) -> Spec:
     """Read a spec from plain data.
 
     Raises:
-        DataError: naming `where`, the step and the field.
+        DataError: the data is not a spec; the message names `where`, the step and the field.
     """
     try:
         unknown = sorted(set(value) - {"title", "steps", "source"})
@@ -117,7 +119,7 @@ def parse_spec(value: Mapping[str, Any], where: str) -> Spec:
 
 
 def parse_text(text: str, where: str = "--preprocess") -> Spec:
-    """Read "step=value,step=value"; values are parts joined by ":"; source options stand among the steps."""
+    """Read "step=value,step=value". A value is parts joined by ":". Source options may be between the steps."""
     if len(text) > LONGEST_TEXT:
         raise DataError(f"{where[:60]}… has {len(text)} characters, more than {LONGEST_TEXT}", "Give a .toml file")
     steps: list[Step] = []
@@ -147,7 +149,7 @@ Reads = Literal["array", "path", "text"]
 
 @dataclass(frozen=True)
 class Prepared:
-    """Hold what a preprocessing made of one raw item.
+    """Hold the result of a preprocessing for one raw item.
 
     Attributes:
         array: the model input, or several by name.
@@ -160,14 +162,15 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Preprocess:
-    """Preprocess a raw item when called with it; `edgeq.util.records.plain` gives what bundles and digests store.
+    """Preprocess a raw item when called with it. `edgeq.util.records.plain` gives the form that bundles and digests
+    store.
 
     Attributes:
-        name: as it was given to `load_preprocess`.
+        name: the value that `load_preprocess` got.
         spec: the declarative form, or None for a user's function.
         function: the user's function, or None.
-        reads: what the function takes: "array" (arrays, images as uint8 [H, W, 3] RGB), "path" or "text".
-        identity: what identifies the function across runs: its file and name, and the hash of its source file.
+        reads: type of the function's argument: "array" (arrays, images as uint8 [H, W, 3] RGB), "path" or "text".
+        identity: identification of the function across runs: its file and name, and the hash of its source file.
     """
 
     name: str
@@ -179,11 +182,12 @@ class Preprocess:
     identity: Mapping[str, str] = field(default_factory=dict)
 
     def __call__(self, raw: Any, spec: TensorSpec | None = None) -> Prepared:
-        """Preprocess one raw item: a `Picture`, an array, the path of an image, or (functions only) text or any path.
+        """Preprocess one raw item: a `Picture`, an array, the path of an image or, for functions only, text or any
+        path.
 
         Args:
             raw: the item. An array with more axes than `source.layout` is a batch of items.
-            spec: the model input that it feeds; "model" sizes and layouts are read from it.
+            spec: the model input that the item feeds. "model" sizes and layouts are read from it.
 
         Raises:
             DataError: the item does not fit the steps, or the function failed.
@@ -206,22 +210,22 @@ class Preprocess:
             return Prepared(np.asarray(done[0].array, order="C"), context)
         rows = [state.array if "N" in state.axes else state.array[None] for state in done]
         if len({row.shape[1:] for row in rows}) > 1:
-            raise DataError("the items of one array come out in different shapes", "Store them one a file")
+            raise DataError("the items of one array get different shapes", "Store one item per file")
         return Prepared(np.concatenate(rows), context)
 
     @property
     def one_row(self) -> bool:
-        """Return whether one raw item surely becomes one row of the batch."""
+        """Return whether one raw item always becomes one row of the batch."""
         return self.spec is not None and all(step.one_row for step in self.spec.steps)
 
     def __record__(self) -> dict[str, Any]:
-        """Plain data. A declarative one is read back by `load_preprocess`; a function is named, not stored."""
+        """Return plain data. `load_preprocess` reads back a declarative one. A function is named in it, not stored."""
         if self.spec is not None:
             return {"name": self.name, **plain(self.spec)}
         return {"name": self.name, "function": self.identity, "source": self.source}
 
     def arithmetic(self) -> tuple[str, ...]:
-        """Return what is done, one line a step."""
+        """Return the exact arithmetic, one line per step."""
         if self.spec is None:
             return (f"the function {self.identity.get('function', '?')}",)
         return tuple(step.describe() for step in self.spec.steps)
@@ -230,9 +234,10 @@ class Preprocess:
         assert self.function is not None
         try:
             value = raw.pixels if isinstance(raw, Picture) else raw
-            # A copy: decoded pixels are read-only, a user's own arrays are read again, and functions change arguments.
+            # Pass a copy: decoded pixels are read-only, a user's own arrays are read again, and functions may change
+            # arguments.
             result = self.function(value.copy() if isinstance(value, np.ndarray) else value)
-        except Exception as error:  # whatever a user's code raises is one line about that code
+        except Exception as error:  # any error in a user's code becomes one line about that code
             text, fix = describe(error)
             raise DataError(f"preprocessing {self.name} failed: {text}", fix) from error
         if isinstance(result, Mapping):
@@ -270,7 +275,7 @@ class Preprocess:
 
 
 _REGISTERED: dict[str, Preprocess] = {}
-"""Users' own functions. The one mutable place: `register` is a hook that user code calls when it is imported."""
+"""Users' own functions. This is the only mutable state, because user code calls `register` when it is imported."""
 
 
 def register(
@@ -281,14 +286,14 @@ def register(
     The function gets one raw item and returns one array (with or without the batch axis) or a dict of input arrays.
 
     Args:
-        name: what `--preprocess` calls it; names of shipped preprocessings are refused.
+        name: its name for `--preprocess`. Names of shipped preprocessings are refused.
         title: one line for `edgeq preprocess list`.
         reads: "array" for arrays and images (uint8 [H, W, 3], red first), "path" for a `pathlib.Path` to each file,
             "text" for a line (str) of a text file or a row (list of str) of a .csv.
         source: source options, as in the [source] table.
 
     Raises:
-        DataError: there is no name, a shipped preprocessing has it, or an option is unknown.
+        DataError: the name is missing or belongs to a shipped preprocessing, or an option is unknown.
     """
     if not isinstance(name, str):
         raise DataError("a preprocessing is registered without a name", "Write @register_preprocess(NAME)")
@@ -299,7 +304,7 @@ def register(
     options = parse_source(source or {})
 
     def decorate(function: UserFunction) -> UserFunction:
-        """Register `function`, and give it back unchanged."""
+        """Register `function` and return it unchanged."""
         _REGISTERED[name] = Preprocess(
             name, options, title, function=function, reads=reads, identity=_identity(function)
         )
@@ -309,20 +314,21 @@ def register(
 
 
 def names() -> dict[str, str]:
-    """Return every preprocessing that has a name → its title."""
+    """Return name → title of every named preprocessing."""
     own = {name: str(spec["title"]) for name, spec in shipped().items()}
     return {**own, **{name: entry.title for name, entry in sorted(_REGISTERED.items())}}
 
 
 def load_preprocess(value: Preprocess | Spec | str | Path | Mapping[str, Any]) -> Preprocess:
-    """Return a preprocessing from whatever names it.
+    """Return the preprocessing that `value` describes.
 
     Args:
         value: a name ("caffe"), a .toml file, "file.py:function", steps as text ("resize=256,crop=224,divide=255"),
-            or plain data (as `edgeq.util.records.plain` gives it).
+            or plain data from `edgeq.util.records.plain`.
 
     Raises:
-        DataError: unknown name (with the names there are), unreadable file, unknown step or field.
+        DataError: the name is unknown (the message lists the names), the file cannot be read, or a step or field is
+            unknown.
     """
     if isinstance(value, Preprocess):
         return value
@@ -333,7 +339,8 @@ def load_preprocess(value: Preprocess | Spec | str | Path | Mapping[str, Any]) -
         name = table.pop("name", "steps")
         if "function" in table:
             raise DataError(
-                f"preprocessing {name} is a function, which plain data only names", "Pass file.py:function again"
+                f"preprocessing {name} is a function, and plain data contains only its name",
+                "Pass file.py:function again",
             )
         return _declared(str(name), parse_spec(table, f"preprocessing {name}"))
     if callable(value):
@@ -356,11 +363,11 @@ def load_preprocess(value: Preprocess | Spec | str | Path | Mapping[str, Any]) -
 
 
 class NoPreprocessingError(DataError):
-    """Report images without a preprocessing: what they become is not known."""
+    """Report images without a preprocessing, whose model input is not known."""
 
 
 def choices() -> str:
-    """Return what `--preprocess` takes, one sentence for messages."""
+    """Return one sentence for messages about the values of `--preprocess`."""
     return (
         f"Pass --preprocess with one of {', '.join(candidates())}, a .toml file, file.py:function, "
         "or steps such as 'resize=short:256,crop=224,divide=255'"
@@ -376,7 +383,7 @@ def _from_python(text: str) -> Preprocess:
     path, _, name = text.rpartition(":")
     file = Path(path)
     known = next((entry for entry in _REGISTERED.values() if entry.function is function), None)
-    # The file's name without its folder: what is kept must not differ between machines.
+    # The file name without its folder, because the stored identity must not differ between machines.
     short = f"{file.name}:{name}"
     entry = known or Preprocess(short, SourceOptions(), function=function)
     digest = hashlib.sha256(file.read_bytes()).hexdigest()
@@ -390,26 +397,26 @@ def _identity(function: UserFunction) -> dict[str, str]:
 FILTERS = "FILTER is nearest, box, bilinear (default), hamming, bicubic or lanczos; ROUNDING defaults to floor"
 
 SOURCE = {
-    "key": "the array of a .npz that holds the items",
-    "encoded, offsets": "arrays that hold concatenated image files, and where each begins",
-    "label": "the array (or column) that holds the labels",
-    "labels": "where labels come from otherwise: name:{label}_*, or a file",
-    "input": "the model input that the items feed, where there are several",
+    "key": "the array of a .npz that contains the items",
+    "encoded, offsets": "the arrays with concatenated image files and with the position of each",
+    "label": "the array (or column) that contains the labels",
+    "labels": "another source of labels: name:{label}_*, or a file",
+    "input": "the model input that the items feed, if there are several",
     "source.layout": "the axes of one stored item, such as HWC, CHW, TF",
-    "source.channels": "RGB (default) or BGR, of stored arrays",
+    "source.channels": "the order in stored arrays: RGB (default) or BGR",
     "stack": "true or false: whether the first axis of prepared arrays counts samples",
     "pattern": "which files to read, for functions that read paths",
 }
-"""Source option as written in text → what it means."""
+"""Source option as written in text → its meaning."""
 
 
 def steps() -> dict[str, str]:
-    """Return names of every step, joined by ", " → what is written after "NAME="."""
+    """Return the names of every step, joined by ", " → the text after "NAME="."""
     return {", ".join((name, *step.aliases)): step.help for name, step in REGISTRY.items()}
 
 
 def list_preprocessings() -> dict[str, Any]:
-    """Return names with titles, steps and source options."""
+    """Return the names with titles, the steps and the source options."""
     return {
         "preprocessings": [{"name": name, "title": title} for name, title in names().items()],
         "steps": steps(),
@@ -419,7 +426,7 @@ def list_preprocessings() -> dict[str, Any]:
 
 
 def show_preprocessing(name: str) -> dict[str, Any]:
-    """Return the exact arithmetic of whatever `load_preprocess` takes."""
+    """Return the exact arithmetic of a preprocessing, which is named as for `load_preprocess`."""
     loaded: Preprocess = load_preprocess(name)
     return {
         "name": loaded.name,

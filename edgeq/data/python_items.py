@@ -1,7 +1,7 @@
-"""Read Python objects: lists, iterators, functions that give iterators, and objects with get_next.
+"""Read Python objects: lists, iterators, functions that return iterators, and objects with get_next.
 
-What can be read only once is written to a temporary file that grows on disk, so that samples can be read again and
-memory stays flat.
+Items that can be read only once are written to a temporary file on disk. So samples can be read again, and memory use
+stays constant.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _IN_MEMORY = 64 << 20
 
 @dataclass(frozen=True)
 class PythonItems:
-    """Read the records of items that `again` gives, as often as it is called, always the same.
+    """Read the records of items. `again` returns an iterator over the same items at each call.
 
     Attributes:
-        files: whether text stands for a file's path, as a path does.
+        files: whether text is the path of a file.
     """
 
     again: Callable[[], Iterator[Any]]
@@ -68,7 +68,7 @@ class PythonItems:
                 yield Record(name, raw, label, {"index": index, **place})
         if indices and index < indices[-1]:
             raise DataError(
-                f"the data gave {self.count} items, and {index + 1} when they were read again",
+                f"the data gave {self.count} items at first, but {index + 1} when read again",
                 "Give a list, or a function that makes a new iterator at each call",
             )
 
@@ -92,13 +92,13 @@ def open_python(
 
     Args:
         source: a sequence; an iterable that can be iterated again; an iterator or generator (read once, kept in a
-            temporary file); a function that gives a fresh iterator at each call; or an object whose `get_next()`
-            gives a dict or None, as ONNX Runtime's CalibrationDataReader.
-        wanted: the model input that single arrays feed, where it has several.
-        files: whether text stands for a file's path.
+            temporary file); a function that returns a fresh iterator at each call; or an object whose `get_next()`
+            returns a dict or None, such as ONNX Runtime's CalibrationDataReader.
+        wanted: the model input that single arrays feed, if the model has several.
+        files: whether text is the path of a file.
 
     Raises:
-        DataError: it is none of these, or an object with `get_next()` that was read to its end and has no `rewind()`.
+        DataError: `source` is none of these, or its `get_next()` was read to the end and it has no `rewind()`.
     """
     target = first_input(signature, wanted)
     again: Callable[[], Iterator[Any]]
@@ -106,7 +106,7 @@ def open_python(
         raise DataError(f"the class {source.__name__} is not data", f"Give an object of it, {source.__name__}(...)")
     if callable(getattr(source, "get_next", None)):
         again, count = _spool(given_by(source), signature, target)
-        if not count and callable(getattr(source, "rewind", None)):  # read before, as scripts do
+        if not count and callable(getattr(source, "rewind", None)):  # a script may have read it before
             source.rewind()
             again, count = _spool(given_by(source), signature, target)
         if not count:
@@ -122,7 +122,8 @@ def open_python(
         again, count = _spool(source, signature, target)
         if not count:
             raise DataError(
-                f"Python {type(source).__name__} holds no samples", "If it was read before, make a new one, or a list"
+                f"Python {type(source).__name__} holds no samples",
+                "If it was read before, make a new one, or give a list",
             )
     elif isinstance(source, Iterable) and not isinstance(source, str | bytes | Mapping):
         again = lambda: iter(source)  # noqa: E731
@@ -130,13 +131,13 @@ def open_python(
     else:
         fix = "Give a path, an iterable of samples, or a function"
         if isinstance(source, Mapping):
-            fix = f"{fix}; of one sample a list: [sample]"
+            fix = f"{fix}; for one sample, give a list: [sample]"
         raise DataError(f"{type(source).__name__} is not data", fix)
     return PythonItems(again, count, signature, target, prepared, files)
 
 
 def given_by(reader: Any) -> Iterator[Any]:
-    """Yield what `reader.get_next()` gives until it is None, or raises StopIteration."""
+    """Yield the results of `reader.get_next()` until it returns None or raises StopIteration."""
     while True:
         try:
             item = reader.get_next()
@@ -148,11 +149,11 @@ def given_by(reader: Any) -> Iterator[Any]:
 
 
 def split_item(item: Any, signature: Signature, target: str, where: str) -> tuple[dict[str, Any], Any]:
-    """Return inputs and label of one item: a `Sample`, a dict of inputs, an array, a tuple or list of one array an
-    input, or any of these with a label: (inputs, label).
+    """Return inputs and label of one item. The item is a `Sample`, a dict of inputs, an array, a tuple or list with one
+    array per input, or one of these with a label: (inputs, label).
 
     Raises:
-        DataError: a tuple that does not match the model's inputs.
+        DataError: a tuple does not match the model's inputs.
     """
     names = [spec.name for spec in signature.inputs]
     if isinstance(item, Sample):
@@ -172,12 +173,13 @@ def split_item(item: Any, signature: Signature, target: str, where: str) -> tupl
 
 
 def _is_several(item: list[Any], inputs: int) -> bool:
-    """Return whether a list is not an array but what a tuple would be, as PyTorch's loaders give lists: arrays for
-    several inputs, or arrays of several shapes."""
+    """Return whether a list stands for a tuple of arrays instead of one array. PyTorch's loaders give such lists:
+    arrays for several inputs, or arrays of several shapes.
+    """
     first = item[0] if item else None
     if not isinstance(first, Mapping | tuple) and not hasattr(first, "shape"):
         return False
-    if all(isinstance(value, Mapping) for value in item):  # samples, in a list too many
+    if all(isinstance(value, Mapping) for value in item):  # samples inside one more list than needed
         return False
     return inputs > 1 or isinstance(first, Mapping | tuple) or len({np.shape(value) for value in item}) > 1
 
@@ -189,7 +191,7 @@ def _array(value: Any, where: str) -> Any:
         return Path(value)
     try:
         return np.asarray(value)
-    except (ValueError, TypeError, RuntimeError) as error:  # RuntimeError: a tensor of PyTorch's that has a gradient
+    except (ValueError, TypeError, RuntimeError) as error:  # RuntimeError: a PyTorch tensor that has a gradient
         text = " ".join(str(error).split())
         raise DataError(f"{where} is not an array ({text})", "Give numbers of one shape") from error
 
@@ -202,7 +204,9 @@ def _called(function: Callable[[], Any]) -> Iterator[Any]:
 
 
 class _Spool:
-    """Items written once, read again and again; the file has no name and goes when the spool does."""
+    """Hold items that are written once and read many times. The temporary file has no name and disappears with this
+    object.
+    """
 
     def __init__(self) -> None:
         self.file = tempfile.SpooledTemporaryFile(max_size=_IN_MEMORY)  # noqa: SIM115  # closed by finalize
@@ -211,10 +215,10 @@ class _Spool:
         weakref.finalize(self, self.file.close)
 
     def add(self, inputs: Mapping[str, Any], label: Any, where: str) -> None:
-        """Write one item's arrays to the temporary file; texts, paths and the label stay in memory.
+        """Write one item's arrays to the temporary file. Texts, paths and the label stay in memory.
 
         Raises:
-            DataError: an array of Python objects.
+            DataError: an array contains Python objects.
         """
         arrays: list[tuple[str, int]] = []
         texts: dict[str, str | Path] = {}
@@ -229,7 +233,7 @@ class _Spool:
         self.kept.append((arrays, texts, label))
 
     def again(self) -> Iterator[Any]:
-        """Yield the items that were added, in their order, arrays read back from the file."""
+        """Yield the added items in their order, with arrays read back from the file."""
         for number, (arrays, texts, label) in enumerate(self.kept):
             inputs: dict[str, Any] = dict(texts)
             for name, position in arrays:

@@ -1,4 +1,4 @@
-"""Define what every reader gives: records in a fixed order, read lazily, within bounds."""
+"""Define the records that every reader gives, in a fixed order, read lazily and within limits."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ from edgeq.util.records import is_longer
 
 
 def place(path: Path, root: Path, classes: Mapping[str, int]) -> tuple[dict[str, Any], int | None]:
-    """Return the context that a file's place gives its samples (its name, its path below `root`, its class folder), and
-    the label of that folder; without `classes` neither."""
+    """Return the context of a file's samples (its name, its path below `root`, its class folder), and the label of that
+    folder. Without `classes`, the context has no class folder and the label is None.
+    """
     below = path.relative_to(root)
     context = {"file": path.name, "path": below.as_posix()}
     if not classes:
@@ -31,20 +32,20 @@ def place(path: Path, root: Path, classes: Mapping[str, int]) -> tuple[dict[str,
 
 
 MAX_PIXELS = 1 << 26
-"""The most pixels of one image (64 M): above it, a decompression bomb."""
+"""Largest number of pixels of one image (64 M). Larger images may be decompression bombs."""
 
 MAX_TEXT_BYTES = 1 << 26
-"""The most that a file of labels or text lines may take."""
+"""Largest size in bytes of a file of labels or text lines."""
 
 MAX_CELLS = 1 << 23
-"""The most lines and cells in one: each becomes an object of Python's, however short it is."""
+"""Largest number of lines and cells in such a file, because each becomes a Python object, however short it is."""
 
 _SEPARATORS = ",\t\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"
 
 MAX_FILES = 10_000_000
 
 Rows = Literal["one", "exact", "unknown"]
-"""How records fill the batch axis: one row each, exactly what the model takes, or not known before reading."""
+"""How records fill the batch axis: one row each, exactly the model's batch, or not known before reading."""
 
 
 @dataclass(frozen=True)
@@ -52,9 +53,9 @@ class Record:
     """Hold one item as it was stored.
 
     Attributes:
-        name: file, and index in it, for messages.
-        raw: model input → raw value (array, `Picture`, path, text). The key "" stands for "whatever the preprocessing
-            makes of it", where the model has several inputs.
+        name: the file, and the index in it, for messages.
+        raw: model input → raw value (array, `Picture`, path, text). If the model has several inputs, the key "" means
+            that the preprocessing decides the inputs.
         label, context: as in `Sample`.
     """
 
@@ -68,7 +69,7 @@ class Hash(Protocol):
     """Describe the part of hashlib's objects that digests use."""
 
     def update(self, data: bytes, /) -> None:
-        """Add `data` to what is hashed."""
+        """Add `data` to the hashed bytes."""
 
 
 class Source(Protocol):
@@ -77,7 +78,7 @@ class Source(Protocol):
     Attributes:
         rows: how records fill the batch axis.
         prepared: whether the records are model inputs already.
-        notes: how the data was read, where that was a choice; a sentence each.
+        notes: choices that the reader made, one sentence each.
     """
 
     @property
@@ -91,7 +92,7 @@ class Source(Protocol):
         """Return the records of `indices` (rising), each loaded when the iterator reaches it."""
 
     def update(self, digest: Hash, indices: Sequence[int]) -> None:
-        """Feed the contents behind `indices` to `digest`."""
+        """Feed the contents of the records of `indices` to `digest`."""
 
 
 @dataclass(frozen=True)
@@ -99,9 +100,9 @@ class FileList(ABC):
     """Read files, one record each.
 
     Attributes:
-        root: the folder that names are relative to.
-        files: in the order of reading.
-        target: the model input they feed ("" where the preprocessing decides).
+        root: the folder to which names are relative.
+        files: the files in the order of reading.
+        target: the model input that the files feed, or "" if the preprocessing decides.
         classes: class sub-folder → label, or empty.
     """
 
@@ -121,41 +122,43 @@ class FileList(ABC):
         return len(self.files)
 
     def groups(self) -> Sequence[str]:
-        """Return the class folder of each file, or nothing."""
+        """Return the class folder of each file, or nothing if there are no class folders."""
         return [path.relative_to(self.root).parts[0] for path in self.files] if self.classes else ()
 
     def read(self, indices: Sequence[int]) -> Iterator[Record]:
-        """Yield the files of `indices`, one at a time; the context has the file, its class folder and its path."""
+        """Yield the files of `indices`, one at a time. The context contains the file, its class folder and its path."""
         for path in (self.files[index] for index in indices):
             context, label = place(path, self.root, self.classes)
             yield Record(str(path), {self.target: self.item(path)}, label, context)
 
     def update(self, digest: Hash, indices: Sequence[int]) -> None:
-        """Hash path below the folder and bytes of each file."""
+        """Hash the path below the folder and the bytes of each file."""
         for path in (self.files[index] for index in indices):
             update_with_file(digest, path, path.relative_to(self.root).as_posix())
 
 
 def check_size(size: int, what: str, fix: str, *, held: int = 0) -> None:
-    """Refuse what would take more bytes than one sample may, before they are allocated.
+    """Refuse an allocation of more bytes than one sample may take.
 
     Args:
-        what: begins the message.
-        held: bytes of the file behind it, which it may take in any case.
+        what: the beginning of the message.
+        held: size in bytes of the file with the sample. This many bytes are always allowed in addition.
 
     Raises:
-        DataError: it would.
+        DataError: `size` is larger than that.
     """
     most = largest_sample()
     if size > most + held:
-        raise DataError(f"{what}: {size} bytes, where a sample may take {most}", f"{fix}; {VARIABLE} sets the limit")
+        raise DataError(
+            f"{what}: {size} bytes, but a sample may take at most {most}", f"{fix}; {VARIABLE} sets the limit"
+        )
 
 
 def read_text(path: Path, fix: str = "Split it") -> str:
-    """Return a UTF-8 file of bounded size and number of lines and cells.
+    """Return the text of a UTF-8 file, whose size and number of lines and cells are limited.
 
     Raises:
-        DataError: it is larger, with the advice `fix`, or cannot be read.
+        DataError: the file is larger (with the advice `fix`) or cannot be read.
     """
     try:
         if is_longer(path, MAX_TEXT_BYTES):
@@ -171,10 +174,10 @@ def read_text(path: Path, fix: str = "Split it") -> str:
 
 
 def spans(counts: Sequence[int], indices: Sequence[int]) -> Iterator[tuple[int, Sequence[int]]]:
-    """Split rising global `indices` over files that hold `counts` records.
+    """Split rising global `indices` over files that have `counts` records.
 
     Yields:
-        (file number, indices inside the file), only for files that are touched; a range of a range.
+        (file number, indices inside the file), only for files with any of the indices. A range splits into ranges.
     """
     start = first = 0
     for number, count in enumerate(counts):
@@ -192,7 +195,7 @@ def spans(counts: Sequence[int], indices: Sequence[int]) -> Iterator[tuple[int, 
 def update_with_file(digest: Hash, path: Path, name: str) -> None:
     """Feed a file's name, size and bytes to `digest`."""
     try:
-        # Names that are not UTF-8 hold lone surrogates.
+        # Names that are not UTF-8 contain lone surrogates.
         digest.update(f"{name}\0{path.stat().st_size}\0".encode("utf-8", "surrogatepass"))
         with path.open("rb") as stream:
             while block := stream.read(1 << 20):
@@ -206,21 +209,22 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class Picture:
-    """Hold a decoded image. `pixels`: uint8 [H, W, 3], red first."""
+    """Hold a decoded image. `pixels` is uint8 [H, W, 3], red first."""
 
     pixels: Array
 
 
 @dataclass(frozen=True)
 class Geometry:
-    """Map the pixels of the original image to those of the model's input.
+    """Map the pixels of the original image to the pixels of the model's input.
 
-    For a point, x_input = x_original * scale[0] + offset[0], and the same for y with index 1.
+    For a point, x_input = x_original * scale[0] + offset[0]. The same is true for y with index 1.
 
     Attributes:
         original: (width, height) of the image as stored.
         scale: (horizontal, vertical), as the resize rule computes it in float64 (before sizes are rounded to pixels).
-        offset: (horizontal, vertical) in input pixels: positive where padding was added, negative where a crop cut.
+        offset: (horizontal, vertical) in input pixels: positive if padding was added, negative if a crop cut pixels
+            off.
     """
 
     original: tuple[int, int]
@@ -240,7 +244,7 @@ class Geometry:
         return Geometry(self.original, self.scale, (self.offset[0] + x, self.offset[1] + y))
 
     def context(self) -> dict[str, Any]:
-        """Return the keys that a sample's context carries."""
+        """Return the geometry's keys for a sample's context."""
         return {"original_size": self.original, "scale": self.scale, "offset": self.offset}
 
 
@@ -262,10 +266,10 @@ class State:
 
     Attributes:
         array: the values.
-        axes: one letter an axis (N batch, C channel, H row, W column, others as the source declares), or "" where the
+        axes: one letter per axis (N batch, C channel, H row, W column, others as the source declares), or "" if the
             axes have no declared meaning.
         channels: the order of the channels, "RGB" or "BGR", or "" for anything else.
-        geometry: for images.
+        geometry: the geometry of an image, else None.
     """
 
     array: Array
@@ -275,11 +279,11 @@ class State:
 
 
 def model_axes(spec: TensorSpec | None, axes: str) -> str:
-    """Return the axes of a model input, read from its shape: channels are where the size is 1 or 3, else first.
+    """Return the axes of a model input, derived from its shape. Channels are where the size is 1 or 3, else first.
 
     Args:
         spec: the input.
-        axes: the item's axes, without the batch; they decide where the shape alone says nothing.
+        axes: the item's axes without the batch. They decide if the shape alone is ambiguous.
     """
     if spec is None or spec.shape is None:
         return ""
@@ -294,8 +298,11 @@ def model_axes(spec: TensorSpec | None, axes: str) -> str:
 
 
 def assumed_axes(shape: tuple[int, ...], spec: TensorSpec | None) -> str:
-    """Return the axes of a raw array without declared ones: those of the model where the shape is the model's own (with
-    or without its batch axis); else HWC for three axes, HW for two, and no meaning for any other number."""
+    """Return the axes of a raw array that has no declared axes.
+
+    If the shape is the model's own (with or without its batch axis), these are the model's axes. Otherwise three axes
+    are HWC, two axes are HW, and any other number has no meaning ("").
+    """
     guess = {2: "HW", 3: "HWC"}.get(len(shape), "")
     if spec is None or spec.shape is None:
         return guess
@@ -310,7 +317,7 @@ def assumed_axes(shape: tuple[int, ...], spec: TensorSpec | None) -> str:
 
 
 def model_size(spec: TensorSpec | None) -> tuple[int, int] | None:
-    """Return the (width, height) that a model's image input fixes, or None."""
+    """Return the (width, height) that a model's image input fixes, or None if it fixes no size."""
     axes = model_axes(spec, "HWC")
     if spec is None or spec.shape is None or "H" not in axes or len(axes) != len(spec.shape):
         return None
@@ -322,16 +329,16 @@ def model_size(spec: TensorSpec | None) -> tuple[int, int] | None:
 
 @dataclass(frozen=True)
 class Sample(Displayed):
-    """Hold one run's worth of input.
+    """Hold the input of one run.
 
     Attributes:
-        name: file (and index in it), for messages.
-        inputs: exactly what `session.run` takes, batch dimension included.
-        label: class index or whatever the reader found; None where there is none. In a batch that was gathered for a
-            model of fixed batch size, the tuple of its rows' labels.
+        name: the file (and index in it), for messages.
+        inputs: the arrays for `session.run`, batch dimension included.
+        label: class index or any other label that the reader found, or None. A batch that was gathered for a model of
+            fixed batch size has the tuple of its rows' labels.
         context: "file" (base name), "path" (below the data folder), "index" (in its file), "class" (sub-folder), and
-            for images "original_size" (width, height), "scale", "offset" (see `edgeq.data.records.Geometry`). In a
-            gathered batch: "rows" (the rows' contexts) and "valid" (how many rows are not filling).
+            for images "original_size" (width, height), "scale", "offset" (see `edgeq.data.records.Geometry`). A
+            gathered batch has "rows" (the rows' contexts) and "valid" (the number of rows that are not padding).
     """
 
     name: str
@@ -341,7 +348,7 @@ class Sample(Displayed):
 
 
 def plain_label(value: Any) -> Any:
-    """Return text that is a number as that number, numpy scalars as Python's, and anything else as it is."""
+    """Return text that is a number as that number, a numpy scalar as a Python one, and any other value unchanged."""
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, str):
@@ -356,19 +363,19 @@ def plain_label(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class SourceOptions:
-    """Say where in the data the raw items and labels are.
+    """Locate the raw items and labels in the data.
 
     Attributes:
-        key: the array that holds the items (.npz).
-        encoded, offsets: the array that holds concatenated image files (JPEG, PNG …), and the one whose n + 1 numbers
-            say where each begins (.npz).
-        label: the array that holds the labels (.npz), or the column (text).
-        labels: where labels come from otherwise; see `edgeq.data.labels`.
-        layout: the axes of one raw item, such as "HWC", "CHW", "TF". Leading axes beyond these count samples.
+        key: the array that contains the items (.npz).
+        encoded, offsets: the array that contains concatenated image files (JPEG, PNG …), and the array whose n + 1
+            numbers are the positions where the files begin and the last one ends (.npz).
+        label: the array that contains the labels (.npz), or the column (text).
+        labels: any other source of the labels; see `edgeq.data.labels`.
+        layout: the axes of one raw item, such as "HWC", "CHW", "TF". Further leading axes count samples.
         channels: the order of the colour channels in raw arrays.
-        input: the model input that the items feed, where the model has several.
-        stack: for prepared arrays, whether the leading axis counts samples; None decides by the model's shape.
-        pattern: which files of a folder to read, by their names (as "*.wav").
+        input: the model input that the items feed, if the model has several.
+        stack: for prepared arrays, whether the leading axis counts samples; with None, the model's shape decides.
+        pattern: pattern of the file names to read in a folder, such as "*.wav".
     """
 
     key: str | None = None
@@ -389,7 +396,7 @@ class SourceOptions:
             if value is not None and not right:
                 raise DataError(f"source.{item.name} is {value!r}", "Give a string (true or false for source.stack)")
         if self.layout is not None and not (self.layout.isalpha() and len(set(self.layout)) == len(self.layout)):
-            raise DataError(f"source.layout is {self.layout!r}", "Give one letter an axis, such as 'HWC'")
+            raise DataError(f"source.layout is {self.layout!r}", "Give one letter per axis, such as 'HWC'")
         if self.layout is not None and "N" in self.layout:
             raise DataError(f"source.layout is {self.layout!r}", "Name the axes of one item, without the batch axis N")
         if (self.encoded is None) != (self.offsets is None):
@@ -398,5 +405,5 @@ class SourceOptions:
             raise DataError(f"source.channels is {self.channels!r}", "Use 'RGB' or 'BGR'")
 
     def __record__(self) -> dict[str, Any]:
-        """Return only what differs from the defaults."""
+        """Return only the options that differ from the defaults."""
         return {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}

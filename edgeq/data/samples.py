@@ -4,9 +4,8 @@ samples = open_samples("calib/", signature, preprocess="imagenet", count=100)
 for sample in samples:
     session.run(None, sample.inputs)
 
-Samples in shards, for workers: by reference where workers can read the data themselves, else with the samples.
-
-Where one shard ends and the next begins depends on the samples alone, not on the number of workers.
+Samples can also be cut into shards for workers. A shard is a reference if workers can read the data themselves.
+Otherwise it contains the samples. The boundaries of shards depend only on the samples, not on the number of workers.
 """
 
 from __future__ import annotations
@@ -39,10 +38,10 @@ from edgeq.util.records import plain
 def rebatch(samples: Iterable[Sample], size: int) -> Iterator[Sample]:
     """Yield samples of exactly `size` rows.
 
-    A sample that has `size` rows passes unchanged, after the rows that wait before it. Others are cut into rows and
-    gathered in order. The last batch repeats its last row until it is full; `context["valid"]` counts the real rows.
-    Rows are gathered only with rows of equal scalars, which have no row of their own in a batch.
-    A gathered sample (size above 1) has as label the tuple of its rows' labels and as `context["rows"]` their contexts.
+    A sample that has `size` rows passes unchanged, after any rows that still wait. Other samples are cut into rows,
+    which are gathered in order. The last batch repeats its last row until it is full; `context["valid"]` counts the
+    real rows. Scalars have no row of their own in a batch, so only rows with equal scalars are gathered. A gathered
+    sample (size above 1) has the tuple of its rows' labels as its label, and their contexts as `context["rows"]`.
     """
     waiting: list[Sample] = []
     for sample in samples:
@@ -68,7 +67,7 @@ def rebatch(samples: Iterable[Sample], size: int) -> Iterator[Sample]:
 
 
 def batches(rows: int, size: int) -> int:
-    """Return how many batches `rows` single rows make."""
+    """Return the number of batches that `rows` single rows fill."""
     return -(-rows // size)
 
 
@@ -89,15 +88,15 @@ __all__ = ["Sample", "Samples", "SourceSamples", "open_samples"]
 
 @runtime_checkable
 class Samples(Protocol):
-    """Iterate samples any number of times, each loaded when the iterator reaches it.
+    """Iterate over samples any number of times. Each sample is loaded when the iterator reaches it.
 
     Attributes:
-        source: where they come from, for people.
+        source: the origin of the samples, for people.
     """
 
     @property
     def source(self) -> str:
-        """Return a description of where the samples come from, for people."""
+        """Return the origin of the samples, for people."""
 
     def __len__(self) -> int: ...
     def __iter__(self) -> Iterator[Sample]: ...
@@ -110,12 +109,12 @@ class SourceSamples(Displayed):
     """Make samples from a reader's records.
 
     Attributes:
-        notes: what was decided and found while opening; the command line prints them.
-        preprocess: None where the data are model inputs already.
-        hold: bytes of inputs up to which all samples stay in memory once they were read: decoding them again often
-            costs more than the model.
+        notes: decisions and findings at opening; the command line prints them.
+        preprocess: the preprocessing, or None if the data are model inputs already.
+        hold: limit in bytes of inputs up to which all samples stay in memory after the first pass, because decoding
+            them again often costs more than the model.
         classes: numbers of labels that are names; None leaves names as they are.
-        score_names: names of the model's scores, where classes are listed or folders name them.
+        score_names: names of the model's scores, if a list of classes or class folders name them.
     """
 
     source: str
@@ -129,12 +128,12 @@ class SourceSamples(Displayed):
 
     @property
     def preprocess(self) -> Preprocess | None:
-        """Return how raw items become model inputs; None where the data are model inputs already."""
+        """Return the preprocessing of raw items, or None if the data are model inputs already."""
         return self.opened.preprocess
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Return what was decided and found while opening, a sentence each."""
+        """Return the decisions and findings at opening, one sentence each."""
         return self.opened.notes
 
     def __len__(self) -> int:
@@ -143,7 +142,7 @@ class SourceSamples(Displayed):
 
     @property
     def _records_each(self) -> int | None:
-        """Return how many records a sample takes; None where that is not known before reading."""
+        """Return the number of records per sample, or None if it is not known before reading."""
         size = fixed_batch(self.signature)
         rows = self.opened.records.rows
         if self.preprocess is not None and not self.opened.records.prepared:
@@ -155,45 +154,46 @@ class SourceSamples(Displayed):
 
     @property
     def readable(self) -> bool:
-        """Return whether another process can read any part of the samples: they are files, and records are known by
-        number."""
+        """Return whether another process can read any part of the samples. This is true if they are files and the
+        records of each sample are known.
+        """
         return self.opened.folder is not None and self._records_each is not None
 
     def part(self, start: int, stop: int) -> SourceSamples | None:
-        """Return samples `start` to `stop` (exclusive); None where the records that make them are not known."""
+        """Return samples `start` to `stop` (exclusive), or None if their records are not known."""
         taken = self._records_each
         return None if taken is None else self.records(range(start * taken, stop * taken))
 
     def chosen(self, places: Sequence[int]) -> SourceSamples | None:
-        """Return the samples at `places`, ascending; None where it is not known which records those are."""
+        """Return the samples at `places`, which ascend, or None if their records are not known."""
         if self._records_each != 1 or self._held is not None:
             return None
         return replace(self, selection=[self.selection[place] for place in places])
 
     def without(self, files: Collection[Path]) -> SourceSamples:
-        """Return the samples of other files."""
+        """Return the samples whose files are not in `files`."""
         of = self.opened.files()
         return replace(self, selection=[index for index in self.selection if of[index] not in files])
 
     def files(self) -> list[Path]:
-        """Return the file of each chosen record; nothing where records have none of their own."""
+        """Return the file of each chosen record, or nothing if records have no files of their own."""
         of = self.opened.files()
         return [of[index] for index in self.selection] if of else []
 
     def records(self, chosen: range) -> SourceSamples:
-        """Return the samples of some of the records."""
+        """Return the samples of the `chosen` range of the records."""
         return replace(self, selection=self.selection[chosen.start : chosen.stop])
 
     @functools.cached_property
     def _counted(self) -> int:
-        # Only reading tells how many rows the records have, for a model that fixes its batch.
+        # If the model fixes its batch, only reading shows how many rows the records have.
         return sum(1 for _ in self)
 
     def __iter__(self) -> Iterator[Sample]:
         return self._read() if self._held is None else iter(self._held)
 
     def _read(self) -> Iterator[Sample]:
-        """Yield all samples; they are held for the next time if they are small enough."""
+        """Yield all samples. If they are small enough, they are kept for the next pass."""
         size = fixed_batch(self.signature)
         records = self.opened.records.read(self.selection)
         samples = (self._sample(i, record) for i, record in zip(self.selection, records, strict=True))
@@ -217,7 +217,7 @@ class SourceSamples(Displayed):
         return {key: value for key, value in self.__dict__.items() if key != "_held"}
 
     def digest(self) -> str:
-        """Return the SHA-256 (hex) over the files behind the chosen samples, the choice, and the preprocessing."""
+        """Return the SHA-256 (hex) over the files of the chosen samples, the selection, and the preprocessing."""
         digest = hashlib.sha256()
         self.opened.records.update(digest, self.selection)
         steps = plain(self.preprocess) if self.preprocess is not None else {}
@@ -237,7 +237,7 @@ class SourceSamples(Displayed):
         return Sample(record.name, inputs, self._numbered(plain_label(label)), context)
 
     def _numbered(self, label: Any) -> Any:
-        """Return the class of a label that is a name."""
+        """Return the class number of a label that is a name, and any other label unchanged."""
         if not isinstance(label, str) or self.classes is None:
             return label
         found = self.classes.find(label)
@@ -274,24 +274,24 @@ class SourceSamples(Displayed):
 
 @dataclass(frozen=True)
 class Subset(Displayed):
-    """Select some of other samples: `selection` has their numbers, ascending."""
+    """Select some of other samples. `selection` contains their numbers, ascending."""
 
     samples: Samples
     selection: Sequence[int]
 
     @property
     def source(self) -> str:
-        """Return a description of where the samples come from, for people."""
+        """Return the origin of the samples, for people."""
         return self.samples.source
 
     @property
     def preprocess(self) -> Preprocess | None:
-        """Return how raw items become model inputs; None where the data are model inputs already."""
+        """Return the preprocessing of raw items, or None if the data are model inputs already."""
         return getattr(self.samples, "preprocess", None)
 
     @property
     def score_names(self) -> tuple[str, ...]:
-        """Return the names of the model's scores; empty where they are not known."""
+        """Return the names of the model's scores, or nothing if they are not known."""
         return getattr(self.samples, "score_names", ())
 
     def __len__(self) -> int:
@@ -302,7 +302,7 @@ class Subset(Displayed):
         return itertools.compress(self.samples, (number in chosen for number in range(self.selection[-1] + 1)))
 
     def digest(self) -> str:
-        """Return the SHA-256 (hex) over the digest of all samples and the choice among them."""
+        """Return the SHA-256 (hex) over the digest of all samples and the selection."""
         digest = hashlib.sha256()
         digest.update(f"{self.samples.digest()} {self.selection!r}".encode())
         return digest.hexdigest()
@@ -320,28 +320,29 @@ def open_samples(
     model: str | Path | None = None,
     progress: Progress = SILENT,
 ) -> Samples:
-    """Open data as samples of a model. Nothing but headers and names is read yet.
+    """Open data as samples of a model. Opening reads only headers and names.
 
     Args:
         source: a file, a folder, a pattern ("data/val_*.npz"), samples opened already, an iterable (dict of arrays,
-            array, tuple of arrays, path of an image, or (inputs, label)), a function that gives one, an object with
-            `get_next()`, or `Data`, whose preprocessing, labels and count go before the arguments of these names.
-        signature: of the model: `edgeq.inspect(MODEL).signature`.
-        preprocess: what `load_preprocess` takes. None: `preprocess.toml` in the data folder, then next to the model;
-            else arrays and protobufs are model inputs already, and images are an error.
+            array, tuple of arrays, path of an image, or (inputs, label)), a function that returns one, an object with
+            `get_next()`, or `Data`, whose preprocessing, labels and count override the arguments of these names.
+        signature: signature of the model: `edgeq.inspect(MODEL).signature`.
+        preprocess: a preprocessing, as for `load_preprocess`. None looks for `preprocess.toml` in the data folder, then
+            next to the model. Without such a file, arrays and protobufs are model inputs, and images are an error.
         labels: see `edgeq.data.labels`.
-        count, start, stride: use every `stride`-th record from `start`; of those at most `count`, spread evenly over
-            class folders and files.
-        model: the model file, next to which `preprocess.toml` is looked for.
-        progress: receives a note of what was found and decided.
+        count, start, stride: selection of records: every `stride`-th from `start`, and at most `count` of them, spread
+            evenly over class folders and files.
+        model: the model file; `preprocess.toml` may be next to it.
+        progress: receives notes of findings and decisions.
 
     Raises:
         DataError: missing, unreadable or unfit data; the message names the file and the fix.
-        UsageError: no signature; a count, start or stride that is not a whole number or makes no sense.
+        UsageError: no signature; a count, start or stride that is not a whole number or is too small.
     """
     if not isinstance(signature, Signature):
         raise UsageError(
-            f"the signature is given as {type(signature).__name__}", "Give that of the model: inspect(MODEL).signature"
+            f"the signature is given as {type(signature).__name__}",
+            "Give the model's signature: inspect(MODEL).signature",
         )
     role = None
     while isinstance(source, Data):
@@ -385,7 +386,7 @@ def open_samples(
 
 
 def _known_classes(classes: Classes | None, signature: Signature) -> Classes | None:
-    """Return the classes that labels name: those that are given, else ImageNet's where the model has scores for all."""
+    """Return the classes that labels name: the given ones, else ImageNet's if the model has scores for all of them."""
     scores = score_count(signature)
     if classes is not None:
         return without_background(classes, scores)
@@ -397,12 +398,12 @@ def _labels(opened: Opened, labels: Any, total: int) -> LabelOf | None:
         named = opened.preprocess.source.labels if opened.preprocess is not None else None
         return load_labels_from(named, opened.folder, total, inside=opened.sidecar) if named is not None else None
     if isinstance(labels, np.ndarray) and labels.ndim != 1:
-        raise DataError(f"the labels have shape {list(labels.shape)}", "Give one label a sample")
+        raise DataError(f"the labels have shape {list(labels.shape)}", "Give one label per sample")
     return load_labels_from(labels, opened.folder, total)
 
 
 def _select(total: int, start: int, stride: int, count: int | None, name: str, groups: Sequence[Any]) -> Sequence[int]:
-    """Return the numbers of the chosen records, ascending; `groups` has the class of each, or nothing."""
+    """Return the numbers of the chosen records, ascending. `groups` contains the class of each record, or is empty."""
     chosen = range(start, total, stride)
     if not chosen:
         raise DataError(f"{name} holds {total} samples, none from {start} on", "Start earlier")
@@ -414,11 +415,11 @@ def _select(total: int, start: int, stride: int, count: int | None, name: str, g
 def spread(total: int, count: int, groups: Sequence[Any] = ()) -> list[int]:
     """Return `count` of the places 0 to `total` - 1, ascending, spread evenly over the groups and within each.
 
-    A group that has fewer than its share gives all that it has, and the others share the rest; where there are more
-    groups than places, the groups that give one are spread too.
+    A group that has fewer places than its share gives all of them, and the others share the rest. If there are more
+    groups than `count`, the groups that give a place are spread, too.
 
     Args:
-        groups: the group of each place; without them all are of one.
+        groups: the group of each place; if empty, all places are in one group.
     """
     members: dict[Any, list[int]] = {}
     for place in range(min(total, len(groups)) if groups else total):
@@ -440,38 +441,40 @@ def spread(total: int, count: int, groups: Sequence[Any] = ()) -> list[int]:
 
 
 def places(total: int, count: int) -> list[int]:
-    """Return `count` of the places 0 to `total` - 1, from the first on, at even distances."""
+    """Return `count` of the places 0 to `total` - 1, beginning with 0, at even distances."""
     return [place * total // count for place in range(count)]
 
 
 def first(samples: Samples, count: int) -> Samples:
-    """Return the samples of the first `count` records: a window, for readers that go through the data in parts."""
+    """Return the samples of the first `count` records, for readers that go through the data in parts."""
     if isinstance(samples, SourceSamples):
         return samples.records(range(count))
     return Subset(samples, range(min(count, len(samples))))
 
 
 def spread_over(samples: Samples, count: int) -> Samples:
-    """Return `count` samples spread over all, for data are often sorted by class; all where there are no more."""
+    """Return `count` samples spread over all, because data are often sorted by class. If there are not more, return
+    all.
+    """
     if count >= len(samples):
         return samples
     return chosen_of(samples, places(len(samples), count))
 
 
 def chosen_of(samples: Samples, numbers: Sequence[int]) -> Samples:
-    """Return the samples of these numbers, ascending."""
+    """Return the samples with these numbers, which ascend."""
     part = samples.chosen(numbers) if isinstance(samples, SourceSamples) else None
     return part if part is not None else Subset(samples, numbers)
 
 
-# Many enough that the last one does not keep the others waiting, few enough that merging them costs little.
+# Enough shards that workers do not wait long for the last one, and few enough that merging is cheap.
 _SHARDS, _LEAST, _MOST = 16, 8, 512
 _STREAMED_BYTES = 1 << 23
 
 
 @dataclass(frozen=True)
 class Shard:
-    """Hold samples `start` to `stop` (exclusive), with the samples themselves where they are streamed."""
+    """Describe samples `start` to `stop` (exclusive). If the samples are streamed, the shard contains them."""
 
     start: int
     stop: int
@@ -481,7 +484,7 @@ class Shard:
         return f"samples {self.start} to {self.stop - 1}"
 
     def read(self, reference: SourceSamples | None) -> Iterator[Sample]:
-        """Yield the samples, in a worker; `reference` is that of the `Sharded` that it comes from."""
+        """Yield the samples in a worker. `reference` is the `Sharded.reference` of the shard's origin."""
         if self.samples is not None:
             yield from self.samples
             return
@@ -491,12 +494,12 @@ class Shard:
 
 
 class Sharded:
-    """Cut samples, at most `count`, into parts for `workers`.
+    """Cut samples, at most `count`, into shards for `workers`.
 
     Attributes:
-        total: how many.
-        reference: the samples, for workers to read themselves; None where they are streamed: they come from Python, or
-            not all workers see the same files.
+        total: number of samples.
+        reference: the samples, which workers read themselves. None if the samples are streamed, because they come from
+            Python or because not all workers see the same files.
     """
 
     def __init__(self, samples: Samples, workers: Workers, count: int | None = None) -> None:
@@ -528,14 +531,14 @@ class Sharded:
 
 
 def fingerprint(samples: SourceSamples) -> str:
-    """Return a digest of the first, the middle and the last sample's files, and how many records there are."""
+    """Return a digest of the files of the first, the middle and the last sample, and of the number of records."""
     total = len(samples.selection)
     parts = [samples.records(range(at, at + 1)).digest() for at in sorted({0, total // 2, total - 1})]
     return " ".join([str(len(samples.opened.records)), *parts])
 
 
 def reads_the_same(samples: SourceSamples, expected: str) -> bool:
-    """Return whether this process, a worker, reads what the sender of `samples` does."""
+    """Return whether this process, a worker, reads the same samples as the sender of `samples`."""
     try:
         return fingerprint(samples) == expected
     except (DataError, OSError):

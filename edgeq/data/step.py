@@ -1,7 +1,7 @@
 """Define a preprocessing step, and how its fields are read from a table (TOML, JSON) or from one line of text.
 
-A step is a frozen dataclass: its fields are its options, their defaults those of the dataclass. How a field is read
-and what it takes is the field's metadata, made by `one_of`, `whole_number` or `field_kind`.
+A step is a frozen dataclass. Its fields are its options, with the dataclass's defaults. A field's metadata, made by
+`one_of`, `whole_number` or `field_kind`, defines how it is read and which values it takes.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ class Step(ABC):
     """Define one step. A subclass is a frozen dataclass.
 
     Attributes:
-        name: as `op` of a table and in text.
-        help: what is written after "NAME=".
+        name: the step's name, as `op` of a table and in text.
+        help: the text after "NAME=".
         aliases: other names.
-        one_row: whether one item surely becomes one row of the batch.
+        one_row: whether one item always becomes one row of the batch.
     """
 
     name: ClassVar[str]
@@ -36,15 +36,15 @@ class Step(ABC):
 
     @abstractmethod
     def apply(self, state: State, spec: TensorSpec | None) -> State:
-        """Return the item after this step. `spec` is the model input that it feeds, where that is known.
+        """Return the item after this step. `spec` is the model input that the item feeds, if it is known.
 
         Raises:
-            DataError: the item has not the shape, dtype or axes that the step needs.
+            DataError: the item does not have the shape, dtype or axes that the step needs.
         """
 
     @abstractmethod
     def describe(self) -> str:
-        """Return the exact arithmetic, one line."""
+        """Return the exact arithmetic in one line."""
 
     def __record__(self) -> dict[str, Any]:
         """Return the step's table: `op` and every field."""
@@ -53,12 +53,12 @@ class Step(ABC):
 
 
 def integer(text: str) -> int | str:
-    """Return a whole number where `text` is one; other text as it is."""
+    """Return the whole number in `text`, or `text` itself if it is not a whole number."""
     return int(text) if re.fullmatch(r"-?\d{1,9}", text) else text
 
 
 class UnfitError(ValueError):
-    """Report a value that a field does not take: the value to show, and what the field takes."""
+    """Report a value that a field does not take: the value to show, and a description of valid values."""
 
     def __init__(self, value: Any, fix: str) -> None:
         super().__init__(value)
@@ -70,8 +70,8 @@ class FieldKind:
     """Define how a field is read.
 
     Attributes:
-        read: from a plain value to the field's; UnfitError where it does not take the value (None: it is missing).
-        part: from one part of the text form to a plain value; None where the part belongs to another field.
+        read: converts a plain value (None if it is missing) to the field's, or raises UnfitError.
+        part: converts one part of the text form to a plain value, or returns None if the part belongs to another field.
         many: whether the field takes all parts of the text form.
     """
 
@@ -88,10 +88,10 @@ def field_kind(
 
 
 def read_number(value: Any) -> float:
-    """Return a finite number, or a fraction in text such as "1/255".
+    """Return a finite number. The value may be a fraction in text, such as "1/255".
 
     Raises:
-        UnfitError: it is neither.
+        UnfitError: the value is neither.
     """
     parts = value.split("/") if isinstance(value, str) else [value]
     try:
@@ -132,10 +132,10 @@ def whole_number(least: int) -> dict[str, FieldKind]:
 
 
 def from_table(step: type[Step], op: str, given: Mapping[str, Any]) -> Step:
-    """Return the step of a table without its `op`; `op` names it in messages.
+    """Return the step of a table without its `op`, which names the step in messages.
 
     Raises:
-        DataError: an unknown or missing field, or a value that it does not take.
+        DataError: a field is unknown or missing, or does not take its value.
     """
     known = _fields(step)
     unknown = sorted(set(given) - {f.name for f in known})
@@ -154,11 +154,10 @@ def from_table(step: type[Step], op: str, given: Mapping[str, Any]) -> Step:
 
 
 def table_of_text(step: type[Step], op: str, parts: Sequence[str]) -> dict[str, Any]:
-    """Return the table (without `op`) of the text form "op=part:part"; each part is matched with the field that takes
-    it.
+    """Return the table (without `op`) of the text form "op=part:part". Each part goes to the field that takes it.
 
     Raises:
-        DataError: a part that no field takes, or two for one field.
+        DataError: no field takes a part, or two parts are for one field.
     """
     known = _fields(step)
     if not known and list(parts) == ["true"]:
@@ -169,18 +168,18 @@ def table_of_text(step: type[Step], op: str, parts: Sequence[str]) -> dict[str, 
     for part in parts:
         values = {f.name: _kind(f).part(part) for f in known}
         if len(known) == 1 and values[known[0].name] is None:
-            values = {known[0].name: part}  # its reader raises what it takes
+            values = {known[0].name: part}  # the field's reader raises an error that names the valid values
         fitting = [name for name, value in values.items() if value is not None]
         name = next((name for name in fitting if name not in found), None)
         if name is None:
-            problem = f"a second {fitting[0]}, {part!r}" if fitting else f"{part!r} is not part of it"
+            problem = f"a second {fitting[0]}, {part!r}" if fitting else f"no field takes {part!r}"
             raise DataError(f"{op}: {problem}", SEE_LIST)
         found[name] = values[name]
     return found
 
 
 def listed(parts: Sequence[str]) -> str | list[str]:
-    """Return one value, or the list of "[a,b,c]" or of several parts."""
+    """Return one value, or the list of values in "[a,b,c]" or in several parts."""
     if len(parts) == 1 and parts[0].startswith("[") and parts[0].endswith("]"):
         return [item.strip() for item in parts[0][1:-1].split(",")]
     return parts[0] if len(parts) == 1 else list(parts)

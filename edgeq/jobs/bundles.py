@@ -1,4 +1,4 @@
-"""Write proven variants of one job as a bundle with its report and calibration tables."""
+"""Write the proven variants of one job as a bundle, with its report and calibration tables."""
 
 from __future__ import annotations
 
@@ -30,8 +30,9 @@ from edgeq.util.records import plain
 
 
 def used_ranges(job: Job, built: Built) -> dict[str, Range]:
-    """Return the range of each tensor in an artifact: what its file's scales and zero points represent, and the range
-    that it was built from where the file has none (a table for TensorRT, a tensor in float)."""
+    """Return the range of each tensor in an artifact. This is the range that the file's scale and zero point represent.
+    If the file has none (a table for TensorRT, a tensor in float), it is the range from which the artifact was built.
+    """
     file = shared_model(built.artifact.proof_model, job.prepared.graph)
     found = dict(built.ranges)
     for match in match_activations(job.prepared.graph, file):
@@ -42,7 +43,9 @@ def used_ranges(job: Job, built: Built) -> dict[str, Range]:
 
 
 def variant_ranges(job: Job, built: Mapping[str, Built]) -> dict[str, dict[str, Range]]:
-    """Return `used_ranges` of each variant that has ranges, by the variant's name; one file is read once."""
+    """Return `used_ranges` of each variant that has ranges, by the variant's name. A file that variants share is read
+    once.
+    """
     static = {name: one for name, one in built.items() if one.ranges}
     files = {one.artifact.proof_model: one for one in static.values()}
     found = {file: used_ranges(job, one) for file, one in files.items()}
@@ -52,11 +55,12 @@ def variant_ranges(job: Job, built: Mapping[str, Built]) -> dict[str, dict[str, 
 def write_variant_tables(
     job: Job, built: Mapping[str, Built], used: Mapping[str, Mapping[str, Range]], folder: Path
 ) -> dict[str, Path]:
-    """Write the calibration tables of each variant that has ranges, those of equal ranges once.
+    """Write the calibration tables of each variant that has ranges. Variants with equal ranges share their tables.
 
     Args:
-        built: by the variant's name; `used`: what `variant_ranges` gave.
-        folder: made here.
+        built: the builds, by the variant's name.
+        used: the result of `variant_ranges`.
+        folder: folder for the tables, which this function makes.
 
     Returns:
         The folder of each variant's tables, by the variant's name.
@@ -68,7 +72,7 @@ def write_variant_tables(
     written: list[tuple[dict[str, Range], Path]] = []
     places = {}
     for name, ranges in used.items():
-        # A recovery that rewrites the model leaves tensors of the source without a range of their own.
+        # If a recovery rewrites the model, some tensors of the source have no range in the artifact.
         known = {**scheme_ranges(job.statistics, built[name].artifact.scheme), **ranges}
         kept = {tensor: known[tensor] for tensor in job.statistics.tensors}
         place = next((place for other, place in written if other == kept), None)
@@ -81,14 +85,19 @@ def write_variant_tables(
 
 
 def _is_scale_of(params: QuantParams, span: Range) -> bool:
-    """Tell whether a scale is the one of a range, so that the range says the same without the zero point's rounding."""
+    """Return whether a scale belongs to a range. If so, the range is exact, whereas the file's values contain the
+    rounding of the zero point.
+    """
     steps = params.high - params.low
-    widths = float(params.scale.max()) * np.array([steps, steps - 1])  # a symmetric type leaves its least integer out
+    # a symmetric type does not use its smallest integer
+    widths = float(params.scale.max()) * np.array([steps, steps - 1])
     return bool(np.isclose(widths, span.high - span.low, rtol=1e-5, atol=0.0).any())
 
 
 def _represented(params: QuantParams) -> Range:
-    """Return what the integers represent; signed ones around zero as the symmetric range that they are scaled for."""
+    """Return the range that the integers represent. For signed integers with zero point 0, this is the symmetric range
+    for which they are scaled.
+    """
     symmetric = params.low < 0 and not params.zero_point.any()
     low, high = (replace(params, narrow=True) if symmetric else params).range
     return Range(min(low, 0.0), max(high, 0.0))
@@ -107,14 +116,15 @@ def bundle_variants(
     notes: Sequence[str] = (),
     force: bool = False,
 ) -> None:
-    """Write proven variants of one job as a bundle with its report.
+    """Write the proven variants of one job as a bundle with its report.
 
     Args:
         variants: by name, in the order of the package.
         workdir: a private folder, for the calibration tables.
-        command: what makes such a bundle, for the report's reader.
-        tuning: the record of the search that chose them (docs/tune.md), which travels as tuning.json.
-        notes: for the report.
+        command: the command that makes such a bundle, for the report's reader.
+        tuning: the record of the search that chose the variants (docs/tune.md), which the bundle contains as
+            tuning.json.
+        notes: notes for the report.
         Others as `edgeq.package`.
     """
     builds = {name: variant.built for name, variant in variants.items()}
@@ -156,11 +166,11 @@ def bundle_variants(
 
 
 def shipped_files(builds: Mapping[str, Built], workdir: Path) -> dict[str, Path]:
-    """Return the file of each variant: in the format of the engine that runs it, or the model, whose weights are shared
-    with those of others.
+    """Return the file of each variant, in the format of the engine that runs it. For onnxruntime this is the model, and
+    the models of a bundle share their weights.
 
     Args:
-        workdir: a private folder, for what is written.
+        workdir: a private folder, for new files.
     """
     folder = workdir / "converted"
     folder.mkdir()
@@ -171,7 +181,7 @@ def shipped_files(builds: Mapping[str, Built], workdir: Path) -> dict[str, Path]
 
 
 def as_text(name: str) -> str:
-    """Return a file name as text that UTF-8 can hold."""
+    """Return a file name as text that UTF-8 can encode."""
     return os.fsencode(name).decode("utf-8", "replace")
 
 
@@ -182,8 +192,9 @@ def _report_record(
     command: str,
     notes: Sequence[str],
 ) -> dict[str, Any]:
-    """Return what the bundle keeps for its report: nothing that another run on the same input would measure
-    otherwise."""
+    """Return the figures that the bundle keeps for its report. They contain nothing that another run on the same input
+    would measure differently.
+    """
     digests = {name: model_digest(variant.built.artifact.model) for name, variant in variants.items()}
     once = {digest: name for name, digest in digests.items()}
     figures = {d: _figures(job, variants[name].built, used.get(name, {})) for d, name in once.items()}
@@ -205,13 +216,17 @@ def _report_record(
 
 
 def _answers(variant: Variant) -> tuple[Path, str]:
-    """Return what decides the self-test's outputs: the model, which several targets may share, and the plug-in."""
+    """Return the model and the plug-in of a variant, which determine the self-test's outputs. Several targets may share
+    both.
+    """
     plugin = variant.built.artifact.plugin
     return variant.built.artifact.model, plugin.name if plugin is not None else ""
 
 
 def _figures(job: Job, built: Built, ranges: Mapping[str, Range]) -> dict[str, Any]:
-    """Return what the report draws of one artifact's tensors and layers, which onnxruntime's own kernels run."""
+    """Return the figures for the report's charts of one artifact's tensors and layers, run by onnxruntime's own
+    kernels.
+    """
     artifact = replace(built.artifact, engine=None)
     histograms = []
     if job.statistics is not None and ranges:
@@ -224,7 +239,7 @@ def _figures(job: Job, built: Built, ranges: Mapping[str, Range]) -> dict[str, A
 
 
 def _licence(job: Job) -> dict[str, str]:
-    """Return the model's licence, where its metadata has one."""
+    """Return the model's licence, if its metadata contains one."""
     held = {key.lower(): value.strip() for key, value in job.prepared.model.metadata_props.items()}
     licence = held.get("license") or held.get("licenses") or held.get("licence")
     return {"license": licence} if licence else {}

@@ -1,5 +1,5 @@
-"""Implement `edgeq.calibrate`: statistics of a user's model, with checkpoints, and merging the statistics of several
-machines.
+"""Implement `edgeq.calibrate`: collect statistics of a user's model, with checkpoints, and merge the statistics of
+several machines.
 """
 
 from __future__ import annotations
@@ -46,26 +46,29 @@ def calibrate(
     checkpoint_seconds: float = 30.0,
     progress: Progress = SILENT,
 ) -> Statistics:
-    """Prepare a float32 model as `quantize` does and run it once over samples: extrema and histogram of each tensor.
+    """Prepare a float32 model as `quantize` does, and run it once over samples to record the extrema and histogram of
+    each tensor.
 
     Args:
         model: an .onnx file.
-        data, preprocess, count, first, stride: as `edgeq.data.samples.open_samples` takes them.
-        output: directory for the statistics, which `quantize`, `package` and `tune` take instead of samples. They are
-            saved there now and then and when interrupted, so that nothing is lost. None keeps them in memory.
-        resume: continue what an interrupted run left in `output`; the result has the same bytes as an uninterrupted
-            one. Without anything there, start.
-        force: replace the statistics that are in `output`.
+        data, preprocess, count, first, stride: the samples, as for `edgeq.data.samples.open_samples`.
+        output: folder for the statistics, which `quantize`, `package` and `tune` can use instead of samples. They are
+            saved there at intervals and when the run is interrupted, so that no work is lost. None keeps them in
+            memory.
+        resume: continue an interrupted run from its statistics in `output`, or start if there are none. The result has
+            the same bytes as an uninterrupted run.
+        force: replace the statistics in `output`.
         skip: names of tensors not to record.
-        workers: a number of processes to share the samples among, the address of a Dask scheduler, or what
-            `edgeq.distributed.workers.open_workers` gave; the result has the same bytes.
+        workers: a number of processes that share the samples, the address of a Dask scheduler, or the result of
+            `edgeq.distributed.workers.open_workers`. The result has the same bytes.
         memory, threads, every_element: see `collect`.
-        fix: numbers for free sizes of the inputs, by name; `quantize` then takes the statistics with the same.
+        fix: numbers for free sizes of the inputs, by name. `quantize` then needs the same numbers.
 
     Raises:
-        CalibrationError: a value is NaN or infinite; what is in `output` belongs to other data or another model.
-        OutputError: `output` holds links, or what edgeq did not write there.
-        UsageError: an argument of another type; DataError: the samples cannot be opened.
+        CalibrationError: a value is NaN or infinite, or `output` contains statistics of other data or another model.
+        OutputError: `output` contains links, or files that edgeq did not write.
+        UsageError: an argument has another type.
+        DataError: the samples cannot be opened.
     """
     model, directory = path_of(model), path_of(output, "output") if output is not None else None
     if directory is not None:
@@ -77,8 +80,8 @@ def calibrate(
     mine, kept = force or start is not None, start is not None
 
     def save(partial: Statistics) -> None:
-        """Write the statistics so far into `directory`, if there are any."""
-        # The first save replaces nothing without `force`, later ones replace what was saved before.
+        """Write the current statistics into `directory`, if there is one."""
+        # Without `force`, the first save replaces nothing. Later saves replace the earlier ones.
         nonlocal mine, kept
         counted = partial.complete or any(tensor.samples for tensor in partial.tensors.values())
         if directory is not None and counted:
@@ -122,7 +125,7 @@ def calibrate(
             )
         except KeyboardInterrupt:
             if kept:
-                progress.note(f"what was counted is kept in {directory}: --resume goes on from there")
+                progress.note(f"the statistics so far are kept in {directory}: --resume continues from them")
             raise
     seconds = time.monotonic() - began
     done = statistics.samples - before
@@ -134,9 +137,9 @@ def calibrate(
 
 
 def merge_to(parts: Sequence[Path], directory: Path, *, force: bool = False) -> Statistics:
-    """Merge statistics directories, in any order, into a new one."""
+    """Merge folders of statistics, in any order, into a new one."""
     if len(parts) < 2:
-        raise UsageError("merging needs at least two parts", "Name the directories of all shards")
+        raise UsageError("merging needs at least two parts", "Name the folders of all shards")
     check_directory(directory, force=force)
     check_apart(directory, parts)
     whole = load_statistics(parts[0])
@@ -150,7 +153,7 @@ def merge_to(parts: Sequence[Path], directory: Path, *, force: bool = False) -> 
 
 
 def _existing(data: Any) -> tuple[Path, ...]:
-    """The file or folder that `data` names, if it names one: a pattern or an iterable does not."""
+    """Return the file or folder that `data` names, or nothing for a pattern or an iterable."""
     data = data.source if isinstance(data, Data) else data
     return (Path(data),) if isinstance(data, (str, Path)) and Path(data).exists() else ()
 
@@ -168,8 +171,8 @@ def _recorded(prepared: PreparedModel, model: Path, skip: Sequence[str]) -> tupl
 
 
 def parse_bytes(text: str) -> int:
-    """Return bytes from "500MB", "2 GiB", "1e9" or plain digits; decimal prefixes are powers of ten, binary ones of
-    two.
+    """Return the number of bytes in "500MB", "2 GiB", "1e9" or plain digits. Decimal prefixes are powers of ten, binary
+    prefixes are powers of two.
     """
     match = re.fullmatch(r"\s*([0-9.]+(?:e[0-9]+)?)\s*([kmgt]?)(i?)b?\s*", text.lower())
     try:

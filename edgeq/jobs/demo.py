@@ -28,7 +28,7 @@ from edgeq.util.outputs import output_directory, read_object
 
 @dataclass(frozen=True)
 class Row:
-    """Hold one line of the closing table. Latencies in milliseconds, single stream."""
+    """Hold one line of the final table. Latencies are in milliseconds, single stream."""
 
     name: str
     p50_ms: float
@@ -41,7 +41,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Demonstration:
-    """Hold what each step of the main job gave."""
+    """Hold the result of each step of the main job."""
 
     machine: Machine
     match: ProfileMatch
@@ -84,11 +84,12 @@ class Demonstration:
 
 
 def demonstrate(output: Path, *, force: bool = False, progress: Progress = SILENT) -> Demonstration:
-    """Run every stage on the embedded model and leave the bundle at `output`, in place of an earlier one of it.
+    """Run every stage on the embedded model, and write the bundle to `output`. An earlier demo bundle there is
+    replaced.
 
     Raises:
-        OutputError: `output` holds something else, without `force`.
-        CheckFailedError: the self-test does not hold.
+        OutputError: `output` contains something else, and `force` is not given.
+        CheckFailedError: the self-test fails.
     """
     machine = detect_machine()
     packaged = package(
@@ -99,7 +100,7 @@ def demonstrate(output: Path, *, force: bool = False, progress: Progress = SILEN
         val=Data(demo.VALIDATION),
         task=make_task("classification"),
         with_float=True,
-        timed=False,  # the bench below does
+        timed=False,  # the bench below times it
         force=force or _is_demo(output),
         progress=progress,
     )
@@ -110,10 +111,10 @@ def demonstrate(output: Path, *, force: bool = False, progress: Progress = SILEN
 
 
 def write_files(folder: Path) -> tuple[Path, ...]:
-    """Write the demo's model and samples to `folder`, which is new or empty, and return their paths.
+    """Write the demo's model and samples to `folder`, which must be new or empty, and return their paths.
 
     Raises:
-        OutputError: `folder` holds something, or cannot be written.
+        OutputError: `folder` is not empty, or cannot be written.
     """
     with output_directory(folder) as draft:
         for file in (demo.MODEL, demo.CALIBRATION, demo.VALIDATION):

@@ -1,4 +1,4 @@
-"""Implement `edgeq doctor`: what is installed here, what works, and, with a GPU, the real thing."""
+"""Implement `edgeq doctor`: check the installation, what works and, with a GPU, a real model on it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def doctor(*, gpu: bool = False, progress: Progress = SILENT) -> Diagnosis:
     """Check this machine.
 
     Args:
-        gpu: also build, run and time the demo model on the GPU. Takes minutes: TensorRT builds an engine.
+        gpu: also build, run and time the demo model on the GPU. This takes minutes, because TensorRT builds an engine.
     """
     machine = detect_machine()
     checks = [
@@ -68,7 +68,7 @@ def _software(machine: Machine) -> Iterator[Check]:
         yield Check("onnxruntime", "ok", f"{ort.__version__} with {providers}")
     names = ("faster-coco-eval", "pycocotools")
     found = next((f"{name} {version}" for name in names if (version := _version(name))), "")
-    detail = found or f"install one of {', '.join(names)} to have it"
+    detail = found or f"install one of {', '.join(names)} to use it"
     yield Check("COCO evaluation", "ok" if found else "absent", detail)
     match = match_profile(machine, load_profiles())
     yield Check("profile", "ok", f"{match.profile.name}: {match.profile.title}")
@@ -80,7 +80,7 @@ def _runs_on_cpu() -> Check:
 
 
 def _engines(machine: Machine, progress: Progress) -> Iterator[Check]:
-    """Check the plug-in engines, each in a process of its own. Nothing is wrong where one is not installed."""
+    """Check the plug-in engines, each in its own process. A plug-in that is not installed is not an error."""
     known = load_engines()
     for state in detect_engines(machine, known):
         name = f"engine {state.name}"
@@ -109,7 +109,7 @@ def _on_gpu(progress: Progress) -> Iterator[Check]:
         if profile.min_compute_capability is not None and profile.min_compute_capability <= best.compute_capability
     ]
     if not fitting:
-        yield Check("GPU run", "not run", f"no profile is for {best.name}")
+        yield Check("GPU run", "not run", f"there is no profile for {best.name}")
         return
     target = max(fitting, key=lambda profile: profile.rank).name
     with tempfile.TemporaryDirectory(prefix="edgeq-doctor-") as folder:
@@ -137,7 +137,7 @@ def _run(variant: Variant, clock: Callable[[], float] = time.perf_counter) -> Ch
         return Check(name, "failed", str(error))
     worst = max((check.max_abs_error / check.tolerance for check in result.outputs if check.tolerance), default=0.0)
     if not result.passed:
-        return Check(name, "failed", f"its outputs are {worst:.2g} tolerances from the simulation's")
+        return Check(name, "failed", f"its outputs differ from the simulation's by {worst:.2g} times the tolerance")
     feeds = read_arrays(variant.cases[0].inputs)
     times = []
     for _ in range(_TIMED_RUNS):
@@ -146,7 +146,7 @@ def _run(variant: Variant, clock: Callable[[], float] = time.perf_counter) -> Ch
         times.append(clock() - start)
     notes = "".join(f"; {note}" for note in getattr(session, "notes", ()))
     p50 = statistics.median(times) * 1e3
-    detail = f"p50 {p50:.3f} ms, {worst:.2g} tolerances from the simulation, {opened:.1f} s to open{notes}"
+    detail = f"p50 {p50:.3f} ms, {worst:.2g} times the tolerance from the simulation, {opened:.1f} s to open{notes}"
     return Check(name, "ok", detail)
 
 

@@ -58,19 +58,19 @@ def target_variants(
     repairer: Repairer,
     bars: Callable[[Proof], None],
 ) -> dict[str, Variant]:
-    """Return the variants of one target by name: what runs in onnxruntime's own kernels, then what plug-ins run in its
-    place where they are, the best first.
+    """Return the variants of one target by name. The variant for onnxruntime's own kernels is first. The variants for
+    plug-ins, which run instead if the plug-in is installed, follow with the best first.
 
     Args:
         overrides: fields of the scheme that the user has set.
-        plugins: the target gets one more variant for each of these engines that exists for it.
-        selftest: how many samples travel as self-test vectors.
-        emulate: whether what is for other machines is checked on their kernels.
-        repairer: repairs what falls short.
-        bars: refuses the proof of the first variant.
+        plugins: engines for which the target gets one more variant each, if they exist for it.
+        selftest: number of samples to include as self-test vectors.
+        emulate: whether variants for other machines are checked on the kernels of those machines.
+        repairer: repairs results that fall short.
+        bars: raises if the proof of the first variant misses a limit.
 
     Raises:
-        CheckFailedError: a bar is not met, or it fails on the target's kernels.
+        CheckFailedError: a limit is missed, or a variant fails on the target's kernels.
     """
     decision = decision_for(builds, target, scheme) if must_decide(target, scheme, overrides) else None
     first = _variant(builds, target, scheme, decision, selftest, repairer)
@@ -113,17 +113,19 @@ def _variant(
 
 
 def _emulated(job: Job, variant: Variant, selftest: int) -> Variant:
-    """Return `variant` with the result of the check on the target's own kernels."""
+    """Return `variant` with the result of its check on the target's own kernels."""
     found = check_built(job, variant.built, variant.proof.coverage, selftest=selftest)
     return replace(variant, emulated=found, checks=strongest((*variant.checks, *checks_of(found))))
 
 
 @dataclass(frozen=True)
 class Packaged(Page):
-    """Report what `package` did: the bundles, the variants by name in the order of a bundle, and how many models they
-    share.
+    """Report the result of `package`.
 
-    `bundle` is where all variants are, or the folder of one bundle for each.
+    Attributes:
+        bundle: the bundle with all variants, or the folder with one bundle for each target.
+        bundles: variant's name → path of its bundle.
+        variants: the variants by name, in the order of a bundle.
     """
 
     bundle: Path
@@ -167,26 +169,28 @@ def package(
     workers: int | str | None = None,
     progress: Progress = SILENT,
 ) -> Packaged:
-    """Calibrate `model` once, build and prove what each target needs, once for those that need the same, and write it.
+    """Calibrate `model` once, build and prove the model for each target, and write the bundle. Targets that need the
+    same model share one build.
 
     Args:
-        output: a directory, or a file that ends in ".edgeq".
+        output: a folder, or a file that ends in ".edgeq".
         targets: names of targets or profiles, or paths to TOML files, one or several; the order does not matter.
-        with_float: put the float32 model in too, so that the device can time both.
-        selftest: how many samples travel as self-test vectors.
+        with_float: include the float32 model, so that the device can time both.
+        selftest: number of samples to include as self-test vectors.
         split: write one bundle for each target, `output`/NAME.edgeq, instead of one for all.
-        engines: plug-ins that each target gets one more variant for, the best first: the same model, proven in the
-            engine. Names such as "openvino:bf16", one or several. A device without the plug-in, or where it is not
-            right, runs the variant that needs none.
-        emulate: whether variants for other machines are checked on their own kernels where they can be run here.
+        engines: plug-ins for which each target gets one more variant, the best first: the same model, proven in the
+            engine. Names such as "openvino:bf16", one or several. A device without the plug-in, or whose plug-in gives
+            wrong results, runs the variant that needs none.
+        emulate: whether variants for other machines are checked on the kernels of those machines, if this machine can
+            run them.
         Others as `quantize`.
 
     Raises:
-        CheckFailedError: a bar is not met by some variant, or its target's onnxruntime cannot load it, or it
-            fails on its target's kernels; nothing is written then but, with `split`, the bundles of the others.
+        CheckFailedError: a variant misses a limit, its target's onnxruntime cannot load it, or it fails on its target's
+            kernels. Then no bundle is written, except with `split` those of the other targets.
         RuntimeUnavailableError: an engine is not installed here.
-        UsageError: an argument of another type, or an unknown task or engine.
-        EdgeqError: as the stages have it.
+        UsageError: an argument has another type, or a task or engine is unknown.
+        EdgeqError: a stage failed.
     """
     request, output = Request.of(model, data, val, statistics, task), path_of(output, "output")
     engines, targets = as_engines(engines) if engines else (), as_targets(targets)
@@ -201,7 +205,7 @@ def package(
     places = _places(output, list(asked), split=split)
     for place in places:
         request.check_output(place, force=force)
-        if split:  # the user did not name these files
+        if split:  # files that the user did not name
             check_archive(place)
     schemes = request.schemes(chosen, overrides, max_drop=max_drop)
     if require_coverage is not None:
@@ -246,7 +250,7 @@ def package(
             except EdgeqError as error:
                 if not split or len(chosen) == 1:
                     raise
-                failed[variant_name(target)] = error  # the others are bundles of their own
+                failed[variant_name(target)] = error  # the other targets have their own bundles
         places = {place: names for place, names in places.items() if not failed.keys() & set(names)}
         artifacts = (note for v in done.values() for note in (*v.built.artifact.notes, *v.proof.opening.notes))
         notes = tuple(dict.fromkeys([*job.prepared.notes, *artifacts]))
@@ -278,15 +282,16 @@ def package(
 
 
 def _places(output: Path, names: Sequence[str], *, split: bool) -> dict[Path, tuple[str, ...]]:
-    """Bundle → the names of its variants."""
+    """Return bundle → the names of its variants."""
     if not split:
         return {output: tuple(names)}
     return {output / f"{name}{SUFFIX}": (name,) for name in names}
 
 
 def _all_in_one(failed: Mapping[str, EdgeqError], *, written: Sequence[Path]) -> EdgeqError:
-    """Return one error for the targets that failed, of the kind of the first; it says which bundles are there all the
-    same."""
+    """Return one error for all targets that failed. It has the type of the first error, and names the bundles that were
+    written all the same.
+    """
     first = next(iter(failed.values()))
     problems = "; ".join(
         error.problem if error.problem.startswith(name) else f"{name}: {error.problem}"
@@ -297,11 +302,13 @@ def _all_in_one(failed: Mapping[str, EdgeqError], *, written: Sequence[Path]) ->
 
 
 def _in_package_order(targets: Sequence[Target]) -> list[Target]:
-    """Least demanding first: ONNX Runtime itself takes the first variant that fits, edgeq's runner the best."""
+    """Return the targets with the least demanding first. ONNX Runtime itself runs the first variant that fits, edgeq's
+    runner the best one.
+    """
     names = [variant_name(target) for target in targets]
     repeated = next((name for name in names if names.count(name) > 1), None)
     if repeated:
         raise UsageError(f"target {repeated} is named twice", "Name each target once, and give two files two names")
-    # A profile named by its path was not among those whose ranks were compared on loading.
+    # Loading compares the ranks of the shipped profiles, but not the rank of a profile that is named by its path.
     refuse_ties(list({target.profile.name: target.profile for target in targets}.values()))
     return sorted(targets, key=lambda target: (target.architecture, target.profile.rank, target.name))

@@ -42,18 +42,18 @@ _ONNX = ".onnx"
 
 @dataclass(frozen=True)
 class Quantized(Page):
-    """Report what `quantize` did.
+    """Report the result of `quantize`.
 
     Attributes:
         output: the quantized model.
-        scheme: what was built, after overrides.
-        session_options: must be set when the model is run, or its answers change.
+        scheme: the scheme of the build, after overrides.
+        session_options: options to set when the model is run; without them its outputs change.
         bytes_float, bytes_int8: size on disk of the source and the output, with external data.
-        native: whether this machine runs the target's kernels itself; if not, the proof is of this machine's.
-        decision: what was done about kernels that can saturate; None where there are none.
-        seconds: what each stage took, by its title.
-        block_compute: what products with weights in blocks compute in; None where there are none.
-        estimate: what the hardware's own tools estimate of it, a record; None where there are none.
+        native: whether this machine runs the target's kernels itself; if not, the proof is for this machine's kernels.
+        decision: the decision about kernels that can saturate, or None if the target has no such kernels.
+        seconds: the time of each stage, by its title.
+        block_compute: the type in which products with weights in blocks compute, or None without such products.
+        estimate: the estimate of the hardware's own tools, as a record, or None without such tools.
     """
 
     output: Path
@@ -124,36 +124,36 @@ def quantize(
     workers: int | str | None = None,
     progress: Progress = SILENT,
 ) -> Quantized:
-    """Quantize `model` for `target` and prove the result before it takes its place at `output`.
+    """Quantize `model` for `target`, prove the result, and then write it to `output`.
 
     Args:
         model: float32 ONNX model.
-        data: calibration samples: Data, or a source alone (a path, a list, a CalibrationDataReader).
+        data: calibration samples: Data, or only a source (a path, a list, a CalibrationDataReader).
         target: "auto", a target, a profile, or a path to a TOML file.
-        val: held-out samples for the proof, labelled where `task` is given; None proves on `data`.
+        val: held-out samples for the proof, with labels if `task` is given; None proves on `data`.
         statistics: folder written by `edgeq calibrate`, instead of a calibration pass.
         overrides: fields of `Scheme` to set instead of the profile's; None values are ignored.
         fix: numbers for free sizes of the inputs, by name; some hardware needs every size fixed.
-        task: what to measure by labels: a task, or the name of one that needs no options.
-        max_drop: accuracy that may be lost at most, as a fraction (0.01 is one point); needs `task`.
-        effort: what a repair of a result that falls short may take: "quick", "default" or "thorough". It falls short
-            where labels show a loss above `max_drop` (one point without it) or, without labels, an output has less than
-            20 dB SQNR. None takes the plain build as it is; so does a `builder`.
+        task: the task to measure by labels, or the name of a task that needs no options.
+        max_drop: largest loss of accuracy as a fraction (0.01 is one point); needs `task`.
+        effort: effort of a repair: "quick", "default" or "thorough". A result is repaired if labels show a loss above
+            `max_drop` (one point without it) or, without labels, if an output has less than 20 dB SQNR. None keeps the
+            plain build, as does a `builder`.
         require_coverage: share of MACs that must run on integers.
-        builder: what builds the artifact from the job and the scheme, instead of the target's backend alone; see
+        builder: builds the artifact from the job and the scheme instead of the target's backend; see
             `edgeq.recovering`.
-        engine: what executes the artifact in the proof, as "onnxruntime" or "openvino:bf16"; None takes onnxruntime's
-            own kernels.
-        timed: whether to time it against float32 on this machine.
-        emulate: whether coverage is measured on an emulation of the target's kernels where those do not run here.
-        workers: a number of processes to share the samples among, or the address of a Dask scheduler; what is timed is
-            timed here.
+        engine: engine that runs the artifact in the proof, such as "onnxruntime" or "openvino:bf16"; None uses
+            onnxruntime's own kernels.
+        timed: whether to time the result against float32 on this machine.
+        emulate: whether to measure coverage on emulated kernels if the target's do not run here.
+        workers: a number of processes that share the samples, or the address of a Dask scheduler. Timings are still
+            taken on this machine.
 
     Raises:
-        CheckFailedError: a bar is not met; nothing is written then.
-        RuntimeUnavailableError: `require_coverage` is given and cannot be measured here.
-        UsageError: an argument of another type, or an unknown task or engine.
-        EdgeqError: as the stages have it.
+        CheckFailedError: a limit is missed; nothing is written then.
+        RuntimeUnavailableError: `require_coverage` is given, but coverage cannot be measured here.
+        UsageError: an argument has another type, or a task or engine is unknown.
+        EdgeqError: a stage failed.
     """
     progress = watch = Stopwatch(progress)
     request, output = Request.of(model, data, val, statistics, task), path_of(output, "output")
@@ -190,7 +190,7 @@ def quantize(
             progress=progress,
         )
         job = collect_statistics(job, request.statistics)
-        # Candidates of a search are timed here though a profile of less may fit this machine better.
+        # The candidates of a search are timed here even if a less demanding profile would fit this machine better.
         there = not chosen.profile.missing(machine)
         builds = Builds(job, job.folder, timed=timed and there, emulate=emulate)
         plugin = engine.engine if engine is not None and engine.engine.module else None
@@ -238,17 +238,17 @@ def file_suffix(target: Target) -> str:
 
 
 def _check_format(output: Path, target: Target, engine: EngineChoice | None) -> str:
-    """Return the suffix of what is written for a target, in an engine where one is named.
+    """Return the suffix of the file for a target, or for an engine on the target if one is given.
 
     Raises:
-        UsageError: the output is named as another format.
+        UsageError: the name of the output has the suffix of another format.
     """
     own = BACKENDS.load(target.backend).suffix
     runner, runs = (target.name, own) if own or engine is None else (engine.name, engine.engine.suffix)
     named = engine_of_file(output.name)
     if (own and output.suffix != own) or (named is not None and named.suffix != runs):
         fix = f"Name the output {output.stem}{runs or _ONNX}"
-        raise UsageError(f"{runner} runs no {output.suffix or 'such'} files", fix)
+        raise UsageError(f"{runner} does not run {output.suffix or 'such'} files", fix)
     return _ONNX if named is None else named.suffix
 
 
@@ -262,14 +262,14 @@ def build_at(
     engine: EngineChoice | None,
     raced: bool,
 ) -> Built:
-    """Build the artifact for `target` by `scheme` at `draft`, for `engine` where one is named.
+    """Build the artifact for `target` by `scheme` at `draft`. If `engine` is given, the artifact is for it.
 
     Args:
-        raced: whether what products with 4-bit weights compute in may be chosen by a race on this machine.
+        raced: whether timings on this machine may choose the type in which products with 4-bit weights compute.
 
     Raises:
-        CheckFailedError: the target's onnxruntime cannot run it.
-        EdgeqError: as the backend and the builder have it.
+        CheckFailedError: the target's onnxruntime cannot run the artifact.
+        EdgeqError: the backend or the builder failed.
     """
     job = builds.job
     if builder is None:
@@ -290,6 +290,6 @@ def _notes(job: Job, built: Built, proof: Proof, engine: EngineChoice | None, be
     if engine is not None and engine.engine.module:
         yield f"proven in {engine.name}"
     if artifact.simulation is not None:
-        yield f"checked in simulation on a CPU: nothing of {name} was run"
+        yield f"checked in simulation on a CPU, not on {name}"
     elif not runs_natively(built.target, job.machine) and artifact.device == "cpu":
         yield f"answers were checked on this machine's kernels, which are not those of {name}"

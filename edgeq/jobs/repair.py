@@ -1,4 +1,4 @@
-"""Repair what falls short before it is called done."""
+"""Repair results that fall short, before they are reported."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from edgeq.tune.ladder import climb
 
 @dataclass(frozen=True)
 class Repairer:
-    """Repair the builds of one job; those that several targets share are repaired once.
+    """Repair the builds of one job. Builds that several targets share are repaired once.
 
     Attributes:
-        effort: what a repair may take; None takes every plain build as it is.
-        max_drop: accuracy that may be lost, as a fraction; None: one point.
+        effort: effort of a repair; None keeps every plain build as it is.
+        max_drop: largest loss of accuracy as a fraction; None means one point.
         chosen: fields of the scheme that the user has set.
     """
 
@@ -40,16 +40,16 @@ class Repairer:
         native: bool,
         destination: Path | None = None,
     ) -> tuple[Built, Proof]:
-        """Return the plain build with its proof where that is right; else what repairs it best.
+        """Return the plain build with its proof if it is good enough. Otherwise return the best repair.
 
         Args:
-            scheme: that the plain build was asked for by.
-            native: as `Builds.prove` has it.
-            destination: of the repaired model; None: in the job's folder.
+            scheme: the scheme that was requested for the plain build.
+            native: as for `Builds.prove`.
+            destination: path of the repaired model; None puts it into the job's folder.
 
         Raises:
-            NotFiniteError: an output is not finite, and nothing that was tried makes it so.
-            EdgeqError: as the stages have it.
+            NotFiniteError: an output is not finite in every build that was tried.
+            EdgeqError: a stage failed.
         """
         limit = DEFAULT_DROP if self.max_drop is None else self.max_drop
         proof: Proof | NotFiniteError
@@ -72,7 +72,7 @@ class Repairer:
     def _climbed(
         self, built: Built, scheme: Scheme, limit: float, effort: Effort, destination: Path | None
     ) -> tuple[Built | None, Repair | None]:
-        """Return what `climb` does, once for builds that are alike."""
+        """Return the result of `climb`. Builds that are alike share one call."""
         key = json.dumps([artifact_key(built.target, scheme), built.artifact.proof_options], sort_keys=True)
         if key not in self._found:
             job = self.builds.job

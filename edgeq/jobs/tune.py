@@ -1,5 +1,5 @@
-"""Implement `edgeq tune`: from a model and data to a bundle with the best candidate, and the record of how it was
-found.
+"""Implement `edgeq tune`: find the best candidate for a model and its data, and write it as a bundle with the record of
+the search.
 """
 
 from __future__ import annotations
@@ -72,14 +72,15 @@ from edgeq.util.records import plain
 
 @dataclass(frozen=True)
 class Plan:
-    """Describe what a run would try: `--dry-run`.
+    """Describe the candidates of a run, for `--dry-run`.
 
     Attributes:
         candidates: kernel choices, in the order in which they are built.
-        methods: names of the candidates with other calibration methods, as the first kernel choice would have them.
+        methods: names of the candidates with other calibration methods, for the first kernel choice.
         recoveries: names of accuracy recoveries, in the order in which they are tried.
-        threads: numbers that are compared; 0 is all cores. Empty where the target is simulated and nothing is timed.
-        engines: what runs them.
+        threads: numbers of threads to compare; 0 is all cores. Empty if the target is simulated, because nothing is
+            timed.
+        engines: the engines that run the candidates.
     """
 
     target: Target
@@ -115,12 +116,12 @@ def plan(
     engines: Sequence[EngineChoice] = (),
     progress: Progress = SILENT,
 ) -> Plan:
-    """Return the candidates that `tune` would start from, without building anything. Samples have to be there, and are
-    not read.
+    """Return the candidates with which `tune` would begin, without building any. The samples must exist, but are not
+    read.
 
     Raises:
-        DataError: no file is where the samples should be.
-        HardwareError: an unknown target, or one that neither runs nor is simulated here.
+        DataError: there is no file at the path of the samples.
+        HardwareError: the target is unknown, or cannot run or be simulated here.
     """
     for given in (data, val):
         if given is not None and isinstance(given.source, str | Path):
@@ -145,10 +146,10 @@ def plan(
 
 
 def resolve_timed(target: str | Path, machine: Machine) -> tuple[Target, bool]:
-    """Return the target, and whether its kernels run here, so that they can be timed.
+    """Return the target, and whether its kernels run here and so can be timed.
 
     Raises:
-        HardwareError: it is unknown, or neither runs nor is simulated here.
+        HardwareError: the target is unknown, or cannot run or be simulated here.
     """
     chosen = resolve(target, machine)
     lacks = chosen.profile.missing(machine)
@@ -161,8 +162,9 @@ def resolve_timed(target: str | Path, machine: Machine) -> tuple[Target, bool]:
 
 
 def is_static(target: Target, data: Data | None, statistics: Path | None) -> bool:
-    """Return whether ranges are derived before the build: where there is data for it, or nothing else that could be
-    built."""
+    """Return whether ranges are derived before the build. This is so if there is data for them, or if the target can
+    build nothing else.
+    """
     return data is not None or statistics is not None or not target.profile.scheme.dynamic_weight_types
 
 
@@ -180,10 +182,10 @@ def kernel_choices(prepared: PreparedModel, target: Target, *, static: bool) -> 
 
 
 def promising_first(kernels: Sequence[Candidate], extra: Sequence[Candidate]) -> tuple[Candidate, ...]:
-    """Return all candidates, so ordered that a short budget is spent on the right ones.
+    """Return all candidates, in an order that spends a short budget on the most promising ones.
 
-    What is made for this kind of model comes early: matrix products of such a model bear ranges that are
-    measured at run time better than fixed ones.
+    Candidates made for this kind of model come early. For example, ranges measured at run time suit the matrix products
+    of such models better than fixed ranges.
     """
     if not extra:
         return tuple(kernels)
@@ -200,7 +202,8 @@ def _write(
     output: Path,
     **how: Any,
 ) -> Proof:
-    """Prove the chosen candidate and write the bundle, with what stands in for it where its engine is missing.
+    """Prove the chosen candidate and write the bundle. If the candidate needs a plug-in engine, the bundle also
+    contains a variant for machines without it.
 
     Args:
         how: further arguments of `bundle_variants`.
@@ -230,7 +233,7 @@ def _write(
 
 
 def _proven(run: Run, evaluator: LocalEvaluator, candidate: Candidate, count: int | None = None) -> Variant:
-    """Return the candidate's artifact with its proof, on the first `count` samples where a simulator proves it."""
+    """Return the candidate's artifact with its proof. With `count`, a simulator proves it on that many samples."""
     job, threads = run.job, candidate.threads
     built = with_compiled(job, evaluator.built(candidate))
     route = None if run.clock is None else run.clock.route
@@ -243,19 +246,19 @@ def _proven(run: Run, evaluator: LocalEvaluator, candidate: Candidate, count: in
     return Variant(built, proof, native, size, candidate.scheme, threads, checks)
 
 
-# Least and most of a budget that is kept for what follows the search.
+# Smallest and largest share of the budget that is reserved for the steps after the search.
 _RESERVED = (0.05, 0.25)
 
 
 @dataclass(frozen=True)
 class Tuned(Page):
-    """Report what `tune` did.
+    """Report the result of `tune`.
 
     Attributes:
-        bundle: where it lies.
-        outcome: all candidates and what was measured of them.
-        proof: of the winner, as `edgeq package` has it.
-        record: plain values, keys as docs/tune.md lists them; others for a target that was simulated.
+        bundle: path of the bundle.
+        outcome: all candidates and their measurements.
+        proof: proof of the winner, as for `edgeq package`.
+        record: plain values with the keys that docs/tune.md lists; a simulated target has other keys.
     """
 
     bundle: Path
@@ -313,34 +316,36 @@ def tune(
     Args:
         model: float32 ONNX model.
         data: calibration samples; None with `statistics`.
-        output: a directory, or a file that ends in ".edgeq".
-        val: samples that accuracy is measured on, labelled where `task` is given; None takes `data`.
+        output: a folder, or a file that ends in ".edgeq".
+        val: samples to measure accuracy on, with labels if `task` is given; None uses `data`.
         statistics: folder written by `edgeq calibrate`, instead of a calibration pass.
-        target: "auto", or a target or profile that runs on this machine, where latency is measured; or one that is
-            simulated on it, where the share of multiply-accumulates in int8 takes the place of the goal's objective.
-        task: what to measure by labels, a task or the name of one that needs no options; None measures agreement with
+        target: "auto", or a target or profile that runs on this machine, where latency is measured. It may also be one
+            that this machine simulates; then the share of multiply-accumulates in int8 replaces the goal's objective.
+        task: the task to measure by labels, or the name of a task that needs no options; None measures agreement with
             float32.
-        goal: objective, accuracy and time, or an objective alone; default: the lowest latency at 0.01 accuracy.
-        max_drop, budget: the goal's accuracy and time, where they are not to be its own: 0.005 is half a point, "90s"
-            or 90 a minute and a half.
-        engines: those that are raced, by name, one or several; default: onnxruntime's own kernels and every plug-in
-            that is installed and right, each in the precisions that are fast here.
-        fix: as `edgeq.quantize`.
-        clock: another machine, where all is timed and every candidate's answers are checked; the target then is that
-            machine's. What is built, and its accuracy, is found here.
-        resume: go on from the journal of an interrupted run, which lies next to `output`.
-        with_float, selftest, force: as `edgeq.package`.
-        workers: a number of processes to share the samples among, or the address of a Dask scheduler; what is timed is
-            timed here.
-        memory: begin with what won on similar models on this machine (docs/tune.md), and remember what wins now; a
-            thorough search does neither.
+        goal: objective, accuracy and time, or only an objective. Default: the lowest latency with a loss of at most
+            0.01.
+        max_drop, budget: accuracy and time that replace the goal's: 0.005 is half a point; "90s" or 90 is a minute and
+            a half.
+        engines: names of the engines to compare, one or several. Default: onnxruntime's own kernels and every installed
+            plug-in that computes correctly, each in the precisions that are fast here.
+        fix: as for `edgeq.quantize`.
+        clock: another machine, which does all timings and checks the outputs of every candidate. The target is then
+            that machine's. This machine still builds the candidates and measures their accuracy.
+        resume: continue from the journal of an interrupted run, which is next to `output`.
+        with_float, selftest, force: as for `edgeq.package`.
+        workers: a number of processes that share the samples, or the address of a Dask scheduler. Timings are still
+            taken on this machine.
+        memory: begin with the candidates that won on similar models on this machine (docs/tune.md), and store the
+            winner. A thorough search does neither.
 
     Raises:
-        GoalNotMetError: nothing keeps the accuracy and is faster than float32. What comes nearest is written all the
-            same; with a strict goal, or where nothing could be built, nothing is.
-        OutputError: `output` is taken; or a journal is there without `resume`, or with it belongs to something else.
-        UsageError: an argument of another type, or an unknown task, engine or objective.
-        EdgeqError: as the stages have it.
+        GoalNotMetError: no candidate keeps the accuracy and is faster than float32. The nearest candidate is still
+            written. With a strict goal, or if nothing could be built, nothing is written.
+        OutputError: `output` exists; or there is a journal and no `resume`; or with `resume` the journal belongs to
+            another run.
+        UsageError: an argument has another type, or a task, engine or objective is unknown.
+        EdgeqError: a stage failed.
     """
     request, output = Request.of(model, data, val, statistics, task), path_of(output, "output")
     model, data, statistics, task = request.model, request.data, request.statistics, request.task
@@ -375,7 +380,7 @@ def tune(
         forget_record(kept)
         journal = Journal(kept / JOURNAL, settings, resume=resume, force=force)
         if journal.known:
-            progress.note(f"going on from {journal.path}: {journal.known} measurements are known")
+            progress.note(f"continuing from {journal.path}: {journal.known} measurements are known")
         if job.statistics is not None and statistics is None:
             save_statistics(job.statistics, collected, force=True)
         evaluator = LocalEvaluator(
@@ -401,7 +406,7 @@ def tune(
         try:
             searched = Searches(journaled, goal, threads, opener.ended, progress).best(space, known, left_s)
         except (KeyboardInterrupt, BoardError):
-            progress.note(f"{journal.known} measurements are kept in {journal.path}: --resume goes on from there")
+            progress.note(f"{journal.known} measurements are kept in {journal.path}: --resume continues from them")
             raise
         outcome, record = searched.outcome, record_of(run, evaluator, searched, deadline.elapsed_s)
         if outcome.winner is None:
@@ -411,11 +416,11 @@ def tune(
         proof = _write(run, evaluator, outcome, outcome.winner, record, output, **how)
         if not met(outcome, goal):
             keep_record(kept, record)
-            hint = f"{shown(output)} holds the nearest; {_kept(kept)}"
+            hint = f"{shown(output)} contains the nearest; {_kept(kept)}"
             raise GoalNotMetError(_missed(run, outcome, timed=timed), hint, {"bundle": str(output), **record})
         if outcome.winner.verdict == UNKNOWN:
             keep_record(kept, record)
-            progress.note(f"what was measured is kept in {shown(kept)}")
+            progress.note(f"the measurements are kept in {shown(kept)}")
         else:
             clear(kept, progress)
         known.remember(model.name, job.prepared.digest, outcome, progress)
@@ -428,12 +433,13 @@ def _missed(run: Run, outcome: Outcome, *, timed: bool) -> str:
 
 
 def _kept(folder: Path) -> str:
-    return f"what was measured is kept in {shown(folder)} for --resume --force with another --max-drop"
+    return f"the measurements are kept in {shown(folder)} for --resume --force with another --max-drop"
 
 
 def _reserved_s(job: Job, deadline: Deadline, budget_s: float) -> float:
-    """Return seconds of the budget for the proof and the bundle: float32 and the winner run over the validation
-    samples, at about what the float pass, just now, took for each sample of the calibration."""
+    """Return the seconds of the budget to reserve for the proof and the bundle. There, float32 and the winner run over
+    the validation samples. Each sample takes about as long as in the calibration's float pass, which has just run.
+    """
     samples = job.statistics.samples if job.statistics is not None else 0
     likely = deadline.elapsed_s * len(job.validation) / samples if samples else 0.0
     least, most = _RESERVED

@@ -110,7 +110,7 @@ def test_a_recipe_does_what_its_options_would(tmp_path: Path, monkeypatch: pytes
         ("[quantize]\nmodel = 'm'\noutput = 'o'\ncount = 'all'", "quantize.count is 'all'. Make it a whole number"),
         ("[quantize]\nmodel = 'm'\noutput = 'o'\ncount = 0", "[quantize]: Invalid value for '--count'"),
         ("modell = 'm'\n[inspect]\nmodel = 'm'", "unknown key 'modell' at the top. Did you mean model?"),
-        ("model = 'm'", "names no command. Add a table for one, such as [quantize]"),
+        ("model = 'm'", "contains no command. Add a table for one, such as [quantize]"),
         ("[run]\nrecipe = 'r.toml'", "[run] is not a command"),
         ("[calibrate.colect]\nmodel = 'm'", "[calibrate.colect] is not a command. Did you mean collect?"),
         ("[emit_c.x]\n", "unknown key 'x' in [emit_c]"),
@@ -155,4 +155,4 @@ def test_an_output_beside_the_model_does_not_leave_the_folder_of_the_recipe(tmp_
     place.write_text("[quantize]\nmodel = '../net.onnx'\n")
     failed = run("run", place, "--dry-run")
     assert "refused" in failed.stdout
-    assert "net.int8.onnx' is written, and does not lie below the recipe's folder" in failed.stdout
+    assert "net.int8.onnx' would be written outside the recipe's folder" in failed.stdout

@@ -135,7 +135,7 @@ def test_prepared_arrays_with_labels_of_another_name(tmp_path: Path) -> None:
 
 def test_one_number_is_no_sample(tmp_path: Path) -> None:
     np.savez(tmp_path / "x.npz", X=np.float32(3))
-    with pytest.raises(DataError, match="holds one number, no samples"):
+    with pytest.raises(DataError, match="contains one number, not samples"):
         labels_of(tmp_path / "x.npz", SourceOptions(), prepared=False)
 
 
@@ -143,7 +143,7 @@ def test_labels_that_are_not_one_a_sample_are_named(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", x=floats(4, 3, 8, 8), labels=np.eye(4))
     samples = open_samples(tmp_path / "a.npz", IMAGE_MODEL)
     assert [s.label for s in samples] == [None] * 4
-    assert any("'labels' of shape [4, 4] is not one label a sample" in note for note in samples.notes)  # type: ignore[attr-defined]
+    assert any("'labels' of shape [4, 4] does not have one label per sample" in note for note in samples.notes)  # type: ignore[attr-defined]
     np.savez(tmp_path / "a.npz", x=floats(4, 3, 8, 8), labels=np.arange(4), label=np.eye(4))
     samples = open_samples(tmp_path / "a.npz", IMAGE_MODEL)
     assert [s.label for s in samples] == [0, 1, 2, 3]

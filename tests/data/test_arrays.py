@@ -62,7 +62,7 @@ def test_labels_are_plain_numbers(tmp_path: Path) -> None:
     with ArrayFile(tmp_path / "x.npz") as file:
         assert load_labels(file, "y") == [0, 1, 2]
         assert load_labels(file, "column") == [0, 1, 2]
-        with pytest.raises(DataError, match="one label a sample"):
+        with pytest.raises(DataError, match="one label per sample"):
             load_labels(file, "two")
 
 

@@ -47,9 +47,11 @@ def test_a_class_without_samples_keeps_its_number(tmp_path: Path) -> None:
 
 def test_files_beside_class_folders_are_named(tmp_path: Path) -> None:
     found = files(tmp_path, "a/1.png", "b/2.png", "top.png")
-    assert strays(tmp_path, found) == (f"{tmp_path}: the sub-folders give no labels, as top.png lies in none of them",)
+    assert strays(tmp_path, found) == (
+        f"{tmp_path}: the sub-folders give no labels, because top.png is in none of them",
+    )
     assert strays(tmp_path, found[:2]) == strays(tmp_path, found[::2]) == strays(tmp_path, found[2:]) == ()
-    assert any("top.png lies in none" in note for note in open_samples(tmp_path, IMAGE_MODEL, preprocess="none").notes)  # type: ignore[attr-defined]
+    assert any("top.png is in none" in note for note in open_samples(tmp_path, IMAGE_MODEL, preprocess="none").notes)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("labels", [None, "folder"])

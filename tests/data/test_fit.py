@@ -119,7 +119,7 @@ def test_scalars_stay_scalars() -> None:
 
 
 def test_one_name_for_two_sizes_is_reported() -> None:
-    with pytest.raises(DataError, match=r"size 'S' is both 9 \(input 'a'\) and 8 \(input 'b' .* names of their own"):
+    with pytest.raises(DataError, match=r"size 'S' is both 9 \(input 'a'\) and 8 \(input 'b' .* different names"):
         check_shapes("f", {"a": np.zeros((1, 9, 4)), "b": np.zeros((2, 8))}, BOXES)
     with pytest.raises(DataError, match="size 'S' is both"):
         plan_prepared({"a": (1, 9, 4), "b": (2, 8)}, BOXES, "f.npz")
@@ -142,8 +142,8 @@ def test_lossless_conversions() -> None:
     [
         (np.array([7], np.uint8), np.float32, "uint8, the model takes float32.*--preprocess"),
         (np.array([1.5]), np.int64, "float64, the model takes int64"),
-        (np.array([1 << 40]), np.int32, "values that int32 cannot"),
-        (np.array([1e300]), np.float32, "values that float32 cannot"),
+        (np.array([1 << 40]), np.int32, "values that do not fit into int32"),
+        (np.array([1e300]), np.float32, "values that do not fit into float32"),
         (np.array([np.nan], np.float32), np.float32, "holds NaN"),
         (np.array([np.inf], np.float32), np.float32, "holds infinity"),
         (np.array(["a"]), np.float32, "<U1, the model takes float32"),

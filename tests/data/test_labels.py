@@ -194,6 +194,6 @@ def test_a_file_name_that_several_files_have_needs_their_paths() -> None:
     assert labels is not None
     records = [Record(path, {}, None, {"file": Path(path).name, "path": path}) for path in ("one/a.jpg", "two/a.jpg")]
     assert [labels(0, records[0]), labels(0, records[0])] == [1, 1]
-    with pytest.raises(DataError, match=r"the label of 'a.jpg' may be that of one/a.jpg or of two/a.jpg"):
+    with pytest.raises(DataError, match=r"the label of 'a.jpg' can belong to one/a.jpg or to two/a.jpg"):
         labels(1, records[1])
     assert labels(2, Record("b", {}, None, {"file": "b.jpg", "path": "two/b.jpg"})) == 2

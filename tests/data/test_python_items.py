@@ -160,7 +160,7 @@ def test_samples_keep_names_labels_and_contexts(given: Any) -> None:
 def test_an_iterator_that_was_read_before_says_so() -> None:
     once = iter(ITEMS)
     assert len(open_samples(once, IMAGE_MODEL)) == 4
-    with pytest.raises(DataError, match=r"holds no samples\. If it was read before, make a new one, or a list"):
+    with pytest.raises(DataError, match=r"holds no samples\. If it was read before, make a new one, or give a list"):
         open_samples(once, IMAGE_MODEL)
 
 
@@ -205,7 +205,7 @@ def test_data_that_give_fewer_items_the_second_time_say_so() -> None:
     once = generator()
     for source, second in ((lambda: once, 0), (Shrinks(), 2)):
         items = open_python(source, IMAGE_MODEL, prepared=True, wanted=None)
-        with pytest.raises(DataError, match=f"gave 4 items, and {second} when they were read again"):
+        with pytest.raises(DataError, match=f"gave 4 items at first, but {second} when read again"):
             list(items.read(range(4)))
         assert len(list(items.read(range(0)))) == 0
 

@@ -409,7 +409,9 @@ def test_an_empty_path_is_no_folder() -> None:
 
 
 def test_a_model_in_place_of_a_signature_says_where_to_get_one() -> None:
-    with pytest.raises(UsageError, match=r"the signature is given as str. Give that of the model: inspect\(MODEL\)"):
+    with pytest.raises(
+        UsageError, match=r"the signature is given as str. Give the model's signature: inspect\(MODEL\)"
+    ):
         open_samples([floats(3, 8, 8)], "model.onnx")  # type: ignore[arg-type]
 
 

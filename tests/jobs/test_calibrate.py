@@ -74,7 +74,7 @@ def test_interrupted_and_resumed_gives_the_same_bytes(
     monkeypatch.setattr(SourceSamples, "__iter__", interrupted)
     result = run(model, "--data", data, "-o", tmp_path / "CAL")
     assert result.exit_code == 130
-    assert f"what was counted is kept in {tmp_path / 'CAL'}: --resume goes on from there" in result.output
+    assert f"the statistics so far are kept in {tmp_path / 'CAL'}: --resume continues from them" in result.output
     kept = json.loads((tmp_path / "CAL" / "statistics.json").read_text("utf-8"))
     assert 0 < kept["samples"] < kept["total"] == 6
     assert "unfinished" in run("show", tmp_path / "CAL").stdout

@@ -1,4 +1,4 @@
-"""Find the preprocessing steps by name: one file each, with its class as `STEP`; plug-ins add theirs by an entry
+"""Find the preprocessing steps by name. Each is in one file, with its class as `STEP`. Plug-ins add theirs by an entry
 point.
 """
 
@@ -42,7 +42,7 @@ def build_step(value: Any) -> Step:
     """Return one step from its table: {op = NAME, …}.
 
     Raises:
-        DataError: an unknown step or field, or a value out of its set.
+        DataError: a step or field is unknown, or a field does not take its value.
     """
     if not isinstance(value, Mapping) or not isinstance(value.get("op"), str):
         raise DataError(f"a step is {value!r}", "Write it as {op = 'resize', size = 256}")
@@ -52,10 +52,10 @@ def build_step(value: Any) -> Step:
 
 
 def parse_step(op: str, text: str) -> Step:
-    """Return one step from its text form "op=text", `text` in parts joined by ":".
+    """Return one step from its text form "op=text". `text` is parts joined by ":".
 
     Raises:
-        DataError: as `build_step`.
+        DataError: as in `build_step`.
     """
     step = step_class(op)
     parts = [part for part in re.split(r":(?![^\[]*\])", text) if part]

@@ -1,6 +1,6 @@
 """Compute with numbers: constants, the item's mean, and the dtype of the arithmetic.
 
-Arithmetic runs in the array's floating dtype; integers become float32 first, unless a `dtype` step chose another.
+Arithmetic uses the array's floating dtype. Integers become float32 first, unless a `dtype` step chose another dtype.
 Every constant is rounded to that dtype before it is used, and each step rounds once.
 """
 
@@ -19,7 +19,7 @@ from edgeq.errors import DataError
 from edgeq.signature import TensorSpec
 
 Operator = Callable[[Array, Array], Array]
-"""Elementwise; the array and the constant have one floating dtype, the constant broadcasts against the array."""
+"""Elementwise operation on an array and a constant of the same floating dtype. The constant is broadcast."""
 
 
 def _read_constant(value: Any) -> float | tuple[float, ...]:
@@ -30,7 +30,7 @@ def _read_constant(value: Any) -> float | tuple[float, ...]:
 
 @dataclass(frozen=True)
 class Arithmetic(Step):
-    """Apply x (*, /, +, -) a constant, or one constant a channel."""
+    """Apply x (*, /, +, -) a constant, or one constant per channel."""
 
     sign: ClassVar[str]
     compute: ClassVar[Operator]
@@ -41,13 +41,13 @@ class Arithmetic(Step):
             raise DataError(f"{self.name}: it divides by 0", "Correct the constant")
 
     def apply(self, state: State, spec: TensorSpec | None) -> State:
-        """Return the result in the dtype of the array; integers become float32 first.
+        """Return the result in the dtype of the array. Integers become float32 first.
 
         Raises:
-            DataError: as many constants as the channel axis does not have.
+            DataError: the number of constants is not the size of the channel axis.
         """
         array = floating(state.array)
-        with np.errstate(all="ignore"):  # what is not finite is refused with the sample's name
+        with np.errstate(all="ignore"):  # a later check refuses values that are not finite, with the sample's name
             constant = np.asarray(self.value, array.dtype)
             if constant.ndim:
                 constant = _along_channels(constant, array, state.axes)
@@ -56,7 +56,7 @@ class Arithmetic(Step):
     def describe(self) -> str:
         """Return the operation with its constants in full precision."""
         if isinstance(self.value, tuple):
-            return f"x = x {self.sign} [{', '.join(map(repr, self.value))}], one a channel"
+            return f"x = x {self.sign} [{', '.join(map(repr, self.value))}], one per channel"
         return f"x = x {self.sign} {self.value!r}"
 
 
@@ -64,7 +64,7 @@ def floating(array: Array) -> Array:
     """Return `array` itself if it is floating, else as float32.
 
     Raises:
-        DataError: it takes more bytes than a sample may.
+        DataError: the result takes more bytes than a sample may.
     """
     if array.dtype.kind == "f":
         return array
@@ -77,7 +77,7 @@ def _along_channels(constant: Array, array: Array, axes: str) -> Array:
     if array.ndim == 0 or array.shape[axis] != constant.size:
         raise DataError(
             f"{constant.size} constants do not fit axis {axis} of shape {list(array.shape)}",
-            "Declare the axes of the source (source.layout = 'CHW' or 'HWC'), or give one constant a channel",
+            "Declare the axes of the source (source.layout = 'CHW' or 'HWC'), or give one constant per channel",
         )
     shape: list[Any] = [1] * array.ndim
     shape[axis] = constant.size
@@ -85,7 +85,9 @@ def _along_channels(constant: Array, array: Array, axes: str) -> Array:
 
 
 def _step(name: str, sign: str, compute: Operator, alias: str, help: str) -> type[Arithmetic]:
-    """Make the class of a step; samples that use it travel to other processes, which look it up in this module."""
+    """Make the class of a step. The class must be in this module, because other processes look it up here to load
+    samples.
+    """
     own = {"name": name, "sign": sign, "compute": compute, "aliases": (alias,), "help": help, "__module__": __name__}
     return type(name.title(), (Arithmetic,), own)
 
@@ -94,41 +96,41 @@ Add = _step("add", "+", operator.add, "offset", "x + CONSTANT")
 Subtract = _step("subtract", "-", operator.sub, "mean", "x - CONSTANT")
 Divide = _step("divide", "/", operator.truediv, "std", "x / CONSTANT")
 Multiply = _step(
-    "multiply", "*", operator.mul, "scale", "x * CONSTANT; a number, a fraction such as 1/255, or [one,a,channel]"
+    "multiply", "*", operator.mul, "scale", "x * CONSTANT; a number, a fraction such as 1/255, or [one,per,channel]"
 )
 
 
 @dataclass(frozen=True)
 class Center(Step):
-    """Subtract the item's own mean (over all elements, summed in float64, rounded to the array's dtype)."""
+    """Subtract the item's own mean, which is summed over all elements in float64 and rounded to the array's dtype."""
 
     name = "center"
-    help = "x - mean(x) of the item itself"
+    help = "x - mean(x), with the item's own mean"
 
     def apply(self, state: State, spec: TensorSpec | None) -> State:
-        """Return x - mean(x) in the dtype of x; integers become float32 first."""
+        """Return x - mean(x) in the dtype of x. Integers become float32 first."""
         array = floating(state.array)
         mean = np.asarray(array.mean(dtype=np.float64)).astype(array.dtype)
         return replace(state, array=np.asarray(array - mean, array.dtype))
 
     def describe(self) -> str:
-        """Return the subtraction, and what the mean is over."""
+        """Return the subtraction and the elements that the mean covers."""
         return "x = x - mean(x), the mean over all elements of this item"
 
 
 @dataclass(frozen=True)
 class Dtype(Step):
-    """Convert to a floating dtype; what follows is computed in it."""
+    """Convert to a floating dtype. The steps that follow compute in it."""
 
     name = "dtype"
-    help = "float16, float32 or float64: what follows is computed in it (without it: float32)"
+    help = "float16, float32 or float64, the dtype of the steps that follow (default: float32)"
     dtype: str = field(metadata=one_of("float16", "float32", "float64"))
 
     def apply(self, state: State, spec: TensorSpec | None) -> State:
-        """Return the values as that dtype.
+        """Return the values in that dtype.
 
         Raises:
-            DataError: they take more bytes than a sample may.
+            DataError: the values take more bytes than a sample may.
         """
         check_size(np.dtype(self.dtype).itemsize * state.array.size, f"as {self.dtype}", "Give smaller items")
         return replace(state, array=state.array.astype(self.dtype))

@@ -1,4 +1,4 @@
-"""Change images: channels, size, margins. The steps take uint8 and give uint8, through Pillow.
+"""Change images: channels, size, margins. The steps take and return uint8, and use Pillow.
 
 Pillow's default filter has changed between versions, so the filter is always named.
 """
@@ -60,14 +60,14 @@ ROUNDING = one_of(*ROUNDINGS)
 
 
 def rounded(value: float, rule: str) -> int:
-    """Return `value` in pixels: floor, ceil, or round half to even."""
+    """Return `value` in whole pixels by the rule floor, ceil or round (half to even)."""
     if rule == "round":
         return round(value)
     return math.floor(value) if rule == "floor" else math.ceil(value)
 
 
 def target_size(size: Size, spec: TensorSpec | None) -> tuple[int, int] | None:
-    """Return (width, height) in pixels; None where the model's size is wanted and the model does not fix one."""
+    """Return (width, height) in pixels, or None if `size` is the model's and the model does not fix one."""
     return model_size(spec) if isinstance(size, str) else size
 
 
@@ -80,7 +80,7 @@ def image_size(state: State) -> tuple[int, int]:
     """Return (height, width) of an image in any axis order.
 
     Raises:
-        DataError: the axes are not known to be those of an image.
+        DataError: the axes are not known to be an image's.
     """
     if "H" not in state.axes or "W" not in state.axes or len(state.axes) != state.array.ndim:
         raise DataError(
@@ -90,10 +90,10 @@ def image_size(state: State) -> tuple[int, int]:
 
 
 def to_hwc(array: Array, axes: str) -> Array:
-    """Return HWC from `axes` (H, W, perhaps C, and others of size 1, as a batch axis).
+    """Return `array` as HWC. `axes` are H, W, perhaps C, and others of size 1, such as a batch axis.
 
     Raises:
-        DataError: another axis has another size.
+        DataError: another axis has a size other than 1.
     """
     others = tuple(i for i, axis in enumerate(axes) if axis not in "HWC")
     if any(array.shape[i] != 1 for i in others):
@@ -106,7 +106,7 @@ def to_hwc(array: Array, axes: str) -> Array:
 
 
 def from_hwc(array: Array, axes: str) -> Array:
-    """Return the inverse of `to_hwc`."""
+    """Return an HWC array in the order of `axes`: the inverse of `to_hwc`."""
     kept = "".join(axis for axis in axes if axis in "HWC")
     if "C" not in kept:
         array = array[:, :, 0].transpose(["HW".index(a) for a in kept])
@@ -116,10 +116,10 @@ def from_hwc(array: Array, axes: str) -> Array:
 
 
 def through_pillow(state: State, what: str, work: Callable[[Image.Image], Image.Image]) -> Array:
-    """Return the item's array after `work` on it as a Pillow image; `what` names the step in messages.
+    """Apply `work` to the item as a Pillow image, and return the array. `what` names the step in messages.
 
     Raises:
-        DataError: the item is not uint8 of 1 or 3 channels.
+        DataError: the item is not uint8 with 1 or 3 channels.
     """
     array = to_hwc(state.array, state.axes)
     if array.dtype != np.uint8 or array.shape[2] not in (1, 3):
@@ -134,14 +134,14 @@ def through_pillow(state: State, what: str, work: Callable[[Image.Image], Image.
 
 @dataclass(frozen=True)
 class Channels(Step):
-    """Set the order of the colour channels from here on; "L" turns colour to grey as Pillow does."""
+    """Set the order of the colour channels for the steps that follow. "L" turns colour into grey as Pillow does."""
 
     name = "channels"
     help = "RGB, BGR, or L for grey"
     order: str = field(metadata=one_of("RGB", "BGR", "L"))
 
     def apply(self, state: State, spec: TensorSpec | None) -> State:
-        """Return the channels in the wanted order; an image that has it already is unchanged.
+        """Return the channels in the chosen order. An image that already has it is returned unchanged.
 
         Raises:
             DataError: the item is not an image of three channels.
@@ -160,7 +160,7 @@ class Channels(Step):
         return replace(state, array=np.flip(state.array, axis), channels=self.order)
 
     def describe(self) -> str:
-        """Return the order, or the integer arithmetic of grey."""
+        """Return the order of the channels, or the integer arithmetic of grey."""
         return {
             "RGB": "channels in order red, green, blue",
             "BGR": "channels in order blue, green, red",
@@ -173,7 +173,7 @@ RULES = ("exact", "short", "long", "fit")
 
 @dataclass(frozen=True)
 class Resize(Step):
-    """Resize by a rule; `rounding` turns the computed side into pixels."""
+    """Resize by a rule. `rounding` turns the computed side into pixels."""
 
     name = "resize"
     help = "SIZE[:exact|short|long|fit][:FILTER][:floor|round|ceil]; SIZE 256, 320x240 or model"
@@ -187,11 +187,11 @@ class Resize(Step):
             raise DataError(f"resize by the {self.rule} side needs a number of pixels", "Give size = 256 or the like")
 
     def apply(self, state: State, spec: TensorSpec | None) -> State:
-        """Return the image in its new size; unchanged where it has that size, or where the model does not fix the
-        wanted one.
+        """Return the image in its new size. The image is unchanged if it has that size, or if the size is the model's
+        and the model does not fix one.
 
         Raises:
-            DataError: no uint8 image of 1 or 3 channels, or a size below one pixel.
+            DataError: the item is not a uint8 image of 1 or 3 channels, or the size is below one pixel.
         """
         size = target_size(self.size, spec)
         if size is None:
@@ -216,7 +216,7 @@ class Resize(Step):
             return scale, scale, (rounded(width * scale, self.rounding), rounded(height * scale, self.rounding))
         known = min(width, height) if self.rule == "short" else max(width, height)
         scale = size[0] / known
-        # Integer product first, one division: the known side comes out exact.
+        # The integer product comes before the only division, so that the known side is exact.
         sides = tuple(rounded(size[0] * side / known, self.rounding) for side in (width, height))
         return scale, scale, (sides[0], sides[1])
 
@@ -230,7 +230,7 @@ class Resize(Step):
             "short": f"the shorter side becomes {side}, the other {self.rounding}({side} * longer / shorter)",
             "long": f"the longer side becomes {side}, the other {self.rounding}({side} * shorter / longer)",
         }[self.rule]
-        return f"{how}; Pillow filter {self.filter}; nothing where the size is that already or not fixed"
+        return f"{how}; Pillow filter {self.filter}; no change if the image has that size or the size is not fixed"
 
 
 POSITIONS = ("top-left", "center")
@@ -239,7 +239,7 @@ POSITIONS = ("top-left", "center")
 def _read_pad(value: Any) -> tuple[int, ...]:
     values = (value,) if isinstance(value, int) else value
     if not isinstance(values, list | tuple) or not all(isinstance(v, int) and 0 <= v <= 255 for v in values):
-        raise UnfitError(value, "Give 0..255, or one a channel")
+        raise UnfitError(value, "Give 0..255, or one value per channel")
     return tuple(values)
 
 
@@ -252,7 +252,7 @@ def _pad_part(text: str) -> Any:
 
 @dataclass(frozen=True)
 class Letterbox(Step):
-    """Resize to fit, keep the aspect, and fill the rest with one value (or one a channel, in the current order)."""
+    """Resize to fit, keep the aspect ratio, and fill the rest with one value or with one per channel in order."""
 
     name = "letterbox"
     help = "SIZE[:top-left|center][:PAD][:FILTER][:ROUNDING]; PAD 0..255 or [r,g,b], default 114"
@@ -263,10 +263,11 @@ class Letterbox(Step):
     rounding: str = field(default="floor", metadata=ROUNDING)
 
     def apply(self, state: State, spec: TensorSpec | None) -> State:
-        """Return uint8 of exactly the size, the image inside it.
+        """Return uint8 of exactly the size, with the image inside.
 
         Raises:
-            DataError: no image, pad values that do not fit its channels, or no fixed model size where that is wanted.
+            DataError: the item is not an image, the pad values do not fit its channels, or the model does not fix the
+                size.
         """
         size = target_size(self.size, spec)
         if size is None:
@@ -276,7 +277,9 @@ class Letterbox(Step):
         left, top = (0, 0) if self.position == "top-left" else ((size[0] - width) // 2, (size[1] - height) // 2)
         array = to_hwc(resized.array, resized.axes)
         if len(self.value) not in (1, array.shape[2]):
-            raise DataError(f"{len(self.value)} pad values for {array.shape[2]} channels", "Give one, or one a channel")
+            raise DataError(
+                f"{len(self.value)} pad values for {array.shape[2]} channels", "Give one, or one per channel"
+            )
         check_size(size[0] * size[1] * array.shape[2], f"padded to {size[0]}x{size[1]}", FEWER)
         canvas = np.empty((size[1], size[0], array.shape[2]), array.dtype)
         canvas[:] = self.value
@@ -285,19 +288,23 @@ class Letterbox(Step):
         return replace(resized, array=from_hwc(canvas, resized.axes), geometry=geometry.moved(left, top))
 
     def describe(self) -> str:
-        """Scale, rounding, filter, position and pad value."""
+        """Return the scale, the rounding, the filter, the position and the pad value."""
         target = describe_size(self.size)
         pad = self.value[0] if len(self.value) == 1 else list(self.value)
-        place = "at the top left" if self.position == "top-left" else "in the centre, left = (W - w') // 2, top alike"
+        place = (
+            "at the top left"
+            if self.position == "top-left"
+            else "in the centre, left = (W - w') // 2, top = (H - h') // 2"
+        )
         return (
             f"r = min(W/w, H/h) for {target}; resized to {self.rounding}(w*r) x {self.rounding}(h*r) with Pillow "
-            f"filter {self.filter}, put {place} of W x H pixels of {pad}"
+            f"filter {self.filter}, placed {place} of W x H pixels of value {pad}"
         )
 
 
 @dataclass(frozen=True)
 class Crop(Step):
-    """Cut the centre; `rounding` turns half of an odd margin into pixels."""
+    """Cut out the centre. `rounding` turns half of an odd margin into pixels."""
 
     name = "crop"
     help = "SIZE[:floor|round|ceil]; the centre"
@@ -305,10 +312,11 @@ class Crop(Step):
     rounding: str = field(default="floor", metadata=ROUNDING)
 
     def apply(self, state: State, spec: TensorSpec | None) -> State:
-        """Return the centre of the image; unchanged where the model does not fix the size that is wanted.
+        """Return the centre of the image. The image is unchanged if the size is the model's and the model does not fix
+        one.
 
         Raises:
-            DataError: no image, or one smaller than the crop.
+            DataError: the item is not an image, or is smaller than the crop.
         """
         size = target_size(self.size, spec)
         if size is None:

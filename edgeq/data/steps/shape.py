@@ -15,20 +15,20 @@ from edgeq.signature import TensorSpec
 
 def _read_axes(value: Any) -> str:
     if not isinstance(value, str) or not value.isalpha() or (value != "model" and len(set(value)) != len(value)):
-        raise UnfitError(value, "Give one letter an axis, such as NCHW, or 'model'")
+        raise UnfitError(value, "Give one letter per axis, such as NCHW, or 'model'")
     return value
 
 
 @dataclass(frozen=True)
 class Layout(Step):
-    """Order the axes; an axis the item lacks is inserted with size 1. "model": as the model's input shape asks."""
+    """Order the axes. An axis that the item lacks is inserted with size 1. "model" uses the order of the model."""
 
     name = "layout"
     help = "NCHW, NHWC, CHW … or model"
     axes: str = field(metadata=field_kind(_read_axes))
 
     def apply(self, state: State, spec: TensorSpec | None) -> State:
-        """Return the axes transposed; missing ones are inserted with size 1.
+        """Return the item with its axes transposed. Missing axes are inserted with size 1.
 
         Raises:
             DataError: the axes of the item are not declared, or the layout lacks one of them.
@@ -50,7 +50,7 @@ class Layout(Step):
         return replace(state, array=np.expand_dims(array, missing), axes=want)
 
     def describe(self) -> str:
-        """Return the order of the axes, and what becomes of a missing one."""
+        """Return the order of the axes, and the treatment of a missing axis."""
         if self.axes == "model":
             return "axes ordered as the model's input (channels where its size is 1 or 3), a batch axis of 1 added"
         return f"axes ordered {self.axes}; an axis that is missing is added with size 1"
@@ -65,17 +65,17 @@ class Expand(Step):
     axis: int = field(metadata=whole_number(-32))
 
     def apply(self, state: State, spec: TensorSpec | None) -> State:
-        """Return the item with one more axis; the axes have no declared meaning after it.
+        """Return the item with one more axis. The axes of the result have no declared meaning.
 
         Raises:
-            DataError: an axis beyond those of the item.
+            DataError: the axis is beyond those of the item.
         """
         if not -state.array.ndim - 1 <= self.axis <= state.array.ndim:
             raise DataError(f"shape {list(state.array.shape)} has no place for axis {self.axis}", "Correct the step")
         return replace(state, array=np.expand_dims(state.array, self.axis), axes="")
 
     def describe(self) -> str:
-        """Describe where the axis is inserted."""
+        """Return the position of the new axis."""
         return f"an axis of size 1 inserted at {self.axis}"
 
 
@@ -97,10 +97,10 @@ class Reshape(Step):
     shape: tuple[int, ...] = field(metadata=field_kind(_read_shape, many=True))
 
     def apply(self, state: State, spec: TensorSpec | None) -> State:
-        """Return the values in that shape; the axes have no declared meaning after it.
+        """Return the values in the new shape. The axes of the result have no declared meaning.
 
         Raises:
-            DataError: another number of values.
+            DataError: the shape has another number of values.
         """
         try:
             array = state.array.reshape(self.shape)
@@ -126,10 +126,10 @@ class Window(Step):
     step: int = field(default=1, metadata=whole_number(1))
 
     def apply(self, state: State, spec: TensorSpec | None) -> State:
-        """Return [windows, frames × the other sizes], axes "NF".
+        """Return [windows, frames × the other sizes] with the axes "NF".
 
         Raises:
-            DataError: fewer frames than one window has.
+            DataError: the item has fewer frames than one window.
         """
         array = state.array
         if array.ndim == 0 or array.shape[0] < self.frames:
