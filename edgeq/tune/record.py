@@ -99,7 +99,11 @@ def record_of(run: Run, evaluator: LocalEvaluator, searched: Searched, elapsed_s
         },
         "target": run.target.name,
         "profile": run.target.profile.name,
-        "machine": {"cpu_name": machine.cpu_name, "architecture": machine.architecture, "threads": machine.usable_threads},
+        "machine": {
+            "cpu_name": machine.cpu_name,
+            "architecture": machine.architecture,
+            "threads": machine.usable_threads,
+        },
         "versions": {**tool_versions(), **searched.field.versions},
         "goal": plain(goal),
         "metric": {"name": metric, "higher_is_better": task.higher_is_better if task else True},
