@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -24,7 +23,7 @@ from edgeq.model.quant_params import QuantParams
 from edgeq.prove.job import Built, Job
 from edgeq.prove.variants import Variant, alternative_spec, selftest_cases, variant_spec
 from edgeq.report.layers import layer_record, quantized_tensors, worst_tensors
-from edgeq.report.page import DEVICE_COMMANDS, TUNING, make_record, report_files
+from edgeq.report.page import DEVICE_COMMANDS, make_record, report_files
 from edgeq.run.session import EngineFiles
 from edgeq.util.records import plain
 
@@ -122,14 +121,14 @@ def bundle_variants(
         variants: by name, in the order of the package.
         workdir: a private folder, for the calibration tables.
         command: the command that makes such a bundle, for the report's reader.
-        tuning: the record of the search that chose the variants (docs/tune.md), which the bundle contains as
-            tuning.json.
+        tuning: the record of the search that chose the variants (docs/tune.md), for report.json.
         notes: notes for the report.
         Others as `edgeq.package`.
     """
     builds = {name: variant.built for name, variant in variants.items()}
     used = variant_ranges(job, builds)
-    extras = report_files(_report_record(job, variants, used, command, notes), tuning)
+    record = _report_record(job, variants, used, command, notes)
+    extras = report_files(record if tuning is None else {**record, "tuning": tuning})
     models = shipped_files({name: variant.built for name, variant in variants.items()}, workdir)
     cases = {
         key: selftest_cases(variant.built.artifact, job.validation, selftest)
@@ -138,8 +137,6 @@ def bundle_variants(
     names = [re.sub(r"\s+", " ", as_text(name)) for name in getattr(job.validation, "score_names", ())]
     if any(names):
         extras[LABELS] = "".join(f"{name}\n" for name in names).encode("utf-8")
-    if tuning is not None:
-        extras[TUNING] = (json.dumps(tuning, indent=2, allow_nan=False, ensure_ascii=False) + "\n").encode()
     stand_ins = {a.name: a for variant in variants.values() for a in variant.built.artifact.alternatives}
     for name, variant in variants.items():
         extras.update({f"{name}.{file.name}": file.read_bytes() for file in variant.built.artifact.tables})

@@ -54,7 +54,7 @@ def bundle_record(bundle: Bundle) -> dict[str, Any]:
     contains.
     """
     record = dict(_json_in(bundle, RECORD))
-    if TUNING in bundle.files:
+    if TUNING in bundle.files:  # a bundle of edgeq 0.2 or older
         record["tuning"] = _json_in(bundle, TUNING)
     known = record.get("variants")
     kept = known if isinstance(known, dict) else {}

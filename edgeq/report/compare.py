@@ -156,7 +156,9 @@ class Comparison(Page):
             latencies = [self.measurement.latency(side) for side in (A, B)]
             for name in ("p50", "p90", "p99"):
                 of_a, of_b = (milliseconds(found[f"{name}_ms"]) for found in latencies)
-                rows.append((f"latency {name}", of_a, of_b, ""))
+                rows.append(
+                    (f"latency {name}", of_a, of_b, _speed(speed_of(self.measurement, B)) if name == "p50" else "")
+                )
         return rows + _grown("peak memory", *_memories(self))
 
     def missed(self) -> tuple[str, ...]:
@@ -229,6 +231,14 @@ def _memories(found: Comparison) -> tuple[int | None, int | None]:
     models = found.measurement.models if found.measurement is not None else {}
     a, b = ((models.get(name, {}).get("memory") or {}).get("session_peak_bytes") for name in (A, B))
     return a, b
+
+
+def _speed(found: Claim) -> str:
+    """Return how many times as fast B is, with the interval or the spread of an estimate; "" if nothing is known."""
+    for about, known in (("", found.interval), ("about ", found.estimated)):
+        if known is not None:
+            return f"{about}{times(known[0])} the speed ({known[1]:.2f} to {known[2]:.2f})"
+    return ""
 
 
 def _grown(what: str, a: int | None, b: int | None) -> list[Row]:

@@ -448,18 +448,15 @@ def make_record(
     }
 
 
-def report_files(record: Mapping[str, Any], tuning: Mapping[str, Any] | None = None) -> dict[str, bytes]:
-    """Return the report files of a bundle (`BundleSpec.extras`): report.json, and report.html, which also draws
-    `tuning`.
+def report_files(record: Mapping[str, Any]) -> dict[str, bytes]:
+    """Return the report files of a bundle (`BundleSpec.extras`): report.json and report.html.
 
-    Numbers are rounded, so that the last bit of a sum does not change the bundle. The tuning record is a separate file
-    and not among these.
+    Numbers are rounded, so that the last bit of a sum does not change the bundle.
     """
     kept = rounded(plain(record), DIGITS)
-    shown = kept if tuning is None else {**kept, "tuning": rounded(plain(tuning), DIGITS)}
     return {
         RECORD: (json.dumps(kept, indent=1, allow_nan=False, ensure_ascii=False) + "\n").encode("utf-8"),
-        PAGE: page_of(shown),
+        PAGE: page_of(kept),
     }
 
 

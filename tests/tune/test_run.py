@@ -22,8 +22,9 @@ from edgeq.hardware.target import resolve
 from edgeq.jobs.tune import Tuned, plan
 from edgeq.measure.task import make_task
 from edgeq.report.bundle import report_bundle
+from edgeq.report.page import DIGITS
 from edgeq.tune.goal import Goal
-from edgeq.util.records import plain
+from edgeq.util.records import plain, rounded
 from tests.graphs import proto
 from tests.tune.fakes import Interrupting
 from tests.tune.steady import steady_timings
@@ -56,8 +57,8 @@ def labelled(tmp_path_factory: pytest.TempPathFactory) -> Tuned:
 
 def test_the_bundle_verifies_and_holds_the_record(labelled: Tuned) -> None:
     assert edgeq.verify(labelled.bundle).passed
-    record = json.loads((labelled.bundle / "tuning.json").read_text())
-    assert record == labelled.record
+    record = json.loads((labelled.bundle / "report.json").read_text())["tuning"]
+    assert record == rounded(plain(labelled.record), DIGITS)
     chosen = next(c for c in record["candidates"] if c["name"] == record["chosen"])
     assert chosen["status"] == "chosen"
     assert chosen["timing"]["speedup"]["low"] > 1
@@ -137,7 +138,7 @@ def test_what_comes_nearest_is_written_although_the_goal_is_missed(tmp_path: Pat
         assert f"{record['chosen']} comes nearest" in found.verdict.sentence
     # From what is known another limit is answered, and nothing is left behind.
     edgeq.tune(model, Data(data), tmp_path / "t", goal=Goal(max_drop=0.5, budget_s=30), resume=True, force=True)
-    assert json.loads((tmp_path / "t" / "tuning.json").read_text())["goal_met"]
+    assert json.loads((tmp_path / "t" / "report.json").read_text())["tuning"]["goal_met"]
 
 
 def test_an_interrupted_run_goes_on_and_only_with_the_same_settings(tmp_path: Path) -> None:
