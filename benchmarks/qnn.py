@@ -35,13 +35,14 @@ from edgeq.measure.accuracy import evaluate_sessions
 from edgeq.model.compatibility import free_sizes
 from edgeq.model.load import model_signature, read_model
 from edgeq.model.prepare import prepare_model
-from edgeq.prove.job import Request, build, collect_statistics, share
+from edgeq.prove.job import Request, build, collect_statistics
 from edgeq.report.tuning_record import Assessment
 from edgeq.run.engines import engine_for
 from edgeq.run.session import Engines, SessionSettings, open_session
 from edgeq.tune.accuracy import AccuracyMeter
 from edgeq.tune.goal import Goal, parse_budget
 from edgeq.util.display import Silent
+from edgeq.util.numbers import parse_share
 
 FLOAT, CPU, NPU = "float32", "CPU", "simulator"
 
@@ -108,7 +109,7 @@ def with_tune(case: Case, target: Target, budget: str, seen: int, folder: Path) 
         val=every_second(case, case.tuned_on, 0, seen),
         target=target.name,
         task=case.make_task(),
-        goal=Goal(max_drop=share("--max-drop", case.max_drop) or 0.0, budget_s=parse_budget(budget)),
+        goal=Goal(max_drop=parse_share("--max-drop", case.max_drop) or 0.0, budget_s=parse_budget(budget)),
         fix=sizes_of(case),
         selftest=1,
         progress=Steps(),

@@ -85,7 +85,7 @@ def test_an_open_session_takes_samples_that_are_open() -> None:
 def test_every_function_takes_data(quantized: Path) -> None:
     assert edgeq.calibrate(demo.MODEL, EIGHT).samples == 8
     assert edgeq.compare(demo.MODEL, quantized, EIGHT, task="classification", timed=False).samples == 8
-    assert edgeq.debug(demo.MODEL, quantized, EIGHT).written.count == 8
+    assert edgeq.debug(demo.MODEL, quantized, EIGHT).written.samples == 8
     settings = edgeq.BenchSettings(min_duration_s=0.01)
     for data in (EIGHT, str(demo.CALIBRATION), edgeq.BenchData(demo.CALIBRATION)):
         assert edgeq.bench(demo.MODEL, data=data, engines="onnxruntime", settings=settings).scenarios

@@ -13,6 +13,7 @@ from edgeq_device.errors import DeviceError
 from edgeq_device.options import MOST_THREADS
 
 from edgeq.errors import UsageError
+from edgeq.util.outputs import next_to
 from edgeq.util.registry import DECODERS, METHODS, RECOVERIES, TASKS
 
 if TYPE_CHECKING:
@@ -231,12 +232,12 @@ WITH_FLOAT = click.option(
 
 
 def output_beside(
-    pattern: str, metavar: str, help_text: str, *, suffix: Callable[[str], str] | None = None
+    ending: str, metavar: str, help_text: str, *, suffix: Callable[[str], str] | None = None
 ) -> Callable[[F], F]:
     """Add `-o/--output`. Without the option, the command writes next to its model.
 
     Args:
-        pattern: the name of the file, with {stem} for the model's name.
+        ending: what follows the model's name, such as ".int8.onnx".
         suffix: returns the file's suffix for the target that the user typed.
     """
 
@@ -246,11 +247,11 @@ def output_beside(
         model: Path | None = context.params.get("model")  # None while the shell completes a line without a model
         if given or not model:
             return given
-        placed = model.parent / pattern.format(stem=model.stem)
+        placed = next_to(model, ending)
         target = context.params.get("target")  # click reads a typed target before options that were not typed
         return placed.with_suffix(suffix(target)) if suffix is not None and target else placed
 
-    shown = f"{help_text} [default: {pattern.format(stem='MODEL')}, next to the model]"
+    shown = f"{help_text} [default: MODEL{ending}, next to the model]"
     return click.option("-o", "--output", type=OUTPUT, callback=place, metavar=metavar, help=shown)
 
 

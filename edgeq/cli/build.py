@@ -137,7 +137,7 @@ def _suffix_for(target: str) -> str:
 
 @command("quantize")
 @click.argument("model", type=PATH)
-@output_beside("{stem}.int8.onnx", "OUT.onnx", "Path of the quantized model.", suffix=_suffix_for)
+@output_beside(".int8.onnx", "OUT.onnx", "Path of the quantized model.", suffix=_suffix_for)
 @target_option(
     default="auto",
     help="Machine that will run the model: auto (this one), a target (`edgeq targets`), a profile (`edgeq "
@@ -208,7 +208,7 @@ def _quantize_lines(result: Quantized, *, verbose: bool) -> Lines:
     help="Machine that will run the model: a target (`edgeq targets`), a profile (`edgeq profiles`), or a .toml "
     "file. Repeatable.",
 )
-@output_beside("{stem}.edgeq", "DIR|FILE.edgeq", "Path of the bundle.")
+@output_beside(".edgeq", "DIR|FILE.edgeq", "Path of the bundle.")
 @WITH_FLOAT
 @click.option(
     "--selftest", type=click.IntRange(min=1), default=2, show_default=True, help="Samples to include as test vectors."
@@ -306,7 +306,7 @@ _LOSERS_SHOWN = 10
     shell_complete=complete_board,
     help="Time and check every candidate on this board. Repeatable: boards of one kind take turns.",
 )
-@output_beside("{stem}.edgeq", "DIR|FILE.edgeq", "Path of the bundle.")
+@output_beside(".edgeq", "DIR|FILE.edgeq", "Path of the bundle.")
 @WITH_FLOAT
 @click.option("--resume", is_flag=True, help="Continue an interrupted run.")
 @click.option("--no-memory", is_flag=True, help="Ignore the results of earlier searches, and store none.")

@@ -51,7 +51,6 @@ def calibrate_command() -> None:
 @click.option("--count", type=click.IntRange(min=1), help="Use at most this many samples.")
 @click.option(
     "--start",
-    "first",
     type=click.IntRange(min=0),
     default=0,
     help="Index of the first sample, for shards. [default: 0]",

@@ -48,10 +48,10 @@ def compare_command(printer: Printer, a: Path, b: Path, limits: Path | None, **o
     edgeq compare float.onnx int8.onnx --data val/ --task classification --max-drop 1pt --min-speedup 1.5
     edgeq compare old.edgeq new.edgeq --limits gate.toml
     """
-    from edgeq.prove.job import share
     from edgeq.report.compare import CompareRequest, Limits, run_comparison
+    from edgeq.util.numbers import parse_share
 
-    own = Limits(share("--max-drop", options.pop("max_drop")), options.pop("min_speedup"))
+    own = Limits(parse_share("--max-drop", options.pop("max_drop")), options.pop("min_speedup"))
     timed = not options.pop("no_timing")
     request = CompareRequest(a, b, timed=timed, limits=own, **comparison_arguments(options))
     if limits is not None:

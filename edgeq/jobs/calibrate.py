@@ -33,7 +33,7 @@ def calibrate(
     *,
     preprocess: Any = None,
     count: int | None = None,
-    first: int = 0,
+    start: int = 0,
     stride: int = 1,
     resume: bool = False,
     force: bool = False,
@@ -51,7 +51,7 @@ def calibrate(
 
     Args:
         model: an .onnx file.
-        data, preprocess, count, first, stride: the samples, as for `edgeq.data.samples.open_samples`.
+        data, preprocess, count, start, stride: the samples, as for `edgeq.data.samples.open_samples`.
         output: folder for the statistics, which `quantize`, `package` and `tune` can use instead of samples. They are
             saved there at intervals and when the run is interrupted, so that no work is lost. None keeps them in
             memory.
@@ -73,11 +73,11 @@ def calibrate(
     model, directory = path_of(model), path_of(output, "output") if output is not None else None
     if directory is not None:
         recover(directory)
-    start = None
+    earlier = None
     if resume and directory is not None and directory.exists():
         check_regular(directory)
-        start = load_statistics(directory)
-    mine, kept = force or start is not None, start is not None
+        earlier = load_statistics(directory)
+    mine, kept = force or earlier is not None, earlier is not None
 
     def save(partial: Statistics) -> None:
         """Write the current statistics into `directory`, if there is one."""
@@ -99,12 +99,12 @@ def calibrate(
             session=lambda: open_session(prepared.path),
             preprocess=preprocess,
             count=count,
-            start=first,
+            start=start,
             stride=stride,
             model=model,
             progress=progress,
         )
-        before = start.samples if start is not None else 0
+        before = earlier.samples if earlier is not None else 0
         began = time.monotonic()
         passes: list[tuple[float, float]] = []
         try:
@@ -117,7 +117,7 @@ def calibrate(
                 threads=threads,
                 workers=opened,
                 every_element=every_element,
-                start=start,
+                start=earlier,
                 checkpoint=save,
                 checkpoint_seconds=checkpoint_seconds,
                 timed=lambda running, counting: passes.append((running, counting)),

@@ -43,6 +43,8 @@ from edgeq.run.engines import EngineChoice, as_engines
 from edgeq.scheme import Scheme
 from edgeq.tune.goal import Effort, check_effort
 from edgeq.util.display import SILENT, Page, Progress
+from edgeq.util.numbers import parse_share
+from edgeq.util.outputs import next_to
 from edgeq.util.records import computed, plain
 
 
@@ -148,7 +150,7 @@ class Packaged(Page):
 def package(
     model: str | Path,
     data: Data | Any | None,
-    output: str | Path,
+    output: str | Path | None = None,
     *,
     targets: str | Path | Sequence[str | Path] = ("this-machine",),
     val: Data | Any | None = None,
@@ -156,9 +158,9 @@ def package(
     overrides: Mapping[str, Any] | None = None,
     fix: Mapping[str, int] | None = None,
     task: Task | str | None = None,
-    max_drop: float | None = None,
+    max_drop: float | str | None = None,
     effort: Effort | None = "default",
-    require_coverage: float | None = None,
+    require_coverage: float | str | None = None,
     with_float: bool = False,
     selftest: int = 2,
     split: bool = False,
@@ -173,7 +175,7 @@ def package(
     same model share one build.
 
     Args:
-        output: a folder, or a file that ends in ".edgeq".
+        output: a folder, or a file that ends in ".edgeq". Default: MODEL.edgeq next to the model.
         targets: names of targets or profiles, or paths to TOML files, one or several; the order does not matter.
         with_float: include the float32 model, so that the device can time both.
         selftest: number of samples to include as self-test vectors.
@@ -192,7 +194,12 @@ def package(
         UsageError: an argument has another type, or a task or engine is unknown.
         EdgeqError: a stage failed.
     """
-    request, output = Request.of(model, data, val, statistics, task), path_of(output, "output")
+    request = Request.of(model, data, val, statistics, task)
+    output = path_of(output or next_to(request.model, SUFFIX), "output")
+    max_drop, require_coverage = (
+        parse_share("--max-drop", max_drop),
+        parse_share("--require-coverage", require_coverage),
+    )
     engines, targets = as_engines(engines) if engines else (), as_targets(targets)
     check_effort(effort)
     if split and is_named_bundle(output):

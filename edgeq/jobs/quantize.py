@@ -34,7 +34,8 @@ from edgeq.run.session import EngineFiles
 from edgeq.scheme import Scheme
 from edgeq.tune.goal import Effort, check_effort
 from edgeq.util.display import SILENT, Page, Progress, Stopwatch
-from edgeq.util.outputs import output_file
+from edgeq.util.numbers import parse_share
+from edgeq.util.outputs import next_to, output_file
 from edgeq.util.records import plain
 
 _ONNX = ".onnx"
@@ -105,7 +106,7 @@ class Quantized(Page):
 def quantize(
     model: str | Path,
     data: Data | Any | None,
-    output: str | Path,
+    output: str | Path | None = None,
     *,
     target: str | Path = "auto",
     val: Data | Any | None = None,
@@ -113,9 +114,9 @@ def quantize(
     overrides: Mapping[str, Any] | None = None,
     fix: Mapping[str, int] | None = None,
     task: Task | str | None = None,
-    max_drop: float | None = None,
+    max_drop: float | str | None = None,
     effort: Effort | None = "default",
-    require_coverage: float | None = None,
+    require_coverage: float | str | None = None,
     builder: Builder | None = None,
     engine: EngineChoice | str | None = None,
     timed: bool = True,
@@ -135,11 +136,12 @@ def quantize(
         overrides: fields of `Scheme` to set instead of the profile's; None values are ignored.
         fix: numbers for free sizes of the inputs, by name; some hardware needs every size fixed.
         task: the task to measure by labels, or the name of a task that needs no options.
-        max_drop: largest loss of accuracy as a fraction (0.01 is one point); needs `task`.
+        output: the file to write. Default: MODEL.int8.onnx next to the model, with the suffix of the target's format.
+        max_drop: largest loss of accuracy: a fraction such as 0.01, or text such as "1pt" or "1%"; needs `task`.
         effort: effort of a repair: "quick", "default" or "thorough". A result is repaired if labels show a loss above
             `max_drop` (one point without it) or, without labels, if an output has less than 20 dB SQNR. None keeps the
             plain build, as does a `builder`.
-        require_coverage: share of MACs that must run on integers.
+        require_coverage: share of MACs that must run on integers: 0.95 or "95%".
         builder: builds the artifact from the job and the scheme instead of the target's backend; see
             `edgeq.recovering`.
         engine: engine that runs the artifact in the proof, such as "onnxruntime" or "openvino:bf16"; None uses
@@ -156,15 +158,20 @@ def quantize(
         EdgeqError: a stage failed.
     """
     progress = watch = Stopwatch(progress)
-    request, output = Request.of(model, data, val, statistics, task), path_of(output, "output")
+    request = Request.of(model, data, val, statistics, task)
+    max_drop, require_coverage = (
+        parse_share("--max-drop", max_drop),
+        parse_share("--require-coverage", require_coverage),
+    )
     if builder is not None and not callable(builder):
         raise UsageError(f"the builder is given as {type(builder).__name__}", "Give edgeq.recovering(NAME, ...)")
     engine = as_engine(engine) if engine is not None else None
     check_effort(effort)
-    check_model_name(output)
-    request.check_output(output, force=force, bundle=False)
     machine = detect_machine()
     chosen = resolve(target, machine)
+    output = path_of(output or next_to(request.model, f".int8{file_suffix(chosen)}"), "output")
+    check_model_name(output)
+    request.check_output(output, force=force, bundle=False)
     suffix = _check_format(output, chosen, engine)
     (scheme,) = request.schemes([chosen], overrides, max_drop=max_drop)
     if require_coverage is not None:

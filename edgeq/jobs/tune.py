@@ -24,6 +24,7 @@ from edgeq.hardware.target import Target, resolve, runs_natively
 from edgeq.jobs.bundles import as_text, bundle_variants
 from edgeq.measure.coverage import strongest
 from edgeq.measure.task import Task
+from edgeq.model.clean import BUNDLE as SUFFIX
 from edgeq.model.load import model_bytes, path_of
 from edgeq.model.prepare import PreparedModel, prepare_model
 from edgeq.model.products import node_macs
@@ -66,7 +67,8 @@ from edgeq.tune.space import (
 from edgeq.tune.trials import FLOAT, Outcome, Trial
 from edgeq.tune.verdict import met, verdict
 from edgeq.util.display import SILENT, Page, Progress
-from edgeq.util.outputs import shown
+from edgeq.util.numbers import parse_share
+from edgeq.util.outputs import next_to, shown
 from edgeq.util.records import plain
 
 
@@ -291,14 +293,14 @@ class Tuned(Page):
 def tune(
     model: str | Path,
     data: Data | Any | None,
-    output: str | Path,
+    output: str | Path | None = None,
     *,
     val: Data | Any | None = None,
     statistics: str | Path | None = None,
     target: str | Path = "auto",
     task: Task | str | None = None,
     goal: Goal | str | None = None,
-    max_drop: float | None = None,
+    max_drop: float | str | None = None,
     budget: str | float | None = None,
     engines: EngineChoice | str | Sequence[EngineChoice | str] = (),
     fix: Mapping[str, int] | None = None,
@@ -316,7 +318,7 @@ def tune(
     Args:
         model: float32 ONNX model.
         data: calibration samples; None with `statistics`.
-        output: a folder, or a file that ends in ".edgeq".
+        output: a folder, or a file that ends in ".edgeq". Default: MODEL.edgeq next to the model.
         val: samples to measure accuracy on, with labels if `task` is given; None uses `data`.
         statistics: folder written by `edgeq calibrate`, instead of a calibration pass.
         target: "auto", or a target or profile that runs on this machine, where latency is measured. It may also be one
@@ -325,8 +327,8 @@ def tune(
             float32.
         goal: objective, accuracy and time, or only an objective. Default: the lowest latency with a loss of at most
             0.01.
-        max_drop, budget: accuracy and time that replace the goal's: 0.005 is half a point; "90s" or 90 is a minute and
-            a half.
+        max_drop: loss of accuracy that replaces the goal's: 0.005 or "0.5pt" is half a point.
+        budget: time that replaces the goal's: "90s" or 90 is a minute and a half.
         engines: names of the engines to compare, one or several. Default: onnxruntime's own kernels and every installed
             plug-in that computes correctly, each in the precisions that are fast here.
         fix: as for `edgeq.quantize`.
@@ -347,9 +349,10 @@ def tune(
         UsageError: an argument has another type, or a task, engine or objective is unknown.
         EdgeqError: a stage failed.
     """
-    request, output = Request.of(model, data, val, statistics, task), path_of(output, "output")
+    request = Request.of(model, data, val, statistics, task)
+    output = path_of(output or next_to(request.model, SUFFIX), "output")
     model, data, statistics, task = request.model, request.data, request.statistics, request.task
-    goal, engines = as_goal(goal, max_drop=max_drop, budget=budget), as_engines(engines)
+    goal, engines = as_goal(goal, max_drop=parse_share("--max-drop", max_drop), budget=budget), as_engines(engines)
     deadline = Deadline(goal.budget_s)
     request.check_output(output, force=force)
     check_folder(output, request.paths())

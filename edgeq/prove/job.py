@@ -49,6 +49,7 @@ from edgeq.quantize.adopt import adopt
 from edgeq.run.session import SessionSettings, open_session
 from edgeq.scheme import ALL_NODES, SYMMETRIC_BLOCKS, Scheme
 from edgeq.util.display import SILENT, Progress
+from edgeq.util.numbers import parse_share
 from edgeq.util.outputs import check_apart, check_free
 
 _LEFT = (
@@ -278,9 +279,9 @@ def build_arguments(options: Mapping[str, Any]) -> dict[str, Any]:
     return {
         **_data_arguments(options),
         "overrides": _overrides(options),
-        "max_drop": share("--max-drop", options["max_drop"]),
+        "max_drop": parse_share("--max-drop", options["max_drop"]),
         "effort": None if options["as_is"] else options["effort"],
-        "require_coverage": share("--require-coverage", options["require_coverage"]),
+        "require_coverage": parse_share("--require-coverage", options["require_coverage"]),
         "emulate": not options["no_emulate"],
         "timed": not options["no_timing"],
         "force": options["force"],
@@ -292,7 +293,7 @@ def tune_arguments(options: Mapping[str, Any]) -> dict[str, Any]:
     same = ("target", "with_float", "resume", "force")
     return {
         **_data_arguments(options),
-        "max_drop": share("--max-drop", options["max_drop"]),
+        "max_drop": parse_share("--max-drop", options["max_drop"]),
         **{name: options[name] for name in same},
         "memory": not options["no_memory"],
     }
@@ -390,27 +391,6 @@ def _refuse_given(options: Mapping[str, Any], names: Sequence[str], other: str, 
     given = next((name for name in names if options[name] is not None), None)
     if given is not None:
         raise UsageError(f"--{given.replace('_', '-')} and {other} exclude each other", why)
-
-
-def share(option: str, text: str | None) -> float | None:
-    """Return a fraction from "0.01", "1%" or "1pt".
-
-    Raises:
-        UsageError: the text is not a number, or not between 0 and 1.
-    """
-    if text is None:
-        return None
-    number, scale = text.strip(), 1.0
-    for suffix in ("%", "pt"):
-        if number.endswith(suffix):
-            number, scale = number.removesuffix(suffix), 0.01
-    try:
-        value = float(number) * scale
-    except ValueError:
-        raise UsageError(f"{option} {text!r} is not a number", "Write 0.01, 1% or 1pt") from None
-    if not 0 <= value <= 1:
-        raise UsageError(f"{option} {text!r} is not between 0 and 1", "Write 0.01, 1% or 1pt")
-    return value
 
 
 # The maximum number of bytes of decoded samples that stay in memory from the calibration to the proof.

@@ -20,12 +20,13 @@ from edgeq.measure.coverage import Check, CheckKind, Coverage
 from edgeq.measure.task import split_task_options
 from edgeq.model.products import node_macs
 from edgeq.prove.builds import Builds, kernels_saturate, too_slow
-from edgeq.prove.job import Built, Job, share
+from edgeq.prove.job import Built, Job
 from edgeq.prove.proof import Proof
 from edgeq.prove.saturation import Decision, kernel_table
 from edgeq.prove.variants import Variant, selftest_cases
 from edgeq.run.engines import Engine, EngineChoice
 from edgeq.run.session import onnxruntime
+from edgeq.util.numbers import parse_share
 from edgeq.util.registry import device_errors
 
 _MADE = ("load", "accuracy", "self-test")
@@ -235,7 +236,7 @@ def verify_request(bundle: Path, variant: str | None, options: Mapping[str, Any]
     """
     named, _ = split_task_options(options)
     same = {name: options[name] for name in ("on", "data", "count", "preprocess", "labels", "task", "expect")}
-    drop = share("--max-drop", options["max_drop"])
+    drop = parse_share("--max-drop", options["max_drop"])
     if drop is not None and options["task"] is None:
         raise UsageError("--max-drop needs a task that measures accuracy", "Give --task and labelled --data")
     return VerifyRequest(bundle, variant=variant, options=named, max_drop=drop, **same)

@@ -30,7 +30,18 @@ from edgeq.model.load import is_quantized, model_bytes, model_digest, path_of
 from edgeq.run.session import SessionSettings
 from edgeq.signature import Signature, interchangeable, signature_differences
 from edgeq.util.display import SILENT, Page, Progress
-from edgeq.util.numbers import decibels, difference, metric, metric_name, milliseconds, share, signed, size, times
+from edgeq.util.numbers import (
+    decibels,
+    difference,
+    metric,
+    metric_name,
+    milliseconds,
+    parse_share,
+    share,
+    signed,
+    size,
+    times,
+)
 from edgeq.util.records import plain
 
 Row = tuple[str, str, str, str]
@@ -410,7 +421,7 @@ def compare(
     threads: int = 0,
     timed: bool = True,
     duration_s: float = 2.0,
-    max_drop: float | None = None,
+    max_drop: float | str | None = None,
     min_speedup: float | None = None,
     session_options: Mapping[str, str] | None = None,
     progress: Progress = SILENT,
@@ -436,7 +447,7 @@ def compare(
         EdgeqError: a model, a bundle or the data are wrong.
     """
     options = options or TaskOptions()
-    limits, config = Limits(max_drop, min_speedup), session_options or {}
+    limits, config = Limits(parse_share("--max-drop", max_drop), min_speedup), session_options or {}
     a, b = path_of(a), path_of(b)
     request = CompareRequest(
         a, b, data, task, options, preprocess, labels, count, threads, timed, duration_s, limits, config

@@ -1,9 +1,14 @@
-"""Format numbers for people: few digits, a unit, a true minus sign; shares and their differences in percent."""
+"""Format numbers for people: few digits, a unit, a true minus sign; shares and their differences in percent.
+
+`parse_share` reads a share that a user typed.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+
+from edgeq.errors import UsageError
 
 _MINUS = "\u2212"
 _THIN = "\u202f"
@@ -106,3 +111,24 @@ def is_share(name: str) -> bool:
 
 def _signed(shown: str) -> str:
     return shown.replace("-", _MINUS)
+
+
+def parse_share(option: str, text: str | float | None) -> float | None:
+    """Return a fraction from "0.01", "1%" or "1pt". A number is returned as it is.
+
+    Raises:
+        UsageError: the text is not a number, or not between 0 and 1.
+    """
+    if not isinstance(text, str):
+        return text
+    number, scale = text.strip(), 1.0
+    for suffix in ("%", "pt"):
+        if number.endswith(suffix):
+            number, scale = number.removesuffix(suffix), 0.01
+    try:
+        value = float(number) * scale
+    except ValueError:
+        raise UsageError(f"{option} {text!r} is not a number", "Write 0.01, 1% or 1pt") from None
+    if not 0 <= value <= 1:
+        raise UsageError(f"{option} {text!r} is not between 0 and 1", "Write 0.01, 1% or 1pt")
+    return value

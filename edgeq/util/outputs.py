@@ -310,6 +310,11 @@ def _check_place(path: Path, *, force: bool, kind: Kind | None) -> None:
         raise OutputError(f"{parent} is not writable", "Choose another output, or change its permissions")
 
 
+def next_to(model: Path, ending: str) -> Path:
+    """Return the default path of an output: next to `model`, with its name and `ending`, such as ".int8.onnx"."""
+    return model.with_name(f"{model.stem}{ending}")
+
+
 def nearest_parent(path: Path) -> Path:
     """Return the closest ancestor of `path` that exists."""
     return next(p for p in path.absolute().parents if p.exists() or p.is_symlink())

@@ -82,7 +82,7 @@ def test_agreement_alone_needs_no_labels(folder: Path) -> None:
 
 @pytest.mark.parametrize(("changes", "count"), [({"count": 2}, 2), ({"start": 1, "stride": 2}, 2), ({"start": 3}, 1)])
 def test_a_part_of_the_data(folder: Path, changes: dict[str, int], count: int) -> None:
-    assert run_evaluation(ask(folder, **changes)).count == count
+    assert run_evaluation(ask(folder, **changes)).samples == count
 
 
 @pytest.mark.parametrize("name", ["b", "b.edgeq"])
