@@ -1,4 +1,6 @@
-"""Preprocessing in JavaScript: the same bytes as in Python, step by step and in recipes; what is left to the caller."""
+"""Test preprocessing in JavaScript: the same bytes as in Python, for each step and for recipes, and what callers must
+do.
+"""
 
 from __future__ import annotations
 
