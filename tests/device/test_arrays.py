@@ -1,4 +1,6 @@
-"""Untrusted arrays: no pickle, headers are checked; and what is written is the same every time."""
+"""Test untrusted arrays: they contain no pickle, their headers are checked, and they are written with the same bytes
+every time.
+"""
 
 from __future__ import annotations
 
