@@ -310,7 +310,7 @@ NETWORK = """g (float[1, 8, 8, 8] x) => (float[1, 8, 4, 4] y OUTPUT)
 
 
 def clipped(tmp_path: Path, *, low: float, output: str = "") -> Bench:
-    """Build a bench of convolutions around a Clip."""
+    """Return a model of convolutions around a Clip, with samples."""
     made = proto(NETWORK.replace("LOW", str(low)).replace("OUTPUT", output))
     made.graph.initializer.append(numpy_helper.from_array(random(8, 8, 3, 3) / 8, "w"))
     return bench(tmp_path, made)

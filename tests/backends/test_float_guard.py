@@ -74,7 +74,9 @@ def test_a_shielded_layer_stays_float_and_computes_the_same(kind: str, tmp_path:
 
 
 def test_why_it_is_there(tmp_path: Path) -> None:
-    """ONNX Runtime quantizes such a layer. Once it leaves the layer alone, the guard can be removed."""
+    """Without the guard, ONNX Runtime quantizes the float layer. Once it leaves the layer alone, the guard can be
+    removed.
+    """
     assert float_layers(between_integers("conv"), tmp_path) == 0
 
 

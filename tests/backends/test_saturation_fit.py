@@ -1,4 +1,4 @@
-"""Test scales that are only as large as needed, so that no pair of neighbours overflows 16 bits."""
+"""Test scales that grow just enough that no pair of neighbours overflows 16 bits."""
 
 from __future__ import annotations
 

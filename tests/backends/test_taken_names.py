@@ -22,7 +22,7 @@ MADE = ("scale", "zero_point", "quantized", "QuantizeLinear_Output", "QuantizeLi
 
 
 def network(**names: str) -> onnx.ModelProto:
-    """Return two products with a Relu between them. `names` renames tensors from their keys."""
+    """Return two products with a Relu between them. `names` gives tensors other names, by their default names."""
     x, w, m, r, v, y = (names.get(key, key) for key in "xwmrvy")
     body = f"""g (float[1, 64] {x}) => (float[1, 5] {y}) {{
         [first] {m} = MatMul({x}, {w})

@@ -1,15 +1,15 @@
 """Call ONNX Runtime's own model-package reader through ctypes. This runs as a program, in its own process, because a
-wrong slot would crash it.
+wrong slot would crash it:
 
     python ort_client.py PACKAGE COMPONENT INPUT.npy [PROVIDER LIBRARY]
 
-prints one JSON object. With the library of a plug-in, it registers and names the plug-in's provider in place of the
+It prints one JSON object. With the library of a plug-in, it registers and names the plug-in's provider in place of the
 CPU's. `reachable` is false, with `reason`, if this onnxruntime does not export the functions.
 
 In 1.28 to 1.30 the functions were experimental: `OrtApi::GetExperimentalFunction` finds them by name. From 1.31 on they
-are a stable table, which `OrtApi::GetModelPackageApi` returns. In 1.31.1 the lookup only knows its own test function
+are a stable table, which `OrtApi::GetModelPackageApi` returns. In 1.31.1 the lookup knows only its own test function
 and no model-package function. Slots of `OrtApi` never change once they are released. The numbers of these two slots
-were found on 1.31.1, where the first returns that test function and the second returns the table that this file uses.
+were found on 1.31.1: the first slot returns that test function, and the second returns the table that this file uses.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def bundle(whole: Path, tmp_path: Path) -> Path:
     shutil.copytree(whole, tmp_path / "b")
-    # The target of the hostile locations below exists and fits, so only the check protects it.
+    # The file that the hostile locations below name exists and has the right size, so only the check can refuse it.
     (tmp_path / "secret").write_bytes(WEIGHTS.tobytes())
     return tmp_path / "b"
 

@@ -47,7 +47,7 @@ ALL = [("", key, rule) for key, rule in rules().items()] + [
     (ep, key, rule) for ep in PROVIDERS for key, rule in rules(ep).items()
 ]
 
-# All options of ONNX Runtime 1.31.1 that open, write or load something or that take its threads, and unknown ones.
+# All options of ONNX Runtime 1.31.1 that open, write or load something or that set threads, and unknown options.
 SESSION = (
     *(
         "node_partition_config_file",

@@ -89,8 +89,8 @@ def test_a_zip_runs_as_it_is(good_zip: Path, tmp_path: Path) -> None:
 
 
 def test_a_directory_runs_as_it_is_and_again(copy: Path, tmp_path: Path) -> None:
-    """The first run leaves the directory unchanged. Python compiles __main__.py before the launcher can prevent it, and
-    the next check would refuse the compiled file.
+    """A directory runs twice and stays unchanged. The launcher deletes the file that Python compiles from __main__.py,
+    because the next check would refuse it.
     """
     before = tree(copy)
     for _ in range(2):

@@ -87,8 +87,8 @@ def test_the_options_arrive(good: Path, monkeypatch: pytest.MonkeyPatch) -> None
     ],
 )
 def test_no_session_is_opened_with_other_options(good: Path, changes: dict[str, Any], says: str) -> None:
-    """A session refuses options without a row in the table, also if the variant does not come from the reader of
-    bundles. In an emulated machine, it comes from a request to the program.
+    """A session refuses options without a row in the table, whoever made the variant. In an emulated machine, the
+    variant comes from a request to the program instead of the bundle's reader.
     """
     with open_bundle(good) as bundle:
         plain = bundle.components["model"][0]

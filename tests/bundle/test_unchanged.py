@@ -1,5 +1,5 @@
 """The files of a bundle's directory that run are those that were hashed. They run from a copy. If they are opened in
-place, edgeq detects changes as far as they show.
+place, edgeq refuses them after any change that it can detect.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def rewrite(root: Path) -> None:
 
 
 def swap(root: Path) -> None:
-    """Replace the bundle with a copy."""
+    """Replace the bundle with a copy of it."""
     root.rename(root.parent / "old")
     shutil.copytree(root.parent / "old", root)
 

@@ -60,8 +60,8 @@ def test_what_differs_besides_values_is_reported() -> None:
 
 
 def test_the_float_model_alone_verifies_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Verification fails if only the float model runs here, which runs anywhere. `infer` and `bench` also refuse such a
-    bundle.
+    """Verification fails if only the float model runs here, because that model runs anywhere. `infer` and `bench` also
+    refuse such a bundle.
     """
     model = linear(tmp_path / "m.onnx", 0.0)
     elsewhere = variant("pi", model, 0.0, info={"architecture": ELSEWHERE})

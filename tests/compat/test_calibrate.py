@@ -45,7 +45,7 @@ def pb(path: Path, array: np.ndarray) -> None:
 
 
 def dataset(kind: str, folder: Path) -> Path:
-    """Write one of the four forms of a data set. The fork failed on images and on a single stacked .pb."""
+    """Write one of the four forms of a data set. The RISC-V fork failed on images and on a single stacked .pb."""
     stack = pixels(4)
     if kind == "images":
         folder.mkdir()

@@ -86,8 +86,8 @@ def test_dynamic_quantization_in_qdq(workdir: Path) -> None:
 
 
 def test_a_model_in_dynamic_qdq(workdir: Path) -> None:
-    """A model that computes scales at run time in a function of its own is read and run. Rewriting it fails with the
-    command to type.
+    """A model with a function that computes scales at run time can be read and run. Rewriting it fails with the command
+    to type.
     """
     from edgeq.compat.files import quantize_qat
     from edgeq.model.inspect import inspect_model

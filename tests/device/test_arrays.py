@@ -1,5 +1,5 @@
-"""Test untrusted arrays: they contain no pickle, their headers are checked, and they are written with the same bytes
-every time.
+"""Test untrusted arrays: pickles are refused and headers are checked. Arrays are written with the same bytes every
+time.
 """
 
 from __future__ import annotations

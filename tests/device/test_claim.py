@@ -178,8 +178,8 @@ def test_runs_that_contradict_each_other_are_no_claim() -> None:
 
 
 def test_where_a_model_runs_in_several_sessions_they_are_the_pairs() -> None:
-    """Several sessions are the pairs of a claim. Rounds of one session are alike, so more of them do not predict the
-    next session.
+    """If a model runs in several sessions, a claim compares sessions. Rounds of one session are alike, so more of them
+    do not predict the next session.
     """
     lies = np.tile([1.0, 1.1, 1.2, 0.9, 1.05, 0.95], 20)
     in_six = Distribution(2 * lies, sessions=6), Distribution(np.ones(120), sessions=6)

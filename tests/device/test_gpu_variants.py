@@ -1,4 +1,4 @@
-"""Test the order TensorRT, CUDA, CPU: which variant each device chooses, and what is reported of the others."""
+"""Test the order TensorRT, CUDA, CPU: which variant each device chooses, and what is reported of the other variants."""
 
 from __future__ import annotations
 

@@ -121,7 +121,9 @@ def test_after_enough_rounds_the_estimate_makes_a_tie(clock: Any) -> None:
 
 
 def test_what_is_far_slower_is_dropped_in_few_rounds(clock: Any) -> None:
-    """Six rounds are too few for the certainty that 36 pairs of runners demand, but all of the rounds agree."""
+    """A runner that is far slower in all of six rounds is dropped, although six are too few for the certainty that 36
+    pairs of runners demand.
+    """
     log: list[str] = []
     near = {f"near {n}": clock.runner(noisy(n, 0.01, 0.05), log, f"near {n}") for n in range(8)}
     runners = {**near, "far": clock.runner(noisy(9, 0.02, 0.05), log, "far")}

@@ -166,7 +166,9 @@ def test_an_overloaded_server_is_broken_off(clock: Any) -> None:
 
 
 def test_breaking_off_never_changes_the_verdict(clock: Any) -> None:
-    """When it breaks off, p99 over all queries would exceed the bound even if all remaining queries were fast."""
+    """When the scenario breaks off, p99 over all queries would exceed the bound even if all remaining queries were
+    fast.
+    """
     run = clock.runner([0.001] * 98 + [0.1] * 2)
     result = serve(
         run, rate_qps=1.0, latency_bound_ms=50, min_duration_s=0, min_queries=100, clock=clock, sleep=clock.sleep

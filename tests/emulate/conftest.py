@@ -1,4 +1,4 @@
-"""Provide emulated machines. To make one needs the network, so only CI makes it by default."""
+"""Provide emulated machines. Making one needs the network, so only CI does it by default."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(scope="module")
 def _machines() -> Iterator[None]:
-    """Set a separate cache for the emulated ARM64 machine. If it were in the cache that all tests share, every test
-    that packages for an ARM64 target would run on it once it exists.
+    """Set a separate cache for the emulated ARM64 machine. In the cache that all tests share, every test that packages
+    for an ARM64 target would run on it once it exists.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(REPOSITORY / ".pytest_cache" / "machines"))

@@ -32,7 +32,7 @@ X = np.random.default_rng(0).standard_normal((20, 4)).astype(np.float32)
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    """Write y = 2 x."""
+    """Write a model that computes y = 2 x."""
     file = tmp_path / "m.onnx"
     onnx.save(proto("double (float[1, 4] x) => (float[1, 4] y) { y = Add(x, x) }"), file)
     return file

@@ -1,4 +1,4 @@
-"""Run real sshd on ports of the loopback address. Each is a board with its own home and `python3`."""
+"""Run real sshd on ports of the loopback address. Each server is a board with its own home and `python3`."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ class GraphBuilder:
         return name
 
     def weights(self, *shape: int) -> NDArray[np.float32]:
-        """Return random weights whose channels differ in size, as trained ones do."""
+        """Return random weights whose channels differ in size, like trained weights."""
         spread = np.exp2(self.rng.uniform(-4, 0, (shape[0], *(1,) * (len(shape) - 1))))
         return (self.rng.standard_normal(shape) * spread / np.sqrt(np.prod(shape[1:]))).astype(np.float32)
 

@@ -346,7 +346,9 @@ def test_an_output_without_axes_has_one_value_for_each_sample() -> None:
 
 
 def test_a_clamp_that_stays_leaves_its_layer_without_relu() -> None:
-    """Such a layer keeps its values before the clamp, because bias correction compares them with the float model's."""
+    """A layer before a separate clamp has no relu, because bias correction compares its values with those of the float
+    model before the clamp.
+    """
     b = GraphBuilder(np.random.default_rng(5))
     clipped = b.node("Clip", [b.conv("input", 8), b.constant(0.0), b.constant(0.5)], (1, 8, 9, 9))
     other = b.conv("input", 8)

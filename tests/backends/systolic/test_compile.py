@@ -1,4 +1,6 @@
-"""Test what compilation fits to samples: it helps on other samples, and weights that only read zeros are handled."""
+"""Test the fitting to samples. It is kept only if it helps on other samples. Weights that read only zeros take no bits
+from the others.
+"""
 
 from __future__ import annotations
 

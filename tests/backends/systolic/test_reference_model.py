@@ -73,7 +73,7 @@ def test_a_node_of_several_outputs_is_written_once_for_each() -> None:
 
 
 def test_a_sum_is_found_by_its_integers_alone() -> None:
-    """No scale is known of a sum that only another sum reads. A float tensor inside it was once mistaken for it."""
+    """A sum that only another sum reads has no known scale. A float tensor inside it was once mistaken for the sum."""
     text = """g (float[1, 4, 5, 5] input) => (float[1, 4, 5, 5] y) {
         [conv] a = Conv (input, weights)
         [first] b = Add (a, input)

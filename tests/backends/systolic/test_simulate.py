@@ -35,8 +35,8 @@ def nearest_even(value: float) -> int:
 
 
 def macro(value: np.float32) -> int:
-    """Round as the header's macro: truncate v and v ± 1 in float32, and return the nearer of the two, on a tie the even
-    one.
+    """Round like the header's macro: truncate v and v ± 1 in float32 and return the nearer of the two, on a tie the
+    even one.
     """
     here = int(value)
     there = int(F32(value - F32(1)) if value < 0 else F32(value + F32(1)))

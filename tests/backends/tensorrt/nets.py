@@ -1,4 +1,4 @@
-"""Build small networks of the structures that TensorRT's rules depend on, prepared, with ranges from calibration."""
+"""Build small prepared networks with the structures that TensorRT's rules depend on, with calibrated ranges."""
 
 from __future__ import annotations
 

@@ -28,7 +28,9 @@ def half_chain() -> onnx.ModelProto:
 
 
 def test_onnxruntimes_cpu_kernels_do_not_compute_in_float16() -> None:
-    """The twin exists because of this. When this test fails, the graph itself can be run."""
+    """The twin exists because ONNX Runtime's CPU kernels do not compute in float16. If this test fails, the graph can
+    be run.
+    """
     x = np.array([1.2345, 200, 0, 0], np.float32)
     assert open_session(half_chain().SerializeToString()).run(None, {"x": x})[0][1] == pytest.approx(200, rel=1e-3)
 

@@ -1,4 +1,4 @@
-"""Test the page in Chromium: it checks every file before anything runs. Then the self-test, figures, and refusals."""
+"""Test the page in Chromium: the check of every file before anything runs, the self-test, the figures, and refusals."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ def test_hostile_registries(
 def test_a_proxy_is_not_used_for_this_machine(
     hosts: Hostile, stored: tuple[dict[str, bytes], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A request to this machine bypasses the proxy, which could read the login in its plain text."""
+    """A request to this machine bypasses the proxy, which could read the login in plain text."""
     for name in ("http_proxy", "https_proxy", "all_proxy"):
         monkeypatch.setenv(name, f"http://{hosts.other.host}")
     hosts.home.script = lambda asked: guarded(asked, "Basic realm=x")
@@ -96,8 +96,8 @@ def test_a_proxy_is_not_used_for_this_machine(
 
 @pytest.mark.parametrize("reads", [False, True])
 def test_an_upload_that_is_not_read(reads: bool, hosts: Hostile) -> None:
-    """An upload ends in time if the registry reads nothing of it, although it exceeds the system's buffers, or never
-    answers.
+    """An upload ends in time if the registry never answers, or if it reads none of an upload beyond the system's
+    buffers.
     """
 
     def slowly(asked: Asked) -> Reply:

@@ -46,7 +46,7 @@ def write_certificate(
     signs: bool = True,
     days: int = 10,
 ) -> Path:
-    """Write the certificate of the key that has the file's name. It starts 20 days ago and ends in `days`."""
+    """Write the certificate of the key that has the file's name, valid from 20 days ago for 20 + `days` days."""
     name, private = issuer
     usages = ("content_commitment", "key_encipherment", "data_encipherment", "key_agreement", "crl_sign")
     usage = x509.KeyUsage(

@@ -35,9 +35,7 @@ def key(tmp_path: Path) -> Path:
 def test_verifying_elsewhere_opens_what_was_signed(
     copy: Path, key: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Verification on another machine opens the signed bundle, also if the bundle is replaced after the check of its
-    signature.
-    """
+    """`verify --on` opens the bundle whose signature it checked, even if the bundle is replaced after the check."""
     sign_bundle(copy, key=key)
 
     def swapped(path: Path, **how: Any) -> str | None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Case:
-    """Hold one node. `inputs` are in its order; those in `fed` are graph inputs, and the others are constants."""
+    """Hold one node. `inputs` are in the node's order. Those in `fed` are graph inputs, the others are constants."""
 
     name: str
     node: onnx.NodeProto

@@ -69,9 +69,7 @@ def random_program(seed: int, folder: Path, array: ArrayConfig | None = None) ->
 def program_of(
     model: Path, data: Any, array: ArrayConfig | None = None, *, preprocess: Any = None, count: int | None = None
 ) -> tuple[Program, Arrays]:
-    """Return the program that is deployed and its data as inputs [N, ...]. The minima and maxima of the data calibrate
-    it.
-    """
+    """Return the deployed program, calibrated by the minima and maxima of its data, and the data as inputs [N, ...]."""
     with tempfile.TemporaryDirectory() as folder:
         prepared = prepare_model(model, Path(folder))
         samples = open_samples(data, prepared.signature, preprocess=preprocess, count=count)

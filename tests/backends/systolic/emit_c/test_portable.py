@@ -47,8 +47,8 @@ def near_even(value: float) -> int:
 
 
 def as_header(value: float) -> int:
-    """Round as the header does: with i = trunc(v) and next = trunc(f32(v ± 1)), return the nearer one, on a tie the
-    even one.
+    """Round like the header: of i = trunc(v) and next = trunc(f32(v ± 1)), return the nearer one, on a tie the even
+    one.
     """
     v = f32(value)
     if abs(v) > 1000:
@@ -248,7 +248,7 @@ def test_partial_sums_are_those_of_the_simulators_tiles(library: Library, sizes:
 
 
 def test_rounding_of_every_kind_of_value(library: Library) -> None:
-    """Rounding is right around each half, also where the two roundings differ, and for values far out of range."""
+    """Rounding is right around each half and power of two, where the two roundings differ, and far out of range."""
     edges = [f32(n / 2) for n in range(-300, 301)]
     values = [v for e in edges for v in (np.nextafter(e, f32(-1e9)), e, np.nextafter(e, f32(1e9)))]
     values += [f32(1e6), f32(-1e6), f32(3e9), f32(-3e9)]
