@@ -1,4 +1,4 @@
-"""Execute lines of targets/qnn/htp.toml where the simulator is installed."""
+"""Execute lines of targets/qnn/htp.toml if the simulator is installed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Biases of int8 layers: a session with ONNX Runtime's default optimisation computes what the file specifies."""
+"""A session with ONNX Runtime's default optimisation computes the biases of int8 layers as the file specifies."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Test preprocessing in JavaScript: the same bytes as in Python, for each step and for recipes, and what callers must
-do.
+"""Every step and recipe of the preprocessing in JavaScript gives the same bytes as in Python. Other steps are left to
+the caller.
 """
 
 from __future__ import annotations

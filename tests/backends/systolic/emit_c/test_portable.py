@@ -131,7 +131,7 @@ def test_convolutions(
     library: Library, kind: int, k: int, stride: int, dilation: int, pad: int, pool: Any, relu: bool, biased: bool
 ) -> None:
     random = np.random.default_rng(k * 100 + stride * 10 + pad)
-    batch, size, channels, outs = 2, 7, 3, 70  # more outputs than the C computes together
+    batch, size, channels, outs = 2, 7, 3, 70  # more outputs than the C computes at once
     scale = 0.004999999888241291
     x, w = int8s(random, batch, size, size, channels), int8s(random, k, k, channels, outs)
     bias = random.integers(-9000, 9000, outs).astype(np.int32) if biased else None
