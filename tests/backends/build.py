@@ -1,4 +1,4 @@
-"""Small models with the shapes that matter to a quantizer, and one call from a model to an artifact."""
+"""Define small models with the shapes that matter to a quantizer, and build an artifact from a model in one call."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def random(*shape: int, seed: int = 0) -> Arrays:
 
 
 def model(nodes: str, weights: dict[str, Any], *, opset: int = 17) -> onnx.ModelProto:
-    """`x` [1, 8, 8, 8] to `y` [1, 5]."""
+    """Return a model from `x` [1, 8, 8, 8] to `y` [1, 5]."""
     return proto(f"test (float[1, 8, 8, 8] x) => (float[1, 5] y) {{ {nodes} }}", weights, opset=opset)
 
 
 def stacked() -> onnx.ModelProto:
-    """A convolution, and a MatMul whose weights are one matrix for each channel."""
+    """Return a model of a convolution and a MatMul whose weights are one matrix for each channel."""
     nodes = """
         [conv] c = Conv<pads = [1, 1, 1, 1]>(x, w)
         [matmul] p = MatMul(c, m)
@@ -46,7 +46,7 @@ def stacked() -> onnx.ModelProto:
 
 
 def residual(opset: int = 17, width: int = 8) -> onnx.ModelProto:
-    """Three convolutions, the middle one depthwise, around a skip connection; then a Gemm.
+    """Return a model of three convolutions and a Gemm. The middle convolution is depthwise, inside a skip connection.
 
     The output channels of `first` differ in size by three orders of magnitude, so that per-channel scales matter.
     """
@@ -72,7 +72,7 @@ def residual(opset: int = 17, width: int = 8) -> onnx.ModelProto:
 
 
 def mixed(width: int = 8) -> onnx.ModelProto:
-    """A Conv, a MatMul and a Gemm, which want different weight types in dynamic quantization."""
+    """Return a model of a Conv, a MatMul and a Gemm, which need different weight types in dynamic quantization."""
     nodes = """
         [conv] c = Conv(x, w1)
         [pool] p = GlobalAveragePool(c)
@@ -87,7 +87,7 @@ def mixed(width: int = 8) -> onnx.ModelProto:
 
 @dataclass(frozen=True)
 class Bench:
-    """A prepared model with its samples and ranges, to build artifacts from."""
+    """Hold a prepared model with its samples and ranges, to build artifacts from."""
 
     prepared: PreparedModel
     samples: Samples
@@ -111,7 +111,9 @@ class Bench:
         )
 
     def sqnr(self, artifact: Artifact) -> float:
-        """dB of the output against the float model's, over all samples, as the artifact ships."""
+        """Return the SQNR in dB of the artifact's outputs against the float model's, over all samples, with its own
+        settings.
+        """
         wanted, got = (
             np.concatenate([session.run(None, dict(sample.inputs))[0] for sample in self.samples])
             for session in (open_session(self.prepared.path), open_session(artifact.model, artifact.settings()))
@@ -120,7 +122,7 @@ class Bench:
 
 
 def bench(folder: Path, proto: onnx.ModelProto, x: Arrays | None = None) -> Bench:
-    """A model with its samples: `x`, one a row, or normally distributed ones of [8, 8, 8]."""
+    """Prepare a model with its samples: the rows of `x`, or normally distributed values of [8, 8, 8]."""
     source = folder / "model.onnx"
     source.write_bytes(proto.SerializeToString())
     np.savez(folder / "x.npz", x=random(ROWS, 8, 8, 8) if x is None else x)
@@ -129,12 +131,12 @@ def bench(folder: Path, proto: onnx.ModelProto, x: Arrays | None = None) -> Benc
 
 
 def weights(artifact: Artifact) -> dict[str, Arrays]:
-    """Initializers of the artifact by name."""
+    """Return the artifact's initializers by name."""
     return {t.name: numpy_helper.to_array(t) for t in onnx.load(artifact.model).graph.initializer}
 
 
 def quantized(artifact: Artifact, *names: str) -> list[Arrays]:
-    """The integers made of these weights. From 1.32 on, onnxruntime's quantizer names a transposed weight anew."""
+    """Return the integers of these weights. From 1.32 on, onnxruntime's quantizer renames a transposed weight."""
     held = {k.removesuffix("_quantized").removesuffix("_Transposed"): v for k, v in weights(artifact).items()
             if k.endswith("_quantized")}  # fmt: skip
     return [held[name] for name in names if name in held]

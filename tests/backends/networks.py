@@ -1,4 +1,4 @@
-"""Small networks with random weights, and what onnxruntime makes of them."""
+"""Build small networks with random weights, and run them in onnxruntime."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HIDDEN = 8
 
 
 def model_of(nodes: str, inputs: str, weights: Arrays, outputs: Sequence[str] = ("y",)) -> onnx.ModelProto:
-    """A model, opset 17, of nodes and inputs in ONNX's text form; its outputs are float32."""
+    """Return a model of opset 17 from nodes and inputs in ONNX's text form. Its outputs are float32."""
     given = ", ".join(f"float[] {name}" for name in outputs)
     return onnx.shape_inference.infer_shapes(proto(f"network ({inputs}) => ({given}) {{ {nodes} }}", weights))
 
@@ -26,7 +26,7 @@ def model_of(nodes: str, inputs: str, weights: Arrays, outputs: Sequence[str] = 
 def recurrent(
     kind: str = "GRU", *, hidden: int = HIDDEN, width: int = 6, outputs: Sequence[str] = ("y", "y_h"), **options: Any
 ) -> onnx.ModelProto:
-    """x [steps, batch, width] → y [steps, directions, batch, hidden], y_h; `initial=True` adds an input h0."""
+    """Return x [steps, batch, width] → y [steps, directions, batch, hidden], y_h; `initial=True` adds an input h0."""
     gates = {"GRU": 3, "LSTM": 4, "RNN": 1}[kind]
     initial = options.pop("initial", False)
     lengths = options.pop("lengths", False)

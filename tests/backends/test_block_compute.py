@@ -1,4 +1,4 @@
-"""`edgeq.quantize.block_weights`: what int8 activations do, against the kernel, and which products stay in float."""
+"""Test `edgeq.quantize.block_weights`: int8 activations against the kernel, and the products that stay in float."""
 
 from __future__ import annotations
 
@@ -41,7 +41,9 @@ FOUR = Scheme(mode="weight-only", weight_bits=4, block_size=32, weight_symmetric
 
 
 def net(spike: float) -> onnx.ModelProto:
-    """Two products of the same input; in the second one's, one value is `spike` times the others, and not used."""
+    """Return two products of the same input. In the second one's input, one value is `spike` times the others. Its
+    weights are 0.
+    """
     random = np.random.default_rng(0)
     wild = random.normal(size=(N, K))
     wild[:, WILD] = 0
@@ -113,7 +115,7 @@ def test_noise_is_what_the_outputs_show(tmp_path: Path, wild: PreparedModel) -> 
         for path in (wild.path, artifact.model, in_int8.model)
     )
     assert found.weights == pytest.approx(np.square(f - z).sum() / np.square(z).sum(), rel=0.3)
-    if not np.array_equal(f, q):  # the kernel multiplies integers on this machine
+    if not np.array_equal(f, q):  # true if the kernel multiplies integers on this machine
         assert found.activations == pytest.approx(np.square(q - f).sum() / np.square(z).sum(), rel=0.3)
 
 

@@ -1,4 +1,6 @@
-"""Tables of embeddings: those tied to a product read its integers, others have a scale for each row."""
+"""Test tables of embeddings: a table tied to a product reads the product's integers, and others have a scale for each
+row.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +73,7 @@ def test_a_tied_table_is_that_of_the_product(tmp_path: Path, head: str, bits: in
     ("model", "options", "types"),
     [
         (net("MatMul", 128, tied=False), {}, ["int8", "float32"]),
-        (net("MatMul", 96), {}, ["int8", "float32"]),  # three blocks of 4 bits: half a byte of zero points
+        (net("MatMul", 96), {}, ["int8", "float32"]),  # three blocks of 4 bits: 1.5 bytes of zero points for each row
         (net("MatMul", 100), {}, ["int8", "float32"]),
         (net("MatMul", 128), {"op_types": ("MatMul",)}, ["float32"]),
         (net("MatMul", 128), {"exclude": ("embed",)}, ["float32"]),
@@ -88,7 +90,9 @@ def test_what_is_not_tied(tmp_path: Path, model: onnx.ModelProto, options: dict[
 
 
 def test_rows_of_unlike_size_each_have_their_scale(tmp_path: Path) -> None:
-    """With one scale for all of them, small rows were lost: 15 dB of the position embeddings of minilm_l6."""
+    """Each row has its scale. With one scale for the table, small rows were lost: 15 dB for minilm_l6's position
+    embeddings.
+    """
     model = net("MatMul", 128, tied=False)
     table = next(t for t in model.graph.initializer if t.name == "t")
     values = numpy_helper.to_array(table) * np.logspace(-4, 0, ROWS, dtype=np.float32)[:, None]
@@ -101,7 +105,7 @@ def test_rows_of_unlike_size_each_have_their_scale(tmp_path: Path) -> None:
 
 
 def test_static_quantization_stores_tables_in_rows(tmp_path: Path) -> None:
-    """Their scales stay as they are, however many."""
+    """The scales of the rows stay float32, however many they are."""
     table = np.random.default_rng(0).standard_t(4, (2048, 32)).astype(np.float32)
     model = proto(
         """g (int64[B,S] ids) => (float[B,S,8] y) {

@@ -1,4 +1,4 @@
-"""`edgeq.quantize.block_weights`: against the error of every range on a fine grid, and the format of MatMulNBits."""
+"""Test `edgeq.quantize.block_weights` against the error of every range on a fine grid, and MatMulNBits' format."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def nearest(x: np.ndarray, scale: float, zero: int, top: int) -> np.ndarray:
 
 
 def exhaustive(x: np.ndarray, w: np.ndarray, top: int) -> float:
-    """The least weighted error of one block over every pair of ends on a fine grid, each with its fitted scale."""
+    """Return the least weighted error of one block over all pairs of ends on a fine grid, each with a fitted scale."""
     best = np.inf
     for low, high in itertools.product(np.linspace(0.5, 1.05, 23), repeat=2):
         scale = (max(x.max(), 0) * high - min(x.min(), 0) * low) / top
@@ -36,7 +36,7 @@ def exhaustive(x: np.ndarray, w: np.ndarray, top: int) -> float:
 
 
 def to_nearest(matrix: np.ndarray, size: int, top: int) -> float:
-    """The squared error of rounding between the extremes of each block."""
+    """Return the squared error of rounding to a grid between the extremes of each block."""
     total = 0.0
     for column, first in itertools.product(range(matrix.shape[1]), range(0, len(matrix), size)):
         x = matrix[first : first + size, column].astype(np.float64)
@@ -74,7 +74,7 @@ def test_any_matrix(matrix: np.ndarray, bits: int, size: int, symmetric: bool) -
     assert blocks.integers.max(initial=0) < 1 << bits
     assert np.isfinite(blocks.matrix()).all()
     assert blocks.matrix().shape == matrix.shape
-    # In range to half a step; what a narrower range cuts off is less than it wins for the rest.
+    # Inside the range the error is at most half a step. A narrower range gains more inside than it loses by clipping.
     low, high = blocks.limits
     inside = (matrix >= np.minimum(low * blocks.steps, high * blocks.steps).T) & (
         matrix <= np.maximum(low * blocks.steps, high * blocks.steps).T

@@ -1,4 +1,4 @@
-"""What the CPU backend writes, judged by what ONNX Runtime makes of it."""
+"""Test the files of the CPU backend by how ONNX Runtime runs them."""
 
 from __future__ import annotations
 
@@ -107,8 +107,10 @@ def test_only_the_types_that_were_asked_for(net: Bench) -> None:
 
 @pytest.mark.parametrize("name", ["depthwise", "last"])
 def test_an_excluded_node_stays_float_on_the_optimised_graph(net: Bench, name: str) -> None:
-    """It stands between integer tensors: ONNX Runtime would quantize its weights at load, per tensor. The form of the
-    graph keeps it from that, without a session option that a file taken out of its bundle would lose."""
+    """An excluded node between integer tensors stays float. ONNX Runtime would quantize its weights at load, per
+    tensor. The form of the graph prevents that without a session option, which a file taken out of its bundle would
+    lose.
+    """
     artifact = net.build(f"without_{name}.onnx", exclude=(name,))
     assert artifact.session_options == {}
     assert model_options(artifact.model, "m") == {}
@@ -151,7 +153,7 @@ def test_an_old_opset_is_raised_to_where_per_channel_is_valid(tmp_path: Path) ->
 
 
 def namesakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
-    """The current folder holds data files that are called as those to be written elsewhere."""
+    """Change to a folder that contains data files with the same names as those to be written elsewhere."""
     here = tmp_path / "here"
     here.mkdir()
     for name in names:
@@ -160,7 +162,7 @@ def namesakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *names: str) -> N
 
 
 def test_weights_beyond_the_limit_go_to_external_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    wide = bench(tmp_path, residual(width=32))  # the quantizer keeps weights below 1 KiB inside
+    wide = bench(tmp_path, residual(width=32))  # the quantizer keeps weights below 1 KiB in the model
     inside = wide.sqnr(wide.build("inside.onnx"))
     monkeypatch.setattr(quantizer, "_EXTERNAL_DATA_FROM", 1)
     monkeypatch.setitem(save_model.__kwdefaults__, "inline_limit", 1)
@@ -204,7 +206,7 @@ def test_dynamic_leaves_unnamed_types_in_float(kinds: Bench) -> None:
 
 
 def test_dynamic_tells_a_gemm_from_a_matmul(kinds: Bench) -> None:
-    """The quantizer makes the one into the other before it looks at types and names."""
+    """Types and exclusions apply to the original operator, although the quantizer turns a Gemm into a MatMul first."""
     both = kinds.build(mode="dynamic", dynamic_weight_types={"MatMul": "int8", "Gemm": "uint8"})
     assert [w.dtype for w in quantized(both, "w2", "w3")] == [np.int8, np.uint8]
     assert not quantized(kinds.build(mode="dynamic", dynamic_weight_types={"Gemm": "int8"}), "w2")
@@ -308,7 +310,7 @@ NETWORK = """g (float[1, 8, 8, 8] x) => (float[1, 8, 4, 4] y OUTPUT)
 
 
 def clipped(tmp_path: Path, *, low: float, output: str = "") -> Bench:
-    """Convolutions around a Clip."""
+    """Return a model of convolutions around a Clip, with samples."""
     made = proto(NETWORK.replace("LOW", str(low)).replace("OUTPUT", output))
     made.graph.initializer.append(numpy_helper.from_array(random(8, 8, 3, 3) / 8, "w"))
     return bench(tmp_path, made)
@@ -323,7 +325,7 @@ def test_a_clip_whose_bounds_leave_out_zero_stays(tmp_path: Path) -> None:
 
 
 def test_an_output_before_a_clip_keeps_its_range(tmp_path: Path) -> None:
-    """onnxruntime's quantizer would give it that of the Clip."""
+    """A graph's output before a Clip keeps its own range. onnxruntime's quantizer would give it the Clip's range."""
     artifact = clipped(tmp_path, low=0, output=", float[1, 8, 6, 6] a").build()
     x = random(1, 8, 8, 8)
     (before,) = onnxruntime.InferenceSession(tmp_path / "model.onnx").run(["a"], {"x": x})

@@ -1,4 +1,4 @@
-"""Every mode of the CPU backend next to the static one, from a prepared model to an artifact that runs."""
+"""Test every mode of the CPU backend besides the static one, from a prepared model to an artifact that runs."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def normal(*shape: int) -> np.ndarray:
 
 
 def mlp() -> onnx.ModelProto:
-    """x [N, 64] → MatMul 96 → Relu → LayerNormalization → Gemm 32 (transposed, with bias)."""
+    """Return x [N, 64] → MatMul 96 → Relu → LayerNormalization → Gemm 32 (transposed, with bias)."""
     nodes = """
         [first] a = MatMul(x, w1)
         [relu] b = Relu(a)
@@ -182,7 +182,9 @@ def test_tables_become_integers(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("weight_type", "least_db"), [("int8", 35), ("uint8", -1)])
 def test_rows_of_a_table_have_their_scales(tmp_path: Path, weight_type: IntegerType, least_db: float) -> None:
-    """With one scale for all of them, rows of small values are lost. Unsigned tables are the quantizer's."""
+    """Each row of an int8 table has its scale, because one scale would lose rows of small values. onnxruntime's
+    quantizer writes unsigned tables.
+    """
     table = normal(50, 32) * np.logspace(-4, 0, 50, dtype=np.float32)[:, None]
     nodes = """
         ["look up"] a = Gather(table, ids)

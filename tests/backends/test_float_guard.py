@@ -1,4 +1,4 @@
-"""`edgeq.quantize.quantizer`: float layers between integer tensors stay float in a session without any options."""
+"""Test `edgeq.quantize.quantizer`: float layers between integer tensors stay float in a session without options."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LAYERS: dict[str, tuple[str, tuple[int, ...], tuple[int, ...], dict[str, Any]]] 
 
 
 def between_integers(kind: str, *, twice: bool = False) -> onnx.ModelProto:
-    """x → Q → DQ → layer with float weights → Q → DQ → y; `twice` gives the dequantized tensor out as well."""
+    """Return x → Q → DQ → layer with float weights → Q → DQ → y. `twice` adds the dequantized tensor as an output."""
     op_type, shape, weight, options = LAYERS[kind]
     sizes = ", ".join(map(str, shape))
     body = f"""g (float[{sizes}] x) => (float[] y{", float[] xd" if twice else ""})
@@ -49,7 +49,7 @@ def guarded(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def float_layers(model: onnx.ModelProto, folder: Path) -> int:
-    """Layers with float weights in the graph that ONNX Runtime runs by default."""
+    """Return the number of layers with float weights in the graph that ONNX Runtime runs by default."""
     written = folder / "optimised.onnx"
     open_session(model.SerializeToString(), SessionSettings(save_optimized_to=written))
     graph = onnx.load(written).graph
@@ -67,14 +67,16 @@ def test_a_shielded_layer_stays_float_and_computes_the_same(kind: str, tmp_path:
     onnx.checker.check_model(model, full_check=True)
     assert [node.name for node in model.graph.node].count("dq") == 0, "nobody reads it any more"
     after = open_session(model.SerializeToString()).run(None, feed)[0]
-    # A sum taken in another order may fall on the other side of a rounding.
+    # A sum in another order may round to the neighbouring integer.
     assert (np.abs(after - before) > 0.001).mean() < 0.02
     assert np.abs(after - before).max() < 0.101
     assert float_layers(model, tmp_path) == 1
 
 
 def test_why_it_is_there(tmp_path: Path) -> None:
-    """Once ONNX Runtime leaves such a layer alone, the shield can go."""
+    """Without the guard, ONNX Runtime quantizes the float layer. Once it leaves the layer alone, the guard can be
+    removed.
+    """
     assert float_layers(between_integers("conv"), tmp_path) == 0
 
 

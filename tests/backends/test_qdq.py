@@ -1,4 +1,4 @@
-"""The Q/DQ writer against ONNX Runtime's quantizer, and the rule for clamps against brute force."""
+"""Test the Q/DQ writer against ONNX Runtime's quantizer, and the rule for clamps against brute force."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ TYPES = st.sampled_from([ir.DataType.INT8, ir.DataType.UINT8])
 
 
 def shared() -> onnx.ModelProto:
-    """A weight and a bias that two layers share, a tensor that two read, an output that others read, a Softmax."""
+    """Return a model with a weight and a bias that two layers share, a tensor that two nodes read, an output that other
+    nodes read, and a Softmax.
+    """
     body = """
     g (float[1,8,8,8] x) => (float[1,8,8,8] a, float[1,16] y) {
       [c1] c1 = Conv <pads = [1,1,1,1]> (x, w, b)
@@ -59,7 +61,7 @@ def shared() -> onnx.ModelProto:
 
 
 def theirs(net: Bench, scheme: Scheme, file: Path) -> Path:
-    """What ONNX Runtime's quantizer writes by the same scheme and ranges."""
+    """Write what ONNX Runtime's quantizer makes with the same scheme and ranges."""
     from onnxruntime.quantization import CalibrationMethod, QuantType, TensorData, TensorsData
     from onnxruntime.quantization.qdq_quantizer import QDQQuantizer
 
@@ -88,7 +90,7 @@ def theirs(net: Bench, scheme: Scheme, file: Path) -> Path:
 
 
 def optimised(file: Path) -> Counter[str]:
-    """Operator types after ONNX Runtime's extended optimisation."""
+    """Count the operator types after ONNX Runtime's extended optimisation."""
     options, written = onnxruntime.SessionOptions(), file.with_suffix(".optimised")
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
     options.optimized_model_filepath = str(written)
@@ -167,7 +169,7 @@ def test_a_clamp_is_implied_where_no_number_becomes_another_integer(
 
 
 def branched(act: str, where: str, alone: bool) -> onnx.ModelProto:
-    """A clamp whose result a body of control flow reads, alone or with a convolution."""
+    """Return a clamp whose result a body of control flow reads, alone or together with a convolution."""
     body = {
         "If": "z = If (flag) <then_branch = t () => (float[1,8,8,8] p) { p = Identity (y) }, "
         "else_branch = e () => (float[1,8,8,8] q) { q = Neg (y) }>",
@@ -240,7 +242,7 @@ def test_a_softmax_over_many_keeps_telling_them_apart(tmp_path: Path, tokens: in
 
 
 def test_a_float_node_reads_what_a_float_node_made(tmp_path: Path) -> None:
-    """Between them nothing is gained by a pair that a quantized reader needs."""
+    """A float node reads another float node's tensor directly, without the Q/DQ pair that a quantized reader needs."""
     body = """g (float[1,8,8,8] x) => (float[1,8,8,8] y, float[1,8,8,8] z) {
         t = Tanh (x)
         y = Conv <pads = [1,1,1,1]> (t, w)

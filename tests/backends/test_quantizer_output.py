@@ -1,4 +1,4 @@
-"""Weights next to a model: the names are the destination's, wherever it is written from."""
+"""Test weights next to a model. Their file is named after the destination, whichever folder they are written from."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.graphs import proto
 
 
 def write(path: Path, weight: np.ndarray) -> onnx.ModelProto:
-    """A model with its weight once as an initializer, once as an attribute, both in `<name>.data`."""
+    """Write a model with its weight as an initializer and as an attribute, both in `<name>.data`."""
     model = proto("g (float[N] x) => (float[N] y) { y = Add(x, w) }")
     model.graph.initializer.append(numpy_helper.from_array(weight, "w"))
     constant = onnx.helper.make_node("Constant", [], ["c"], value=numpy_helper.from_array(weight, "c"))

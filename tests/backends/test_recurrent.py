@@ -41,7 +41,7 @@ def test_it_follows_the_float_layer(linear_before_reset: int, direction: str, in
     assert exact.keys() == made.keys()
     for name, values in exact.items():
         assert made[name].shape == values.shape
-        # Gates, directions or biases mixed up give a few dB; 8-bit products of vectors of 8 give thirty and more.
+        # Mixed-up gates, directions or biases give a few dB. 8-bit products of vectors of 8 give thirty dB and more.
         assert sqnr_db(values, made[name]) > 30, name
 
 

@@ -1,4 +1,4 @@
-"""Scales that grow just so far that no pair of neighbours overflows 16 bits."""
+"""Test scales that grow just enough that no pair of neighbours overflows 16 bits."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_weights_that_fit_stay_as_they_are(tmp_path: Path) -> None:
     net = bench(tmp_path, residual())
     full, fitted = weights(net.build("full.onnx")), weights(net.build("fitted.onnx", fit_pairs=True))
     assert full.keys() == fitted.keys()
-    np.testing.assert_array_equal(full["w2_quantized"], fitted["w2_quantized"])  # depthwise: its kernel is exact
+    np.testing.assert_array_equal(full["w2_quantized"], fitted["w2_quantized"])  # depthwise kernels are exact
     assert not np.array_equal(full["w1_quantized"], fitted["w1_quantized"])
     assert np.abs(fitted["w3_quantized"].astype(int)).max() > 64
 
@@ -89,7 +89,7 @@ def test_ranges_fitted_to_samples_grow_less_and_bear_the_samples(tmp_path: Path)
 
 
 def _noise(held: dict[str, Any], full: dict[str, Any], exact: dict[str, Any]) -> float:
-    """Power of the rounding of the weights of two layers, in steps of the full range."""
+    """Return the power of the rounding error of two layers' weights, in steps of the full range."""
     total = 0.0
     for name in ("w1", "w3"):
         scale, step = (values[f"{name}_scale"].reshape(-1, 1, 1, 1) for values in (held, full))

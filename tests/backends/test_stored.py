@@ -22,7 +22,7 @@ def product(op_type: str, weight: np.ndarray, **options: int) -> onnx.ModelProto
 
 
 def stored(proto: onnx.ModelProto, op_types: list[str], names: tuple[str, ...], **options: Any) -> onnx.ModelProto:
-    """The model after `store_weights`, which must have stored the weights `names`."""
+    """Return the model after `store_weights`, and check that it stored exactly the weights `names`."""
     model = from_proto(proto)
     assert store_weights(model, op_types, **options) == names
     return to_proto(model)
@@ -62,7 +62,7 @@ def test_outputs_have_scales_of_their_own(op_type: str, weight: np.ndarray, attr
     x = {"x": RANDOM.normal(0, 1, (64, 40)).astype(np.float32)}
     exact = run(model, x)["y"]
     made = run(stored(model, [op_type], ("w",)), x)["y"]
-    # The columns differ by a factor of a thousand: one scale would leave nothing of the smallest.
+    # The columns differ by a factor of a thousand. One scale would lose the smallest.
     assert min(sqnr_db(exact[:, i], made[:, i]) for i in range(32)) > 30
 
 

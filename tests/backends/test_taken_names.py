@@ -1,4 +1,4 @@
-"""Tensors of a model with names that quantizers give to what they make: scales, zero points, integers, Q/DQ outputs."""
+"""Test models whose tensors have names that quantizers use for their own: scales, zero points, integers, outputs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MADE = ("scale", "zero_point", "quantized", "QuantizeLinear_Output", "QuantizeLi
 
 
 def network(**names: str) -> onnx.ModelProto:
-    """Two products with a Relu between them; `names` are those of tensors that are not to be called as their keys."""
+    """Return two products with a Relu between them. `names` gives tensors other names, by their default names."""
     x, w, m, r, v, y = (names.get(key, key) for key in "xwmrvy")
     body = f"""g (float[1, 64] {x}) => (float[1, 5] {y}) {{
         [first] {m} = MatMul({x}, {w})
@@ -85,7 +85,9 @@ def test_only_what_clashes_is_renamed() -> None:
 
 @pytest.mark.parametrize("shared", [True, False])
 def test_copies_of_a_shared_bias(tmp_path: Path, shared: bool) -> None:
-    """Two layers with one "bias", as TensorFlow's zeros are: onnxruntime's quantizer calls its copy "bias0"."""
+    """Two layers share one "bias", as TensorFlow's zeros are. onnxruntime's quantizer calls its copy "bias0", and a
+    tensor has that name.
+    """
     body = f"""g (float[1, 64] x) => (float[1, 64] y) {{
         [first] bias0 = Gemm(x, w, bias)
         [relu] r = Relu(bias0)

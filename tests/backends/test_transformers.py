@@ -1,4 +1,4 @@
-"""Static quantization of transformers: products of weights in int8, all between them in float."""
+"""Test static quantization of transformers: products of weights in int8, everything between them in float."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def transformer(folder: Path, norm: str, *, first: bool, batch: str) -> Bench:
     """Return an encoder whose residual stream has two channels far larger than the others, as trained ones have.
 
     Args:
-        first: whether norms stand before the layers; else behind the sums.
-        batch: a number, with which onnxruntime makes products and sums one operator, or a name.
+        first: True if norms come before the layers, False if they come after the sums.
+        batch: the batch size, or a name for it. With a number, onnxruntime fuses products and sums into one operator.
     """
     nodes = ["t = Transpose<perm = [0, 2, 1]> (x)"]
     nodes += ["x0 = Add (t, places)"] if first else ["placed = Add (t, places)", norm.format(x="placed", y="x0")]

@@ -1,4 +1,4 @@
-"""One good bundle, as a directory and as a zip, for every test here to read or to copy and spoil."""
+"""Provide one good bundle, as a directory and as a zip, which every test here may read or copy and damage."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def spec(tmp_path_factory: pytest.TempPathFactory) -> BundleSpec:
 
 @pytest.fixture(scope="session")
 def good(spec: BundleSpec, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A good bundle directory: do not change it."""
+    """Write a good bundle directory. Tests must not change it."""
     place = tmp_path_factory.mktemp("bundle") / "linear"
     write_bundle(spec, place)
     return place
@@ -28,7 +28,7 @@ def good(spec: BundleSpec, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def good_zip(spec: BundleSpec, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A good .edgeq file: do not change it."""
+    """Write a good .edgeq file. Tests must not change it."""
     place = tmp_path_factory.mktemp("bundle") / "linear.edgeq"
     write_bundle(spec, place)
     return place
@@ -36,5 +36,5 @@ def good_zip(spec: BundleSpec, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 @pytest.fixture
 def copy(good: Path, tmp_path: Path) -> Path:
-    """A good bundle directory of the test's own."""
+    """Copy the good bundle directory, for the test to change."""
     return Path(shutil.copytree(good, tmp_path / "bundle"))

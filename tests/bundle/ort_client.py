@@ -1,15 +1,15 @@
-"""ONNX Runtime's own model-package reader, called through ctypes. Run as a program, in a process of its own: a slot
-taken wrongly would crash it.
+"""Call ONNX Runtime's own model-package reader through ctypes. This runs as a program, in its own process, because a
+wrong slot would crash it:
 
     python ort_client.py PACKAGE COMPONENT INPUT.npy [PROVIDER LIBRARY]
 
-prints one JSON object. With the library of a plug-in, its provider is registered and named, in place of the CPU's.
-`reachable` is false, with `reason`, where this onnxruntime does not give the functions away.
+It prints one JSON object. With the library of a plug-in, it registers and names the plug-in's provider in place of the
+CPU's. `reachable` is false, with `reason`, if this onnxruntime does not export the functions.
 
-The functions were experimental in 1.28 to 1.30, looked up by name through `OrtApi::GetExperimentalFunction`, and are a
-stable table from 1.31 on, which `OrtApi::GetModelPackageApi` returns: in 1.31.1 the lookup knows its own test function
-and no model-package function any more. Slots of `OrtApi` are fixed for good once released. The numbers of these two
-were found on 1.31.1, where the first returns that test function and the second the table that this file runs.
+In 1.28 to 1.30 the functions were experimental: `OrtApi::GetExperimentalFunction` finds them by name. From 1.31 on they
+are a stable table, which `OrtApi::GetModelPackageApi` returns. In 1.31.1 the lookup knows only its own test function
+and no model-package function. Slots of `OrtApi` never change once they are released. The numbers of these two slots
+were found on 1.31.1: the first slot returns that test function, and the second returns the table that this file uses.
 """
 
 from __future__ import annotations
@@ -69,11 +69,11 @@ PACKAGE = (
 
 
 class RefusedError(Exception):
-    """ONNX Runtime returned a status: the message is its own."""
+    """Report a status of ONNX Runtime, with its message."""
 
 
 class Api:
-    """`OrtApi` and the model-package functions, each called with C values; a status becomes RefusedError."""
+    """Call `OrtApi` and the model-package functions with C values. A status becomes RefusedError."""
 
     def __init__(self, library: ctypes.CDLL, api: int, package: dict[str, int]) -> None:
         self._library = library
@@ -81,13 +81,13 @@ class Api:
         self._package = package
 
     def append_cpu(self, options: POINTER) -> None:
-        """Name the CPU provider: variants are matched with providers that were asked for, not with the fallback."""
+        """Name the CPU provider, because variants match only named providers, not the fallback."""
         append = self._library.OrtSessionOptionsAppendExecutionProvider_CPU
         append.restype, append.argtypes = POINTER, (POINTER, ctypes.c_int)
         assert not append(options, 1)
 
     def append_plugin(self, env: POINTER, options: POINTER, provider: str, library: str) -> None:
-        """Register a plug-in and name its CPU device, without options: those are the package's to bring."""
+        """Register a plug-in and name its CPU device without options, which the package has to provide."""
         self.call(
             "RegisterExecutionProviderLibrary",
             env,
@@ -110,7 +110,7 @@ class Api:
         raise RefusedError(f"{provider} has no CPU device")
 
     def get(self, name: str, result: Any, *arguments: POINTER | None) -> Any:
-        """Call a function that returns no status but a value."""
+        """Call a function that returns a value instead of a status."""
         values = [POINTER(a) if isinstance(a, int) else a for a in arguments]
         return ctypes.CFUNCTYPE(result, *[POINTER for _ in values])(self._slots[SLOTS[name]])(*values)
 
@@ -122,7 +122,7 @@ class Api:
             raise RefusedError((message or b"").decode())
 
     def make(self, name: str, *arguments: Any) -> POINTER:
-        """Call a function whose last parameter is `T** out`, and return what it made."""
+        """Call a function whose last parameter is `T** out`, and return what it created."""
         out = POINTER()
         self.call(name, *arguments, ctypes.cast(ctypes.pointer(out), POINTER))
         return out
@@ -133,7 +133,7 @@ class Api:
 
 
 def find() -> Api | str:
-    """The functions, or why they cannot be had."""
+    """Return the functions, or the reason why they are not available."""
     folder = Path(onnxruntime.__file__).parent / "capi"
     libraries = sorted(folder.glob("libonnxruntime.so*")) + sorted(folder.glob("libonnxruntime*.dylib"))
     libraries += sorted(folder.glob("onnxruntime.dll"))
@@ -170,7 +170,7 @@ def _experimental(slots: Any) -> dict[str, int]:
 
 
 def describe(api: Api, root: str, component: str, data: np.ndarray[Any, Any], plugin: list[str]) -> dict[str, Any]:
-    """Open the package, select a variant of `component`, run it on `data` (float32, its only input)."""
+    """Open the package, select a variant of `component`, and run it on `data` (float32, its only input)."""
     env = api.make("CreateEnv", ctypes.c_int(3), ctypes.c_char_p(b"edgeq"))
     options = api.make("CreateSessionOptions")
     if plugin:

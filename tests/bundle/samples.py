@@ -1,4 +1,4 @@
-"""Small models and the bundles made of them."""
+"""Make small models and bundles of them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Array = np.ndarray[Any, Any]
 
 
 def linear(path: Path, bias: float, *, external: str = "", weights: Array = WEIGHTS) -> Path:
-    """Write y = x · weights + bias; `external` names a file that takes the weights."""
+    """Write y = x · weights + bias. `external` names a file for the weights."""
     body = f"""linear (float[n, {SIZE}] x) => (float[n, {SIZE}] y) {{
         [mm] m = MatMul(x, w)
         [add] y = Add(m, b)
@@ -41,7 +41,7 @@ def answer(bias: float) -> Array:
 
 
 def variant(name: str, model: Path, bias: float, **changes: Any) -> VariantSpec:
-    """A variant for this architecture with one self-test case and a tolerance for rounding."""
+    """Return a variant for this architecture with one self-test case and a tolerance for rounding."""
     settings: dict[str, Any] = {
         "info": {"architecture": HERE},
         "selftest": SelfTest((SelfTestCase({"x": INPUT}, {"y": answer(bias)}),), {"y": 1e-4}),
@@ -57,7 +57,9 @@ def calibration_folder(folder: Path) -> Path:
 
 
 def small_spec(folder: Path) -> BundleSpec:
-    """Three variants (the plain one, a better one that needs a feature nobody has, one for elsewhere) and float32."""
+    """Return three variants and float32: a plain one, a better one that needs a feature no CPU has, and one for
+    elsewhere.
+    """
     plain = linear(folder / "plain" / "m.onnx", 0.0)
     better = linear(folder / "better" / "m.onnx", 1.0, external="weights.bin")
     return BundleSpec(
@@ -84,5 +86,5 @@ def small_spec(folder: Path) -> BundleSpec:
 
 
 def tree(root: Path) -> dict[str, bytes]:
-    """Every file under `root` with its bytes."""
+    """Return the bytes of every file under `root`, by path."""
     return {p.relative_to(root).as_posix(): p.read_bytes() for p in sorted(root.rglob("*")) if p.is_file()}

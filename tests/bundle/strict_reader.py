@@ -1,6 +1,7 @@
-"""A reader of ONNX Runtime's model package that is written from the format's rules alone and knows nothing of edgeq.
+"""Read ONNX Runtime's model package by the rules of the format alone, without any knowledge of edgeq.
 
-It shares no code with what it checks. `read_package` returns what a consumer would find; FormatError names the rule.
+This reader shares no code with what it checks. `read_package` returns what a consumer would find. FormatError names the
+rule.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def rule(holds: object, text: str) -> None:
 
 
 def read_package(root: Path) -> dict[str, dict[str, Found]]:
-    """Component → variant → what a session would be made of, in the order in which they are declared."""
+    """Return what a session needs, by component and variant, in the order of their declaration."""
     rule(root.is_dir(), "a package is a directory")
     manifest = load(root / "manifest.json")
     rule(set(manifest) <= TOP, f"unknown top-level keys {set(manifest) - TOP}")

@@ -1,4 +1,4 @@
-"""Every hostile or damaged bundle is refused with its reason, before anything of it is loaded."""
+"""Every hostile or damaged bundle is refused with its reason before anything in it is loaded."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_one_changed_byte_is_refused_or_changes_nothing(data: st.DataObject, goo
             second = open_bundle(place)
         except BundleError:
             return
-        # A date or a version in the zip's own headers: the files are the same.
+        # Only a date or a version in the zip's own headers changed, and the files are the same.
         with second:
             assert tree(second.root) == tree(first.root)
 

@@ -1,4 +1,4 @@
-"""A bundle's models take their weights from files of the bundle alone, whatever onnxruntime would do."""
+"""A bundle's models read their weights only from the bundle's own files, whatever onnxruntime would do."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Change = Callable[[TensorProto], None]
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A bundle of one variant with its weights in a file next to its model: do not change it."""
+    """Write a bundle of one variant with its weights in a file next to its model. Tests must not change it."""
     folder = tmp_path_factory.mktemp("external")
     model = linear(folder / "m" / "m.onnx", 0.0, external="weights.bin")
     write_bundle(BundleSpec("x", (variant("v", model, 0.0),)), folder / "b")
@@ -44,13 +44,15 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def bundle(whole: Path, tmp_path: Path) -> Path:
     shutil.copytree(whole, tmp_path / "b")
-    # What the hostile locations below lead to is there and fits: only the check stands between.
+    # The file that the hostile locations below name exists and has the right size, so only the check can refuse it.
     (tmp_path / "secret").write_bytes(WEIGHTS.tobytes())
     return tmp_path / "b"
 
 
 def refused(bundle: Path, says: str) -> None:
-    """By edgeq and by the bundle's own runner: in one line, with exit code 7, before onnxruntime is there."""
+    """Check that edgeq and the bundle's own runner refuse it in one line, with exit code 7, before they import
+    onnxruntime.
+    """
     done = CliRunner().invoke(group, ["verify", str(bundle)])
     assert done.exit_code == 7, (done.output, done.exception)
     code = f"import sys; sys.argv[0] = {str(bundle / 'edgeq_run.py')!r}; import runpy\n"
@@ -67,7 +69,7 @@ def refused(bundle: Path, says: str) -> None:
 
 
 def rewrite(bundle: Path, change: Change, *, inline: bool = False) -> None:
-    """Change the tensor with external data (or the one without) of the bundle's model, and seal the bundle again."""
+    """Change the model's tensor with external data, or with `inline` the one without, and seal the bundle again."""
     model = onnx.load(bundle / MODEL, load_external_data=False)
     change(next(t for t in model.graph.initializer if (t.data_location == TensorProto.EXTERNAL) != inline))
     (bundle / MODEL).write_bytes(model.SerializeToString())
@@ -232,7 +234,7 @@ def test_compiled_code_is_refused(bundle: Path) -> None:
 
 @pytest.fixture
 def sharing(tmp_path: Path) -> Path:
-    """Two models that share one folder of weights through a session option."""
+    """Write a bundle of two models that share one folder of weights through a session option."""
     models = [linear(tmp_path / name / "m.onnx", bias, external="w.bin") for name, bias in (("a", 0.0), ("b", 1.0))]
     spec = BundleSpec("x", tuple(variant(m.parent.name, m, bias) for m, bias in zip(models, (0.0, 1.0), strict=True)))
     write_bundle(spec, tmp_path / "bundle")
@@ -251,7 +253,7 @@ def test_shared_weights_are_looked_for_where_the_option_says(sharing: Path) -> N
 
 
 def test_weights_that_would_take_the_models_place_are_refused(sharing: Path) -> None:
-    """Older runtimes get model and weights linked into one folder, where one name is one file."""
+    """Weights with the model's name are refused. For older runtimes, model and weights are linked into one folder."""
     component = json.loads((sharing / COMPONENT).read_bytes())
     ort = component["variants"]["a"]["executor_info"]["ort"]
     own = sharing / "models/model/a"

@@ -1,4 +1,4 @@
-"""Which files are opened and written while hostile bundles are read, seen by the system (strace)."""
+"""Test which files are opened and written while hostile bundles are read, as strace sees them."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ pytestmark = pytest.mark.skipif(
 )
 
 HOSTILE = "$(touch owned)\x1b[2J"
-# Refused ones, sealed so that one check alone stands between them and what they name; and ones that open.
+# Bundles that are refused, sealed so that only one check protects the files that they name, and bundles that open.
 REFUSED = ("name_outside", "model_absolute", "option_that_writes", "weights_folder_outside", "link_to_a_file")
 PACKED = ("name_outside",)
 
-# All bundles in one process, as a device and as a workstation read them.
+# Read all bundles in one process, as a device does and as a workstation does.
 RUNNER = """
 import sys
 from edgeq_device.cli import main
@@ -57,13 +57,13 @@ _LOOKS = {
     "stat", "lstat", "newfstatat", "statx", "access", "faccessat", "faccessat2", "readlink", "readlinkat", "statfs",
     "getcwd", "execve", "chdir", "getxattr", "lgetxattr",
 }  # fmt: skip
-# Libraries, Python, and what the kernel tells of machine and process.
+# Libraries, Python, and the kernel's data about machine and process.
 _SYSTEM = ("/usr", "/lib", "/lib64", "/etc", "/proc", "/sys", "/dev", "/opt", "/bin")
 
 
 @pytest.fixture(scope="module")
 def folder(good: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Bundles, an input, and secrets next to them."""
+    """Make bundles, an input, and secrets next to them."""
     place = tmp_path_factory.mktemp("touched")
     for name in REFUSED:
         directories.ATTACKS[name][0](Path(shutil.copytree(good, place / name)))
@@ -83,7 +83,7 @@ def folder(good: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def traced(code: str, folder: Path) -> Iterator[tuple[str, Path, bool]]:
-    """Every call that opened or changed a file: the call, the file, and whether it is a change."""
+    """Yield every call that opened or changed a file: the call, the file, and True if it is a change."""
     bundles = [p.name for p in sorted(folder.iterdir()) if p.name != "private" and (p.is_dir() or p.suffix == ".edgeq")]
     log = folder.parent / "strace.log"
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""A bundle sets the options that have a row in options.json, to the values of that row, and no others."""
+"""A bundle sets only options that have a row in options.json, and only to the values of that row."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ ALL = [("", key, rule) for key, rule in rules().items()] + [
     (ep, key, rule) for ep in PROVIDERS for key, rule in rules(ep).items()
 ]
 
-# Everything of ONNX Runtime 1.31.1 that opens, writes or loads something, or takes its threads, or is unknown.
+# All options of ONNX Runtime 1.31.1 that open, write or load something or that set threads, and unknown options.
 SESSION = (
     *(
         "node_partition_config_file",
@@ -146,7 +146,7 @@ REFUSED = [
 
 
 def changes(ep: str, key: str, value: str) -> dict[str, Any]:
-    """What gives a variant that option; "" stands for the session."""
+    """Return the fields that give a variant this option. `ep` is "" for a session option."""
     return {"ep": ep, "provider_options": {key: value}} if ep else {"session_options": {key: value}}
 
 
@@ -170,7 +170,7 @@ def zipped(root: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def spoiled(good: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A bundle whose component.json each test here writes anew."""
+    """Copy a bundle. Each test here writes its component.json anew."""
     return Path(shutil.copytree(good, tmp_path_factory.mktemp("options") / "bundle"))
 
 
@@ -242,7 +242,7 @@ def test_the_writer_sets_references_itself() -> None:
 
 
 def test_the_table_is_the_readers_own(good: Path, copy: Path, tmp_path: Path) -> None:
-    """A bundle brings a table for its runner; on the workstation edgeq's own decides."""
+    """The reader's own table of options decides, not the table that the bundle brings for its runner."""
     table = "edgeq_device/options.json"
     with zipfile.ZipFile(copy / "edgeq_device.zip") as archive:
         values = json.loads(archive.read(table))
@@ -271,7 +271,9 @@ def run(command: list[str], cwd: Path, **environment: str) -> subprocess.Complet
 
 
 def refused(command: list[str], cwd: Path, code: int) -> str:
-    """The line on stderr. edgeq's own commands run in this process: starting Python takes longer than they do."""
+    """Return the line on stderr. edgeq's own commands run in this process, because a new Python would take longer than
+    they do.
+    """
     if command[:2] == ["-m", "edgeq"]:
         with contextlib.chdir(cwd):
             done = CliRunner().invoke(group, command[2:])
@@ -285,7 +287,7 @@ def refused(command: list[str], cwd: Path, code: int) -> str:
 
 
 def hostile(folder: Path) -> Path:
-    """A bundle whose nodes carry shell commands in their names."""
+    """Write a bundle whose nodes have shell commands in their names."""
     model = onnx.load(linear(folder / "m.onnx", 0.0))
     for node in model.graph.node:
         node.name = f"$(touch pwned) {node.name}"
@@ -296,7 +298,7 @@ def hostile(folder: Path) -> Path:
 
 @pytest.mark.parametrize("form", ["directory", "zip"])
 def test_the_partition_file_is_not_written(form: str, tmp_path: Path) -> None:
-    """The attack as it was made: a file of commands at a place of the bundle's choosing."""
+    """The original attack fails: a bundle cannot write a file of commands to a path of its choice."""
     bundle, cwd = hostile(tmp_path), tmp_path / "cwd"
     cwd.mkdir()
     edit_ort(bundle, session_options={"session.node_partition_config_file": str(cwd / ".profile")})
@@ -353,7 +355,9 @@ def test_a_compiled_program_is_refused_by_both_and_by_the_writer(good: Path, cop
 
 
 def test_a_models_metadata_sets_no_options(tmp_path: Path) -> None:
-    """With this variable ONNX Runtime reads options out of the model, such as a profile in the current directory."""
+    """Options in a model's metadata do not apply. If ORT_LOAD_CONFIG_FROM_MODEL is set, ONNX Runtime would read them,
+    such as one that writes a profile to the current directory.
+    """
     model = onnx.load(linear(tmp_path / "m.onnx", 0.0))
     helper.set_model_props(model, {"ort_config": json.dumps({"session_options": {"enable_profiling": 1}})})
     onnx.save(model, tmp_path / "m.onnx")

@@ -1,4 +1,4 @@
-"""A bundle is a model package: ONNX Runtime's own reader opens it, and a strict reader of the format's rules does."""
+"""A bundle is a model package: ONNX Runtime's own reader and a strict reader of the format's rules open it."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ CLIENT = Path(__file__).with_name("ort_client.py")
 
 
 def open_in_onnxruntime(root: Path, component: str, tmp_path: Path, *plugin: str) -> dict[str, Any]:
-    """What ONNX Runtime's model-package reader makes of `root`, in a process of its own.
+    """Return what ONNX Runtime's model-package reader finds in `root`. It runs in its own process.
 
     Args:
-        plugin: provider and library of one to register.
+        plugin: the provider and the library of a plug-in to register.
     """
     data = tmp_path / "input.npy"
     np.save(data, INPUT)
@@ -47,7 +47,7 @@ def open_in_onnxruntime(root: Path, component: str, tmp_path: Path, *plugin: str
 
 
 def shared_weights(folder: Path) -> BundleSpec:
-    """Variants that differ in one scalar and share their weights, the first two the same model."""
+    """Return variants that share their weights. The first two are the same model, and the third has another scalar."""
     first = linear(folder / "a" / "m.onnx", 0.0, external="weights.bin")
     second = linear(folder / "b" / "m.onnx", 1.0, external="weights.bin")
     return BundleSpec("shared", (variant("one", first, 0.0), variant("same", first, 0.0), variant("two", second, 1.0)))
@@ -94,7 +94,7 @@ def test_onnxruntime_opens_a_plugins_variant_in_the_precision_of_the_bundle(shar
     write_bundle(BundleSpec("linear", specs), tmp_path / "b")
     result = open_in_onnxruntime(tmp_path / "b", "model", tmp_path, plugin.provider, str(library))
     assert result.get("selected") == "better", result
-    # bfloat16, which the plug-in takes by itself where the CPU has it, is off by 0.01 here.
+    # Without the options, the plug-in would use bfloat16 if the CPU has it, with an error of 0.01 here.
     np.testing.assert_allclose(result["output"], answer(float(shared)), atol=1e-4)
 
 

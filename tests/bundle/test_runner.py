@@ -1,4 +1,4 @@
-"""The runner as a device has it: a process of its own, inside the bundle, without edgeq."""
+"""Test the runner as a device has it: in its own process, inside the bundle, without edgeq."""
 
 from __future__ import annotations
 
@@ -89,7 +89,9 @@ def test_a_zip_runs_as_it_is(good_zip: Path, tmp_path: Path) -> None:
 
 
 def test_a_directory_runs_as_it_is_and_again(copy: Path, tmp_path: Path) -> None:
-    """Python compiles a directory's __main__.py before the launcher can say no, and the next check would refuse it."""
+    """A directory runs twice and stays unchanged. The launcher deletes the file that Python compiles from __main__.py,
+    because the next check would refuse it.
+    """
     before = tree(copy)
     for _ in range(2):
         assert result(run(copy, "verify", "--json", cwd=tmp_path))["passed"] is True
@@ -97,7 +99,7 @@ def test_a_directory_runs_as_it_is_and_again(copy: Path, tmp_path: Path) -> None
 
 
 def test_onnxruntime_reports_to_nobody(good: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where it does, it leaves a file in the temporary folder at once."""
+    """onnxruntime sends no telemetry. If it did, it would leave a file in the temporary folder."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.delenv("ORT_DISABLE_TELEMETRY", raising=False)
     result(run("edgeq_run.py", "verify", "--json", cwd=good))
@@ -187,7 +189,7 @@ def test_infer_leaves_the_bundle_readable(copy: Path, tmp_path: Path) -> None:
 def test_a_zip_that_finds_no_space(
     failing: str, good_zip: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """No bytes, or no inodes for the folders of the bundle."""
+    """A full disk is reported in one line, whether it lacks bytes for files or inodes for folders."""
 
     def full(*arguments: Any, **options: Any) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -331,7 +333,7 @@ def test_without_onnxruntime(good: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("damage", ["is missing", "was changed", "cut off"])
 def test_a_runner_that_was_changed_does_not_run(damage: str, packed: bool, copy: Path, tmp_path: Path) -> None:
-    """Its hash is compared before its first import, in a folder as in a zip."""
+    """The runner's hash is compared before its first import, in a folder and in a zip."""
     file, planted = copy / "edgeq_device.zip", tmp_path / "RUN"
     content = file.read_bytes()
     file.unlink()

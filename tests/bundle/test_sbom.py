@@ -1,4 +1,4 @@
-"""The bill of materials of a bundle."""
+"""Test the bill of materials of a bundle."""
 
 from __future__ import annotations
 

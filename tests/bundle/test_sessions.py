@@ -1,4 +1,6 @@
-"""Sessions with the options that travel, and shared weights on runtimes that do not know where to look for them."""
+"""Test sessions with the options in a bundle, and shared weights on runtimes that do not know the option for their
+folder.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ from .samples import INPUT, answer, linear, variant
 
 
 def opened_pair(folder: Path) -> Bundle:
-    """Two variants that share a file of weights in a folder of its own name."""
+    """Open a bundle of two variants that share a file of weights in a folder of its own."""
     models = [linear(folder / str(i) / "m.onnx", float(i), external="weights.bin") for i in (0, 1)]
     write_bundle(BundleSpec("x", tuple(variant(f"v{i}", m, float(i)) for i, m in enumerate(models))), folder / "b")
     return open_bundle(folder / "b")
@@ -36,7 +38,7 @@ def check(variants: tuple[Variant, ...]) -> None:
 
 @pytest.mark.parametrize("runtime", ["1.18.1", "1.21.0", onnxruntime.__version__])
 def test_shared_weights_are_found(runtime: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # The version decides the way; every way works on this runtime too, but that it takes no symbolic links.
+    # The version decides the method. Every method works on this runtime, except that it refuses symbolic links.
     monkeypatch.setattr(onnxruntime, "__version__", runtime)
     monkeypatch.setattr(Path, "symlink_to", lambda link, file: os.link(file, link))
     with opened_pair(tmp_path / "pair") as bundle:
@@ -85,7 +87,9 @@ def test_the_options_arrive(good: Path, monkeypatch: pytest.MonkeyPatch) -> None
     ],
 )
 def test_no_session_is_opened_with_other_options(good: Path, changes: dict[str, Any], says: str) -> None:
-    """Whoever made the variant: a request to the program in an emulated machine does not come from the reader."""
+    """A session refuses options without a row in the table, whoever made the variant. In an emulated machine, the
+    variant comes from a request to the program instead of the bundle's reader.
+    """
     with open_bundle(good) as bundle:
         plain = bundle.components["model"][0]
     with pytest.raises(BundleError, match=says):

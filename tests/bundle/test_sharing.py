@@ -1,4 +1,4 @@
-"""What variants have in common is placed once."""
+"""Files that variants have in common are stored once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What runs of a bundle's directory is what was hashed: in a copy, or, opened in place, as far as a change shows."""
+"""The files of a bundle's directory that run are those that were hashed. They run from a copy. If they are opened in
+place, edgeq refuses them after any change that it can detect.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ from .samples import HERE, linear, variant
 
 @pytest.fixture
 def in_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every directory is too large to copy."""
+    """Make every directory too large to copy."""
     monkeypatch.setattr(package, "COPIED", 0)
 
 
@@ -40,13 +42,13 @@ def model(root: Path) -> Path:
 
 
 def replace(root: Path) -> None:
-    """Another file of the same size under the same name."""
+    """Replace the file with another one of the same name and size."""
     shutil.copy2(model(root), root.parent / "other")
     os.replace(root.parent / "other", model(root))
 
 
 def rewrite(root: Path) -> None:
-    """Other bytes in the file, its size and the time of its content as they were."""
+    """Change bytes in the file but keep its size and its modification time."""
     times = model(root).stat()
     content = bytearray(model(root).read_bytes())
     content[-1] ^= 1
@@ -55,13 +57,13 @@ def rewrite(root: Path) -> None:
 
 
 def swap(root: Path) -> None:
-    """Another bundle in its place."""
+    """Replace the bundle with a copy of it."""
     root.rename(root.parent / "old")
     shutil.copytree(root.parent / "old", root)
 
 
 def swap_inside_and_back(root: Path) -> None:
-    """The folder of the models moved away and back, as after onnxruntime has read others."""
+    """Move the folder of the models away and back, as an attacker does after onnxruntime has read other files."""
     (root / "models").rename(root.parent / "away")
     (root.parent / "away").rename(root / "models")
 
@@ -76,7 +78,7 @@ CHANGES = [replace, rewrite, swap, swap_inside_and_back, remove]
 def between_hash_and_open(
     monkeypatch: pytest.MonkeyPatch, before: Callable[[], None], after: Callable[[], None]
 ) -> None:
-    """Change files before the first session is opened, and after."""
+    """Call `before` and `after` around the opening of the first session."""
     opens = onnxruntime.InferenceSession
 
     def changed(*arguments: object, **options: object) -> object:
@@ -93,7 +95,7 @@ def between_hash_and_open(
 def test_what_was_hashed_runs_whatever_lies_there_meanwhile(
     change: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A model of the same size takes the place of the hashed one while onnxruntime reads, its times as they were."""
+    """The hashed model runs, even if a model of the same size and times replaces it while onnxruntime reads."""
     places = {}
     for name, bias in (("good", 0.0), ("evil", 7.0)):
         one = variant("plain", linear(tmp_path / name / "m.onnx", bias), 0.0, info={"architecture": HERE})
@@ -152,7 +154,7 @@ def test_a_directory_without_space_for_a_copy_is_opened_in_place(
 
 
 def full_of(sink: Callable[[Path | None, str], Any]) -> Callable[[Path | None, str], Any]:
-    """Return `_sink` on a disk without space for the user's files."""
+    """Return `_sink` as on a disk without space for the user's files."""
 
     def fails(to: Path | None, name: str) -> Any:
         if to is not None:
@@ -206,7 +208,7 @@ def test_a_directory_that_changes_before_it_is_opened(change: Callable[[Path], N
 
 @pytest.mark.usefixtures("in_place")
 def test_outputs_beside_the_files_of_a_bundle_do_no_harm(copy: Path) -> None:
-    """A directory that people work in: what they put at its top is not a change of the bundle."""
+    """Files that people put at the top of a bundle's directory do not count as changes of the bundle."""
     bundle = open_bundle(copy)
     (copy / "notes.txt").write_text("mine")
     variants = {one.name: one for one in bundle.components["model"]}

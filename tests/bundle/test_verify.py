@@ -1,4 +1,4 @@
-"""`edgeq verify`."""
+"""Test `edgeq verify`."""
 
 from __future__ import annotations
 
@@ -60,7 +60,9 @@ def test_what_differs_besides_values_is_reported() -> None:
 
 
 def test_the_float_model_alone_verifies_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """It runs anywhere; `infer` and `bench` refuse a bundle whose own model does not."""
+    """Verification fails if only the float model runs here, because that model runs anywhere. `infer` and `bench` also
+    refuse such a bundle.
+    """
     model = linear(tmp_path / "m.onnx", 0.0)
     elsewhere = variant("pi", model, 0.0, info={"architecture": ELSEWHERE})
     write_bundle(BundleSpec("x", (elsewhere,), float_model=linear(tmp_path / "f.onnx", 0.0)), tmp_path / "b")
@@ -130,7 +132,7 @@ def test_a_self_test_that_compares_nothing_has_not_passed(outputs: dict[str, Any
 
 
 def test_the_target_of_a_bundle_is_a_name(copy: Path, tmp_path: Path) -> None:
-    """Never the path of a file that is then read."""
+    """A bundle's target is never the path of a file that edgeq then reads."""
     own = tmp_path / "own.toml"
     own.write_text("not TOML at all")
     for name in (str(own), "own.toml", "../own.toml"):
@@ -141,7 +143,7 @@ def test_the_target_of_a_bundle_is_a_name(copy: Path, tmp_path: Path) -> None:
 
 
 def test_records_of_packagers_may_have_keys_of_their_own(copy: Path) -> None:
-    """docs/reference/bundle.md names the places; an unknown key anywhere else is one of the attacks."""
+    """Packagers may add keys where docs/reference/bundle.md allows it. Elsewhere, an unknown key is an attack."""
 
     def add_records(variant: dict[str, Any]) -> None:
         variant["executor_info"]["other"] = variant["additional_metadata"] = {"x": 1}
@@ -181,7 +183,7 @@ def test_features_and_architectures_are_names(
 
 
 def test_a_bundle_that_was_used_is_whole(copy: Path) -> None:
-    """Outputs and notes of people at its top are named; whatever could be loaded is refused."""
+    """People's outputs and notes at the top of a bundle are named. Files that could be loaded are refused."""
     for name in ("out.npz", "info.txt", ".DS_Store", "report"):
         (copy / name).write_bytes(b"x")
     done = CliRunner().invoke(group, ["verify", str(copy)])
@@ -239,7 +241,7 @@ def test_command_reports_a_failing_self_test(tmp_path: Path) -> None:
 
 
 def test_a_bundle_of_the_first_schema_verifies(copy: Path) -> None:
-    """Its vectors are files, and its runner is a folder of modules."""
+    """The first schema stores vectors as files and the runner as a folder of modules."""
     (copy / "selftest").mkdir()
     (copy / "edgeq_device").mkdir()
     (copy / "edgeq_device" / "cli.py").write_text("")

@@ -1,4 +1,4 @@
-"""Weights that models have in common become files of their own."""
+"""Weights that models have in common become separate files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Writing: the same bytes every time, whole or not at all, everything in it that the specification asks for."""
+"""Bundles are written with the same bytes every time, whole or not at all, and with everything that the specification
+demands.
+"""
 
 from __future__ import annotations
 

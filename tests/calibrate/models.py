@@ -1,4 +1,4 @@
-"""Small models and samples that the calibration tests share."""
+"""Provide small models and samples that the calibration tests share."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.graphs import proto
 
 @dataclass(frozen=True)
 class ListSamples:
-    """Samples from a list of input dicts; `limit` raises KeyboardInterrupt after so many, as Ctrl-C does."""
+    """Hold samples from a list of inputs. Raise KeyboardInterrupt after `interrupt_after` samples, as Ctrl-C does."""
 
     items: Sequence[Mapping[str, np.ndarray]]
     interrupt_after: int | None = None
@@ -35,7 +35,7 @@ class ListSamples:
 
 
 def write(path: Path, body: str, weights: Mapping[str, Any] | None = None) -> Path:
-    """The graph in ONNX's text form (`tests.graphs.proto`) as a file."""
+    """Write a graph in ONNX's text form (`tests.graphs.proto`) as a file."""
     model = proto(body, weights)
     onnx.checker.check_model(model)
     path.write_bytes(model.SerializeToString())
@@ -43,7 +43,9 @@ def write(path: Path, body: str, weights: Mapping[str, Any] | None = None) -> Pa
 
 
 def small_cnn(path: Path, channels: int = 32, size: int | str = 12) -> Path:
-    """Two convolutions with Clip and Relu, a residual Add, a Concat, pooling and a classifier; 16 | channels or not."""
+    """Write a network of two convolutions with Clip and Relu, a residual Add, a Concat, pooling and a classifier.
+    `channels` need not be a multiple of 16.
+    """
     random = np.random.default_rng(7)
     weights = {
         "w1": random.normal(0, 0.3, (channels, 3, 3, 3)).astype(np.float32),

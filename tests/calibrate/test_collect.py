@@ -30,7 +30,7 @@ def collect(path: Path, samples: ListSamples, tensors: Sequence[str] | None = No
 
 
 def brute_force(path: Path, items: list[dict[str, np.ndarray]]) -> dict[str, list[np.ndarray]]:
-    """Every tensor of every sample, by a session that has them all as outputs."""
+    """Return every tensor of every sample, from a session that has all tensors as outputs."""
     model = onnx.load(path)
     names = quantizable_tensors(from_proto(model))
     inputs = {i.name for i in model.graph.input}
@@ -69,7 +69,7 @@ def test_the_number_of_threads_does_not_change_a_bit(tmp_path: Path) -> None:
 
 
 def test_one_thread_counts_while_the_others_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And no more samples than one next to those that run are in memory."""
+    """One thread counts while the others run. Besides the samples that run, at most one sample is in memory."""
     held, counting, most = set[int](), set[int](), [0, 0]
     arrays, count = FloatPass._arrays, FloatPass._count
 
@@ -192,7 +192,7 @@ def test_what_arises_inside_and_is_not_finite_is_counted_beside_the_rest(tmp_pat
     tensors = collect(path, ListSamples([{"x": np.float32([1, 2, 4, 1])}, {"x": np.float32([0, -1, 2, 0.5])}])).tensors
     assert tensors["log"].nonfinite == Nonfinite(nan=1, below=1)
     assert (tensors["log"].minimum, tensors["log"].count) == (np.log(np.float32(0.5)), 6)
-    # Minus infinity is zero behind the Relu, whose statistics follow from its input's.
+    # The Relu turns minus infinity into zero, and its statistics follow from its input's.
     assert tensors["relu"].nonfinite == Nonfinite(nan=1)
     logs = np.log(np.float32([1, 2, 4, 1, 2]))
     assert tensors["relu"].histogram == histogram_of(np.float32([*logs, 0, 0]))
@@ -241,7 +241,7 @@ def test_of_large_tensors_a_spread_part_is_counted_once_there_is_plenty(tmp_path
     few = spread.tensors["x"]
     assert (few.minimum, few.maximum, few.count) == (values.min(), values.max(), values.size)
     assert few.histogram != every.tensors["x"].histogram
-    # The last of the counted elements stands for a whole step, which may reach past the end.
+    # The last counted element represents a whole step, which may extend beyond the end.
     assert few.histogram.total == pytest.approx(values.size, rel=1 / SPREAD)
     assert spread == collect(path, ListSamples(items), threads=1)
     for share in (90.0, 99.0, 99.9):
@@ -272,7 +272,7 @@ def test_after_an_interruption_the_rest_gives_the_same_statistics(
     kept: list[Statistics] = []
     with pytest.raises(KeyboardInterrupt):
         collect(path, ListSamples(items, interrupt_after=after), checkpoint=kept.append, memory=memory)
-    if after == 0 and memory is not None:  # the first sample, which tells sizes, was never read
+    if after == 0 and memory is not None:  # the first sample, which gives the sizes, was never read
         assert not kept
         return
     assert max(after - 4, 0) <= max(t.samples for t in kept[-1].tensors.values()) <= after

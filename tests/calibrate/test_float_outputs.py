@@ -1,4 +1,4 @@
-"""What a calibration keeps of the float model's outputs is what the model gives."""
+"""A calibration keeps the float model's outputs as the model computes them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tensors that 8 bits destroy: found by what calibration saw, and right in the quantized file."""
+"""Test tensors that 8 bits would destroy: calibration finds them, and the quantized file is right."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ NUMBERS: Arrays = {
 
 
 def tokens(**others: Any) -> list[dict[str, np.ndarray[Any, Any]]]:
-    """Samples of `x` [1, 16, 24], and of what is drawn for each by `others`."""
+    """Return samples of `x` [1, 16, 24] and of the inputs that the functions in `others` draw."""
     random = np.random.default_rng(7)
     x = (normal(1, 16, 24, seed=seed) for seed in range(SAMPLES))
     return [{"x": values, **{name: draw(random) for name, draw in others.items()}} for values in x]
@@ -128,7 +128,7 @@ WEIGHTS: Arrays = {
 
 
 def read_by(body: str, weights: Arrays = WEIGHTS) -> Arrays:
-    """Those of the weights that a body reads."""
+    """Return the weights that a body reads."""
     words = set(re.findall(r"\w+", body))
     return {name: values for name, values in weights.items() if name in words}
 
@@ -143,7 +143,7 @@ def test_what_8_bits_destroy_is_found_with_its_reason(name: str) -> None:
     body, samples, expected = CASES[name]
     found = hazards_of(body, samples)
     assert {tensor: reason for tensor, reason in found.items() if tensor in expected} == expected
-    assert "a" not in found  # what comes before has ordinary values
+    assert "a" not in found  # the tensor before it has ordinary values
 
 
 @pytest.mark.parametrize("name", sorted(CASES.keys() - {"given", "infinite"}))
@@ -162,7 +162,7 @@ def test_the_quantized_file_is_right_and_still_quantized(name: str, tmp_path: Pa
         )
         for file, config in ((path, {}), (built.model, built.session_options))
     )
-    error = (given - made)[..., -8:]  # of boxes and scores, the scores
+    error = (given - made)[..., -8:]  # only the scores, if the output is boxes and scores
     assert 10 * np.log10(np.sum(given[..., -8:] ** 2.0) / np.sum(error**2.0)) > 27
     predicted = predict_int8(prepared.model, int8_rules("cpu"), scheme, hazards=prepared.hazards)
     assert any(node.verdict == "int8" and node.macs for node in predicted)
@@ -205,7 +205,7 @@ def test_padding_with_an_ordinary_number_is_quantized() -> None:
 
 
 def test_an_ordinary_outlier_means_something() -> None:
-    """It comes from no constant."""
+    """An outlier that does not come from a constant is not a hazard."""
     body = (
         "g (float[1,16,24] x) => (float[1,16,8] y) { [h] h = MatMul(x, w) [r] r = Reshape(h, s) [y] y = MatMul(r, w3) }"
     )
@@ -283,7 +283,7 @@ def test_the_error_of_roots_is_that_of_rounding_the_values(spread: float) -> Non
     values = np.exp(spread * normal(2000))
     step = values.max() / 255
     error = np.sum((np.sqrt(np.round(values / step) * step) - np.sqrt(values)) ** 2)
-    # The histogram has ten bits of each value.
+    # The histogram keeps ten bits of each value.
     assert root_snr(spread_of(values)) == pytest.approx(np.sum(values) / error, rel=0.1)
 
 

@@ -24,7 +24,7 @@ def test_every_value_lies_in_its_bin_and_is_counted_once(values: np.ndarray) -> 
     assert histogram.total == values.size
     assert (np.diff(lower) > 0).all()
     for value in values.astype(np.float64):
-        # Bins are open at their outer end, so a value is inside exactly one; zero's bin reaches to both sides.
+        # Bins exclude their outer end, so a value is inside exactly one bin. Zero's bin extends to both sides.
         inside = np.where(lower >= 0, (lower <= value) & (value < upper), (lower < value) & (value <= upper))
         assert inside.sum() == 1
 
@@ -118,7 +118,7 @@ def test_bins_have_a_relative_width_of_at_most_a_thousandth() -> None:
 def test_float16_values_have_a_bin_each() -> None:
     values = np.arange(65536, dtype=np.uint16).view(np.float16)
     values = values[np.isfinite(values)]
-    assert histogram_of(values).keys.size == values.size - 1  # both zeros share one
+    assert histogram_of(values).keys.size == values.size - 1  # both zeros share a bin
 
 
 def test_a_counter_takes_parts_of_any_size_stride_and_weight() -> None:

@@ -16,7 +16,7 @@ from .models import images, small_cnn
 
 
 def optimised(channels: int, reader: str = "com.microsoft.nchwc.ReorderInput") -> onnx.GraphProto:
-    """conv → plain → Clip → blocked → conv, as ONNX Runtime writes it when the plain tensors are observed."""
+    """Return conv → plain → Clip → blocked → conv, as ONNX Runtime writes it when the plain tensors are observed."""
     written = model(
         f"""g (float x, float w, float low, float high) => (float conv, float y) {{
             blocked1 = com.microsoft.nchwc.Conv (x, w)

@@ -1,4 +1,4 @@
-"""Statistics of shards merge to those of all samples, and an interrupt leaves no shard half merged."""
+"""The statistics of shards merge into those of all samples, and an interrupt leaves no shard half merged."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ ARRAYS = [np.random.default_rng(i).normal(scale=i, size=(2, 5000)).astype(np.flo
 
 
 def statistics(arrays: list[np.ndarray], *, whole: bool = True) -> dict[str, TensorStatistics]:
-    """Of samples with an x and a y, from the arrays themselves; not `whole`: as shards give them."""
+    """Compute the statistics of samples with an x and a y from the arrays themselves. If not `whole`, return them as
+    shards do.
+    """
     found = {}
     for name in PLAN.names:
         observer = Observer(TensorStatistics())
@@ -45,7 +47,7 @@ def collected(
     state: dict[str, TensorStatistics],
     saved: list[dict[str, TensorStatistics]],
 ) -> None:
-    """Collect what `parts` holds into `state`; what is saved goes to `saved`."""
+    """Collect `parts` into `state`. Append to `saved` what is saved."""
     merged = Merged(PLAN, state)
     _collect(merged.run(parts), merged, state, lambda n: None, lambda: saved.append({**state}), 1e9)
 

@@ -107,13 +107,13 @@ def test_linear_bins_hold_the_same_values(name: str) -> None:
     assert 2048 < reach <= BINS
     exact = np.bincount((np.floor(values / linear.width).astype(int) + BINS).clip(0, 2 * BINS - 1), minlength=2 * BINS)
     inside = np.abs(np.arange(2 * BINS) - BINS + 0.5) < BINS / 2
-    # Below the top octave bins nest, except that a negative value on an edge belongs to the bin farther out.
+    # Below the top octave, bins are nested. But a negative value on an edge belongs to the bin farther from zero.
     edges = np.abs(values / linear.width) % 1 == 0
     assert np.abs(linear.counts - exact)[inside].sum() <= 2 * edges.sum()
 
 
 def plain_divergence(counts: np.ndarray, start: int, stop: int, levels: int) -> float:
-    """D(P‖Q) of one window, the way the method is described, one level after another."""
+    """Return D(P‖Q) of one window, computed as the method is described, level by level."""
     inside = counts[start:stop]
     p = inside.copy()
     p[0] += counts[:start].sum()
@@ -147,7 +147,7 @@ def test_entropy_equals_the_plain_reference(name: str, levels: int, symmetric: b
 
 @pytest.mark.parametrize(("least", "symmetric"), [(0.5, True), (0.1, True), (0.1, False), (0.9, False)])
 def test_entropy_of_data_away_from_zero_does_not_clip_all_of_it(least: float, symmetric: bool) -> None:
-    """A window without data has no divergence at all."""
+    """The entropy method does not choose a window without data, although such a window has no divergence."""
     values = np.random.default_rng(0).uniform(least, 1, 10000).astype(np.float32)
     for sign in (1, -1):
         span = derive_ranges(

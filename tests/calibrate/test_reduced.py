@@ -1,4 +1,4 @@
-"""What stays inside the session gives the bytes that fetching everything gives."""
+"""Test reduced sessions: tensors that stay inside the session give the same bytes as tensors that are fetched."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ COUNT, SIZE = FIRST + 5, 64
 
 @pytest.fixture
 def used(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """For each sample of which a reduced session could be used, whether it was."""
+    """Record, for each sample that allows a reduced session, whether one was used."""
     found: list[bool] = []
     run = observer._Reduced.run
 
@@ -43,7 +43,7 @@ def used(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
 
 def whole(path: Path, samples: ListSamples, **options: Any) -> Statistics:
-    """The statistics by fetching everything."""
+    """Return the statistics from fetching every tensor."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(observer, "FIRST", len(samples))
         return collect(read_model(path), samples, **options)
@@ -54,7 +54,7 @@ def test_statistics_are_the_same(tmp_path: Path, used: list[bool], channels: int
     path, samples = small_cnn(tmp_path / "m.onnx", channels, SIZE), ListSamples(images(COUNT, SIZE))
     assert collect(read_model(path), samples, threads=threads) == whole(path, samples)
     assert all(used)
-    assert used or threads > 1  # other threads go on while one opens the session
+    assert used or threads > 1  # other threads continue while one opens the session
 
 
 def test_other_shapes_are_fetched(tmp_path: Path, used: list[bool]) -> None:
@@ -84,7 +84,7 @@ def test_it_goes_on_after_an_interruption(tmp_path: Path, used: list[bool]) -> N
 
 
 def hidden(path: Path, op_type: str) -> Path:
-    """A model in which a Clip hides what an operator makes of a convolution's output."""
+    """Write a model in which a Clip hides the output of an operator after a convolution."""
     body = f"""g (float[N, 16, {SIZE}, {SIZE}] x) => (float[N, 16, {SIZE}, {SIZE}] y) {{
         [conv] conv = Conv(x, w)
         [inner] inner = {op_type}(conv)
@@ -149,7 +149,7 @@ def test_what_is_known_to_be_finite(weight: str) -> None:
     assert bounds("a", "a") is None
     assert bounds("d", "a") == {"a"}
     assert bounds("e", "d") is None
-    assert bounds("y", "a", "e") is None  # a limit of the Clip is not known
+    assert bounds("y", "a", "e") is None  # one limit of the Clip is not known
     assert bounds("y", "a", "f") == {"a", "f"}
 
 
@@ -184,7 +184,7 @@ STRIDE = 7
 
 @cache
 def session(size: int, opset: int = 17) -> onnxruntime.InferenceSession:
-    """Of a model whose one tensor, y = -x, is not given as it is but in parts."""
+    """Open a model whose only tensor, y = -x, is output in parts instead of whole."""
     graph = to_proto(model(f"g (float[{size}] x) => (float[{size}] y) {{ y = Neg (x) }}", opset=opset))
     reduce_large(graph, ["y"], {"y": (size, STRIDE)}, ["y"])
     return onnxruntime.InferenceSession(graph.SerializeToString())

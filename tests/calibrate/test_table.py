@@ -106,13 +106,13 @@ def test_flatbuffers_round_trip(table: dict[str, str]) -> None:
 
 
 def test_entries_that_share_one_long_name_are_refused() -> None:
-    """300 KB of offsets to one entry of 150 KB would become 12 GB of text."""
+    """Entries that share a long name are refused: 300 KB of offsets to one entry of 150 KB would become 12 GB."""
     whole = encode_table({"a" * 150_000: "1"})
     table = int.from_bytes(whole[:4], "little")
     vector = int.from_bytes(whole[table + 4 : table + 8], "little") + table + 4
     entry = int.from_bytes(whole[vector + 4 : vector + 8], "little") + vector + 4
     count = 30_000
-    # A vector at the end, all of whose offsets lead forward to a copy of the entry behind it.
+    # A vector at the end. All of its offsets lead forward to a copy of the entry after it.
     body = bytearray(whole)
     body += b"\0" * (-len(body) % 4)
     start = len(body)
@@ -194,7 +194,7 @@ def test_the_native_cache(tmp_path: Path) -> None:
     assert f"a:0: {struct.pack('>f', np.float32(6 / 127)).hex()}" in lines
     table = read_native(path)
     assert table["z/out"] == pytest.approx(27.8, rel=1e-6)
-    assert table["zero"] > 0  # a scale of zero would divide by it
+    assert table["zero"] > 0  # never zero, because values are divided by the scale
     assert read_table(path) == table
 
 

@@ -10,7 +10,7 @@ from compat.networks import residual
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    """A float model in a file of its own: convolutions, a residual sum, a product."""
+    """Write a float model of convolutions, a residual sum and a product."""
     path = tmp_path / "float.onnx"
     onnx.save(residual(), path)
     return path

@@ -1,5 +1,6 @@
-"""Small models of every kind that users of the older tools bring: old and new operator sets, 16-bit floats, subgraphs,
-nodes without names, weights among the inputs, quantized ones."""
+"""Provide small models of every kind that users of the older tools have: old and new opsets, 16-bit floats, subgraphs,
+nodes without names, weights among the inputs, quantized models.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from tests.graphs import proto
 SIZE = 8
 KINDS = ("plain", "half", "unnamed", "weights as inputs", "if", "loop")
 MIDDLE = {
-    # Not constant for an optimiser: it comes out of a comparison with the input.
+    # An optimiser cannot fold it, because it depends on the input.
     "if": """
         [top] top = ReduceMax<keepdims = 0>(x)
         [choice] choice = Cast<to = 9>(top)
@@ -38,7 +39,7 @@ MATRIX = [(kind, opset) for kind in KINDS for opset in range(9, 24)]
 
 
 def classifier(path: Path, *, opset: int = 17, kind: str = "plain") -> Path:
-    """Conv, BatchNormalization, Relu, MaxPool, pooling and a Gemm over [N, 3, 8, 8]; four scores."""
+    """Write Conv, BatchNormalization, Relu, MaxPool, pooling and a Gemm over [N, 3, 8, 8], with four scores."""
     random = np.random.default_rng(0)
     float_type = np.float16 if kind == "half" else np.float32
     element = "float16" if kind == "half" else "float"
@@ -83,7 +84,7 @@ def batch(index: int = 0, *, rows: int = 2, dtype: type = np.float32) -> NDArray
 
 
 class Reader:
-    """As users write them: an object with get_next."""
+    """Provide only get_next, as users write readers."""
 
     def __init__(self, count: int = 3, dtype: type = np.float32) -> None:
         self._feeds = iter([{"x": batch(index, dtype=dtype)} for index in range(count)])

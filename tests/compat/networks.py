@@ -1,4 +1,4 @@
-"""Small float networks in the shapes that older scripts bring, and what they are compared by."""
+"""Provide small float networks in the forms that older scripts have, and functions that compare them."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def weights(*shape: int, seed: int = 0, scale: float = 0.3) -> np.ndarray:
 def model_of(
     nodes: str, constants: Arrays, *, inputs: str = f"float[1, 3, {SIZE}, {SIZE}] x", opset: int = 17
 ) -> onnx.ModelProto:
-    """A model with the output y, of nodes and inputs in ONNX's text form."""
+    """Return a model with the output y from nodes and inputs in ONNX's text form."""
     ir_version = 10 if opset > 19 else 8 if opset > 14 else 7
     body = f"network ({inputs}) => (float[] y) {{ {nodes} }}"
     return onnx.shape_inference.infer_shapes(proto(body, constants, opset=opset, ir_version=ir_version))
 
 
 def residual(opset: int = 17, *, named: bool = True, biased: bool = True) -> onnx.ModelProto:
-    """conv, relu, conv, add, relu, matmul, and a bias on both convolutions."""
+    """Return conv, relu, conv, add, relu and matmul, with biases on both convolutions."""
     constants = {
         "w1": weights(CHANNELS, 3, 3, 3, seed=1),
         "w2": weights(CHANNELS, CHANNELS, 3, 3, seed=2),
@@ -59,7 +59,7 @@ def images(count: int = 4, *, seed: int = 7) -> list[dict[str, np.ndarray]]:
 
 
 class Reader:
-    """A CalibrationDataReader as scripts write them: get_next, nothing else."""
+    """Provide a CalibrationDataReader as scripts write it, with only get_next."""
 
     def __init__(self, samples: Sequence[dict[str, np.ndarray]] | None = None) -> None:
         self._samples: Iterator[dict[str, np.ndarray]] = iter(images() if samples is None else samples)
@@ -69,7 +69,7 @@ class Reader:
 
 
 class PartialReader(Reader):
-    """One with a length and set_range."""
+    """Provide a reader with a length and set_range."""
 
     def __init__(self) -> None:
         self._all = images()
@@ -90,7 +90,7 @@ def run(model: onnx.ModelProto | Path, inputs: Arrays | None = None, **settings:
 
 
 def values_of(model: onnx.ModelProto, inputs: Arrays | None = None) -> dict[str, np.ndarray]:
-    """Every tensor of a model by name, for one input."""
+    """Return every tensor of a model by name, for one input."""
     inputs = images(1, seed=99)[0] if inputs is None else inputs
     whole = onnx.ModelProto()
     whole.CopyFrom(model)
@@ -117,14 +117,16 @@ def constants_of(path: Path) -> dict[str, np.ndarray]:
 
 
 def assert_same_quantization(ours: Path, theirs: Path) -> None:
-    """The same operators, the same integers, and scales equal within float32 rounding."""
+    """Check that both files have the same operators, the same integers, and scales that are equal within float32
+    rounding.
+    """
     assert sorted(operators(ours)) == sorted(operators(theirs))
     one, other = constants_of(ours), constants_of(theirs)
     assert one.keys() == other.keys()
     for name, values in one.items():
         if values.dtype == np.float32:
             np.testing.assert_allclose(values, other[name], rtol=3e-7, err_msg=name)
-        elif values.dtype == np.int32:  # a bias in units of scales that may differ in their last bit
+        elif values.dtype == np.int32:  # a bias, whose scale may differ in its last bit
             assert np.abs(values.astype(np.int64) - other[name]).max() <= 1, name
         else:
             np.testing.assert_array_equal(values, other[name], err_msg=name)

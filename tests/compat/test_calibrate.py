@@ -45,7 +45,7 @@ def pb(path: Path, array: np.ndarray) -> None:
 
 
 def dataset(kind: str, folder: Path) -> Path:
-    """Each of the four forms; the fork failed on images and on one stacked .pb."""
+    """Write one of the four forms of a data set. The RISC-V fork failed on images and on a single stacked .pb."""
     stack = pixels(4)
     if kind == "images":
         folder.mkdir()
@@ -98,7 +98,7 @@ def test_the_size_limits_the_data_set(model: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("preprocess", ["caffe2", "mxnet", "caffe", "method1", "method2", "None"])
 def test_scales_are_those_of_the_preprocessed_values(model: Path, tmp_path: Path, preprocess: str) -> None:
-    """The input's scale is its largest magnitude over 127; here by the arithmetic of each name, spelled out."""
+    """The input's scale is its largest magnitude over 127. This test computes each named preprocessing by itself."""
     raw = pixels(4)
     mean = np.float32([103.939, 116.779, 123.68])[:, None, None]
     bgr = raw[:, ::-1]

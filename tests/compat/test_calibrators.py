@@ -1,4 +1,4 @@
-"""create_calibrator and its methods, and the calibration table."""
+"""Test create_calibrator and its methods, and the calibration table."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ METHODS = {
 
 
 def both_calibrators(model: Path, method: str, types: list[str], options: dict[str, Any], samples: Any) -> list[Any]:
-    """What compute_data of edgeq's and of onnxruntime's calibrator give, over the same samples."""
+    """Return the results of compute_data of edgeq's and of onnxruntime's calibrator over the same samples."""
     found = []
     for create, reader in ((create_calibrator, Reader), (theirs.create_calibrator, Reader)):
         place = str(model.with_name(f"augmented-{create.__module__}.onnx"))
@@ -55,21 +55,23 @@ def both_calibrators(model: Path, method: str, types: list[str], options: dict[s
     ("method", "options"), [(method, options) for method, all_ in METHODS.items() for options in all_], ids=str
 )
 def test_ranges_are_those_of_onnxruntime(model: Path, method: str, options: dict[str, Any]) -> None:
-    """Also of tensors that have one sign: symmetric ranges of Percentile are cut back to what was seen."""
+    """Ranges equal onnxruntime's, also of tensors with only one sign: Percentile limits symmetric ranges to the seen
+    values.
+    """
     ours, other = both_calibrators(model, method, [], options, images(6))
     extrema, _ = both_calibrators(model, "MinMax", [], {"symmetric": True}, images(6))
     assert ours.calibration_method == other.calibration_method
     assert set(ours.keys()) == set(other.keys()) >= {"x", "c1", "r1", "c2", "a", "r2", "y"}
     for name, expected in other.items():
         wanted = [float(np.asarray(end).reshape(-1)[0]) for end in expected.range_value]
-        # Percentile gives the lower end of the bin, one of 2048, that holds the threshold; edgeq's bins are others.
+        # Percentile returns the lower end of the bin with the threshold, one of 2048. edgeq's bins differ.
         allowed = float(extrema[name].range_value[1]) / 512 if method == "Percentile" else 0
         np.testing.assert_allclose(ours[name].range_value, wanted, rtol=1e-6, atol=allowed, err_msg=name)
 
 
 @pytest.mark.parametrize("symmetric", [False, True])
 def test_ranges_of_channels_are_those_of_onnxruntime(tmp_path: Path, symmetric: bool) -> None:
-    """Along axis 1, and over all where a tensor has one axis."""
+    """Ranges of channels are along axis 1. A tensor with only one axis has one range."""
     nodes = """
         [conv] c = Conv(x, w)
         [relu] r = Relu(c)
@@ -95,7 +97,7 @@ def test_channels_have_no_moving_average(model: Path) -> None:
 
 
 def test_entropy_searches_where_there_are_more_bins_than_levels(tmp_path: Path) -> None:
-    """A few values far outside are cut off, as onnxruntime's search does it with bins enough."""
+    """With enough bins, the search cuts off a few distant values, as onnxruntime's search does."""
     onnx.save(model_of("[relu] y = Relu(x)", {}, inputs="float[1, 4096] x"), tmp_path / "f.onnx")
     values = np.random.default_rng(0).normal(size=(8, 1, 4096)).astype(np.float32)
     values[:, :, 0] = 100
@@ -138,7 +140,7 @@ def test_more_data_widens_and_the_same_again_changes_nothing(model: Path) -> Non
 
 
 def test_unknown_options_are_named(model: Path, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.WARNING)  # the command line, which other tests run, sets another one
+    caplog.set_level(logging.WARNING)  # tests of the command line set another level
     create_calibrator(model, extra_options={"num_bins": 8, "symetric": True})
     assert [record.getMessage() for record in caplog.records] == [
         "unknown option 'symetric' of the calibrator is ignored"
@@ -166,7 +168,9 @@ def test_a_subclass_has_to_do_its_part(model: Path, tmp_path: Path) -> None:
 
 
 def test_tables_hold_the_largest_magnitude(model: Path, tmp_path: Path) -> None:
-    """onnxruntime's writes the upper end, so a tensor of negative numbers would have no range at all."""
+    """Tables contain the largest magnitude. onnxruntime writes the upper end, which gives a tensor of negative numbers
+    no range.
+    """
     calibrator = create_calibrator(model, [])
     calibrator.collect_data(Reader())
     ranges = calibrator.compute_range()

@@ -1,7 +1,7 @@
-"""Every command line of the older tools' documents: it runs as written, or ends in one line that says what to type.
+"""Every command line in the older tools' documents runs as written, or ends in one line with the command to type.
 
-A case is the document, the line (paths shortened to the files of the fixture), and, for a line that is refused, the
-part of the message that is to be typed.
+A case is the document, the line, and for a refused line the part of the message to type. Paths in the line are
+shortened to the files of the fixture.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tests.cli import process
 from tests.graphs import proto
 
 IMAGES, SIDE, CLASSES = 3, 224, 5
-# The program of a document → the module of edgeq.compat that stands for it.
+# The program in a document → the module of edgeq.compat that replaces it.
 MODULES = {
     "calibrate.py": "calibrate",
     "optimize.py": "optimize",
@@ -161,7 +161,7 @@ CASES: list[tuple[str, str, str]] = [
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the documents' lines name: models, images with labels, tensors, and a preprocessing of the user's own."""
+    """Make what the documents' lines name: models, images with labels, tensors, and a user's own preprocessing."""
     folder = tmp_path_factory.mktemp("documents")
     random = np.random.default_rng(0)
     body = """g (float[{0}3, {1}, {1}] x) => (float[N, {2}] y) <int64[1] lead = {{0}}, int64[2] flat = {{-1, 4}}> {{
@@ -245,7 +245,7 @@ def test_what_is_assumed_is_reported(workdir: Path) -> None:
 
 
 def test_a_function_of_the_older_form_gets_the_model_s_size(workdir: Path) -> None:
-    """Both orders that the documents have: by the names of the arguments."""
+    """A function gets height and width by the names of its arguments. The documents have both orders."""
     lines = (
         "def {0}(path, {1}, {2}):",
         "    import numpy as np",

@@ -1,4 +1,6 @@
-"""The object detection example, end to end: readers in parts and batches, tables for TensorRT, average precision."""
+"""Test the object detection example from end to end: readers in parts and batches, tables for TensorRT, average
+precision.
+"""
 
 from __future__ import annotations
 
@@ -24,13 +26,13 @@ from edgeq.errors import UsageError
 from tests.graphs import proto
 
 SIZE, IMAGES = 16, 5
-# In a letterbox of 16x16, an image of 32x24 is 16x12, two rows down.
+# A letterbox of 16x16 shrinks an image of 32x24 to 16x12 and puts it two rows down.
 OBJECT, SEEN = [8, 4, 16, 12], [8, 7, 8, 6]
 
 
 @pytest.fixture
 def detector(tmp_path: Path) -> Path:
-    """A YOLOv8 head with a free batch that always sees the same object, after a convolution to calibrate."""
+    """Write a YOLOv8 head with a free batch size that always detects the same object, after a convolution."""
     boxes = np.zeros((1, 6, 8), np.float32)
     boxes[0, :4], boxes[0, 4, 0] = np.array(SEEN)[:, None], 0.9
     weights = {
@@ -118,7 +120,7 @@ def test_a_part_of_the_data(detector: Path, pictures: Path) -> None:
 
 @pytest.mark.parametrize("batch", [1, 2])
 def test_ranges_are_those_of_the_older_calibrator(detector: Path, pictures: Path, tmp_path: Path, batch: int) -> None:
-    """In parts, serial or in batches, as the example has it."""
+    """Ranges from readers in parts, one by one or in batches, equal the older calibrator's, as in the example."""
     statistics = collect_readers(detector, [reader(pictures, detector, s, s + 2, batch) for s in range(0, IMAGES, 2)])
     ranges = derive_ranges(statistics)
     calibrator = create_calibrator(
@@ -148,7 +150,9 @@ def test_average_precision_in_parts(detector: Path, pictures: Path, annotations:
 
 @pytest.fixture
 def zoo(tmp_path: Path) -> Path:
-    """As the model zoo's YOLOv3: it takes the image's size, gives boxes of that size, and suppresses them itself."""
+    """Write a model like the model zoo's YOLOv3: it takes the image's size, returns boxes of that size, and suppresses
+    overlaps itself.
+    """
     left, top, width, height = SEEN[0] - SEEN[2] / 2, SEEN[1] - SEEN[3] / 2, *SEEN[2:]
     box = np.array([top, left, top + height, left + width], np.float32) / SIZE
     model = proto(
@@ -176,7 +180,9 @@ def zoo(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("batch", [1, 20])
 def test_the_loop_of_the_older_documents(zoo: Path, pictures: Path, annotations: Path, batch: int) -> None:
-    """Documentation of 2021: one evaluator a part, results added up, judged together."""
+    """The loop in the documentation of 2021 works: one evaluator for each part, with the combined results judged
+    together.
+    """
     from edgeq.compat import YoloV3DataReader, YoloV3Evaluator
 
     results: list[dict[str, Any]] = []
@@ -191,14 +197,16 @@ def test_the_loop_of_the_older_documents(zoo: Path, pictures: Path, annotations:
     assert len(results) == IMAGES
     assert results[0] == {"image_id": 0, "category_id": 1, "bbox": pytest.approx(OBJECT), "score": pytest.approx(0.9)}
     assert evaluator.evaluate(results, annotations)["mAP50-95"] == pytest.approx(1)
-    # All annotated images count, also those in which nothing was found.
+    # All annotated images count, also those without a detection.
     assert evaluator.evaluate(results[:2], annotations)["AR100"] == pytest.approx(2 / IMAGES)
 
 
 def test_the_example_as_it_stands(
     zoo: Path, pictures: Path, annotations: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Annotations where the example keeps them, the reader on the augmented model, a provider that is not there."""
+    """The example runs unchanged: annotations in its folder, the reader on the augmented model, a provider that is
+    missing.
+    """
     from edgeq.compat import create_calibrator
     from edgeq.compat.calibrators import write_calibration_table
     from edgeq.compat.evaluators import YoloV3VariantEvaluator
@@ -264,7 +272,7 @@ def test_the_example_as_a_command(
     session = onnxruntime.InferenceSession(detector)
     assert set(table) >= {"images", "c", session.get_outputs()[0].name}
     assert 0.5 <= table["images"] <= 1
-    # A runtime reads the largest magnitude: never zero or less for a tensor that holds something.
+    # A runtime reads the largest magnitude, which is above zero for every tensor with values.
     assert all(value > 0 for name, value in table.items() if name not in ("zero", "column"))
 
 
@@ -282,7 +290,9 @@ def test_mistakes_are_one_line(detector: Path, pictures: Path, annotations: Path
 
 @pytest.mark.slow
 def test_yolox_nano(shared_data: Path, tmp_path: Path) -> None:
-    """Float mean average precision over all 128 images, in parts of 50: 33.45, by an independent script."""
+    """The float model's mean average precision over all 128 images, in parts of 50, is 33.45, as an independent script
+    found.
+    """
     folder = shared_data / "coco256"
     (tmp_path / "calib").mkdir()
     for image in sorted((folder / "calib").iterdir())[:12]:

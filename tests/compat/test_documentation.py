@@ -1,8 +1,9 @@
-"""The examples of ONNX Runtime's quantization documentation, old and new, with the import changed and a small model.
+"""Test the examples of ONNX Runtime's quantization documentation, old and new, with the import changed and a small
+model.
 
-Each has to run, and what it writes has to pass the checker and ONNX Runtime. The options of the older README are in
-test_legacy.py, those of the functions in test_static.py and test_dynamic.py; pre-processing, debugging and the commands
-of the example folders have tests of their own.
+Each example has to run, and its output has to pass the checker and ONNX Runtime. test_legacy.py has the options of the
+older README. test_static.py and test_dynamic.py have those of the functions. Pre-processing, debugging and the commands
+of the example folders have their own tests.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ ComputeQuantizationParameters (cqp) => (scale, zero) {
 
 @pytest.fixture
 def workdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working directory with model.onnx and test_data_set_N folders."""
+    """Change to a working directory with model.onnx and test_data_set_N folders."""
     onnx.save(residual(), tmp_path / "model.onnx")
     for number, sample in enumerate(images()):
         folder = tmp_path / f"test_data_set_{number}"
@@ -75,7 +76,7 @@ def test_dynamic_quantization(workdir: Path) -> None:
 
 
 def test_dynamic_quantization_in_qdq(workdir: Path) -> None:
-    """The documentation of 2022 says that quantize_dynamic takes quant_format."""
+    """quantize_dynamic accepts quant_format, as in the documentation of 2022, but refuses QDQ."""
     from edgeq.compat import QuantFormat
     from edgeq.compat.files import quantize_dynamic
 
@@ -85,7 +86,9 @@ def test_dynamic_quantization_in_qdq(workdir: Path) -> None:
 
 
 def test_a_model_in_dynamic_qdq(workdir: Path) -> None:
-    """A function of the model computes scales at run time. It is read and run; rewriting it says what to type."""
+    """A model with a function that computes scales at run time can be read and run. Rewriting it fails with the command
+    to type.
+    """
     from edgeq.compat.files import quantize_qat
     from edgeq.model.inspect import inspect_model
 
@@ -179,7 +182,7 @@ def test_configurations(workdir: Path) -> None:
 
 
 def test_the_example_for_qualcomm_s_provider(workdir: Path) -> None:
-    """The ranges are edgeq's; 16-bit activations are Q/DQ pairs of onnxruntime's own domain."""
+    """The ranges are edgeq's. 16-bit activations are Q/DQ pairs of onnxruntime's own domain."""
     from edgeq.compat.execution_providers.qnn import get_qnn_qdq_config, qnn_preprocess_model
 
     from compat import networks as data_reader

@@ -1,4 +1,4 @@
-"""quantize_dynamic, held against onnxruntime's own with the same options."""
+"""Test quantize_dynamic against onnxruntime's own with the same options."""
 
 from __future__ import annotations
 
@@ -59,7 +59,9 @@ def test_parameters_of_2020_to_2022_are_taken(model: Path, tmp_path: Path, caplo
 
 
 def test_the_attention_of_opset_23_stays_what_it_is(tmp_path: Path) -> None:
-    """onnxruntime's function writes a QAttention of three tensors, which it cannot load."""
+    """The Attention of opset 23 stays. onnxruntime's function writes a QAttention of three tensors, which it cannot
+    load.
+    """
     body = """net (float[1, 6, 32] x) => (float[1, 6, 32] y) {
         [project_q] q = MatMul(x, wq)
         [project_k] k = MatMul(x, wk)

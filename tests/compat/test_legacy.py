@@ -1,4 +1,4 @@
-"""quantize on a ModelProto: every mode of 2019 to 2020, and what was wrong then."""
+"""Test quantize on a ModelProto: every mode of 2019 and 2020, and the faults of that time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ INTEGER, QLINEAR = QuantizationMode.IntegerOps, QuantizationMode.QLinearOps
 
 
 def params_for(model: onnx.ModelProto, dtype: type = np.uint8) -> dict[str, list[Any]]:
-    """Scales and zero points of every tensor, from the values of one input."""
+    """Return the zero point and the scale of every tensor, from its values for one input."""
     found = {}
     for name, values in values_of(model).items():
         low, high = min(float(values.min()), 0.0), max(float(values.max()), 0.0)
@@ -32,7 +32,7 @@ def params_for(model: onnx.ModelProto, dtype: type = np.uint8) -> dict[str, list
 
 
 def split(params: dict[str, list[Any]]) -> dict[str, dict[str, list[Any]]]:
-    """The same as the two arguments of 2019."""
+    """Return the same parameters as the two arguments of 2019."""
     return {
         "input_quantization_params": {name: params[name] for name in ("x", "r1", "r2")},
         "output_quantization_params": {name: params[name] for name in ("c1", "c2", "r1", "a", "r2", "y")},
@@ -80,7 +80,9 @@ def test_eras_b_to_d_2020(mode: Any, static: bool) -> None:
 
 
 def test_qlinear_with_measured_inputs_and_a_bias() -> None:
-    """Today's onnxruntime fails on it: the scale that the bias needs is known only when the model runs."""
+    """A bias works with inputs measured at run time. Today's onnxruntime fails, because the bias's scale is known only
+    then.
+    """
     model = residual()
     outputs = {name: value for name, value in params_for(model).items() if name != "x"}
     for per_channel in (False, True):
@@ -139,7 +141,9 @@ def test_zero_points_of_either_type_mean_the_same() -> None:
 
 
 def test_old_opsets_are_converted_not_relabelled() -> None:
-    """Clip had attributes until opset 10. The older tool wrote them under opset 11, which does not know them."""
+    """Old opsets are converted. Clip had attributes until opset 10, and the older tool wrote them under opset 11, which
+    lacks them.
+    """
     nodes = "[conv] c = Conv<pads = [1, 1, 1, 1]>(x, w) [clip] y = Clip<min = -0.5, max = 0.5>(c)"
     model = model_of(nodes, {"w": weights(4, 3, 3, 3)}, opset=9)
     quantized = quantize(model)
@@ -167,7 +171,7 @@ def test_a_clip_goes_only_where_the_scale_does_its_work(bounds: tuple[float, flo
     assert np.abs(got - wanted).max() < 0.05
     assert got.min() >= bounds[0] - 0.01
     assert ("Clip" in operators(quantized)) == (bounds[0] > 0)
-    # The convolution's own scale reaches from below to above: the Clip has to stay.
+    # With the convolution's own scale, which reaches beyond both bounds, the Clip has to stay.
     wide = {name: value for name, value in params_for(model).items() if name != "y"}
     kept = quantize(model, quantization_mode=QLINEAR, static=True, quantization_params=wide)
     assert "Clip" in operators(kept)

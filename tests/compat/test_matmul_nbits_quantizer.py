@@ -1,4 +1,4 @@
-"""Weights in blocks, as onnxruntime's documentation writes it: runs as written, and loses less than there."""
+"""Weights in blocks run as in onnxruntime's documentation and lose less than onnxruntime's."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ NET = """g (int64[N, 8] x) => (float[N, 8, 48] y) {
 
 @pytest.fixture
 def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A table and two products, in the working directory."""
+    """Write a table and two products to the working directory."""
     monkeypatch.chdir(tmp_path)
     made, random = proto(NET, opset=21), np.random.default_rng(0)
     for name, shape in {"t": (40, 128), "w": (128, 256), "v": (256, 48)}.items():
@@ -46,7 +46,7 @@ def answer(path: str | Path) -> np.ndarray[Any, Any]:
 
 
 def noise(path: str | Path) -> float:
-    """Of the answers, over their power."""
+    """Return the noise of the outputs over their power."""
     exact = answer("model.onnx")
     return float(np.square(answer(path) - exact).sum() / np.square(exact).sum())
 
@@ -56,7 +56,7 @@ def operators(path: str | Path) -> list[str]:
 
 
 def products(path: str | Path) -> list[dict[str, Any]]:
-    """The attributes of the products in blocks."""
+    """Return the attributes of the products in blocks."""
     nodes = [node for node in onnx.load(path).graph.node if node.op_type == "MatMulNBits"]
     return [{a.name: onnx.helper.get_attribute_value(a) for a in node.attribute} for node in nodes]
 
@@ -86,7 +86,7 @@ def test_the_example_of_the_documentation_runs_as_written(model: Path) -> None:
 
 
 def weight_errors(path: str | Path) -> list[float]:
-    """Squared errors of the matrices of the products in blocks."""
+    """Return the squared errors of the weights of the products in blocks."""
     exact = [np.asarray(numpy_helper.to_array(t)) for t in onnx.load("model.onnx").graph.initializer if t.name != "t"]
     held = [read_blocks(node).matrix() for node in block_products(read_model(Path(path))).values()]
     return [float(np.square(one - other).sum()) for one, other in zip(exact, held, strict=True)]
@@ -151,7 +151,7 @@ def test_another_algorithm_is_onnxruntime_s(model: Path, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("algorithm", ["RTN", "KQuant"])
 def test_algorithms_that_fit_blocks_are_edgeq_s(model: Path, algorithm: str) -> None:
-    """onnxruntime's own fail on a matrix of as many rows as a block has."""
+    """edgeq's own algorithms fit the blocks. onnxruntime's fail on a matrix with as many rows as a block has."""
     quantize(model, "fit.onnx", getattr(matmul_nbits_quantizer, f"{algorithm}WeightOnlyQuantConfig")())
     assert [(p["bits"], p["block_size"]) for p in products("fit.onnx")] == [(4, 128)] * 2
     assert noise("fit.onnx") < 0.1

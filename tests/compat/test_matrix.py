@@ -1,4 +1,4 @@
-"""What people bring: opsets 9 to 23, float16, subgraphs, unnamed nodes, weights that are inputs. Right, or refused."""
+"""Users' models are right or refused: opsets 9 to 23, float16, subgraphs, unnamed nodes, weights as inputs."""
 
 from __future__ import annotations
 
@@ -81,7 +81,9 @@ def test_nodes_without_names(writer: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("writer", WRITERS)
 def test_weights_that_are_listed_as_inputs(writer: str, tmp_path: Path) -> None:
-    """As IR version 3 has it: onnxruntime's quantizer takes them for activations."""
+    """Weights that are listed as inputs, as in IR version 3, are weights. onnxruntime's quantizer takes them for
+    activations.
+    """
     model = residual(opset=9)
     model.ir_version = 3
     for tensor in model.graph.initializer:
@@ -102,7 +104,7 @@ def test_weights_in_constant_nodes(writer: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("writer", WRITERS)
 def test_float16(writer: str, tmp_path: Path) -> None:
-    """Computed in float32 inside; inputs and outputs stay float16."""
+    """The model computes in float32 inside, and its inputs and outputs stay float16."""
     constants = {"w": weights(4, 3, 3, 3).astype(np.float16), "b": weights(4, seed=1).astype(np.float16)}
     model = model_of("[conv] y = Conv<pads = [1, 1, 1, 1]>(x, w, b)", constants)
     for value in (model.graph.input[0], model.graph.output[0]):
@@ -114,12 +116,12 @@ def test_float16(writer: str, tmp_path: Path) -> None:
 
 
 def held(name: str, values: np.ndarray) -> str:
-    """A constant of a body."""
+    """Return a constant for a body, in ONNX's text form."""
     return f"<float{list(values.shape)} {name} = {{{', '.join(map(str, values.ravel().tolist()))}}}>"
 
 
 def with_if() -> onnx.ModelProto:
-    """A MatMul in front, one in either branch."""
+    """Return a MatMul followed by an If with a MatMul in each branch."""
     nodes = f"""
         [matmul] h = MatMul(x, w)
         [top] top = ReduceMax<keepdims = 0>(h)
@@ -137,7 +139,7 @@ def with_if() -> onnx.ModelProto:
 
 
 def with_loop() -> onnx.ModelProto:
-    """h = tanh(h W), three times."""
+    """Return a loop that computes h = tanh(h W) three times."""
     nodes = f"""
         [matmul] h = MatMul(x, w)
         [loop] y = Loop(three, true, h)<
@@ -156,7 +158,7 @@ def with_loop() -> onnx.ModelProto:
 @pytest.mark.parametrize("make", [with_if, with_loop])
 @pytest.mark.parametrize("writer", WRITERS)
 def test_subgraphs(make: Callable[[], onnx.ModelProto], writer: str, tmp_path: Path) -> None:
-    """Dynamic quantization goes into them (`EnableSubgraph`); else they stay float and the rest is quantized."""
+    """Dynamic quantization changes subgraphs (`EnableSubgraph`). Otherwise they stay float, the rest is quantized."""
     model = make()
     samples = [{"x": weights(2, 6, seed=seed, scale=1.0)} for seed in range(4)]
     quantized = WRITERS[writer](model, tmp_path, Reader(samples))
@@ -181,7 +183,7 @@ def test_what_no_runtime_runs_is_refused_by_name(writer: str, tmp_path: Path) ->
 
 
 def test_fixed_scales_inside_old_opsets(tmp_path: Path) -> None:
-    """QLinearOps with the scales of 2019 on each opset of then."""
+    """QLinearOps works with the scales of 2019 on each opset of that time."""
     for opset in (9, 10, 11, 12):
         model = residual(opset)
         params = {}

@@ -1,4 +1,4 @@
-"""ImageNet accuracy as the documents show it: the evaluator of the examples, and MLPerf's main.py."""
+"""Test ImageNet accuracy as the documents show it: the evaluator of the examples, and MLPerf's main.py."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def model(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def imagenet(tmp_path: Path, model: Path) -> Path:
-    """Images, and a val_map.txt that the model gets right but for the last two."""
+    """Write images and a val_map.txt with the model's own answers. Only the last two are wrong."""
     folder = tmp_path / "imagenet"
     folder.mkdir()
     for index in range(IMAGES):
@@ -44,7 +44,7 @@ def imagenet(tmp_path: Path, model: Path) -> Path:
 
 
 def test_the_reader_of_the_cpu_example(model: Path, imagenet: Path) -> None:
-    """Resized with Pillow, minus the mean colour, channels first: as the example computes it."""
+    """The reader computes as the example does: resize with Pillow, subtract the mean colour, put channels first."""
     feeds = list(ResNet50DataReader(imagenet, model))
     assert len(feeds) == IMAGES
     for feed, file in zip(feeds, sorted(imagenet.glob("*.png")), strict=True):
@@ -77,7 +77,7 @@ def test_the_evaluator_of_the_examples(model: Path, imagenet: Path, batch: int) 
 def test_the_evaluator_of_the_tensorrt_example(
     model: Path, imagenet: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Images in `val`, labels one-hot, outputs collected and judged in the end."""
+    """The evaluator reads images in `val` and one-hot labels, collects the outputs, and judges them at the end."""
     (tmp_path / "ILSVRC2012").mkdir()
     shutil.copytree(imagenet, tmp_path / "ILSVRC2012" / "val", ignore=shutil.ignore_patterns("*.txt"))
     reader = ImageNetDataReader(
@@ -137,7 +137,7 @@ def test_mistakes_are_one_line(model: Path, imagenet: Path) -> None:
 
 @pytest.mark.slow
 def test_mobilenet(shared_data: Path) -> None:
-    """Top-1 of 900 images, with the class of the background skipped: 56.78 by an independent script."""
+    """Top-1 of 900 images is 56.78, as an independent script found. The background class is skipped."""
     arguments = ["--model", shared_data / "mobilenet_v1_0.25_224" / "model.onnx", "--profile", "mobilenet-onnxruntime"]
     data = ["--dataset-path", shared_data / "imagenet-sample" / "val", "--accuracy", "-n", 900]
     result = run(*arguments, *data, "--preprocess", "benchmarks/specs/mobilenet_v1_0.25_224.toml")

@@ -1,4 +1,4 @@
-"""The optimizer step for transformers, then dynamic quantization of what it makes."""
+"""Test the optimizer step for transformers, followed by dynamic quantization of its output."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def bert(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("more", [[], ["--opt_level", "0"], ["--opt_level=1", "--num_heads", "4"]])
 def test_documented_command_line(bert: Path, tmp_path: Path, more: list[str]) -> None:
-    """Without PyTorch, and with a mask that onnxruntime's optimizer alone does not recognise."""
+    """The command line works without PyTorch, and with a mask that onnxruntime's optimizer alone does not recognise."""
     output = tmp_path / "bert.opt.onnx"
     result = run("--input", bert, "--output", output, "--model_type", "bert", *more)
     assert result.exit_code == 0, result.output
@@ -62,7 +62,7 @@ def test_documented_command_line(bert: Path, tmp_path: Path, more: list[str]) ->
 
 
 def test_documented_example(bert: Path, tmp_path: Path) -> None:
-    """optimize_model with options, save_model_to_file, quantize_dynamic."""
+    """The example works: optimize_model with options, save_model_to_file, quantize_dynamic."""
     options = FusionOptions("bert")
     options.enable_embed_layer_norm = False
     made = optimize_model(str(bert), "bert", num_heads=4, hidden_size=32, optimization_options=options)
@@ -78,7 +78,7 @@ def test_documented_example(bert: Path, tmp_path: Path) -> None:
 
 
 def embedding_model(path: Path) -> Path:
-    """What the optimizer makes of a BERT's input: EmbedLayerNormalization, then Attention."""
+    """Write what the optimizer makes of a BERT's input: EmbedLayerNormalization, then Attention."""
     random, width = np.random.default_rng(0), 16
     weights = {
         "word": random.normal(size=(50, width)),
@@ -129,7 +129,9 @@ def test_attention_and_embeddings_are_quantized_as_by_the_older_tool(tmp_path: P
 
 
 def test_activations_of_fused_operators_can_be_saved(tmp_path: Path) -> None:
-    """onnx's own inference, which the older tool uses, stops at the first of them."""
+    """Activations of fused operators can be saved. onnx's own inference, which the older tool uses, stops at the first
+    of them.
+    """
     source, augmented = embedding_model(tmp_path / "bert.opt.onnx"), tmp_path / "augmented.onnx"
     modify_model_output_intermediate_tensors(source, augmented)
     onnx.checker.check_model(augmented)

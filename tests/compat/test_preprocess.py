@@ -1,4 +1,4 @@
-"""Pre-processing as ONNX Runtime's documentation has it, over every kind of model."""
+"""Test pre-processing as in ONNX Runtime's documentation, for every kind of model."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_the_same_graph_as_the_older_tool(tmp_path: Path, opset: int, skip: str)
 
 
 def test_documented_command_lines(tmp_path: Path) -> None:
-    """Of the quantization page and the ReadMe of the CPU example."""
+    """The command lines of the quantization page and of the CPU example's ReadMe work."""
     source, output = classifier(tmp_path / "mobilenetv2-7.onnx"), tmp_path / "mobilenetv2-7-infer.onnx"
     assert run("--input", source, "--output", output).exit_code == 0
     assert types(output)["Conv"] == 1
@@ -139,7 +139,7 @@ def test_external_data(tmp_path: Path) -> None:
     assert sorted(p.name for p in one.parent.iterdir()) == ["m.onnx", "w.bin"]
     assert run("--input", source, "--output", each, *common).exit_code == 0
     assert len(list(each.parent.iterdir())) == 3
-    # An input with external data, too.
+    # An input with external data works as well.
     assert run("--input", each, "--output", tmp_path / "again.onnx").exit_code == 0
     for path in (one, each, tmp_path / "again.onnx"):
         onnx.checker.check_model(path)
@@ -185,7 +185,7 @@ def test_mistakes(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_more_than_two_gigabytes(tmp_path: Path) -> None:
-    """Zeros that take no place on the disk: nine weights of 256 MiB."""
+    """Models above 2 GB work. The nine weights of 256 MiB are zeros that use no space on the disk."""
     width, count = 8192, 9
     with (tmp_path / "weights.bin").open("wb") as file:
         file.truncate(count * width * width * 4)

@@ -1,4 +1,4 @@
-"""Every public name of onnxruntime.quantization is provided, or left out with a reason."""
+"""edgeq.compat provides every public name of onnxruntime.quantization or leaves it out with a reason."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PACKAGE = Path(theirs.__file__).parent
 
 
 def modules() -> Iterator[str]:
-    """Names of all modules below onnxruntime.quantization. Folders count without an __init__.py."""
+    """Yield the names of all modules below onnxruntime.quantization. A folder without an __init__.py counts."""
     for file in sorted(PACKAGE.rglob("*.py")):
         place = file.relative_to(PACKAGE)
         parts = place.parent.parts if file.name == "__init__.py" else (*place.parent.parts, file.stem)
@@ -39,7 +39,7 @@ def is_left_out(module: str) -> bool:
 
 
 def public(module: ModuleType) -> list[str]:
-    """Classes and functions that a module defines."""
+    """Return the classes and functions that a module defines."""
     return [
         name
         for name, value in vars(module).items()
@@ -50,7 +50,7 @@ def public(module: ModuleType) -> list[str]:
 
 
 def missing() -> list[str]:
-    """Public names of onnxruntime.quantization and its modules that edgeq.compat neither has nor leaves out."""
+    """Return public names of onnxruntime.quantization and its modules that edgeq.compat neither has nor leaves out."""
     exported = [name for name in vars(theirs) if not name.startswith("_") and not is_left_out(name)]
     found = [name for name in exported if not hasattr(edgeq.compat, name)]
     for name in modules():
@@ -93,7 +93,7 @@ def test_what_is_left_out_exists_and_says_why() -> None:
 
 
 def test_modules_are_attributes() -> None:
-    """In a process that has imported nothing else."""
+    """Modules are attributes in a process that has imported nothing else."""
     code = """
 import edgeq.compat as q
 assert q.calibrate.CalibrationDataReader and callable(q.calibrate)
@@ -109,7 +109,7 @@ from edgeq.compat.execution_providers.qnn.quant_config import get_qnn_qdq_config
 
 
 def test_what_is_handed_on_works(tmp_path: Path) -> None:
-    """A script with its imports changed: the older quantizer by hand, from edgeq's ranges."""
+    """A script with changed imports works: it calls the older quantizer itself, with edgeq's ranges."""
     from edgeq.compat.qdq_quantizer import QDQQuantizer
     from edgeq.compat.registry import QDQRegistry
 

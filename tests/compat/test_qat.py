@@ -1,4 +1,4 @@
-"""quantize_qat: models with Q and DQ from training become integer operators."""
+"""Test quantize_qat: models with Q and DQ from training become integer operators."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The debugging functions against onnxruntime's own, and on every kind of model."""
+"""Test the debugging functions against onnxruntime's own, and on every kind of model."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_weights_are_those_of_the_older_tool(float_model: Path, form: str) -> No
     assert set(found) == set(wanted)
     for name, match in wanted.items():
         np.testing.assert_array_equal(found[name]["float"], match["float"])
-        # The older tool dequantizes a bias in float64; the runtime does it in float32.
+        # The older tool dequantizes a bias in float64, and the runtime does it in float32.
         np.testing.assert_allclose(found[name]["dequantized"], match["dequantized"], rtol=1e-7)
     errors = ours.compute_weight_error(found)
     assert errors == pytest.approx(qdq_loss_debug.compute_weight_error(wanted), rel=1e-4)
@@ -67,7 +67,7 @@ def test_weights_are_those_of_the_older_tool(float_model: Path, form: str) -> No
 
 @pytest.mark.parametrize("form", ["QOperator", "dynamic"])
 def test_weights_of_other_formats_too(float_model: Path, form: str) -> None:
-    """The older tool finds none there."""
+    """edgeq matches weights in other formats. The older tool finds none there."""
     path = quantized(float_model, form)
     assert not qdq_loss_debug.create_weight_matching(str(float_model), str(path))
     errors = ours.compute_weight_error(ours.create_weight_matching(float_model, path))
@@ -102,7 +102,7 @@ def test_activations_are_those_of_the_older_tool(float_model: Path, tmp_path: Pa
 
 
 def test_the_quantized_model_alone(float_model: Path, tmp_path: Path) -> None:
-    """Documented as optional; the older tool's compute_activation_error fails without the float model."""
+    """The float model is optional, as documented. The older tool's compute_activation_error fails without it."""
     collected = activations(ours, quantized(float_model, "QDQ"), tmp_path, Reader)
     matched = ours.create_activation_matching(collected)
     assert set(matched["x"]) == {"pre_qdq", "post_qdq"}
@@ -178,7 +178,7 @@ def test_documented_command_line(float_model: Path, tmp_path: Path) -> None:
 
 
 def test_the_language_model_example(float_model: Path, tmp_path: Path) -> None:
-    """Its samples are protobufs: run_qdq_debug.py --calibrate_dataset ./test_input."""
+    """The example's samples are protobufs: run_qdq_debug.py --calibrate_dataset ./test_input."""
     for index in range(2):
         case = tmp_path / "test_input" / f"test_data_set_{index}"
         case.mkdir(parents=True)
@@ -188,5 +188,5 @@ def test_the_language_model_example(float_model: Path, tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     errors = [float(line.split()[1]) for line in result.output.split("Activations")[1].splitlines()[1:]]
     assert len(errors) >= 5
-    # Better than on the images: the model was calibrated on numbers like these.
+    # The result is better than on the images, because the model was calibrated on numbers like these.
     assert min(errors) > 25

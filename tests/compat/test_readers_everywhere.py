@@ -1,4 +1,4 @@
-"""A CalibrationDataReader wherever edgeq's own functions take data."""
+"""All of edgeq's own functions that take data accept a CalibrationDataReader."""
 
 from __future__ import annotations
 

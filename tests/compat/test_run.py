@@ -1,4 +1,4 @@
-"""run.py of the image classification example: its command line, and what it writes."""
+"""Test run.py of the image classification example: its command line and its output."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_the_documented_command_line(tmp_path: Path, test_images: Path) -> None:
 
 @pytest.mark.parametrize(("written", "form", "axes"), [("True", "QDQ", 1), ("False", "QOperator", 0)])
 def test_per_channel_can_be_false(tmp_path: Path, test_images: Path, written: str, form: str, axes: int) -> None:
-    """The example took any text for true."""
+    """The word "False" turns per-channel off. The example read any text as true."""
     model, output = classifier(tmp_path / "m.onnx"), tmp_path / "q.onnx"
     result = run(model, output, "--calibrate_dataset", test_images, "--per_channel", written, "--quant_format", form)
     assert result.exit_code == 0, result.output

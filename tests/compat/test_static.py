@@ -1,4 +1,4 @@
-"""quantize_static, held against onnxruntime's own with the same options."""
+"""Test quantize_static against onnxruntime's own with the same options."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.usefixtures("exact_kernels")
 
 
 def both(model: Path, **options: Any) -> tuple[Path, Path]:
-    """Our file and theirs, of the same options."""
+    """Write edgeq's file and onnxruntime's file with the same options."""
     ours, other = model.with_name("ours.onnx"), model.with_name("theirs.onnx")
     quantize_static(model, ours, Reader(images(8)), **options)
     theirs.quantize_static(model, other, Reader(images(8)), **options)
@@ -80,7 +80,8 @@ def test_weights_and_scales_are_those_of_onnxruntime(
 )
 def test_extra_options_mean_the_same(model: Path, extra: dict[str, Any]) -> None:
     ours, other = both(model, per_channel=True, extra_options=extra)
-    if "CalibMaxIntermediateOutputs" not in extra:  # onnxruntime's loses the data that it clears: nothing to compare
+    # nothing to compare: onnxruntime's calibrator loses the data that it clears
+    if "CalibMaxIntermediateOutputs" not in extra:
         assert_same_quantization(ours, other)
     assert np.isfinite(run(ours)[0]).all()
 
@@ -104,7 +105,9 @@ def sqnr(got: np.ndarray, wanted: np.ndarray) -> float:
 def test_every_method_is_as_good_as_onnxruntimes(
     model: Path, method: str, symmetric: bool | None, activation: str, format_: Any
 ) -> None:
-    """Also where onnxruntime drops a Relu that a symmetric range does not stand for: MinMax."""
+    """Every method is as good as onnxruntime's. With MinMax, onnxruntime drops a Relu that a symmetric range does not
+    replace.
+    """
     options: dict[str, Any] = {"CalibPercentile": 99.9}
     if symmetric is not None:
         options["CalibTensorRangeSymmetric"] = symmetric
@@ -120,7 +123,9 @@ def test_every_method_is_as_good_as_onnxruntimes(
 
 
 def test_a_dead_relu_stays(tmp_path: Path) -> None:
-    """The range of what it gives is empty; onnxruntime's quantizer takes a scale of 1 then, around zero in int8."""
+    """A Relu whose output is always zero stays. Its range is empty, so onnxruntime's quantizer uses a scale of 1, in
+    int8 around zero.
+    """
     constants = {"w": weights(4, 3, 3, 3), "b": np.full(4, -50, np.float32), "w2": weights(4, 4, 1, 1, seed=1)}
     nodes = "[conv] c = Conv(x, w, b) [relu] r = Relu(c) [conv2] y = Conv(r, w2)"
     onnx.save(model_of(nodes, constants), tmp_path / "f.onnx")
@@ -168,7 +173,7 @@ def test_data_of_any_kind_is_taken(model: Path, tmp_path: Path) -> None:
 
 
 def test_samples_of_different_shapes(tmp_path: Path) -> None:
-    """onnxruntime's Percentile and Entropy fail on them."""
+    """Samples may differ in shape. onnxruntime's Percentile and Entropy fail on them."""
     net = model_of("[matmul] y = MatMul(x, m)", {"m": weights(4, 5)}, inputs="float[?, 4] x")
     onnx.save(net, tmp_path / "f.onnx")
     samples = [{"x": weights(rows, 4, seed=rows)} for rows in (1, 3, 2)]
@@ -199,7 +204,9 @@ def test_an_onnxruntime_cache_is_read(model: Path, tmp_path: Path) -> None:
 
 
 def test_a_relu_stays_where_others_read_its_input(tmp_path: Path) -> None:
-    """onnxruntime's QOperator drops it: the integers that both readers share are not clamped."""
+    """A Relu stays if others read its input. onnxruntime's QOperator drops it, so the integers that both share are not
+    clamped.
+    """
     nodes = """
         [conv] c = Conv<pads = [1, 1, 1, 1]>(x, w)
         [relu] r = Relu(c)
@@ -226,7 +233,9 @@ def test_a_clip_away_from_zero_stays(tmp_path: Path) -> None:
 @pytest.mark.parametrize("format_", QuantFormat)
 @pytest.mark.parametrize(("alpha", "beta"), [(0.5, 1.0), (1.0, 2.0), (-0.5, 3.0)])
 def test_factors_of_a_gemm_are_multiplied_in(tmp_path: Path, format_: Any, alpha: float, beta: float) -> None:
-    """onnxruntime's own applies beta twice, and scales the bias of a QGemm without alpha."""
+    """The factors of a Gemm become part of its constants. onnxruntime applies beta twice, and scales a QGemm's bias
+    without alpha.
+    """
     constants = {"w": weights(5, 8), "b": weights(5, seed=1)}
     nodes = f"[gemm] y = Gemm<alpha = {alpha}, beta = {beta}, transB = 1>(x, w, b)"
     onnx.save(model_of(nodes, constants, inputs="float[4, 8] x"), tmp_path / "f.onnx")
@@ -267,11 +276,11 @@ def test_a_bias_that_differs_from_row_to_row_is_refused_per_channel(tmp_path: Pa
 
 
 class Lengthless(Reader, theirs.CalibrationDataReader):
-    """Its length and `set_range` are those of onnxruntime's base class, which raise."""
+    """Inherit the length and `set_range` of onnxruntime's base class, which raise errors."""
 
 
 class RangesOfMyOwn(CalibraterBase):
-    """A user's calibrator of 2021: augments the graph, opens the session, gives pairs."""
+    """Calibrate as a user's class of 2021 does: augment the graph, open the session, return pairs."""
 
     def augment_graph(self) -> None:
         self.names = sorted(self.select_tensors_to_calibrate(self.model)[0])
@@ -366,8 +375,9 @@ def test_unknown_options_are_named(model: Path, tmp_path: Path, caplog: pytest.L
 
 
 def test_what_a_session_needs_is_reported(model: Path, tmp_path: Path) -> None:
-    """A Conv in float between integers: ONNX Runtime would quantize its weights at load. The file carries the option
-    for edgeq's own commands."""
+    """The option that a float Conv between integers needs is reported, because ONNX Runtime would quantize its weights
+    at load. The file contains the option for edgeq's own commands.
+    """
     written = quantize_static(model, tmp_path / "q.onnx", Reader(), nodes_to_exclude=["conv2"])
     assert written.session_options == {"optimization.disable_specified_optimizers": "WeightBiasQuantization"}
     assert model_options(tmp_path / "q.onnx", "q") == written.session_options
@@ -375,7 +385,7 @@ def test_what_a_session_needs_is_reported(model: Path, tmp_path: Path) -> None:
 
 
 def test_a_relu_stays_where_its_scale_is_the_users(model: Path, tmp_path: Path) -> None:
-    """The range reaches below zero, so clamping is the Relu's work again."""
+    """If the user's range reaches below zero, the Relu stays, because it has to clamp again."""
     overrides = {"r1": [{"scale": np.array(0.05, "f4"), "zero_point": np.array(12, "u1")}]}
     options: dict[str, Any] = {"activation_type": "QUInt8", "extra_options": {"TensorQuantOverrides": overrides}}
     for format_ in QuantFormat:

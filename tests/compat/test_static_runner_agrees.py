@@ -1,4 +1,4 @@
-"""The documented command lines of static_quantize_runner, each against onnxruntime's own with the same options."""
+"""Test the documented command lines of static_quantize_runner, each against onnxruntime's own with the same options."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ run = importlib.import_module("edgeq.compat.static_quantize_runner").run
 
 @pytest.fixture
 def work(tmp_path: Path) -> Path:
-    """A model, and data next to it, as the documentation lays them out."""
+    """Write a model and data next to it, as in the documentation."""
     folder = tmp_path / "resnet18-v1-7"
     folder.mkdir()
     classifier(folder / "model.onnx")
@@ -56,7 +56,7 @@ def test_the_same_model_as_the_older_command(work: Path, monkeypatch: pytest.Mon
     line = run(["-i", "model.onnx", "-o", "model_quant.onnx", *options.split()])
     assert line.startswith("model_quant.onnx")
     onnx.checker.check_model("model_quant.onnx")
-    # What the documentation calls --quantize_bias, the command does not know any more; and it wants a folder.
+    # The command no longer knows the documented --quantize_bias, and its output path needs a folder.
     arguments = ["-i", "./model.onnx", "-o", "theirs.onnx", *options.replace("--quantize_bias", "").split()]
     monkeypatch.setattr("sys.argv", ["runner", *arguments])
     theirs.main()
@@ -75,7 +75,7 @@ def test_the_same_model_as_the_older_command(work: Path, monkeypatch: pytest.Mon
 
 
 def test_a_relu_stays_where_a_symmetric_range_does_not_imply_it(work: Path) -> None:
-    """The older command drops it, and what it clamped comes through."""
+    """The Relu stays. The older command drops it, and negative values pass."""
     run(["-i", str(work / "model.onnx"), "-o", str(work / "q.onnx"), "--calib_tensor_range_symmetric"])
     assert "Relu" in {node.op_type for node in onnx.load(work / "q.onnx").graph.node}
     found, wanted = (
@@ -85,7 +85,7 @@ def test_a_relu_stays_where_a_symmetric_range_does_not_imply_it(work: Path) -> N
 
 
 def test_an_axis_is_a_number(work: Path) -> None:
-    """The older command passes it on as text, and fails."""
+    """An axis on the command line is a number. The older command passes it on as text and fails."""
     output = work / "q.onnx"
     run(["-i", str(work / "model.onnx"), "-o", str(output), "--per_channel", "--op_per_channel_axis", "Gemm", "1"])
     scales = {t.name: list(t.dims) for t in onnx.load(output).graph.initializer if t.name.endswith("scale")}

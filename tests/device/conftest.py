@@ -1,4 +1,4 @@
-"""A clock that tests turn by hand, so that nothing here depends on how fast this machine is."""
+"""Provide a clock that tests advance by hand, so that nothing here depends on the speed of this machine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.graphs import proto
 
 
 class SyntheticClock:
-    """Seconds that pass only when a runner runs or somebody sleeps."""
+    """Count seconds that pass only when a runner runs or code sleeps."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -30,7 +30,7 @@ class SyntheticClock:
         self.now += max(seconds, 1e-6)
 
     def runner(self, latencies: Iterable[float], log: list[str] | None = None, name: str = "") -> Callable[[], None]:
-        """A runner whose runs take these seconds, over and over."""
+        """Return a runner whose runs take these seconds, in a cycle."""
         taken = cycle(latencies)
 
         def run() -> None:
@@ -47,7 +47,7 @@ def clock() -> SyntheticClock:
 
 
 class FakeSession:
-    """What `run_bench` needs of a session: runs that take a given time on the synthetic clock."""
+    """Provide what `run_bench` needs of a session: runs that take a given time on the synthetic clock."""
 
     def __init__(self, clock: SyntheticClock, seconds: float, *, fixed_batch: bool = False) -> None:
         self._clock = clock
@@ -78,7 +78,7 @@ def fake_session(clock: SyntheticClock) -> Callable[..., FakeSession]:
 
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Two small real models with the same input, x: float32[n, 64]; "wide" does more."""
+    """Write two small real models with the same input, x: float32[n, 64]. "wide" does more work."""
     folder = tmp_path_factory.mktemp("models")
     return {name: _model(folder / f"{name}.onnx", width) for name, width in (("narrow", 8), ("wide", 2048))}
 

@@ -1,4 +1,4 @@
-"""Variants, devices and sessions made by hand."""
+"""Make variants, devices and sessions by hand."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Spec:
 
 
 class Session:
-    """Answers like an onnxruntime session: doubles each input under the name of the output."""
+    """Answer like an onnxruntime session: return each input times two, under the name of the output."""
 
     def __init__(self, *inputs: Spec) -> None:
         self._inputs = inputs or (Spec("x", "tensor(float)", ["n", 3]),)

@@ -1,6 +1,6 @@
-# The functions are called what NVIDIA calls them.
+# The functions have NVIDIA's names.
 # ruff: noqa: N802
-"""NVIDIA's libraries with GPUs of our own: they answer as the real ones do, through the same pointers."""
+"""Imitate NVIDIA's libraries for GPUs that do not exist. They answer through the same pointers as the real ones."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RECORDED = (
 
 
 class Nvml:
-    """nvidia-ml with some GPUs. `broken` names functions that answer with an error."""
+    """Imitate nvidia-ml with some GPUs. `broken` names functions that return an error."""
 
     def __init__(self, gpus: tuple[Gpu, ...], broken: tuple[str, ...] = ()) -> None:
         self._gpus, self._broken, self.closed = gpus, broken, False
@@ -61,7 +61,7 @@ class Nvml:
 
 
 class Cuda:
-    """The CUDA driver with one Orin, whose NVML is not there."""
+    """Imitate the CUDA driver with one Orin, which has no NVML."""
 
     def cuInit(self, flags: Any) -> int:
         return 0

@@ -1,4 +1,6 @@
-"""Untrusted arrays: no pickle, headers are checked; and what is written is the same every time."""
+"""Test untrusted arrays: pickles are refused and headers are checked. Arrays are written with the same bytes every
+time.
+"""
 
 from __future__ import annotations
 

@@ -56,7 +56,9 @@ def test_a_bundle_without_float32_or_self_test(models: dict[str, Path], tmp_path
 def test_memory_is_measured_with_the_engines_of_the_bundle(
     models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without their folder TensorRT's provider keeps engines and timings in the current directory."""
+    """The measurement of memory uses the bundle's folder of engines. Without it, TensorRT's provider would store
+    engines and timings in the current directory.
+    """
     seen: dict[str, Any] = {}
     monkeypatch.setattr("edgeq_device.bench_models.measure_memory", lambda request, shapes: seen.update(request))
     one = fakes.variant(

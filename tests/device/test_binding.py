@@ -1,4 +1,4 @@
-"""Bound sessions on the CPU: the same code as on a GPU, with another device's name."""
+"""Test bound sessions on the CPU. They run the same code as on a GPU, with another device's name."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def pair(path: Path) -> tuple[BoundSession, onnxruntime.InferenceSession]:
 
 @pytest.fixture
 def fixed(tmp_path: Path) -> Path:
-    """Sizes that are all known, two outputs."""
+    """Write a model with two outputs, whose sizes are all known."""
     path = tmp_path / "fixed.onnx"
     body = "g (float[2, 3] x) => (float[2, 3] twice, float[2, 3] minus) { twice = Add(x, x) minus = Neg(x) }"
     path.write_bytes(proto(body).SerializeToString())

@@ -1,4 +1,4 @@
-"""The budget: what it says, and that a process under it is ended in one line."""
+"""Test the budget: its messages, and that a process under it ends with one line."""
 
 from __future__ import annotations
 
@@ -40,8 +40,9 @@ def test_what_it_may_not_say(text: str) -> None:
 
 
 def start(code: str, budget: str) -> subprocess.Popen[str]:
-    """Code behind `confine("this")`; `budget` is what came of it. A shell that started the tests in the background has
-    made them deaf to SIGINT; this process is not."""
+    """Start a process that runs `code` after `budget = confine("this")`. It restores the default action for SIGINT,
+    because a shell that starts the tests in the background makes them ignore it.
+    """
     whole = (
         "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         f"sys.path.insert(0, {str(RUNTIME)!r})\nfrom edgeq_device.budget import confine\n"
@@ -161,7 +162,9 @@ HOSTILE = "x\x1b]0;owned\x07\x1b[2J\nall variants passed\x9b2J"
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 @pytest.mark.parametrize("budget", ["", "off"])
 def test_what_libraries_print_moves_no_cursor(budget: str) -> None:
-    """By C code, by a child process, by Python; on both descriptors; a last line without its end."""
+    """No output of C code, child processes or Python moves the cursor, on either descriptor, even without a final
+    newline.
+    """
     code = f"""
 import os, subprocess, warnings
 text = {HOSTILE!r}

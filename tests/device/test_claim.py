@@ -1,4 +1,4 @@
-"""What can be claimed: on series whose true ratio is known, the interval covers it or there is no claim."""
+"""Test what can be claimed. On series whose true ratio is known, the interval covers it, or there is no claim."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ROUNDS, PER_ROUND = 24, 12
 
 
 def series(times: np.ndarray, disturbed: np.ndarray | None = None, **known: Any) -> Distribution:
-    """Rounds of `PER_ROUND` runs."""
+    """Return a distribution of these times, in rounds of `PER_ROUND` runs."""
     starts = np.arange(0, times.size, PER_ROUND)
     return Distribution(times.ravel(), starts, disturbed=np.empty(0, bool) if disturbed is None else disturbed, **known)
 
@@ -47,16 +47,18 @@ def test_the_interval_covers_the_truth_as_often_as_it_says(noise: Any, truth: fl
         if found.interval is not None:
             missed += not found.interval[1] <= truth <= found.interval[2]
             wrong += found.verdict == FASTER and truth < 0.98
-    assert missed <= 0.15 * 60  # 5 % are expected: 9 of 60 is beyond any chance
+    assert missed <= 0.15 * 60  # 5 % are expected, and 9 of 60 is practically impossible by chance
     assert wrong == 0
 
 
 def time_sliced(
     need_s: float, runs: int, threads: int, load: int, random: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Runs of `need_s` on as many cores as threads, on each of which `load` others take their slices of 3 ms in turn.
+    """Simulate runs of `need_s` on as many cores as threads. On each core, `load` others take their slices of 3 ms in
+    turn.
 
-    A run goes on only while all of its threads have a core. Returns milliseconds, and which runs were kept waiting.
+    A run makes progress only while all of its threads have a core. Return the times in milliseconds, and whether each
+    run had to wait.
     """
     slices = 0.003
     offsets = random.integers(0, load + 1, threads)
@@ -108,7 +110,9 @@ def test_a_competitor_on_each_core_is_seen_through_or_nothing_is_claimed(
 def test_where_nothing_can_be_claimed_the_estimate_is_right_all_the_same(
     float_ms: float, truth: float, load: int, sessions: int, seed: int
 ) -> None:
-    """Whatever the time slices do to the latencies of either, in bursts of 100 ms of which none is undisturbed."""
+    """If nothing can be claimed, the estimate still covers the truth, whatever the time slices do to either model's
+    latencies. All bursts of 100 ms are disturbed.
+    """
     random, sides = np.random.default_rng(seed), []
     for need in (float_ms, float_ms / truth):
         count = max(1, int(100 / (need * (load + 1))))
@@ -137,7 +141,7 @@ def test_disturbance_of_one_side_only_moves_nothing() -> None:
     found = claim(series(a, hit), series(b, np.zeros(b.size, bool)))
     assert found.interval == pytest.approx((2.0, 2.0, 2.0), rel=0.02)
     assert found.baseline_ms == pytest.approx(2.0, rel=0.05)
-    assert found.estimate == found.baseline_ms / found.ms  # the very runs that the ratio is of
+    assert found.estimate == found.baseline_ms / found.ms  # from the same runs as the ratio
     unseen = claim(series(a), series(b))
     assert unseen.estimate == pytest.approx(8.0, rel=0.1), "or else this test shows nothing"
 
@@ -158,7 +162,7 @@ def test_a_busy_machine_widens_the_interval() -> None:
 
 
 def test_who_kept_the_machine_busy() -> None:
-    """Also of runs that were picked from others."""
+    """The reason names what kept the machine busy, also for runs that were selected from others."""
     spread, waited = np.geomspace(1, 1.2 * WIDEST**2, 24), np.arange(24) % 8 == 0
     taken = {"busy": 0.5, "stolen": 0.4}
     found = claim(Distribution(spread, disturbed=waited, **taken).undisturbed(), Distribution(np.ones(24)))
@@ -174,7 +178,9 @@ def test_runs_that_contradict_each_other_are_no_claim() -> None:
 
 
 def test_where_a_model_runs_in_several_sessions_they_are_the_pairs() -> None:
-    """Rounds of one session are alike, so that more of them say nothing about the next."""
+    """If a model runs in several sessions, a claim compares sessions. Rounds of one session are alike, so more of them
+    do not predict the next session.
+    """
     lies = np.tile([1.0, 1.1, 1.2, 0.9, 1.05, 0.95], 20)
     in_six = Distribution(2 * lies, sessions=6), Distribution(np.ones(120), sessions=6)
     found = claim(*in_six)

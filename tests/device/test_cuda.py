@@ -1,4 +1,4 @@
-"""Sessions of the CUDA provider, with sessions that run on the CPU under its name."""
+"""Test sessions of the CUDA provider, with sessions that run on the CPU under its name."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ GRAPHS = "enable_cuda_graph"
 
 
 class Session:
-    """A CPU session that says that it runs on CUDA, and notes the graph that each run is for."""
+    """Run on the CPU, report CUDA as the provider, and record the graph of each run."""
 
     def __init__(self, model: Path, providers: list[Any], graphs: list[str], fails: str = "") -> None:
         self.options = providers[0][1]
@@ -44,7 +44,7 @@ class Session:
 
 
 class OnGpu:
-    """Opens sessions of one model; `graphs` are those of the runs, "" for one that captures or replays."""
+    """Open sessions of one model. `graphs` lists the graph of each run; "" for a run that captures or replays one."""
 
     def __init__(self, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.model, self.opened, self.graphs, self.fails = model, list[Session](), list[str](), ""
@@ -81,7 +81,7 @@ def test_the_first_shapes_are_captured_and_others_run_in_a_session_of_their_own(
     assert [GRAPHS in s.options for s in gpu.opened] == [False, True]
     for rows in (1, 3, 1, 4, 3):
         np.testing.assert_array_equal(session.run(["y"], feed(rows))[0], np.full((rows, 2), rows))
-    assert [s.runs for s in gpu.opened] == [0, 4, 3]  # one of the four finds where the output goes
+    assert [s.runs for s in gpu.opened] == [0, 4, 3]  # one of the four runs, without capture, finds the output's memory
     assert gpu.opened[2].options == {"use_tf32": "0"}
     assert gpu.graphs == ["-1", "", "", "", "", "", ""]
     assert first[0, 0] == 1, "the next run has not written into it"

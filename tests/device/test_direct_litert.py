@@ -1,4 +1,4 @@
-"""The adapter that opens .tflite files, upon a stand-in of LiteRT's interpreter."""
+"""Test the adapter that opens .tflite files, with a stand-in for LiteRT's interpreter."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ STATED = {
 
 
 def tflite(metadata: dict[str, Any] | bytes | None) -> bytes:
-    """A file of nothing but its metadata."""
+    """Return a file that contains only its metadata."""
     builder = flatbuffers.Builder(64)
     content = json.dumps(metadata).encode() if isinstance(metadata, dict) else metadata or b""
     name, data = builder.CreateString("edgeq"), builder.CreateByteVector(content)
@@ -51,7 +51,7 @@ def tflite(metadata: dict[str, Any] | bytes | None) -> bytes:
 
 
 class Interpreter:
-    """It gives back what it takes, and adds one step."""
+    """Return each input plus one quantization step."""
 
     def __init__(self, shape: tuple[int, ...] = (1, 3, 4, 2), dtype: Any = np.int8) -> None:
         detail = {

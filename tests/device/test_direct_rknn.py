@@ -1,4 +1,4 @@
-"""Compiled models in a stand-in for rknnlite, which takes the same calls and gives the same answers on failure."""
+"""Test compiled models in a stand-in for rknnlite, which has the same calls and returns the same values on failure."""
 
 from __future__ import annotations
 

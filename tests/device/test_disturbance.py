@@ -1,4 +1,4 @@
-"""Which runs were disturbed, from the counts of a made-up system."""
+"""Test which runs were disturbed, from the counters of an imitated system."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OWN, WORKER = threading.get_native_id(), 10_000_001
 
 
 class System:
-    """Threads that run and wait at will."""
+    """Imitate a system whose threads run and wait as the test decides."""
 
     def __init__(self, root: Path, clock: Any) -> None:
         self.clock = clock
@@ -115,7 +115,7 @@ def test_on_this_machine_every_run_has_its_mark() -> None:
 def test_on_a_busy_machine_it_goes_on_as_long_as_a_claim_is_in_reach(
     clock: Any, monkeypatch: pytest.MonkeyPatch, every: int, seconds: float
 ) -> None:
-    """Of the rounds every second is undisturbed, or every fiftieth, or none."""
+    """The measurement goes on if every second round is undisturbed, but not if only every fiftieth round or none is."""
     from edgeq_device.environment import Waits
 
     rounds = itertools.count(1)
@@ -131,7 +131,7 @@ def test_on_a_busy_machine_it_goes_on_as_long_as_a_claim_is_in_reach(
 
 
 def test_who_waits_for_a_core_makes_the_machine_busy_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beside a process that has precedence, others hardly run."""
+    """A process that waits for a core counts as load. Next to a process with precedence, others hardly run."""
     stat = tmp_path / "proc/stat"
     stat.parent.mkdir()
     monkeypatch.setattr("os.cpu_count", lambda: 4)
@@ -148,7 +148,7 @@ def test_a_process_that_has_just_answered_is_not_taken_for_another(monkeypatch: 
     from edgeq_device import environment
 
     slept: list[float] = []
-    # This process, and until it sleeps one that runs a model for it.
+    # Two processes are runnable: this one, and until the sleep, the one that runs a model for it.
     monkeypatch.setattr(environment, "read_runnable", lambda root: 1 if slept else 2)
     monkeypatch.setattr(environment.time, "sleep", slept.append)
     with environment.Watch(time.perf_counter) as watch:

@@ -1,4 +1,4 @@
-"""Signatures over P-256, P-384 and P-521, checked in plain Python."""
+"""Test the verification of signatures over P-256, P-384 and P-521 in plain Python."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 
 def der(r: int, s: int) -> bytes:
-    """An ECDSA signature as DER."""
+    """Encode an ECDSA signature as DER."""
 
     def element(tag: int, body: bytes) -> bytes:
         return bytes([tag, *([0x81] if len(body) > 127 else []), len(body)]) + body
@@ -47,13 +47,15 @@ def test_numbers_out_of_range_are_refused(r: int, s: int) -> None:
 
 
 def spelled(r: bytes, s: bytes, *, head: bytes = b"", tail: bytes = b"") -> bytes:
-    """A signature of two integers spelled out; `head` stands for tag and length of the whole."""
+    """Encode a signature from the bytes of its two integers. `head` replaces the tag and the length of the whole."""
     body = b"".join(bytes([0x02, len(number)]) + number for number in (r, s)) + tail
     return (head or bytes([0x30, len(body)])) + body
 
 
 def test_one_signature_has_one_spelling() -> None:
-    """Others would be new signatures of the same bytes, which a list of known ones lacks."""
+    """Only one encoding of a signature is valid. Another encoding would be a new signature of the same bytes, which is
+    not in a list of known signatures.
+    """
     r, s = (number.to_bytes(33, "big") for number in (RFC_R, RFC_S))
     good = spelled(r, s)
     assert RFC_KEY.verifies(good, b"sample")
@@ -61,7 +63,7 @@ def test_one_signature_has_one_spelling() -> None:
     others = [
         spelled(b"\0" + r, s),
         spelled(r, b"\0\0" + s),
-        spelled(r[1:], s),  # below 0
+        spelled(r[1:], s),  # negative
         spelled(b"", s),
         spelled(r, s, tail=b"\0"),
         spelled(r, s, tail=b"\x05\0"),
@@ -73,7 +75,7 @@ def test_one_signature_has_one_spelling() -> None:
         good + b"\0",
     ]
     assert not any(RFC_KEY.verifies(other, b"sample") for other in others)
-    # Small numbers: a leading zero only where the next bit is set.
+    # Small numbers have a leading zero only if the next bit is set.
     assert der(1, 0x80) == spelled(b"\1", b"\0\x80")
 
 
@@ -105,7 +107,9 @@ def test_points_that_are_none_are_refused(curve: Curve) -> None:
 @pytest.mark.parametrize("curve", curves(), ids=lambda curve: curve.name)
 @pytest.mark.parametrize("sign", [1, -1], ids=["base point", "its inverse"])
 def test_keys_whose_sum_with_the_base_point_is_special(curve: Curve, sign: int) -> None:
-    """Doubling inside of an addition, and the point at infinity in the table. Private key ±1, nonce 1: r = x."""
+    """An addition that has to double, and the point at infinity in the table, are right. Private key ±1, nonce 1: r =
+    x.
+    """
     key = PublicKey(curve, curve.x, curve.y * sign % curve.p)
     import hashlib
 

@@ -65,7 +65,9 @@ def test_what_is_no_frame_is_refused(head: bytes, rest: bytes) -> None:
 
 
 def test_sizes_are_refused_before_they_are_read() -> None:
-    """A stream that cannot be read on shows that nothing was."""
+    """Sizes beyond a limit are refused before the data are read. The data here are incomplete, so reading them would
+    fail.
+    """
     half = frame([["a", "<f4", [1 << 12]], ["b", "<f4", [1 << 12]]])
     with pytest.raises(LargeFrameError, match="arrays of 32768 bytes"):
         read_frame(io.BytesIO(half), FrameLimits(total=1 << 14))

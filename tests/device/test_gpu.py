@@ -1,4 +1,4 @@
-"""Detection against libraries that answer as the real ones do."""
+"""Test the detection of GPUs with libraries that answer as the real ones do."""
 
 from __future__ import annotations
 

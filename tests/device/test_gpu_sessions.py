@@ -1,4 +1,4 @@
-"""The steps around a GPU session, with sessions that run on the CPU under a GPU provider's name."""
+"""Test the steps around a GPU session, with sessions that run on the CPU under a GPU provider's name."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TENSORRT = "TensorrtExecutionProvider"
 
 
 class Pretender:
-    """A CPU session that says that it runs on TensorRT."""
+    """Run on the CPU and report TensorRT as the provider."""
 
     def __init__(self, model: Path, providers: list[Any]) -> None:
         self.asked = providers
@@ -35,7 +35,7 @@ class Pretender:
 
 
 class Ort:
-    """onnxruntime with the graphics card's memory in the CPU's."""
+    """Imitate onnxruntime, with the CPU's memory in place of the GPU's."""
 
     __version__ = "9.9"
     __file__ = "nowhere"
@@ -48,7 +48,7 @@ class Ort:
 
 @pytest.fixture
 def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A T4 with TensorRT 10; outputs of open size are bound on the CPU."""
+    """Imitate a T4 with TensorRT 10. Outputs of open size are bound on the CPU."""
     monkeypatch.setattr(gpu_sessions.cuda, "read_gpus", lambda: ((Gpu("Tesla T4", (7, 5)),), ""))
     monkeypatch.setattr(gpu_sessions, "read_tensorrt", lambda ort: ("10.13.0", ""))
 
@@ -92,7 +92,7 @@ def test_an_engine_is_announced_timed_and_noted(
     assert opened[0].asked[1] == ("CUDAExecutionProvider", {"use_tf32": "0"})
     assert first == TENSORRT
     assert options["trt_engine_cache_path"].startswith(f"{tmp_path / 'cache'}/edgeq/tensorrt/ab12/")
-    assert len(opened) == 1  # the model has open sizes: no CUDA graph
+    assert len(opened) == 1  # no CUDA graph, because the model has open sizes
     assert any("--shapes=x:1x64" in note and "--stronglyTyped" in note for note in session.notes)
     assert session.run(None, {"x": np.ones((1, 64), np.float32)})[0].shape == (1, 8)
 

@@ -1,4 +1,4 @@
-"""TensorRT, then CUDA, then the CPU: which is chosen on which device, and what is reported of the others."""
+"""Test the order TensorRT, CUDA, CPU: which variant each device chooses, and what is reported of the other variants."""
 
 from __future__ import annotations
 
@@ -88,14 +88,16 @@ def test_what_was_asked_for_does_not_give_way() -> None:
 
 
 class _Doubles:
-    """An engine that answers twice the input."""
+    """Imitate an engine that returns twice the input."""
 
     def run(self, names: Any, feeds: Any) -> Any:
         return [2 * feeds["x"]]
 
 
 def test_an_engine_that_answers_wrongly_gives_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Seen with TensorRT 8.6.0 on an H200: it left out the scales of a depthwise convolution's weights."""
+    """A TensorRT engine with wrong results is passed over. TensorRT 8.6.0 on an H200 ignored the scales of a depthwise
+    convolution's weights.
+    """
     monkeypatch.setattr(opening, "open_session", lambda variant, threads: _Doubles())
     wrong = replace(FOR_T4, cases=(case(tmp_path, [[1.0]], np.ones((1, 1), np.float32)),), tolerance={"y": 0.1})
     table = replace(wrong, info={**T4_INFO, "table": "ranges"})
@@ -115,7 +117,7 @@ def test_the_last_one_fails_for_good() -> None:
 
 
 def test_a_listed_provider_that_onnxruntime_cannot_start_is_an_error(models: dict[str, Path], tmp_path: Path) -> None:
-    """ONNX Runtime itself goes on on the CPU, with a warning that nobody reads."""
+    """edgeq raises an error. ONNX Runtime itself continues on the CPU, with only a warning."""
     on_cuda = variant("cuda", ep=CUDA, model=models["narrow"], cases=(case(tmp_path, [[1.0]], [[2.0]]),))
     import onnxruntime
 

@@ -1,4 +1,4 @@
-"""Inputs from files, held against the model before it runs."""
+"""Test inputs from files, which are checked against the model before it runs."""
 
 from __future__ import annotations
 

@@ -96,11 +96,11 @@ def test_a_runner_slower_than_a_burst_gets_no_lead_in_and_one_run_a_round(clock:
         {"a": clock.runner([1.0], log, "a")}, min_duration_s=0, min_runs=10, bursts=Bursts(0.1, 0.02), clock=clock
     )
     assert measured["a"].rounds.tolist() == list(range(10))
-    assert len(log) == 11  # the first round cannot know yet how slow it is
+    assert len(log) == 11  # one more run: the first round does not know yet how slow the runner is
 
 
 def test_the_lead_in_is_not_in_the_distribution(clock: Any) -> None:
-    # Every burst starts with one slow run, as after another model's.
+    # Every burst starts with one slow run, as it does after another model's burst.
     def run(count: list[int] = [0]) -> None:  # noqa: B006
         clock.now += 0.005 if count[0] % 12 == 0 else 0.001
         count[0] += 1

@@ -1,4 +1,6 @@
-"""A bundle with a .tflite variant, on devices where the package for it is right, absent, old, broken and wrong."""
+"""Test a bundle with a .tflite variant, on devices where its package works, is missing, old or broken, or gives wrong
+results.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ adapter = "direct_litert"
 suffix = ".tflite"
 verified = "a test"
 """
-# What the adapter uses of LiteRT: y = x · weights, sample by sample.
+# The part of LiteRT that the adapter uses: y = x · weights, sample by sample.
 _PACKAGE = """
 import os, signal, time
 import numpy as np
@@ -68,7 +70,7 @@ STATED = {
 def device(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], request: pytest.FixtureRequest
 ) -> Device:
-    """Its parameters: how the package behaves, and its version; "" leaves it out."""
+    """Make a device. Its parameters are the package's behaviour and its version, "" for no package."""
     behaviour, version = getattr(request, "param", ("", "1.2.3"))
     place = tmp_path / "packages"
     (place / "engines").mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""Session options in a model's metadata: edgeq and the runner set them, and refuse what is not allowed."""
+"""Test session options in a model's metadata. edgeq and the runner apply allowed options and refuse the others."""
 
 from __future__ import annotations
 

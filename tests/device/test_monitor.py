@@ -69,7 +69,8 @@ def test_work_of_others_and_of_the_host(tmp_path: Path, monkeypatch: pytest.Monk
     own = iter([5.0, 6.0])
     write(tmp_path, "proc/stat", "cpu  1000 0 0 1000 0 0 0 0 0 0\n")
     others = Others(root=tmp_path, own_cpu_s=lambda: next(own))
-    write(tmp_path, "proc/stat", "cpu  1160 0 0 1200 0 0 0 40 0 0\n")  # of 400 ticks 160 work, 100 of them ours
+    # of 400 ticks, 160 are busy, and 100 of these are ours
+    write(tmp_path, "proc/stat", "cpu  1160 0 0 1200 0 0 0 40 0 0\n")
     assert others.share() == pytest.approx(0.15)
     assert others.stolen_share() == pytest.approx(0.1)
 

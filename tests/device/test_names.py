@@ -1,4 +1,4 @@
-"""Names that a bundle may hold."""
+"""Test the names that a bundle may contain."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_sets_of_names() -> None:
         check_file_names(["a/B", "A/b"], "here")
     with pytest.raises(BundleError, match="both a file and the directory"):
         check_file_names(["a/b", "a/b/c"], "here")
-    # Of 1,000 names of 240 folders each, every folder would be made where the bundle is unpacked.
+    # 1,000 names in 240 folders each would create every one of these folders when the bundle is unpacked.
     deep = [f"{number}/{'a/' * 240}f" for number in range(1_000)]
     with pytest.raises(BundleError, match="in more than 20000 folders"):
         check_file_names(deep, "here")

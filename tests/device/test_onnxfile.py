@@ -1,4 +1,4 @@
-"""The walker of ONNX files against onnx's own parser, and against bytes that no writer produces."""
+"""Test the walker of ONNX files against onnx's own parser, and on bytes that no writer produces."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def graph(name: str, tensors: tuple[TensorProto, ...] = (), nodes: tuple[onnx.No
 
 
 def everywhere() -> onnx.ModelProto:
-    """A model with an external tensor in each place that ONNX has for tensors."""
+    """Return a model with an external tensor everywhere that ONNX allows tensors."""
     node = onnx.NodeProto(op_type="Any")
     node.attribute.add(name="t", type=4, t=external("t"))
     node.attribute.add(name="ts", type=9, tensors=[external("ts0"), inline("no"), external("ts1")])
@@ -63,7 +63,7 @@ def everywhere() -> onnx.ModelProto:
 
 
 def by_onnx(message: object) -> Iterator[TensorProto]:
-    """Every external tensor, found through the descriptors of onnx's own messages."""
+    """Yield every external tensor, found through the descriptors of onnx's own messages."""
     if isinstance(message, TensorProto):
         if message.data_location == TensorProto.EXTERNAL or message.external_data:
             yield message
@@ -76,7 +76,7 @@ def by_onnx(message: object) -> Iterator[TensorProto]:
 
 
 def shown(name: str | bytes) -> str:
-    """As the walker shortens a name; protobuf gives one that is not UTF-8 as bytes."""
+    """Shorten a name as the walker does. protobuf returns a name that is not UTF-8 as bytes."""
     return (name.encode() if isinstance(name, str) else name)[:60].decode("utf-8", "replace")
 
 
@@ -319,7 +319,7 @@ def test_changed_bytes_raise_nothing_else_and_hide_nothing(data: st.DataObject) 
         return
     try:
         model = onnx.ModelProto.FromString(bytes(changed))
-    except Exception:  # protobuf's DecodeError is another class in each of its implementations
+    except Exception:  # each implementation of protobuf has its own DecodeError class
         return
-    # A type beyond 32 bits is another one for protobuf; none of either is a type.
+    # For a type beyond 32 bits, protobuf and the walker have different numbers. Neither number is a type.
     assert [(n, d, e) for n, _, d, e in expected(model)] == [(n, d, e) for n, _, d, e in found]

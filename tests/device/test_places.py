@@ -1,4 +1,4 @@
-"""Temporary folders are gone when the process ends, whether or not who asked for them removed them."""
+"""Temporary folders are deleted when the process ends, even if the code that created them did not delete them."""
 
 from __future__ import annotations
 

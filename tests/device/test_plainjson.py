@@ -1,4 +1,4 @@
-"""Untrusted JSON: an object or BundleError, never another exception."""
+"""Test untrusted JSON: it gives an object or BundleError, never another exception."""
 
 from __future__ import annotations
 

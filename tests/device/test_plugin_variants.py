@@ -1,4 +1,6 @@
-"""A bundle with a variant that a plug-in runs, on devices where the plug-in is right, absent, old, broken and wrong."""
+"""Test a bundle with a variant for a plug-in, on devices where the plug-in works, is missing, old or broken, or gives
+wrong results.
+"""
 
 from __future__ import annotations
 
@@ -23,14 +25,14 @@ FAKE = "FakeExecutionProvider"
 
 
 class Device:
-    """A bundle on a device, and its runner."""
+    """Hold a bundle on a device and run its runner."""
 
     def __init__(self, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
         self.root, self._capsys = root, capsys
         np.save(root / "x.npy", INPUT)
 
     def run(self, command: str, *arguments: str) -> tuple[int, str, str]:
-        """The exit code, stdout and stderr."""
+        """Return the exit code, stdout and stderr."""
         code = main([command, *arguments, "--bundle", str(self.root / "b")])
         return (code, *self._capsys.readouterr())
 
@@ -48,7 +50,9 @@ class Device:
 def device(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], request: pytest.FixtureRequest
 ) -> Device:
-    """Its parameters: how the plug-in behaves, its version, and whether it is a package that an adapter opens."""
+    """Make a device. Its parameters are the plug-in's behaviour, its version, and whether it is a package that an
+    adapter opens.
+    """
     behaviour, version, *direct = getattr(request, "param", ("", "1.2.3"))
     (tmp_path / "plugin").mkdir()
     install = fake_engine.install_direct if direct else fake_engine.install
@@ -57,7 +61,7 @@ def device(
     monkeypatch.setattr("edgeq_device.engines.engines", lambda: known)
     monkeypatch.setattr("edgeq_device.sessions.engines", lambda: known)
     monkeypatch.setattr("edgeq_device.opening.ANSWER_S", 2.0 if behaviour == "hangs" else 60.0)
-    # Weights next to the bundle's models, as large ones have them: the plug-in gets the model as bytes.
+    # The weights are next to the bundle's models, as for large models. The plug-in gets the model as bytes.
     models = [linear(tmp_path / str(bias) / "m.onnx", float(bias), external="weights.bin") for bias in (0, 1)]
     specs = (
         variant("own", models[0], 0.0),

@@ -1,4 +1,4 @@
-"""Niceness while something is timed: what is changed, what is left alone, and that all is given back."""
+"""Test niceness during timing: which threads change, which do not, and that all changes are undone."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from edgeq_device.latency import measure_interleaved
 
 
 class System:
-    """Threads 11 and 12 with their niceness."""
+    """Imitate threads 11 and 12 with their niceness."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, root: Path, **nice: int) -> None:
         self.root, self.nice = root, {int(name[1:]): value for name, value in nice.items()}

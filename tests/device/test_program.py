@@ -1,4 +1,6 @@
-"""A bundle's model in a program: the workstation's preprocessing, labels, and the same answers by every way in."""
+"""Test a bundle's model inside a program: the workstation's preprocessing and labels, and the same outputs from every
+interface.
+"""
 
 from __future__ import annotations
 
@@ -116,4 +118,4 @@ def test_it_is_imported_from_the_bundle(bundle: Path) -> None:
     run = [sys.executable, str(bundle / "edgeq_run.py")]
     shown = subprocess.run([*run, "infer", str(image), "--top", "2"], capture_output=True, text=True, check=True)
     assert label in shown.stdout.splitlines()[2]
-    subprocess.run([*run, "verify"], check=True, capture_output=True)  # and nothing was left in the bundle
+    subprocess.run([*run, "verify"], check=True, capture_output=True)  # passes only if nothing was left in the bundle

@@ -1,4 +1,4 @@
-"""The device side runs on Python 3.9 with numpy and onnxruntime alone."""
+"""The device side runs on Python 3.9 with only numpy and onnxruntime."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 RUNTIME = Path(__file__).parents[2] / "targets" / "runtime"
 SOURCES = [*sorted(RUNTIME.glob("edgeq_device/**/*.py")), RUNTIME / "edgeq_run.py"]
 ALLOWED = set(sys.stdlib_module_names) | {"numpy", "onnxruntime", "edgeq_device"}
-IMAGES = {"prepare.py": {"PIL"}}  # imported where an image is read, and not before
-# A standard module, and arguments, that came after 3.9.
+IMAGES = {"prepare.py": {"PIL"}}  # imported only when an image is read
+# A standard module and arguments that are newer than Python 3.9.
 TOO_NEW = {"tomllib"}
 NEW_ARGUMENTS = {"slots", "kw_only", "match_args", "strict"}
 

@@ -23,7 +23,7 @@ def test_ratio_says_how_many_times_faster_the_second_is() -> None:
 
 def test_interval_ends_are_the_order_statistics() -> None:
     r = ratio(Distribution(np.arange(1.0, 11.0)), Distribution(np.ones(10)))
-    # P(Binomial(10, 1/2) <= 1) = 11/1024, <= 2: 56/1024. So one value goes at either end.
+    # P(Binomial(10, 1/2) <= 1) = 11/1024, <= 2: 56/1024. So one value is left out at either end.
     assert (r.low, r.high) == (2.0, 9.0)
     assert r.confidence == pytest.approx(1 - 2 * (comb(10, 0) + comb(10, 1)) / 1024)
 
@@ -87,7 +87,9 @@ def test_equally_fast_runners_settle_as_a_tie(clock: Any) -> None:
 
 
 def test_that_the_first_is_no_slower_by_more_than_the_tolerance_is_enough(clock: Any) -> None:
-    """A difference about as large as the tolerance is neither none nor clear for long; the first may be taken soon."""
+    """The order is settled once the first is slower by at most the tolerance. It would take long to prove or exclude a
+    difference of about the tolerance.
+    """
     runners = {"a": clock.runner(noisy(1, 0.0101, 0.05)), "b": clock.runner(noisy(2, 0.0100, 0.05))}
     ranking = rank_until_settled(runners, bursts=ONE, clock=clock, tie=0.01, max_rounds=2000)
     assert (ranking.order, ranking.settled) == (("b", "a"), True)
@@ -95,7 +97,7 @@ def test_that_the_first_is_no_slower_by_more_than_the_tolerance_is_enough(clock:
 
 
 def test_what_is_settled_within_the_tolerance_costs_no_more_than_it(clock: Any) -> None:
-    """The faster one by 2 % is behind one that is settled within 1 % at most 5 % of the time."""
+    """In at most 5 % of the races with a tolerance of 1 %, a runner that is 2 % slower is settled as the first."""
     wrong = 0
     for seed in range(100):
         runners = {"a": clock.runner(noisy(seed, 0.0102, 0.1)), "b": clock.runner(noisy(1000 + seed, 0.01, 0.1))}
@@ -105,7 +107,9 @@ def test_what_is_settled_within_the_tolerance_costs_no_more_than_it(clock: Any) 
 
 
 def test_after_enough_rounds_the_estimate_makes_a_tie(clock: Any) -> None:
-    """Rounds scatter too much to bound the ratio within 3 %; that of the first to `keep` is bounded as ever."""
+    """After `enough` rounds, an estimate within 3 % makes a tie, although the rounds scatter too much to bound the
+    ratio so closely. The ratio to `keep` must still be bounded.
+    """
     runners = {"a": clock.runner(noisy(2, 0.01, 0.1)), "b": clock.runner(noisy(3, 0.01, 0.1))}
     rules = {"top": 1, "tie": 0.03, "bursts": ONE, "clock": clock, "min_rounds": 12}
     ranking = rank_until_settled(runners, enough=24, **rules)
@@ -117,7 +121,9 @@ def test_after_enough_rounds_the_estimate_makes_a_tie(clock: Any) -> None:
 
 
 def test_what_is_far_slower_is_dropped_in_few_rounds(clock: Any) -> None:
-    """Six rounds do not suffice for what 40 pairs ask for, but all of them agree."""
+    """A runner that is far slower in all of six rounds is dropped, although six are too few for the certainty that 36
+    pairs of runners demand.
+    """
     log: list[str] = []
     near = {f"near {n}": clock.runner(noisy(n, 0.01, 0.05), log, f"near {n}") for n in range(8)}
     runners = {**near, "far": clock.runner(noisy(9, 0.02, 0.05), log, "far")}
@@ -127,7 +133,7 @@ def test_what_is_far_slower_is_dropped_in_few_rounds(clock: Any) -> None:
 
 
 def test_equal_runners_in_noise_are_seldom_ordered(clock: Any) -> None:
-    """Looking many times must not find differences that are not there: at most 5 % of the time."""
+    """Repeated looks find a difference that does not exist in at most 5 % of the races."""
     wrong = 0
     for seed in range(100):
         runners = {"a": clock.runner(noisy(seed, 0.01, 0.2)), "b": clock.runner(noisy(1000 + seed, 0.01, 0.2))}
@@ -159,16 +165,16 @@ def test_the_clearly_slower_are_dropped_when_only_the_top_counts(clock: Any) -> 
 
 
 class Disturbed:
-    """A session of which the first `turns` turns are disturbed."""
+    """Imitate a session whose first `turns` turns are disturbed."""
 
     def __init__(self, turns: int, seconds: float) -> None:
         self._left, self._seconds = turns, seconds
 
     def __call__(self) -> None:
-        """Warm-up and lead-in are not timed here."""
+        """Do nothing, because warm-up and lead-in are not timed here."""
 
     def burst(self, bursts: Bursts, slow: bool) -> Burst:
-        """One run."""
+        """Make one run."""
         self._left -= 1
         return Burst([self._seconds], self._seconds, np.array([self._left >= 0]))
 
@@ -188,7 +194,7 @@ def test_what_is_settled_goes_on_until_no_session_lacks_an_undisturbed_run(keep:
 
 
 def test_a_race_ends_when_only_the_one_that_the_others_are_compared_with_is_left() -> None:
-    """It is the fastest, and nothing more is wanted of the others, disturbed or not."""
+    """The race ends once the reference is the fastest, because the others need no more rounds, disturbed or not."""
     runners = {
         "float": [Disturbed(0, 0.01) for _ in range(6)],
         "slow": [Disturbed(1000 if session == 5 else 0, 0.02) for session in range(6)],

@@ -19,7 +19,7 @@ from edgeq_device.scenarios import (
 
 
 class Recording:
-    """A session that keeps what it was given."""
+    """Record the inputs of a session."""
 
     def __init__(self) -> None:
         self.fed: list[dict[str, np.ndarray]] = []
@@ -85,7 +85,8 @@ def test_arrivals_are_a_poisson_process() -> None:
     gaps = np.diff(times)
     assert np.all(gaps >= 0)
     assert gaps.mean() == pytest.approx(1 / 200, rel=0.03)
-    assert gaps.std() == pytest.approx(1 / 200, rel=0.05)  # exponential: standard deviation equals mean
+    # an exponential distribution has a standard deviation equal to its mean
+    assert gaps.std() == pytest.approx(1 / 200, rel=0.05)
     assert np.array_equal(times, arrivals(200.0, 100.0, 100, seed=0))
     assert not np.array_equal(times[:100], arrivals(200.0, 100.0, 100, seed=1)[:100])
 
@@ -134,7 +135,7 @@ def test_latency_counts_from_the_arrival_and_so_includes_the_wait(clock: Any) ->
 
 
 def test_over_bound_share_and_verdict(clock: Any) -> None:
-    # Far apart, so none waits; two of a hundred are slow.
+    # The queries are far apart, so none waits, and two of a hundred are slow.
     run = clock.runner([0.001] * 49 + [0.1])
     result = serve(
         run, rate_qps=1.0, latency_bound_ms=50, min_duration_s=0, min_queries=100, clock=clock, sleep=clock.sleep
@@ -160,12 +161,14 @@ def test_an_overloaded_server_is_broken_off(clock: Any) -> None:
     )
     assert not result.valid
     assert not result.complete
-    assert clock.now - start < 200  # to serve all would take ten thousand seconds
+    assert clock.now - start < 200  # all queries would take ten thousand seconds
     assert result.latency.count < 2000
 
 
 def test_breaking_off_never_changes_the_verdict(clock: Any) -> None:
-    """At the break-off p99 over all queries would be over the bound, even if all the rest were fast."""
+    """When the scenario breaks off, p99 over all queries would exceed the bound even if all remaining queries were
+    fast.
+    """
     run = clock.runner([0.001] * 98 + [0.1] * 2)
     result = serve(
         run, rate_qps=1.0, latency_bound_ms=50, min_duration_s=0, min_queries=100, clock=clock, sleep=clock.sleep
@@ -191,8 +194,9 @@ def test_progress_reaches_one(clock: Any) -> None:
 
 
 def test_the_estimated_rate_agrees_with_queueing_theory() -> None:
-    """Exponential service (M/M/1): the time in the system is exponential with rate mu - lambda, so
-    p99 = ln(100) / (mu - lambda)."""
+    """With exponential service (M/M/1), the time in the system is exponential with rate mu - lambda, so p99 = ln(100) /
+    (mu - lambda).
+    """
     service = np.random.default_rng(0).exponential(0.01, 50_000)
     bound_s = 0.1
     expected = 1 / service.mean() - np.log(100) / bound_s

@@ -1,4 +1,4 @@
-"""The choice of a variant, and the reasons against the others."""
+"""Test the choice of a variant and the reasons against the others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The self-test's verdict, output by output."""
+"""Test the verdict of the self-test, output by output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Signature files are untrusted: whatever one holds, it is read, or refused in one line."""
+"""Signature files are untrusted: each is read or refused in one line, whatever it contains."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ VALUES = st.one_of(
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """The path of every value inside of `value`."""
+    """Return the path of every value inside `value`."""
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     return [found for key, inner in items for found in [(*path, key), *places(inner, (*path, key))]]
 
@@ -80,7 +80,9 @@ def test_changed_bundles(data: st.DataObject, bundle: dict[str, Any]) -> None:
 @settings(max_examples=60)
 @given(st.data())
 def test_changed_statements(data: st.DataObject) -> None:
-    """The digest of the whole covers the files' digests; their names are covered by the signature alone."""
+    """A changed statement is refused, or its digests are unchanged. The digest of the whole covers the files' digests.
+    Only the signature covers their names.
+    """
     text = changed(STATEMENT, data)
     with suppress(BundleError):
         assert list(signed_files(text, "x").values()) == list(FILES.values())
@@ -108,7 +110,7 @@ def test_other_serializations_are_refused() -> None:
             signed_files(json.dumps(other).encode(), "x")
     with pytest.raises(BundleError, match="keyless"):
         parse_signature(json.dumps({**BUNDLE, "verificationMaterial": {"certificate": {}}}).encode(), "x")
-    # Of the spellings of b"x", one is base64's own.
+    # Only one of the encodings of b"x" is canonical base64.
     for text in ("eA==?", "eB==", "eA=", "eA", "eA==\n", "", 1234, None):
         broken = {**BUNDLE["dsseEnvelope"], "payload": text}
         with pytest.raises(BundleError, match="not base64"):

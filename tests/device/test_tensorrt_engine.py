@@ -26,7 +26,7 @@ def model(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The user's cache."""
+    """Set the user's cache to an empty folder."""
     place = tmp_path / "cache"
     monkeypatch.setenv("XDG_CACHE_HOME", str(place))
     return place

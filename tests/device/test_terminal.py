@@ -1,4 +1,4 @@
-"""What reaches a terminal."""
+"""Test what reaches a terminal."""
 
 from __future__ import annotations
 

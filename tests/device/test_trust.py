@@ -1,4 +1,4 @@
-"""Whose signatures count: files and folders of keys, rotation, expiry, revocation."""
+"""Test which signatures are trusted: files and folders of keys, rotation, expiry, revocation."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_a_folder(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_not_understood_is_refused(name: str, text: str | bytes, problem: str, tmp_path: Path) -> None:
-    """A revocation that is passed over would trust what it revokes."""
+    """A file that edgeq does not understand is refused. If it skipped a revocation, it would trust the revoked key."""
     write(tmp_path / name, text)
     with pytest.raises(UsageError, match=problem):
         read_trust(tmp_path)
@@ -120,7 +120,7 @@ def test_the_place_of_a_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         trust_for(None, required=False)
     given = trust_for(place / "a.pub", required=True)
     assert given is not None
-    # A file in the place of its folder: what cannot be looked at is not absent.
+    # A file is in the place of its folder. A folder that cannot be read does not count as missing.
     monkeypatch.delenv("EDGEQ_TRUST")
     monkeypatch.setattr(trust_module, "PLACE", str(place / "a.pub" / "trust"))
     with pytest.raises(UsageError, match="cannot be read"):
@@ -128,7 +128,7 @@ def test_the_place_of_a_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_rotation_expiry_and_revocation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two keys are trusted while one takes over from the other; then the old one ends, or is revoked."""
+    """Both keys are trusted while one replaces the other. Then the old key expires or is revoked."""
     pytest.importorskip("cryptography")
     from edgeq.bundle.write import read_signing_key, sign_files
     from tests.bundle.signing.keys import write_key

@@ -1,4 +1,4 @@
-"""Versions in an order: also those that a file gives to do harm."""
+"""Test the order of versions, also of those in hostile files."""
 
 from __future__ import annotations
 

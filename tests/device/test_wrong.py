@@ -1,4 +1,4 @@
-"""Releases with wrong kernels, and what is made of them."""
+"""Test releases with wrong kernels and how edgeq handles them."""
 
 from __future__ import annotations
 

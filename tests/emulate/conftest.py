@@ -1,4 +1,4 @@
-"""Emulated machines for the tests that need them. Making one needs the network, so only CI does it unasked."""
+"""Provide emulated machines. Making one needs the network, so only CI does it by default."""
 
 from __future__ import annotations
 
@@ -23,15 +23,16 @@ MAKE = "EDGEQ_TEST_EMULATORS"
 
 @pytest.fixture
 def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty cache of the test's own."""
+    """Set an empty cache for the test."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return home()
 
 
 @pytest.fixture(scope="module")
 def _machines() -> Iterator[None]:
-    """A cache of its own for the emulated ARM64 machine: from the one that all tests share, every test that packages
-    for such a target would run on it as soon as it is there."""
+    """Set a separate cache for the emulated ARM64 machine. In the cache that all tests share, every test that packages
+    for an ARM64 target would run on it once it exists.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(REPOSITORY / ".pytest_cache" / "machines"))
         yield
@@ -39,14 +40,14 @@ def _machines() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def arm64(_machines: None) -> tuple[Qemu, Sysroot]:
-    """The emulated ARM64 machine."""
+    """Return the emulated ARM64 machine, or skip the test."""
     emulator = emulator_named("arm64")
     if os.environ.get(MAKE) == "1":
         home().mkdir(parents=True, exist_ok=True)
         with (home() / "tests.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             try:
-                if load_sysroot(emulator) is None:  # it starts what is there, too, which takes long
+                if load_sysroot(emulator) is None:  # setup also starts an existing machine, which takes long
                     setup("arm64")
             except RuntimeUnavailableError as error:
                 pytest.skip(str(error))
@@ -58,7 +59,7 @@ def arm64(_machines: None) -> tuple[Qemu, Sysroot]:
 
 @pytest.fixture(scope="session")
 def haswell() -> str:
-    """A CPU that saturates, under qemu."""
+    """Return the name of a CPU that saturates, under qemu, or skip the test."""
     if find_qemu(load_emulators()["x86_64"]) is None or read_features()[0] != "x86_64":
         pytest.skip("qemu-x86_64 is not installed, or this is not a x86-64 machine")
     return "Haswell"

@@ -1,4 +1,4 @@
-"""A bundle on an emulated ARM64 device: with the device's own Python, as a device would run it, and through edgeq."""
+"""Test a bundle on an emulated ARM64 device: with the device's own Python, as on a real device, and through edgeq."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ COMMANDS = {
     A53: (("info",), ("verify", "--json")),
     A76: (("info",), ("verify", "--json"), ("bench", "--duration", "0.2", "--queries", "3", "--json")),
 }
-# Runs the program once for each command, forked from a process that has imported what takes an emulated CPU long.
+# Run the program once for each command, forked from a process that has already done the imports, which are slow on an
+# emulated CPU.
 FORKS = """
 import json, os, runpy, sys
 import numpy, onnxruntime
@@ -54,7 +55,7 @@ for number, words in enumerate(commands):
 
 @pytest.fixture(scope="module")
 def device(arm64: tuple[Qemu, Sysroot]) -> Run:
-    """Runs a bundle's own program on an ARM64 CPU."""
+    """Return a function that runs a bundle's own program on an ARM64 CPU."""
 
     def run(cpu: str, script: Path, *arguments: str, modules: str = "") -> subprocess.CompletedProcess[str]:
         command = emulated_command(emulator_named("arm64"), cpu)
@@ -67,7 +68,7 @@ def device(arm64: tuple[Qemu, Sysroot]) -> Run:
 
 @pytest.fixture(scope="session")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small convolutional network and samples for it."""
+    """Write a small convolutional network and samples for it."""
     folder = tmp_path_factory.mktemp("arm64")
     random = np.random.default_rng(0)
     weights = {
@@ -91,7 +92,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def bundle(data: Path) -> Path:
-    """For two ARM64 targets and one that is none; do not change it."""
+    """Package for two ARM64 targets and one other. Tests must not change the bundle."""
     samples = Data(data / "images.npz", "key=x,label=label")
     package(data / "net.onnx", samples, data / "bundle", targets=TARGETS, timed=False, emulate=False)
     package(data / "net.onnx", samples, data / "only.edgeq", targets=("haswell",), timed=False, emulate=False)
@@ -100,7 +101,7 @@ def bundle(data: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def ended(device: Run, bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Ended]:
-    """How a command of the bundle's own program ended on a CPU."""
+    """Return how a command of the bundle's own program ended on a CPU."""
 
     @cache
     def run(cpu: str) -> dict[str, Ended]:
@@ -171,7 +172,8 @@ def test_a_bundle_that_was_touched_is_refused_before_it_is_loaded(
         model.write_bytes(content[:-100])
     else:
         model.with_name("more.onnx").write_bytes(content)
-    # Without numpy and onnxruntime at hand, whoever needs them before the hashes are checked ends otherwise.
+    # numpy and onnxruntime cannot be imported here. A program that needs them before it checks the hashes would end
+    # otherwise.
     ran = device(A53, copy / "edgeq_run.py", "verify", modules="/no/such/folder")
     assert ran.returncode == 7, ran.stderr
     assert ran.stderr.startswith("edgeq_run: ")

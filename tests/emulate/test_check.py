@@ -1,4 +1,4 @@
-"""Checks with simulators that are right, wrong, or refuse, in the place of an emulated machine."""
+"""Test checks with simulators that are right, wrong, or refuse. They replace an emulated machine."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ X = np.random.default_rng(0).standard_normal((20, 4)).astype(np.float32)
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    """y = 2 x."""
+    """Write a model that computes y = 2 x."""
     file = tmp_path / "m.onnx"
     onnx.save(proto("double (float[1, 4] x) => (float[1, 4] y) { y = Add(x, x) }"), file)
     return file
@@ -47,7 +47,7 @@ def samples(model: Path, tmp_path: Path) -> Samples:
 
 @dataclass(frozen=True)
 class Changed:
-    """A session whose outputs are changed."""
+    """Wrap a session and change its outputs."""
 
     session: Session
     change: Callable[[Any], Any]
@@ -124,7 +124,9 @@ def test_accuracy_lost_on_the_target_is_reported(model: Path, samples: Samples) 
 
 @pytest.mark.parametrize(("noise", "status"), [(0.0, "passed"), (0.02, "passed"), (1.0, "failed")])
 def test_without_a_tolerance_float32_is_the_judge(model: Path, samples: Samples, noise: float, status: str) -> None:
-    """This machine follows the float model to about 40 dB; so must the target, however its answers differ."""
+    """This machine follows the float model to about 40 dB. So must the target, however its outputs differ from this
+    machine's.
+    """
     random = np.random.default_rng(1)
     float_model = model.with_name("float.onnx")
     scaled(model, float_model, 1.01)

@@ -1,4 +1,4 @@
-"""A plug-in's kernels for other CPUs: what keeps them from being run here, and what is proven of those that run."""
+"""Test a plug-in's kernels for other CPUs: why they cannot run here, and what is proven of those that run."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ OLD, NEW = Machine("x86_64", frozenset({"sse4_1"})), Machine("x86_64", frozenset
 
 @pytest.fixture
 def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Engine:
-    """One that can be kept to AVX2, where its kernels are those of this machine: it computes with them."""
+    """Install a plug-in that can be restricted to AVX2. It computes with this machine's kernels."""
     (tmp_path / "plugin").mkdir()
     engine = fake_engine.install(tmp_path / "plugin", monkeypatch)
     capped = dataclasses.replace(engine, cap=IsaCap("FAKE_ISA", (IsaLevel("AVX2", AVX2),)))
@@ -37,7 +37,7 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Engine:
 
 
 def _saturating(engine: Engine) -> Engine:
-    """The same, described as one that saturates without VNNI."""
+    """Return the engine, described as one that saturates without VNNI."""
     return dataclasses.replace(
         engine,
         platforms=("linux x86_64", "linux arm64", "darwin arm64", "windows x86_64"),

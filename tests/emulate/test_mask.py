@@ -16,7 +16,7 @@ from edgeq.emulate.routes import masked_command, patched
 from edgeq.errors import RuntimeUnavailableError
 from edgeq.run.session import Guest, SessionSettings, start_guest
 
-# Two CPUID instructions, and their bytes once more inside a constant, where they must be left alone.
+# Two CPUID instructions, and the same bytes inside a constant, which must not change.
 ASKING = """
 #include <stdint.h>
 uint32_t ask(uint32_t leaf, uint32_t subleaf, int reg)
@@ -76,7 +76,7 @@ def test_only_instructions_are_replaced_and_only_bits_are_cleared(compiler: None
         function.restype = ctypes.c_uint32
     masked, features, edx, highest, constant = map(int, answers.split())
     assert masked & 1 << 28 == 0
-    # The bits of leaf 1 that change from run to run (APIC, OSXSAVE) stand in other registers than these.
+    # The bits of leaf 1 that change from run to run (APIC, OSXSAVE) are in other registers than these.
     assert masked | 1 << 28 == library.ask(1, 0, 2) | 1 << 28
     assert (features, edx) == (library.ask(7, 0, 1), library.ask(1, 0, 3))
     assert (highest, constant, int(count)) == (library.highest(), 0x11A20F11, 4)
@@ -101,7 +101,7 @@ def sums(guest: Guest) -> str:
         return probe(guest.open(file, SessionSettings()), "a guest")
 
 
-# Every CPU that a test may meet is to be left without these: each brings integer products that do not saturate.
+# All test machines have to run without these features, because each adds integer products that do not saturate.
 OTHER_EXACT = ("avx_vnni", "avx_vnni_int8", "amx_tile", "amx_int8")
 
 
@@ -125,7 +125,9 @@ def test_a_lesser_cpu_runs_lesser_kernels(maskable: None, features: tuple[str, .
 
 @pytest.mark.slow
 def test_a_masked_cpu_answers_as_an_emulated_one(maskable: None, haswell: str, tmp_path: Path) -> None:
-    """Two ways to an AVX2 machine agree to the last bit, and differ from this one where products saturate."""
+    """A masked CPU and an emulated AVX2 machine agree to the last bit. They differ from this machine if products
+    saturate.
+    """
     random_model = _benchmark_models()
     emulated = emulated_command(load_emulators()["x86_64"], haswell)
     differing = 0

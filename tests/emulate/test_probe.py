@@ -71,7 +71,7 @@ def test_the_instructions_of_the_best_feature_must_have_run(
         check_kernels(proof, ARM, saturates=False, title="x")
 
 
-# Words as llvm-mc and qemu's own log give them.
+# Instruction words from llvm-mc and from qemu's own log.
 @pytest.mark.parametrize(
     ("word", "kind"),
     [

@@ -1,4 +1,4 @@
-"""Finding qemu and listening to it, with scripts in the place of qemu."""
+"""Test how edgeq finds qemu and reads its output, with scripts in place of qemu."""
 
 from __future__ import annotations
 

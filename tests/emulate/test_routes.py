@@ -25,7 +25,7 @@ LAPTOP = Machine("x86_64", frozenset(AVX2.split()))
 
 @pytest.fixture(autouse=True)
 def tools(monkeypatch: pytest.MonkeyPatch, own_home: Path) -> None:
-    """A machine with a compiler, and without qemu."""
+    """Imitate a machine with a compiler but without qemu."""
     monkeypatch.setattr(routes, "why_not", lambda: "")
     monkeypatch.setenv("PATH", "")
 

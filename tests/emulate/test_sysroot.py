@@ -1,4 +1,4 @@
-"""A root file system made offline, from a distribution and an index of a few files that the tests make."""
+"""Make a root file system offline, from a distribution and an index of a few files that the tests create."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture
 def sources(tmp_path: Path) -> Path:
-    """A sources file that names a repository of arm64 packages in this file system."""
+    """Write a sources file that names a repository of arm64 packages in this file system."""
     repository = tmp_path / "repository"
     repository.mkdir()
     stanzas = []
@@ -56,7 +56,7 @@ def sources(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of wheels for that machine, which pip takes in place of an index."""
+    """Make a folder of wheels for that machine, which pip uses in place of an index."""
     folder = tmp_path / "wheels"
     folder.mkdir()
     for name, version in (("numpy", "2.0.0"), ("onnxruntime", "1.30.0")):
@@ -75,7 +75,7 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def small() -> Emulator:
-    """The ARM64 machine with fewer packages, and nothing pinned."""
+    """Return the ARM64 machine with fewer packages and without pins."""
     emulator = emulator_named("arm64")
     assert emulator.sysroot is not None
     recipe = replace(

@@ -1,4 +1,4 @@
-"""`edgeq verify --on` and `edgeq emulate status`, on bundles for this machine and for others."""
+"""Test `edgeq verify --on` and `edgeq emulate status` on bundles for this machine and for others."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def bundle(data: Path) -> Path:
-    """For this machine and a board that is another; do not change it."""
+    """Package for this machine and for a board of another architecture. Tests must not change the bundle."""
     board = "raspberry-pi-4" if detect_machine().architecture != "arm64" else "haswell"
     samples = Data(data / "x.npz", "key=x,label=label")
     package(data / "net.onnx", samples, data / "b", targets=("auto", board), timed=False, emulate=False)
@@ -48,7 +48,7 @@ def bundle(data: Path) -> Path:
 
 @pytest.fixture
 def bare(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine without emulators, compilers, and apt."""
+    """Imitate a machine without emulators, compilers and apt."""
     monkeypatch.setenv("PATH", "")
 
 
@@ -80,7 +80,7 @@ def test_a_board_of_the_user_s_own_is_checked_on_its_profile(data: Path, tmp_pat
     assert check.variant == "kind"
 
 
-# Where its simulator is installed, it also compiles for its hardware.
+# If its simulator is installed, the backend also compiles for its hardware.
 SIMULATED = find_spec("onnxruntime_qnn") is not None
 HEXAGON = {"hexagon-v73": "passed", "hexagon-v73-compiled": "passed"} if SIMULATED else {"hexagon-v73": "not run"}
 
@@ -104,7 +104,9 @@ HEXAGON = {"hexagon-v73": "passed", "hexagon-v73-compiled": "passed"} if SIMULAT
 def test_what_stands_in_for_others_is_checked_on_this_machine(
     targets: tuple[str, ...], states: dict[str, str], line: str, data: Path, tmp_path: Path, bare: None
 ) -> None:
-    """Where the accelerator and its engine are missing, as in most places where bundles are made."""
+    """Replacement variants are checked on this machine if the accelerator and its engine are missing, as on most
+    machines that make bundles.
+    """
     if {"CUDAExecutionProvider", "QNNExecutionProvider"} & set(onnxruntime.get_available_providers()):
         pytest.skip("an accelerator's provider is installed")
     samples = Data(data / "x.npz", "key=x,label=label")
@@ -185,7 +187,9 @@ def test_setup_says_what_to_install(bare: None) -> None:
 
 
 def test_answers_that_the_target_did_not_give_may_differ_by_what_quantization_changed(bundle: Path, data: Path) -> None:
-    """Where the target could not be asked; on this machine, the bound is a share of the largest value."""
+    """If the target did not compute the reference outputs, the tolerance covers what quantization changed. On this
+    machine it is a share of the largest value.
+    """
     float_session = onnxruntime.InferenceSession(data / "net.onnx", providers=["CPUExecutionProvider"])
     native = resolve("auto").profile.name
     with opened(bundle) as content:

@@ -1,4 +1,4 @@
-"""Boards without a network: an `ssh` on PATH that runs the command here, with a home and a Python of its own."""
+"""Provide boards without a network. An `ssh` on PATH runs the command here, with a home and a Python for each board."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from edgeq import demo
 from edgeq.data.open_source import Data
 from edgeq.jobs.package import package
 
-# Takes ssh's options as edgeq gives them. HOSTS/NAME/ is a board: its home, its `bin`, and what goes wrong with it.
-# What runs there loses its input when this program is killed, as with a link that is cut.
+# This ssh takes the options that edgeq gives. HOSTS/NAME/ is a board, with its home, its `bin` and its faults. The
+# board's programs lose their input when this ssh is killed, as they do when a link is cut.
 _SSH = """#!{python} -IS
 import os, subprocess, sys, threading
 words = sys.argv[1:]
@@ -44,7 +44,7 @@ os._exit(child.wait() % 256)
 
 @dataclass(frozen=True)
 class FakeBoard:
-    """A board of that name; `cache` is the one folder that edgeq may write to."""
+    """Imitate a board. `cache` is the only folder that edgeq may write to."""
 
     name: str
     path: Path
@@ -62,34 +62,34 @@ class FakeBoard:
         return self.home / ".cache" / "edgeq-device"
 
     def fails(self, text: str) -> None:
-        """From now on ssh writes this and fails."""
+        """Make ssh print this text and fail from now on."""
         (self.path / "fails").write_text(text)
 
     def python(self, text: str) -> None:
-        """Its `python3` is this shell script."""
+        """Replace the board's `python3` with this shell script."""
         script = self.path / "bin" / "python3"
         script.write_text(f"#!/bin/sh\n{text}\n")
         script.chmod(0o755)
 
     def patched(self, statement: str) -> None:
-        """Its Python runs `statement` before edgeq's program."""
+        """Make the board's Python run `statement` before edgeq's program."""
         first = self.path / "first.py"
         start = "sys.argv = sys.argv[3:]\nrunpy.run_path(sys.argv[0], run_name='__main__')\n"
         first.write_text(f"import sys, runpy\n{statement}\n{start}")
         self.python(f'exec {sys.executable} {first} "$@"')
 
     def cut(self) -> None:
-        """End the process of every link to it."""
+        """Kill the process of every link to the board."""
         ssh = os.fsencode(self.path.parent.parent / "programs" / "ssh")
         for line in (self.path / "links").read_text().split():
-            with suppress(OSError):  # it has ended
+            with suppress(OSError):  # the process has ended
                 if ssh in Path(f"/proc/{line}/cmdline").read_bytes():
                     os.kill(int(line), 9)
 
 
 @pytest.fixture
 def make_board(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], FakeBoard]:
-    """Makes a board of a name."""
+    """Return a function that makes a board of a given name."""
     hosts, programs = tmp_path / "hosts", tmp_path / "programs"
     hosts.mkdir()
     programs.mkdir()
@@ -116,7 +116,7 @@ def board(make_board: Callable[[str], FakeBoard]) -> FakeBoard:
 
 @pytest.fixture(scope="session")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The demo model for this machine; do not change it."""
+    """Package the demo model for this machine. Tests must not change the bundle."""
     output = tmp_path_factory.mktemp("boards") / "bundle"
     package(demo.MODEL, Data(demo.CALIBRATION, count=8), output, targets=("auto",), timed=False, with_float=True)
     return output

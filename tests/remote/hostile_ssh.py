@@ -1,9 +1,9 @@
-"""An `ssh` that is a hostile board: it speaks edgeq's protocols, and at one point does what scenario.json says.
+"""Act as an `ssh` to a hostile board. It speaks edgeq's protocols, and at one point it does what scenario.json demands.
 
-It runs as a program, without site-packages. Beside it lies scenario.json:
+It runs as a program, without site-packages. Next to it is scenario.json:
 
     at      the point: a request's "do", or "hello", "send", or a word of a command
-    act     a function below, which `given` is for
+    act     a function below, with `given` as its data
     canned  the honest answer to each request
 """
 
@@ -41,7 +41,7 @@ def exactly(count):
 
 
 def changed(value, given):
-    """`value` with other values at the paths that `given` lists."""
+    """Return `value` with the values that `given` lists by path."""
     for path, new in given:
         place = value
         for key in path[:-1]:
@@ -57,7 +57,7 @@ class Board:
         self.sent = not scenario["absent"]
 
     def hostile(self, point, form):
-        """Act if this is the point; whether the honest answer is still to be given."""
+        """Act if this is the point. Return whether the honest answer is still needed."""
         if point != self.at:
             return True
         if self.act == "change":
@@ -152,7 +152,7 @@ def main():
         links.write(f"{os.getpid()}\n")
     command = sys.argv[sys.argv.index("--") + 2]
     if board.at == "send" and " serve " in command:
-        sys.exit(94)  # edgeq's program is not there yet
+        sys.exit(94)  # edgeq's program has not been sent yet
     if "edgeq_guest.py" in command:
         board.guest()
     elif " attach " not in command.replace("'", " "):

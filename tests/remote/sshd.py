@@ -1,4 +1,4 @@
-"""Real sshd on ports of the loopback address, each a board with a home and a `python3` of its own."""
+"""Run real sshd on ports of the loopback address. Each server is a board with its own home and `python3`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SSHD = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
 
 @dataclass(frozen=True)
 class Sshd:
-    """A running server; `name` is its alias in the client's configuration."""
+    """Hold a running server. `name` is its alias in the client's configuration."""
 
     name: str
     path: Path
@@ -30,22 +30,22 @@ class Sshd:
         return self.path / "home"
 
     def cut(self) -> None:
-        """End the process of every connection, as a router would that forgets them."""
+        """Kill the process of every connection, like a router that drops them."""
         for child in children(self.process.pid):
             with suppress(ProcessLookupError):
                 os.kill(child, signal.SIGKILL)
 
     def new_host_key(self) -> str:
-        """Another key than the one that it has, of the same kind: a line of known_hosts."""
+        """Return a line of known_hosts with another key of the same kind as the server's."""
         make_key(self.path / "other")
         return known(self.port, self.path / "other.pub")
 
 
 def children(pid: int) -> list[int]:
-    """All that a process has started and that runs."""
+    """Return all running descendants of a process."""
     try:
         found = [int(p) for p in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    except OSError:  # it has ended
+    except OSError:  # the process has ended
         return []
     return [grandchild for child in found for grandchild in children(child)] + found
 
@@ -59,7 +59,7 @@ def known(port: int, public: Path) -> str:
 
 
 class Network:
-    """Servers, and an `ssh` on PATH whose configuration knows them."""
+    """Hold servers, and put an `ssh` on PATH whose configuration knows them."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -73,7 +73,7 @@ class Network:
         ssh.chmod(0o755)
 
     def start(self, name: str, python: str) -> Sshd:
-        """A server whose `python3` is the shell script `python`."""
+        """Start a server whose `python3` is the shell script `python`."""
         assert SSHD is not None
         if os.geteuid() == 0:
             Path("/run/sshd").mkdir(exist_ok=True)

@@ -1,4 +1,4 @@
-"""What can be wrong with a board, under the commands that measure on one: one line, exit code 8, nothing half done."""
+"""Test faults of a board under the commands that measure on it: one line, exit code 8, nothing half done."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _CHANGED = "@ WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED! @\nHost key verif
 
 
 def _hangs(board: FakeBoard, command: str) -> None:
-    """What is started there by that name never answers."""
+    """Make the board's programs with this name never answer."""
     board.python(f'case "$*" in *" attach "*) ;; *{command}*) exec sleep 60;; esac; exec {sys.executable} "$@"')
 
 
@@ -59,7 +59,8 @@ OTHERS = [(fault, command) for fault in ("neither", "its programs hang") for com
 @pytest.mark.parametrize(("fault", "command"), [*((fault, "tune") for fault in FAULTS), *OTHERS])
 def test_one_line(fault: str, command: str, board: FakeBoard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "base.onnx").write_bytes(demo.MODEL.read_bytes() + b"\x32\x01x")  # other bytes: a doc string
+    # an added doc string changes the bytes
+    (tmp_path / "base.onnx").write_bytes(demo.MODEL.read_bytes() + b"\x32\x01x")
     begin, says = FAULTS[fault]
     with monkeypatch.context() as patch, begin(board) or nullcontext():
         if "hang" in fault:
@@ -74,7 +75,7 @@ def test_one_line(fault: str, command: str, board: FakeBoard, tmp_path: Path, mo
     assert not (tmp_path / "out").exists()
     board.python(f'exec {sys.executable} "$@"')
     (board.path / "fails").unlink(missing_ok=True)
-    with open_board(one_board(board.address)) as session:  # it is as before
+    with open_board(one_board(board.address)) as session:  # the board works as before
         session.require("numpy", "onnxruntime")
         assert [path for path in (board.cache / "tmp").rglob("*") if path.is_file()] == []
     assert {path.name for path in board.home.iterdir()} <= {".cache"}

@@ -1,4 +1,4 @@
-"""One benchmark on many boards: tables by board and by kind; what fails is a row."""
+"""Test one benchmark on many boards: tables by board and by kind. A failure is a row."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`edgeq gate --on`: both models run on the board, and limits are held against what is found there."""
+"""Test `edgeq gate --on`: both models run on the board, and its results are compared with the limits."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from edgeq.errors import BoardError, UsageError, WorseError
 from tests.remote.conftest import FakeBoard
 from tests.report.test_gate import limits, made
 
-# Timings are never asserted: any speed is fast enough, and one that cannot be determined passes.
+# Tests never assert timings: any speed is fast enough, and an inconclusive speed passes.
 ANY_SPEED = 'max_slowdown = 100.0\nmax_memory_growth = 100.0\ninconclusive = "pass"\n'
 
 
@@ -49,7 +49,7 @@ def test_a_model_on_a_board(board: FakeBoard, tmp_path: Path) -> None:
 
 
 def test_a_bundle_and_its_accuracy_on_a_board(board: FakeBoard, bundle: Path, tmp_path: Path) -> None:
-    """The variant that the board chooses is judged, and timed, by the board's own answers."""
+    """The variant that the board chooses is judged and timed by the board's own outputs."""
     data = ("--data", demo.VALIDATION, "--task", "classification", "--count", 20)
     text = f"{ANY_SPEED}max_drop = 1.0\n"
     done = gate(board, bundle, demo.MODEL, *data, "--limits", limits(tmp_path, text), "--json")
@@ -64,7 +64,8 @@ def test_a_bundle_and_its_accuracy_on_a_board(board: FakeBoard, bundle: Path, tm
 def test_a_board_that_is_not_there(board: FakeBoard, tmp_path: Path) -> None:
     model, baseline = made(tmp_path / "model.onnx"), tmp_path / "kept.onnx"
     board.fails("ssh: connect to host pi port 22: Connection refused")
-    assert gate(board, model, baseline).exit_code == UsageError.exit_code  # no baseline, which no board changes
+    # there is no baseline, whatever the board does
+    assert gate(board, model, baseline).exit_code == UsageError.exit_code
     assert gate(board, model, baseline, "--update").exit_code == 0
     done = gate(board, model, baseline)
     assert done.exit_code == BoardError.exit_code

@@ -1,5 +1,7 @@
-"""A board whose every byte an attacker chooses: one line, the exit code of a board that cannot be used, in time, little
-memory, no control characters, nothing written, and neither a process nor a thread left."""
+"""Test a board whose every byte an attacker chooses. The command ends with one line and the exit code of an unusable
+board, in time and with little memory. It prints no control characters, writes nothing, and leaves neither a process nor
+a thread.
+"""
 
 from __future__ import annotations
 
@@ -95,13 +97,13 @@ HONEST: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Scenario:
-    """What the board does, where, and under which command.
+    """Describe what the board does, at which point, and under which command.
 
     Attributes:
         given: see `hostile_ssh.Board.hostile`.
-        hurry: a deadline decides, which the test shortens.
-        absent: nothing was sent to the board before.
-        code: the command's exit code; 0: what the board does is harmless.
+        hurry: True if a deadline decides, which the test shortens.
+        absent: True if nothing was sent to the board before.
+        code: the command's exit code; 0 if the board does no harm.
     """
 
     command: str
@@ -126,7 +128,7 @@ def deep(levels: int) -> str:
 
 
 def kernel(**changes: Any) -> str:
-    """A line of onnxruntime's profile."""
+    """Return a line of onnxruntime's profile."""
     args = {"op_name": "Relu", "input_type_shape": [{"float": [1]}]}
     return json.dumps({"cat": "Node", "name": "a_kernel_time", "dur": 5, "args": args, **changes}) + ",\n"
 
@@ -135,7 +137,7 @@ MANY_FILES = {f"proc/f{i}": "x" for i in range(20_000)}
 FRAME = "\x10\x00\x00\x00"
 
 SCENARIOS = {
-    # Lines: too long, too many, too slow, none.
+    # Lines: too long, too many, too slow, missing.
     "a line without end": Scenario("detect", "hello", "flood", "a"),
     "a line without end, later": Scenario("detect", "describe", "flood", "1"),
     "lines without end": Scenario("detect", "hello", "flood", "{}\n"),
@@ -155,7 +157,7 @@ SCENARIOS = {
     "a program that is not taken": late("detect", "send", absent=True),
     "much on stderr, then all is well": Scenario("clean", "hello", "many errors", "e" * 65536, code=0),
     "many lines on stderr, then all is well": Scenario("clean", "hello", "many errors", RAW + "\n", code=0),
-    # Ends.
+    # How the program ends.
     "an end with a long line": Scenario("detect", "hello", "end", [255, "e" * 60_000]),
     "an end with escapes": Scenario("detect", "hello", "end", [1, RAW]),
     "an end of the link with escapes": Scenario("detect", "describe", "end", [255, RAW]),
@@ -172,7 +174,7 @@ SCENARIOS = {
     "NaN": Scenario("detect", "hello", "text", '{"free":NaN}\n'),
     "a number of many digits": Scenario("detect", "hello", "text", '{"free":' + "9" * 10_000 + "}\n"),
     "a key twice": Scenario("detect", "hello", "text", '{"free":1,"free":2}\n'),
-    # What it says of itself.
+    # The board's description of itself.
     "a folder of a megabyte": change("detect", "hello", (("folder",), "/" * 1_000_000)),
     "a folder with a null byte": change("clean", "hello", (("folder",), "/b\0c"), code=0),
     "a token of a megabyte": change("detect", "hello", (("token",), "t" * 1_000_000)),
@@ -268,11 +270,11 @@ SCENARIOS = {
     ),
     "a status that forges lines": change("verify", "edgeq_run.py", (("variants", 0, "status"), "passed\nall is well")),
     "a reason that forges lines": change("verify", "edgeq_run.py", (("variants", 0, "reason"), ESC + "\nok"), code=0),
-    # An environment of its own.
+    # Setup of an environment.
     "pip floods stdout": Scenario("setup", "pip", "flood", "p"),
     "pip fails with escapes": Scenario("setup", "pip", "end", [1, RAW + "e" * 60_000]),
     "no environment, with escapes": Scenario("setup", "venv", "end", [1, RAW * 1000]),
-    # The doctor, whose checks are lines, and exit code 10 where one failed.
+    # The doctor. Each of its checks is a line, and a failed check gives exit code 10.
     "a doctor's board without end": Scenario("doctor", "describe", "flood", "1", code=10),
     "versions with escapes": change("doctor", "hello", (("modules",), {"numpy": ESC, "onnxruntime": ESC}), code=10),
     "an answer that dwarfs the demo's": Scenario(
@@ -299,14 +301,14 @@ SCENARIOS = {
 
 
 def error(kind: str) -> str:
-    """A frame of the runtime's error."""
+    """Return a frame with an error of the runtime."""
     text = json.dumps({"error": f"{ESC}\n{'x' * 100_000}", "kind": kind, "arrays": []})
     return len(text).to_bytes(4, "little").decode("latin-1") + text
 
 
 @pytest.fixture(scope="session")
 def canned(bundle: Path) -> dict[str, Any]:
-    """Honest answers to all requests; those of a benchmark and of the bundle's runner were made here."""
+    """Return honest answers to all requests. Those for a benchmark and for the bundle's runner are made here."""
     commands = {
         "bench": ("bench", demo.MODEL, "--duration", "0.02", "--queries", "3"),
         "edgeq_run.py": ("verify", bundle),
@@ -321,7 +323,7 @@ def canned(bundle: Path) -> dict[str, Any]:
 
 @pytest.fixture
 def links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The programs' folder; `ssh` is there, and everything temporary lies next to it."""
+    """Return the folder of programs, which contains `ssh`. All temporary files go next to it."""
     programs, temporary = tmp_path / "programs", tmp_path / "temporary"
     programs.mkdir()
     temporary.mkdir()
@@ -341,14 +343,14 @@ def links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def limit_s(seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Set all deadlines."""
+    """Set all deadlines to `seconds`."""
     for name in ("ANSWER_S", "REQUEST_S", "COMMAND_S", "VERIFY_S", "BENCH_S"):
         monkeypatch.setattr(bounds, name, seconds)
     monkeypatch.setattr(bounds, "BENCH_FACTOR", 0.0)
 
 
 def run(command: str, bundle: Path) -> tuple[int, str, str]:
-    """Exit code, stdout and stderr of a command, or of a part of `tune`."""
+    """Return the exit code, stdout and stderr of a command, or of a part of `tune`."""
     samples = ("--data", demo.CALIBRATION, "--count", "2")
     commands: dict[str, tuple[object, ...]] = {
         "detect": ("detect", "--on", BOARD),
@@ -380,7 +382,7 @@ def files(folder: Path) -> set[Path]:
 
 
 def resident(name: str) -> int:
-    """Bytes of this process: VmRSS now, VmHWM at most since `reset_peak`."""
+    """Return this process's memory in bytes: VmRSS is the current value, VmHWM the peak since `reset_peak`."""
     text = Path("/proc/self/status").read_text("ascii")
     return next(int(line.split()[1]) << 10 for line in text.splitlines() if line.startswith(name))
 

@@ -1,4 +1,4 @@
-"""The lock, the store and the environment of a board, through a stand-in for ssh."""
+"""Test the lock, the store and the environment of a board, through a stand-in for ssh."""
 
 from __future__ import annotations
 
@@ -81,12 +81,14 @@ def test_a_link_that_was_cut(board: FakeBoard, payload: dict[str, Path]) -> None
         board.cut()
         with pytest.raises(BoardError, match="ssh://pi: the link was cut"):
             session.send(payload)
-    with opened(board) as session:  # the lock went with the process that held it
+    with opened(board) as session:  # the lock ended with the process that held it
         session.send(payload)
 
 
 def test_half_a_file_is_a_cut_link_and_no_answer(tmp_path: Path) -> None:
-    """It would reach nobody, or come before that the link is gone is known."""
+    """Half a file means a cut link, so the board sends no answer. Nobody would receive it, or it would arrive before
+    the loss of the link is known.
+    """
     program = shipped("targets") / "runtime" / "edgeq_board.py"
     request = json.dumps({"do": "put", "keep": True, "size": 10, "sha256": "0" * 64}).encode()
     command = [sys.executable, str(program), "serve", str(tmp_path), "someone"]
@@ -125,7 +127,9 @@ def wait_for(condition: Callable[[], bool], seconds: float = 10.0) -> None:
 
 
 def test_the_program_starts_on_any_python_3() -> None:
-    """So that one that is too old can say so: tests/remote/test_faults.py."""
+    """Every Python 3 can parse the program, so that it can report a Python that is too old:
+    tests/remote/test_faults.py.
+    """
     source = shipped("targets") / "runtime" / "edgeq_board.py"
     ast.parse(source.read_text("utf-8"), feature_version=(3, 4))
 
@@ -172,7 +176,7 @@ def test_a_full_disk(board: FakeBoard, payload: dict[str, Path], monkeypatch: py
 
 
 def test_a_disk_that_fills_on_the_way(board: FakeBoard, payload: dict[str, Path]) -> None:
-    """Writing fails, the line stays in step, and what was written is gone."""
+    """If a write fails, the protocol stays in step, and the part that was written is deleted."""
     board.python(f'ulimit -f 100; exec {sys.executable} "$@"')
     with opened(board) as session, pytest.raises(BoardError, match=r"File too large.*MB are free there"):
         session.send(payload)

@@ -1,4 +1,4 @@
-"""`edgeq device setup` where it cannot be done: what to do, in one line, and nothing is left."""
+"""Test `edgeq device setup` when it cannot succeed: one line tells what to do, and no files are left."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from edgeq.remote.devices import one_board
 from edgeq.remote.machine import Description, State, _missing, set_up
 from tests.remote.conftest import FakeBoard
 
-# Makes an environment whose Python answers as pip does that reaches no index.
+# Makes an environment whose Python answers like pip without an index.
 _VENV = """case "$*" in *"-m venv"*)
   for place in "$@"; do :; done
   mkdir -p "$place/bin"

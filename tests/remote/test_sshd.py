@@ -1,4 +1,4 @@
-"""The same through OpenSSH's own client and server, where the server is installed."""
+"""Test boards through OpenSSH's own client and server, if the server is installed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`edgeq tune --on`: races and self-tests on a board, everything else here; a cut link is a pause."""
+"""Test `edgeq tune --on`: races and self-tests run on a board, everything else runs here. A cut link is a pause."""
 
 from __future__ import annotations
 
@@ -33,15 +33,16 @@ def _steady() -> Iterator[None]:
 @pytest.mark.slow
 @pytest.mark.usefixtures("_steady")
 def test_a_cut_link_is_a_pause(board: FakeBoard, tmp_path: Path) -> None:
-    """Cut again and again, later each time: each run goes on where the one before stopped, to the same bundle. The same
-    at twenty points of a run: `scripts/benchmark boards --cuts 20`."""
+    """The link is cut several times, later each time. Each run continues where the one before stopped, to the same
+    bundle. `scripts/benchmark boards --cuts 20` does the same at twenty points of a run.
+    """
     with cut_at(0, board.cut) as requests:
         whole = tuned(tmp_path / "whole", [board.address])
     assert whole.record["boards"].keys() == {board.address}
     assert whole.proof.coverage.how == f"{board.address}, over SSH"
     assert edgeq.verify(whole.bundle).passed
 
-    # A run that finds what the first one sent needs as few as 0.6 of its requests.
+    # A run that reuses what the first one sent needs as few as 0.6 times as many requests.
     for resume, number in enumerate((5, len(requests) // 3)):
         with cut_at(number, board.cut), pytest.raises(BoardError, match="ssh://pi: the link was cut") as caught:
             tuned(tmp_path / "again", [board.address], resume=resume > 0)
@@ -91,7 +92,7 @@ def test_boards_take_turns_and_one_that_fails_is_left_out(
 
 
 def test_why_the_link_was_cut_is_what_the_first_connection_says(board: FakeBoard) -> None:
-    """The others, which share it, end without a word."""
+    """The first connection reports why the link was cut. The others, which share it, end without a message."""
     says = "Timeout, server pi not responding."
     board.python(f'case "$*" in *" serve "*) echo "{says}" >&2;; esac; exec {sys.executable} "$@"')
     with open_board(one_board(board.address)) as session, start_board_guest(session) as guest:

@@ -1,4 +1,4 @@
-"""Every job on a board, through a stand-in for ssh: the commands as they are typed."""
+"""Test every job on a board with its real command line, through a stand-in for ssh."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_a_bundle_that_answers_otherwise_there_fails(board: FakeBoard, bundle: P
     )
     import sys
 
-    # Only the bundle's own runner, which comes without -I, is started with the patch.
+    # Only the bundle's own runner, which runs without -I, gets the patch.
     board.python(
         f'case "$1" in -I) exec {sys.executable} "$@";; *) shift; exec {sys.executable} -B {wrong} "$@";; esac'
     )

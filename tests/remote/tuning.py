@@ -1,5 +1,6 @@
-"""A small `edgeq tune --on` whose timings are the same each time, and a link that is cut on the way. Also for
-benchmarks/boards.py."""
+"""Provide a small `edgeq tune --on` with repeatable timings, and a link that is cut on the way. benchmarks/boards.py
+also uses it.
+"""
 
 from __future__ import annotations
 
@@ -36,8 +37,9 @@ FEW = RaceRules(1, WarmUp(min_s=0.0, max_s=0.05), Bursts(0.002, 0.0), HOW)
 
 @contextmanager
 def steady_boards() -> Iterator[None]:
-    """What a board measured is replaced by what takes the same time on every machine: see tests/tune/steady.py. The
-    search is small: two ways to build, each with one way to calibrate."""
+    """Replace a board's measurements with times that are the same on every machine (see tests/tune/steady.py), and make
+    the search small: two ways to build, each with one way to calibrate.
+    """
     real, race, every = clocks._ranking, BoardClock.race, kernel_candidates
 
     def steady(session: Any, answer: Mapping[str, Any], arrays: Mapping[str, Any]) -> Ranking:
@@ -58,7 +60,7 @@ def steady_boards() -> Iterator[None]:
 
 
 def tuned(output: Path, boards: Sequence[str], **changes: Any) -> Tuned:
-    """The demo model for boards, by their addresses."""
+    """Tune the demo model for boards, given by their addresses."""
     with BoardClock([one_board(board) for board in boards]) as clock:
         return edgeq.tune(
             demo.MODEL,
@@ -74,15 +76,16 @@ def tuned(output: Path, boards: Sequence[str], **changes: Any) -> Tuned:
 
 
 def models(bundle: Path) -> dict[str, str]:
-    """The models of a bundle, by their hashes."""
+    """Return the SHA-256 of each model of a bundle, by name."""
     with open_bundle(bundle) as opened:
         return {name: record.sha256 for name, record in opened.files.items() if name.endswith(".onnx")}
 
 
 @contextmanager
 def cut_at(number: int, cut: Callable[[], None]) -> Iterator[list[str]]:
-    """Call `cut` at the request to a board with that number, from 1 on; 0: never. An odd one is cut while the board is
-    at it, an even one before. Gives the requests so far."""
+    """Call `cut` at request number `number` to a board, counted from 1; 0 means never. An odd request is cut while the
+    board works on it, an even one before that. Yield the list of requests so far.
+    """
     seen: list[str] = []
 
     def counted(real: Callable[..., Any]) -> Callable[..., Any]:

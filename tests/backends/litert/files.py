@@ -1,4 +1,4 @@
-"""Small Q/DQ models, the .tflite files that are made of them, and what each runtime answers."""
+"""Build small Q/DQ models, write them as .tflite files, and run the files in each runtime."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ XNNPACK, REFERENCE, MICRO = "XNNPACK", "reference", "Micro"
 
 
 def installed(module: str) -> bool:
-    """Whether a package is there."""
+    """Return whether a module can be imported."""
     return importlib.util.find_spec(module) is not None
 
 
@@ -42,7 +42,7 @@ RUNTIMES = [
 
 
 def answers(content: bytes, runtime: str, inputs: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
-    """What a runtime makes of the tensors that a file takes, in the file's own types and order of axes."""
+    """Return the outputs of a runtime for a file's inputs, which have the file's own types and order of axes."""
     if runtime == MICRO:
         from tflite_micro.python.tflite_micro import runtime as micro
 
@@ -63,12 +63,14 @@ def answers(content: bytes, runtime: str, inputs: Sequence[NDArray[Any]]) -> lis
 
 
 def network_of(model: onnx.ModelProto) -> Network:
-    """The operators of a Q/DQ model."""
+    """Return the operators of a Q/DQ model."""
     return lower(ir.from_proto(model), Path("net.onnx"))
 
 
 def run(model: onnx.ModelProto, runtime: str, feed: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
-    """The first output of the file of a Q/DQ model, with its axes in the model's order: integers, or floats."""
+    """Write a Q/DQ model as a file, run it, and return its first output, integers or floats, with the model's order of
+    axes.
+    """
     network = network_of(model)
     given = []
     for port in network.inputs:
@@ -90,13 +92,13 @@ def quantized(
     plain: Mapping[str, NDArray[Any]] | None = None,
     axis: int = 0,
 ) -> onnx.ModelProto:
-    """A Q/DQ model of one node, which reads its inputs by their names and makes "y".
+    """Return a Q/DQ model of one node. It reads its inputs by their names and computes "y".
 
     Args:
-        node: its text, such as "y = Conv<pads=[1,1,1,1]>(x, w, b)".
-        constants: int8; "w" has a scale for each place on `axis`, "b" is a bias of 32 bits.
-        scales: of each input and of "y": scale and zero point of int8.
-        plain: constants that are not numbers of the network, such as shapes.
+        node: the node's text, such as "y = Conv<pads=[1,1,1,1]>(x, w, b)".
+        constants: constants to quantize to int8; "w" has one scale for each index on `axis`, "b" is a bias of 32 bits.
+        scales: the scale and the int8 zero point of each input and of "y".
+        plain: constants that are not quantized, such as shapes.
     """
     lines, weights = [], {}
     for name in (*inputs, "y"):

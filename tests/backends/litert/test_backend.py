@@ -1,4 +1,4 @@
-"""The whole way from a float model to a proven .tflite file, and what stands in it."""
+"""Test the whole way from a float model to a proven .tflite file, and the contents of the file."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ NET = """g (float[N,3,8,8] x) => (float[N,4] y) {
 
 
 def weights() -> dict[str, np.ndarray]:
-    """Random weights of the network."""
+    """Return random weights for the network."""
     random = np.random.default_rng(0)
     shapes = {"w": (8, 3, 3, 3), "b": (8,), "d": (8, 1, 3, 3), "f": (4, 256)}
     return {name: random.normal(0, 0.3, shape).astype(np.float32) for name, shape in shapes.items()}
 
 
 def made(folder: Path, text: str = NET, **more: np.ndarray) -> tuple[Path, Path]:
-    """The model, and samples for it."""
+    """Write the model and samples for it, and return both paths."""
     onnx.save(proto(text, {**weights(), **more}), folder / "net.onnx")
     samples = np.random.default_rng(1).normal(0, 1, (8, 3, 8, 8)).astype(np.float32)
     np.savez(folder / "data.npz", x=samples)
@@ -55,7 +55,7 @@ def made(folder: Path, text: str = NET, **more: np.ndarray) -> tuple[Path, Path]
 
 
 def network(folder: Path, **options: Any) -> Network:
-    """The operators of the network's file."""
+    """Build the model and return the operators of its file."""
     model, data = made(folder)
     prepared = prepare_model(model, folder / "prepared")
     samples = open_samples(data, prepared.signature)

@@ -1,4 +1,4 @@
-"""vela in a process: its summary, what stays on the CPU, and everything that goes wrong."""
+"""Test vela in a process: its summary, the operators that stay on the CPU, and every failure."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def model(tmp_path: Path) -> Path:
 
 
 def install(folder: Path, patch: pytest.MonkeyPatch, behaviour: str = "", row: dict[str, str] | None = None) -> None:
-    """Put a stand-in of vela in PATH, and no other."""
+    """Make a stand-in for vela the only program on PATH."""
     bin_folder = folder / "bin"
     bin_folder.mkdir()
     cells = ROW if row is None else row

@@ -1,4 +1,6 @@
-"""A written file, read with the schema: alignment, versions, rules; and the same rules refuse what breaks them."""
+"""Read a written file with the schema: its alignment, versions and rules. The same rules refuse a network that breaks
+them.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ RANDOM = np.random.default_rng(0)
 
 
 def network(channels: int = 5) -> Network:
-    """A convolution behind a padding that is not the same on all sides."""
+    """Return a convolution whose padding differs from side to side."""
     weights = {
         "w": RANDOM.normal(0, 0.3, (channels, 3, 3, 3)).astype(np.float32),
         "b": RANDOM.normal(0, 0.3, channels).astype(np.float32),
@@ -33,7 +35,7 @@ def network(channels: int = 5) -> Network:
 
 
 def read(content: bytes) -> Any:
-    """The file by the schema's object API."""
+    """Read the file with the schema's object API."""
     return schema().ModelT.InitFromPackedBuf(content)
 
 
@@ -85,17 +87,17 @@ WEIGHTS = Scales(np.full(4, 0.5, np.float32), np.zeros(4, np.int64), 0)
 
 
 def tensor(name: str, scales: Scales | None, shape: tuple[int, ...] = (1, 4), **more: Any) -> Tensor:
-    """A tensor of integers."""
+    """Return a tensor of integers."""
     return Tensor(name, shape, more.pop("type", "int8"), scales, **more)
 
 
 def constant(scales: Scales) -> Tensor:
-    """Weights of four outputs."""
+    """Return weights with four outputs."""
     return tensor("w", scales, (4, 4), values=np.ones((4, 4), np.int8))
 
 
 def bias(scale: float) -> Tensor:
-    """A bias of four outputs."""
+    """Return a bias for four outputs."""
     scales = Scales(np.full(4, scale, np.float32), np.zeros(4, np.int64))
     return tensor("b", scales, (4,), type="int32", values=np.ones(4, np.int32))
 

@@ -1,4 +1,4 @@
-"""Axes in another order give the same numbers: transposes that cost nothing, reshapes through them."""
+"""Axes in another order give the same numbers: transposes that cost nothing, and reshapes of reordered tensors."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ SHAPES = st.lists(st.sampled_from([1, 2, 3, 4, 6]), min_size=1, max_size=5)
 
 @st.composite
 def stored(draw: st.DrawFn) -> tuple[list[int], Order]:
-    """A shape, and an order in which its axes are stored."""
+    """Draw a shape and an order in which its axes are stored."""
     shape = draw(SHAPES)
     return shape, tuple(draw(st.permutations(range(len(shape)))))
 
 
 @st.composite
 def reshapes(draw: st.DrawFn) -> tuple[list[int], Order, list[int]]:
-    """A shape that is stored in some order, and another of as many elements."""
+    """Draw a shape, the order in which its axes are stored, and another shape with the same number of elements."""
     shape, order = draw(stored())
     left, made = prod(shape), []
     while left > 1:
@@ -35,7 +35,7 @@ def reshapes(draw: st.DrawFn) -> tuple[list[int], Order, list[int]]:
 
 
 def elements(shape: list[int]) -> np.ndarray:
-    """A tensor of the model with a number for each element."""
+    """Return a tensor in the model's order whose elements are numbered."""
     return np.arange(prod(shape)).reshape(shape)
 
 

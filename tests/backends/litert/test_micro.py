@@ -1,6 +1,7 @@
-"""What a microcontroller's project gets: an array, operators, an arena and a self-test, held against TFLite Micro here.
+"""Test the files for a microcontroller's project against TFLite Micro here: array, operators, arena and self-test.
 
-main.cc is compiled against a stand-in of TFLite Micro's interface: no package has the sources to link it with."""
+main.cc is compiled against a stand-in for TFLite Micro's interface, because no package has the sources to link with.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +45,7 @@ HEADERS = ("micro_interpreter.h", "micro_log.h", "micro_mutable_op_resolver.h", 
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A packaged convolution and a product, for a Cortex-M with an NPU."""
+    """Package a convolution and a product for a Cortex-M with an NPU."""
     folder = tmp_path_factory.mktemp("micro")
     random = np.random.default_rng(0)
     weights = {

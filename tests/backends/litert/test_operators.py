@@ -1,4 +1,4 @@
-"""Each operator alone, on random integers, in each runtime, against the formula of QuantizeLinear."""
+"""Test each operator alone, on random integers, in each runtime, against the formula of QuantizeLinear."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ DOWN = "floor"
 
 
 def floats(*shape: int) -> NDArray[np.float32]:
-    """Random weights."""
+    """Return random weights."""
     return RANDOM.normal(0, 0.4, shape).astype(np.float32)
 
 
 def integers(*values: int) -> NDArray[np.int64]:
-    """A shape, axes or indices."""
+    """Return int64 values for a shape, axes or indices."""
     return np.array(values, np.int64)
 
 
 @dataclass(frozen=True)
 class Case:
-    """A node with what it reads.
+    """Hold a node and its inputs.
 
     Attributes:
-        axis: of the scales of its weights.
-        lacking: whether TFLite Micro has no kernel.
-        share: of the results that are equal, at least; the others are `apart` from the formula's, at most.
+        axis: the axis of the scales of its weights.
+        lacking: True if TFLite Micro has no kernel for it.
+        share: the least share of results that must equal the formula's; the others may differ by at most `apart`.
     """
 
     node: str

@@ -1,4 +1,4 @@
-"""The node at which an engine fails, found by trying the beginnings of a model."""
+"""edgeq finds the node at which an engine fails by running the beginnings of a model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The backend for Qualcomm's NPU: the file that it writes, here; what the simulator makes of it, where that is."""
+"""Test the backend for Qualcomm's NPU: the file that it writes here, and the simulator's results if it is installed."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ NET = """g (
 
 
 def network(folder: Path, **options: Any) -> PreparedModel:
-    """The network with random weights: every input but x."""
+    """Prepare the network with random weights in place of every input but x."""
     random, made = np.random.default_rng(0), proto(NET)
     for value in list(made.graph.input)[1:]:
         shape = [size.dim_value for size in value.type.tensor_type.shape.dim]
@@ -82,7 +82,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> PreparedModel:
 
 @pytest.fixture
 def absent(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No simulator, wherever it is installed."""
+    """Make the simulator appear not to be installed."""
 
     def missing(*arguments: object) -> Path:
         raise DeviceError("qnn needs the package onnxruntime-qnn, not installed here")
@@ -112,7 +112,7 @@ def test_what_the_npu_has_no_kernels_for_is_refused(
 
 
 def types_of(model: onnx.ModelProto) -> dict[str, int]:
-    """Element type of each tensor that is read through a DequantizeLinear, by the name of the tensor in the network."""
+    """Return the element type of each tensor that a DequantizeLinear reads, by the tensor's name in the network."""
     initial = {t.name: t.data_type for t in model.graph.initializer}
     quantized = {n.output[0]: initial[n.input[2]] for n in model.graph.node if n.op_type == "QuantizeLinear"}
     pairs = [n for n in model.graph.node if n.op_type == "DequantizeLinear"]
@@ -142,7 +142,9 @@ def test_every_tensor_has_its_pair(prepared: PreparedModel, tmp_path: Path, abse
 
 
 def test_transposed_convolutions_in_groups_have_one_scale(tmp_path: Path, absent: None) -> None:
-    """Of two groups each scale along the axis of the outputs is that of two outputs, and their bias needs one each."""
+    """A transposed convolution in groups gets one scale. With two groups, each scale along the axis of the outputs
+    would apply to two outputs, but their bias needs one scale for each output.
+    """
     made = proto("""g (float[1,3,8,8] x) => (float[1,6,8,8] y) {
         [conv] h = Conv (x, w) [up] y = ConvTranspose <group = 2> (h, t, b)
     }""")

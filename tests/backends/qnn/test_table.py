@@ -1,4 +1,4 @@
-"""targets/qnn/htp.toml: lines of it, executed where the simulator is."""
+"""Execute lines of targets/qnn/htp.toml if the simulator is installed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from edgeq.util.registry import shipped
 from tests.backends.qnn.test_qnn import simulator
 
 TABLE: list[dict[str, Any]] = tomllib.loads((shipped("targets") / "qnn" / "htp.toml").read_text("utf-8"))["line"]
-# One that is right, one that is wrong; the others take minutes.
+# One line that is right and one that is wrong. All lines would take minutes.
 EXECUTED = (("Conv", "3x3", 8, "int8"), ("BatchNormalization", "variances of several magnitudes", 8, "uint8"))
 
 

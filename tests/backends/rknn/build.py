@@ -1,4 +1,4 @@
-"""Small models, and one call from a model to its file in the compiler's dialect."""
+"""Define small models, and turn a model into a file in the compiler's dialect in one call."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SCHEME = RK3588.profile.scheme
 
 
 def absent() -> str:
-    """Why the toolkit is not there; "" where it is."""
+    """Return why the toolkit cannot be used; "" if it can."""
     try:
         find_python(toolkit())
     except EdgeqError as error:
@@ -38,7 +38,7 @@ needs_toolkit = pytest.mark.skipif(bool(absent()), reason=absent())
 def made(
     model: onnx.ModelProto, folder: Path, *, exclude: tuple[str, ...] = (), target: str = "rk3588", count: int = 4
 ) -> tuple[Artifact, PreparedModel, Samples]:
-    """Build `model` for a chip, from random samples."""
+    """Build `model` for a chip from random samples."""
     folder.mkdir(parents=True, exist_ok=True)
     onnx.save(model, folder / "float.onnx")
     prepared = prepare_model(folder / "float.onnx", folder)

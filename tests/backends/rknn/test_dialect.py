@@ -1,4 +1,6 @@
-"""The file in the compiler's dialect: what it must not hold, and that it computes what the plain Q/DQ file computes."""
+"""Test the file in the compiler's dialect: what it must not contain, and that it computes what the plain Q/DQ file
+computes.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +65,7 @@ def test_shifted_integers_stand_for_the_same_numbers(values: list[int], zero: in
     assert moved.min() >= -128
     assert moved.max() <= 127
     assert point != 0 or {-128, 127} <= set(values)
-    if min(values) > -127 or max(values) < 127:  # what a symmetric scale leaves
+    if min(values) > -127 or max(values) < 127:  # they do not fill the range of a symmetric scale
         assert moved.min() > -128 or min(values) == -128
 
 

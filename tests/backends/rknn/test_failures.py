@@ -1,4 +1,6 @@
-"""Failures of the toolkit are one line each. A script stands for its Python, so that these run without it."""
+"""Each failure of the toolkit gives one line. A script replaces its Python, so that these tests run without the
+toolkit.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ ENDS = "D RKNN: [9] 0    InputOperator  INT8  CPU  \\  (1,3,32,32)  0/0/0  0  In
 
 
 def stand_in(folder: Path, action: str, version: str = "2.5.0") -> Path:
-    """A Python that says it has a release of the toolkit, and does `action` in place of the worker."""
+    """Write a Python that reports a release of the toolkit and runs `action` in place of the worker."""
     file = folder / "python"
     file.write_text(f'#!/bin/sh\nif [ "$2" = -c ]; then echo {version}; exit 0; fi\n{action}\n')
     file.chmod(0o755)

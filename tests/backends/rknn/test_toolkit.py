@@ -1,4 +1,4 @@
-"""Each line of targets/rknn/dialect.toml, executed in the compiler and its simulator."""
+"""Execute each line of targets/rknn/dialect.toml in the compiler and its simulator."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ NORMALIZED = {"w": random(32, 32), "g": np.ones(32, np.float32), "b": np.zeros(3
 
 
 def compiled(model: Path, feed: Mapping[str, Any], folder: Path) -> tuple[Compiled, float]:
-    """What the compiler makes of a file, and the share of values that its simulator answers as ONNX Runtime does."""
+    """Compile a file. Return the result and the share of values for which its simulator agrees with ONNX Runtime."""
     folder.mkdir()
     sample = Sample("a", dict(feed))
     inputs = [spec.name for spec in own_signature(model, model).inputs]
@@ -49,7 +49,7 @@ def share(model: onnx.ModelProto, folder: Path) -> float:
 
 
 def conv(then: str) -> onnx.ModelProto:
-    """A convolution, and what follows it."""
+    """Return a model of a convolution followed by the nodes `then`."""
     return proto(f"{IMAGE} {{ c = Conv<pads = [1, 1, 1, 1]>(x, w, b) {then} }}", WEIGHTS)
 
 

@@ -1,4 +1,4 @@
-"""Random small float networks with everything that the systolic backend recognises, and what it leaves in float."""
+"""Build small random float networks of all that the systolic backend recognises, and of what it leaves in float."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SMALL = ArrayConfig(dim=4)
 
 @dataclass
 class GraphBuilder:
-    """A graph that grows node by node; tensors are known with their shapes."""
+    """Build a graph node by node and record the shape of each tensor."""
 
     rng: np.random.Generator
     nodes: list[onnx.NodeProto] = field(default_factory=list)
@@ -50,7 +50,7 @@ class GraphBuilder:
         return name
 
     def weights(self, *shape: int) -> NDArray[np.float32]:
-        """Channels differ in size, as trained ones do."""
+        """Return random weights whose channels differ in size, like trained weights."""
         spread = np.exp2(self.rng.uniform(-4, 0, (shape[0], *(1,) * (len(shape) - 1))))
         return (self.rng.standard_normal(shape) * spread / np.sqrt(np.prod(shape[1:]))).astype(np.float32)
 
@@ -86,7 +86,7 @@ class GraphBuilder:
         **attributes: Any,
     ) -> str:
         _, channels, rows, columns = self.shapes[source]
-        # Where the last window would start in the padding, ONNX's shape inference and ONNX Runtime disagree.
+        # If the last window would start in the padding, ONNX's shape inference and ONNX Runtime disagree.
         ceil = ceil and not any(pads)
         size = _size((rows, columns), kernel, strides, (1, 1), pads, ceil=ceil)
         if ceil:
@@ -115,7 +115,7 @@ class GraphBuilder:
 
 
 def random_graph(seed: int) -> tuple[onnx.ModelProto, NDArray[np.float32]]:
-    """A model and samples for it; the same seed gives the same."""
+    """Return a model and samples for it. The same seed gives the same result."""
     rng = np.random.default_rng(seed)
     b = GraphBuilder(
         rng, input_shape=(1, int(rng.choice([1, 3, 4])), int(rng.integers(7, 12)), int(rng.integers(7, 12)))
@@ -231,7 +231,7 @@ def _size(
 
 
 def ranges_of(model: onnx.ModelProto, samples: NDArray[np.float32]) -> dict[str, Range]:
-    """Extrema of every float tensor, symmetric."""
+    """Return the symmetric range of every float tensor, from its largest magnitude."""
     values = run_all(model, samples, [o for node in model.graph.node for o in node.output])
     values["input"] = samples
     bounds = {name: float(np.abs(value).max()) for name, value in values.items()}
@@ -239,14 +239,14 @@ def ranges_of(model: onnx.ModelProto, samples: NDArray[np.float32]) -> dict[str,
 
 
 def network_of(model: onnx.ModelProto, **options: Any) -> Network:
-    """The float network of a model."""
+    """Return the float network of a model."""
     return build_network(from_proto(model), Path("model.onnx"), **options)
 
 
 def program_of(
     model: onnx.ModelProto, samples: NDArray[np.float32], array: ArrayConfig = SMALL, **options: Any
 ) -> Program:
-    """The program of a model, its channels sorted."""
+    """Return the program of a model, with sorted channels."""
     network = sort_channels(network_of(model, **options), array.dim)
     scales = activation_scales(network, ranges_of(model, samples), powers_of_two=array.output_scale == "shift")
     return lower("model", network, scales, array)
@@ -264,7 +264,7 @@ def signature_of(model: onnx.ModelProto) -> Signature:
 def run_all(
     model: onnx.ModelProto, samples: NDArray[np.float32], names: list[str], *, optimized: bool = True
 ) -> Mapping[str, NDArray[Any]]:
-    """Run `model` in stock ONNX Runtime and give tensors from inside it."""
+    """Run `model` in stock ONNX Runtime and return the tensors `names` from inside it."""
     if not names:
         return {}
     watched = onnx.ModelProto()

@@ -1,4 +1,4 @@
-"""Models that are quantized already."""
+"""Test models that are already quantized."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests import graphs
 
 
 def quantized(path: Path, prepared: Path, **options: object) -> Path:
-    """The demo model, quantized by ONNX Runtime as a user would have done it."""
+    """Quantize the demo model with ONNX Runtime, as a user would."""
     from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize_static
 
     with np.load(demo.CALIBRATION) as archive:
@@ -70,12 +70,12 @@ def test_symmetric_parameters_are_kept(float_model: Path, tmp_path: Path) -> Non
     scales = {t.origin: t.scale for t in program.tensors.values() if t.scale is not None}
     same = [scales[name] == pytest.approx(float(steps[name]), rel=1e-6) for name in steps if name in scales]
     assert len(same) > 10
-    assert sum(same) >= len(same) - 3  # sums may need a larger one
+    assert sum(same) >= len(same) - 3  # sums may need a larger scale
     for step in program.steps:
         if isinstance(step, Conv | Fc):
             source_weights = constants[f"{step.sources[0]}.weight_quantized"].reshape(len(step.bias), -1)
             own = step.weights.reshape(len(step.bias), -1).astype(np.float64)
-            # The same integers, in another order, or a multiple of them tile by tile.
+            # Each tile has the same integers in another order, or a multiple of them.
             for tile in step.tiles:
                 rows = own[tile.start : tile.stop]
                 known = {tuple(sorted(np.abs(row) / max(np.abs(row).max(), 1))) for row in source_weights.astype(float)}

@@ -1,4 +1,4 @@
-"""From a model file to an artifact: what is written, what is refused."""
+"""Test the way from a model file to an artifact: what is written, what is refused."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_depthwise_layers_leave_the_array_only_where_it_pays(tmp_path: Path) -> 
     b = GraphBuilder(np.random.default_rng(1), input_shape=(1, 3, 12, 12))
     x = b.node("Relu", [b.conv("input", 16, bias=False)], (1, 16, 12, 12))
     y = b.conv(b.conv(x, 16, groups=16), 8)
-    # A faint channel with large weights behind it: with one scale for 16 channels, all others become zero.
+    # A faint channel is followed by large weights. With one scale for 16 channels, all others become zero.
     faint, loud = b.constants[0], b.constants[1]
     lowered, raised = (onnx.numpy_helper.to_array(t).copy() for t in (faint, loud))
     lowered[5], raised[5] = lowered[5] * 1e-5, 4000

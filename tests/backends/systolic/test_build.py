@@ -1,4 +1,4 @@
-"""What becomes of a float graph: layers, reasons, refusals."""
+"""Test what a float graph becomes: layers, reasons, refusals."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_relu6_cuts_at_six_at_every_opset(opset: int) -> None:
     found = program_of(model, b.samples())
     conv = next(step for step in found.steps if isinstance(step, Conv))
     assert conv.relu
-    # The scale alone cuts at the bound: no clamp is left.
+    # The scale alone clips at the bound, so no clamp is left.
     assert found.tensors[conv.output].scale == pytest.approx(0.05 / 127)
     assert kinds(found) == ["Quantize", "Conv", "Dequantize"]
 
@@ -96,7 +96,9 @@ def test_sums_never_have_a_smaller_scale_than_their_operands() -> None:
 
 
 def test_an_operand_that_is_always_zero_does_not_widen_its_sum() -> None:
-    """A residual branch whose gain was initialised to 0 has no range; with a scale of 1 the sum had 8 levels."""
+    """A residual branch whose gain was initialised to 0 has an empty range. With a scale of 1 for it, the sum had 8
+    levels.
+    """
     text = """g (float[N, 4, 9, 9] input) => (float[N, 4, 9, 9] y) {
         [own] a = Conv (input, weights)
         [first] b = Conv (input, nothing)
@@ -344,7 +346,9 @@ def test_an_output_without_axes_has_one_value_for_each_sample() -> None:
 
 
 def test_a_clamp_that_stays_leaves_its_layer_without_relu() -> None:
-    """Bias correction compares the layer's values with those of the float model before the clamp."""
+    """A layer before a separate clamp has no relu, because bias correction compares its values with those of the float
+    model before the clamp.
+    """
     b = GraphBuilder(np.random.default_rng(5))
     clipped = b.node("Clip", [b.conv("input", 8), b.constant(0.0), b.constant(0.5)], (1, 8, 9, 9))
     other = b.conv("input", 8)

@@ -1,4 +1,6 @@
-"""What is fitted to samples: kept where it helps others, and weights that read nothing but zeros."""
+"""Test the fitting to samples. It is kept only if it helps on other samples. Weights that read only zeros take no bits
+from the others.
+"""
 
 from __future__ import annotations
 
@@ -46,12 +48,12 @@ def sqnr_db(program: Program, prepared: PreparedModel, feeds: Feeds) -> float:
 
 
 def multiply(constant: TensorProto, factors: np.ndarray) -> None:
-    """Change a constant in place."""
+    """Multiply a constant in place."""
     constant.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(constant) * factors, constant.name))
 
 
 def images(b: GraphBuilder, count: int) -> list[dict[str, np.ndarray]]:
-    """Neighbouring pixels are alike."""
+    """Return samples in which neighbouring pixels are alike."""
     noise = b.rng.standard_normal((count, *b.input_shape[1:]))
     return [{"input": (0.1 * x + x.mean(axis=(1, 2), keepdims=True) * 6)[None].astype(np.float32)} for x in noise]
 
@@ -59,7 +61,7 @@ def images(b: GraphBuilder, count: int) -> list[dict[str, np.ndarray]]:
 def test_fitting_helps_on_other_samples(tmp_path: Path) -> None:
     b = GraphBuilder(np.random.default_rng(3), input_shape=(1, 3, 12, 12))
     y = b.conv(b.node("Relu", [b.conv("input", 8)], (1, 8, 12, 12)), 8)
-    # One tile of channels whose weights differ a hundredfold, and which count alike.
+    # One tile of channels whose weights differ a hundredfold but matter equally.
     sizes = np.exp2(-np.arange(8.0)).astype(np.float32)
     multiply(b.constants[0], sizes[:, None, None, None])
     multiply(b.constants[1], sizes)
@@ -138,7 +140,7 @@ def test_what_is_never_negative_uses_all_integers(tmp_path: Path) -> None:
     program, prepared = compiled(b.model(wide), feeds, tmp_path, fitted=False)
     kept = simulate(program, {"input": np.concatenate([feed["input"] for feed in feeds])}, keep="*").tensors
     stored = {tensor.origin: kept[name] for name, tensor in program.tensors.items() if tensor.scale is not None}
-    # A layer with padding reads zeros as 0; others read the relu's zeros as -128.
+    # A layer with padding reads zeros as 0. The others read the zeros of the relu as -128.
     assert stored[x].min() == 0
     for name in (six, pointwise):
         assert (stored[f"{name}/offset"].min(), stored[f"{name}/offset"].max()) == (-128, 127)

@@ -1,4 +1,4 @@
-"""The file for onnxruntime-riscv: only what its runtime reads, and the same integers."""
+"""The file for onnxruntime-riscv has only what its runtime reads, and computes the same integers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ KNOWN = {"QLinearConv", "QLinearRelu", "QLinearAdd", "QuantizeLinear", "Dequanti
 
 
 def standard(model: ir.Model) -> onnx.ModelProto:
-    """The dialect as stock ONNX Runtime can run it: the runtime's own operators by what the array does for them."""
+    """Return the dialect in a form that stock ONNX Runtime can run. The array's arithmetic replaces the runtime's own
+    operators.
+    """
     plain = model.clone()
     editor = Editor(plain)
     low, high = (editor.constant(f"test/{v}", np.array(v, np.float32)) for v in (-128, 127))
@@ -66,7 +68,7 @@ def check(seed: int) -> None:
     dialect = dialect_model(program, signature_of(model))
     assert dialect.ir_version <= 7
     assert dialect.opset_imports == {"": 13, "com.microsoft": 1}
-    # No runtime but its own knows QLinearRelu; everything else has to be valid ONNX.
+    # Only its own runtime knows QLinearRelu. Everything else has to be valid ONNX.
     onnx.checker.check_model(standard(dialect))
     assert differing(program, dialect, samples) == {}
 

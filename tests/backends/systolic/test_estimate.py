@@ -12,7 +12,7 @@ def test_tiles_fit_into_the_memories() -> None:
     array = ArrayConfig()
     for rows, columns, depth in ((64, 64, 64), (10000, 64, 576), (1, 1000, 1024), (5000, 5000, 5000)):
         tiles = product_tiles(rows, columns, depth, array)
-        # Half of each memory: 8192 and 512 rows.
+        # A tile may use half of each memory: 8192 and 512 rows.
         assert (tiles.i + tiles.j) * tiles.k * 16 <= 8192
         assert tiles.i * tiles.j * 16 <= 512
         assert min(tiles.i, tiles.j, tiles.k) >= 1
@@ -35,7 +35,7 @@ def test_formulas() -> None:
     assert dense.traffic == 64 * 16 + 16 * 32 + 4 * 32 + 64 * 32
     assert dense.cycles == max(dense.compute_cycles, -(-dense.traffic // BYTES_PER_CYCLE))
     assert dense.utilisation == dense.macs / (dense.cycles * 256)
-    # One of sixteen columns, nine of sixteen rows.
+    # It uses one of sixteen columns and nine of sixteen rows.
     assert depthwise.utilisation <= 9 / 256
     assert plain(found)["estimate"] is True
     assert found.cycles == dense.cycles + depthwise.cycles

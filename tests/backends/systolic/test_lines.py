@@ -1,4 +1,4 @@
-"""1-D convolution and pooling, as in audio: [1, C, L] is [1, C, 1, L] to the array."""
+"""Test 1-D convolution and pooling, as in audio. The array reads [1, C, L] as [1, C, 1, L]."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_the_reference_model_gives_the_same(model: onnx.ModelProto) -> None:
 
 @pytest.mark.parametrize("kind", ["MaxPool", "AveragePool"])
 def test_ceil_mode_whose_last_window_is_left_out(kind: str) -> None:
-    """ONNX infers 9 where ONNX Runtime gives 8, and so would everything behind it."""
+    """ONNX infers a length of 9 but ONNX Runtime gives 8. The layers that follow use 8."""
     made = graphs.proto(f"""g (float[N, 4, 16] input) => (float[N, c, l] y) {{
         [pool] p = {kind} <kernel_shape = [1], strides = [2], ceil_mode = 1> (input)
         [turn] t = Transpose <perm = [0, 2, 1]> (p)
@@ -88,7 +88,7 @@ def test_ceil_mode_whose_last_window_is_left_out(kind: str) -> None:
 
 @pytest.mark.parametrize("axes", [1, 2])
 def test_dilated_windows_that_reach_too_far_are_pooled_in_float(axes: int) -> None:
-    """ONNX Runtime takes no padding as large as the window, and a dilated one with ceil_mode would need it."""
+    """ONNX Runtime refuses padding as large as the window, which a dilated window with ceil_mode would need."""
     size, twos, pads = [13] * axes, [2] * axes, [0] * axes + [1] * axes
     given_as, made_as = ", ".join(map(str, size)), "p, q"[: 3 * axes - 2]
     made = graphs.proto(f"""g (float[N, 4, {given_as}] input) => (float[N, 4, {made_as}] y) {{

@@ -1,4 +1,4 @@
-"""Sorting channels and giving each tile its scale."""
+"""Test the sorting of channels and the scale of each tile."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.backends.systolic.graphs import GraphBuilder, network_of, program_of
 
 
 def chain() -> tuple[GraphBuilder, str]:
-    """Dense, depthwise, dense, flattened, product: all orders inside can change."""
+    """Return a dense, a depthwise and a dense layer, flattened, and a product. All inner orders can change."""
     b = GraphBuilder(np.random.default_rng(3))
     x = b.node("Relu", [b.conv("input", 12)], (1, 12, 9, 9))
     x = b.node("Relu", [b.conv(x, 12, groups=12)], (1, 12, 9, 9))
@@ -62,7 +62,7 @@ def test_each_tile_has_the_scale_of_its_largest_weight() -> None:
     made, _, tiles = quantize_weights(
         weights, np.zeros(10), input_scale=0.1, output_scale=0.2, dim=4, powers_of_two=False
     )
-    # The last two tiles differ by less than a twentieth, and share one.
+    # The last two tiles differ by less than a twentieth and share one scale.
     assert [(t.start, t.stop) for t in tiles] == [(0, 4), (4, 10)]
     assert [t.weight_scale for t in tiles] == [pytest.approx(1 / 127), pytest.approx(0.01 / 127)]
     assert made[:8].tolist() == [[127] * 3] * 8

@@ -1,4 +1,4 @@
-"""Channels back in the float model's order: the same integers, in the places where the float model has them."""
+"""Channels go back to the float model's order: the same integers at the float model's indices."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_integers_are_those_of_the_array_in_the_float_models_order(seed: int) ->
     assert sorted_ones or seed >= 0
     simulated = simulate(program, {"input": samples}, keep=list(program.tensors)).tensors
     names = [name for name, tensor in program.tensors.items() if tensor.dtype == "int8" and name in simulated]
-    # A flattened tensor has its channels inside the rows.
+    # A flattened tensor has its channels inside the rows, so it is left out.
     names = [name for name in names if name in sorted_ones or not sorted_ones or simulated[name].ndim > 2]
     found = run_all(to_proto(host_reference_model(in_origin_order(program), signature_of(model))), samples, names)
     for name in names:

@@ -1,4 +1,4 @@
-"""The simulator against the host reference model in stock ONNX Runtime: no integer differs."""
+"""The simulator and the host reference model in stock ONNX Runtime give the same integers."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ CONFIGS = (ArrayConfig(dim=4), ArrayConfig(dim=16), ArrayConfig(dim=8, output_sc
 
 
 def differing(program: Program, twin: onnx.ModelProto, samples: np.ndarray) -> dict[str, int]:
-    """Differing values by tensor: every integer tensor, and the outputs."""
+    """Return the number of differing values of every integer tensor and output; empty if all agree."""
     names = [name for name, tensor in program.tensors.items() if tensor.scale is not None]
     simulated = simulate(program, {program.inputs[0]: samples}, keep=[*names, *program.outputs]).tensors
     inside = run_all(twin, samples, names)
     outside = run_all(twin, samples, list(program.outputs))
     found = {name: int((simulated[name] != inside[name]).sum()) for name in names}
     for name in program.outputs:
-        # Parts in float may be fused otherwise in the twin: equal but for the last bits.
+        # ONNX Runtime may fuse parts in float differently in the twin, so they are equal except for the last bits.
         equal = np.isclose(simulated[name], outside[name], rtol=1e-5, atol=1e-6)
         found[name] = int((~equal).sum())
     return {name: count for name, count in found.items() if count}
@@ -73,7 +73,7 @@ def test_a_node_of_several_outputs_is_written_once_for_each() -> None:
 
 
 def test_a_sum_is_found_by_its_integers_alone() -> None:
-    """Of a sum that only another one reads no scale is known; a float tensor inside it was taken for it."""
+    """A sum that only another sum reads has no known scale. A float tensor inside it was once mistaken for the sum."""
     text = """g (float[1, 4, 5, 5] input) => (float[1, 4, 5, 5] y) {
         [conv] a = Conv (input, weights)
         [first] b = Add (a, input)
@@ -109,7 +109,7 @@ def test_operators_of_the_runtime_stay_in_float() -> None:
 
 
 def test_parts_in_float_stay_so_when_the_file_is_loaded() -> None:
-    """Neither is what was excluded quantized, nor do operators that have integer forms become those."""
+    """Excluded nodes are not quantized at load, and operators with integer forms do not become integer."""
     b = GraphBuilder(np.random.default_rng(0))
     made = b.conv(b.conv("input", 8), 8)
     curved = b.node("Softmax", [made], b.shapes[made], axis=1)

@@ -1,4 +1,4 @@
-"""Products of a sample's rows, as in transformers: [1, rows, K], [rows, K] and [rows, 1, K] are the array's work."""
+"""Test products of a sample's rows, as in transformers. The array computes [1, rows, K], [rows, K] and [rows, 1, K]."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ FLATTENED = """g (float[1, 8, 8] input) => (float[1, 8, 8] y)
     [back2] z = Reshape (f, one)
     [last] y = Mul (z, d)
 }"""
-# The sequence is in front, and a tensor without the batch goes past a product.
+# The sequence is the first axis, and a tensor without the batch bypasses a product.
 SEQUENCE_FIRST = """g (float[1, 8, 8] input) => (float[1, 8, 8] y)
     <int64[2] rows = {-1, 8}, int64[3] sequence = {8, 1, 8}> {
     [turn] a = Transpose <perm = [1, 0, 2]> (input)
@@ -67,13 +67,13 @@ def samples(count: int = 5) -> NDArray[np.float32]:
 
 
 def floats(made: onnx.ModelProto, given: NDArray[np.float32], names: list[str]) -> dict[str, NDArray[np.float32]]:
-    """Tensors of the float model, which runs one sample at a time."""
+    """Return tensors of the float model, which runs one sample at a time."""
     each = [run_all(made, one[None], names) for one in given]
     return {name: np.stack([found[name] for found in each]) for name in names}
 
 
 def programmed(made: onnx.ModelProto, given: NDArray[np.float32]) -> Program:
-    """Ranges from one sample, a little wider."""
+    """Return the program with ranges from one sample, a little wider."""
     return program_of(made, 1.5 * given[:1])
 
 
@@ -103,7 +103,9 @@ def test_the_reference_model_gives_the_same(text: str) -> None:
 
 @pytest.mark.parametrize("between", ["[soft] e = Softmax (b)", "[gemm2] e = Gemm <transB = 1> (b, turned, bias)"])
 def test_parts_in_float_are_the_same_in_the_reference_model(between: str) -> None:
-    """ONNX Runtime's optimiser makes a QLinearSoftmax of the one, and a QGemm of the other, which is excluded."""
+    """A Softmax and an excluded Gemm stay in float, although ONNX Runtime could make a QLinearSoftmax and a QGemm of
+    them.
+    """
     made = model(f"""g (float[1, 8, 8] input) => (float[1, 8, 8] y)
         <int64[2] rows = {{-1, 8}}> {{
         [flat] a = Reshape (input, rows)
@@ -129,7 +131,7 @@ def test_an_excluded_product_stays_in_float_by_its_name() -> None:
 
 
 def test_biases_of_rows_are_corrected_by_output() -> None:
-    """With as many rows as outputs the two are easily confused."""
+    """Biases are corrected by output, also with as many rows as outputs, which makes the two easy to confuse."""
     made, given = model(FLATTENED), samples(16)
     found = programmed(made, given)
     axes = corrected_layers(found)
@@ -208,7 +210,9 @@ def test_what_differs_by_rows_or_adds_an_axis_stays_in_float() -> None:
 
 
 def test_depthwise_layers_are_judged_by_outputs_without_batch_too(tmp_path: Path) -> None:
-    """They leave the array where it pays: the outputs are compared, of which one has eight rows a sample here."""
+    """A depthwise layer leaves the array only if that improves the outputs. Here, one output has eight rows for each
+    sample.
+    """
     made = model("""g (float[1, 8, 8] input) => (float[8, 8] flat, float[1, 8, 6] y)
         <int64[2] rows = {-1, 8}> {
         [rows_] flat = Reshape (input, rows)

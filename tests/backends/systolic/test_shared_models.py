@@ -1,4 +1,4 @@
-"""Real models: the same integers on every layer, and little accuracy lost."""
+"""Real models give the same integers on every layer and lose little accuracy."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ COUNT = 6
 
 
 def pictures(name: str, shape: tuple[int, ...], count: int) -> np.ndarray:
-    """Smooth noise, bright and dark: not what the models were trained on, which no integer depends on."""
+    """Return smooth noise, bright and dark. The models were not trained on it, but no integer depends on that."""
     rng = np.random.default_rng(len(name))
     coarse = rng.uniform(-1, 1, (count, shape[0], 8, 8))
     scale = -(-shape[1] // 8)

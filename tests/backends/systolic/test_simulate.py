@@ -1,4 +1,4 @@
-"""The simulator against formulas written out number by number."""
+"""Test the simulator against formulas that are computed number by number."""
 
 from __future__ import annotations
 
@@ -35,7 +35,9 @@ def nearest_even(value: float) -> int:
 
 
 def macro(value: np.float32) -> int:
-    """The header's macro: truncation of v and of v ± 1 in float32, and the nearer of the two, half to even."""
+    """Round like the header's macro: truncate v and v ± 1 in float32 and return the nearer of the two, on a tie the
+    even one.
+    """
     here = int(value)
     there = int(F32(value - F32(1)) if value < 0 else F32(value + F32(1)))
     rest = abs(float(F32(value - F32(here))))
@@ -47,7 +49,7 @@ def wrap(value: int) -> int:
 
 
 def one_conv(x: np.ndarray, step: Conv, *, shift: bool = False) -> np.ndarray:
-    """A convolution of one sample, one number at a time; pooling with zeros as padding."""
+    """Convolve one sample, one number at a time. Pooling pads with zeros."""
     outputs, depth, kh, kw = step.weights.shape
     _, _, rows, columns = step.conv_shape
     multipliers = [t.multiplier for t in step.tiles for _ in range(t.start, t.stop)]
@@ -190,7 +192,7 @@ def test_residual_addition_saturates_each_operand_first() -> None:
     tensors = [Tensor(name, (1, 4), scale=1.0) for name in "aby"]
     left, right = np.array([[127, -128, 1, 3]], np.int8), np.array([[127, -127, 1, 5]], np.int8)
     y = Simulator(program(step, *tensors)).compute(step, [left, right])
-    # 63.5 → 64, -63.5 → -64, 0.5 → 0, 2.5 → 2.
+    # The right operand scales to 63.5 → 64, -63.5 → -64, 0.5 → 0, 2.5 → 2.
     assert y.tolist() == [[127, -128, 1, 5]]
 
 

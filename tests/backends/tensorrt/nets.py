@@ -1,4 +1,4 @@
-"""Small networks with what matters to TensorRT's rules, prepared, with ranges as calibration saw them."""
+"""Build small prepared networks with the structures that TensorRT's rules depend on, with calibrated ranges."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.graphs import proto
 
 TARGET = "nvidia-t4"
 CHANNELS = 16
-# 65504 · x_scale · w_scale, from where the optimizer's quotient overflows, is about 5 in the first layer.
+# The optimizer's quotient overflows from 65504 · x_scale · w_scale on, which is about 5 in the first layer.
 BIAS = 30.0
 LAYERS = {
     "Conv": ("Conv<pads = [1, 1, 1, 1]>", (CHANNELS, CHANNELS, 3, 3)),
@@ -44,13 +44,13 @@ def model(
     outputs: Sequence[str] = ("y",),
     opset: int = 17,
 ) -> onnx.ModelProto:
-    """A model of the float input x, of nodes in ONNX's text form; its outputs are float32, too."""
+    """Return a model of the float input x from nodes in ONNX's text form. Its outputs are float32."""
     sizes, made = ", ".join(map(str, shape)), ", ".join(f"float[] {name}" for name in outputs)
     return proto(f"net (float[{sizes}] x) => ({made}) {{ {nodes} }}", weights, opset=opset)
 
 
 def residual() -> onnx.ModelProto:
-    """stem → two layers around a skip connection → a block whose skip has a layer of its own → pool → Gemm."""
+    """Return stem → two layers around a skip connection → a block whose skip has its own layer → pool → Gemm."""
     nodes = """
         [stem] c0 = Conv<pads = [1, 1, 1, 1]>(x, w0, b0)
         [relu0] r0 = Relu(c0)
@@ -73,7 +73,7 @@ def residual() -> onnx.ModelProto:
 
 
 def chain(layer: str) -> onnx.ModelProto:
-    """Three layers with biases that are large next to their scales, with what may stand between them and a Q."""
+    """Return layers whose biases are large next to their scales, with operators that may be between them and a Q."""
     call, weight = LAYERS[layer]
     nodes = f"""
         [one] c1 = {call}(x, w1, b1)
@@ -91,7 +91,7 @@ def chain(layer: str) -> onnx.ModelProto:
 
 @dataclass(frozen=True)
 class Bench:
-    """A prepared model, what calibration saw of it, and one call to an artifact."""
+    """Hold a prepared model and its ranges from calibration, and build artifacts in one call."""
 
     prepared: PreparedModel
     samples: Samples
@@ -117,7 +117,7 @@ def bench(folder: Path, net: onnx.ModelProto, *, scale: float = 1.0, rows: int =
 
 
 def pairs(artifact: Artifact) -> dict[str, list[str]]:
-    """Activation between Q and DQ → what that serves."""
+    """Return what each Q/DQ pair of an activation serves, by tensor."""
     listed = artifact.details["placement"]["pairs"]
     return {pair["tensor"]: pair["serves"] for pair in listed if not pair["weight"]}
 

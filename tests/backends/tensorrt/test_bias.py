@@ -1,4 +1,4 @@
-"""Biases of int8 layers: a session with ONNX Runtime's default optimisation computes what the file says."""
+"""A session with ONNX Runtime's default optimisation computes the biases of int8 layers as the file specifies."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .nets import LAYERS, Bench, bench, chain
 
 
 def sqnr(net: Bench, path: Path, level: str) -> float:
-    """dB against the float model, in a session as anybody opens it."""
+    """Return the SQNR in dB against the float model, in a plain session."""
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, level)
     x = dict(next(iter(net.samples)).inputs)

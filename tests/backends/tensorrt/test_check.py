@@ -1,4 +1,4 @@
-"""The checker on files that break a rule each: it reads what is written, not what was meant."""
+"""Test the checker on files that each break one rule. It checks what is written, not what was intended."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .nets import bench, residual
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[onnx.ModelProto, onnx.ModelProto]:
-    """A good file in float32, and its source."""
+    """Build a good file with float32 layers. Return it and its source."""
     small = bench(tmp_path_factory.mktemp("check"), residual())
     return onnx.load(small.build(rest="float32").model), onnx.load(small.prepared.path)
 
@@ -58,7 +58,7 @@ def both_branches(model: onnx.ModelProto) -> None:
 
 
 def a_bias(model: onnx.ModelProto) -> None:
-    # The bias comes out of a Relu so that there is something to quantize.
+    # A Relu computes the bias, so that there is something to quantize.
     model.graph.node.insert(0, helper.make_node("Relu", ["b0"], ["b0r"], "bias-relu"))
     node_named(model, "stem").input.append("b0r")
     pair_on(model, "b0r", "stem", 2)

@@ -14,7 +14,7 @@ from .nets import CHANNELS, Bench, bench, model, precisions, random, reasons, re
 
 
 def conv_and(rest: str, outputs: tuple[str, ...] = ("y",), **weights: object) -> onnx.ModelProto:
-    """A layer whose rectified result is "c", and what comes after it."""
+    """Return a layer whose rectified result is "c", followed by `rest`."""
     layer = """
         [conv] c0 = Conv<pads = [1, 1, 1, 1]>(x, w)
         [first] c = Relu(c0)
@@ -81,7 +81,9 @@ def test_a_layer_whose_result_overflows_is_int8_with_an_fp32_result(tmp_path: Pa
 
 
 def test_a_residual_add_that_overflows_takes_its_layer_along(tmp_path: Path) -> None:
-    """A Cast between the two would part them, and the pair on the skip branch would serve nothing."""
+    """An Add that overflows float16 runs in float32, and its layer as well. A Cast between the two would prevent their
+    fusion, and the pair on the skip branch would serve nothing.
+    """
     nodes = """
         [stem] c0 = Conv<pads = [1, 1, 1, 1]>(x, w0)
         [relu] r0 = Relu(c0)

@@ -39,7 +39,7 @@ def test_only_the_skip_branch_of_an_add_is_quantized(built: Artifact) -> None:
     found = pairs(built)
     assert any("skip branch, fused into two" in use for use in found["r0"])
     assert "c2" not in found  # the main branch
-    # Both branches end in a layer: the one with a single layer is the skip.
+    # Both branches end in a layer. The branch with only one layer is the skip.
     assert found["c5"] == ["Add add2: skip branch, fused into four"]
     assert "c4" not in found
 
@@ -47,7 +47,7 @@ def test_only_the_skip_branch_of_an_add_is_quantized(built: Artifact) -> None:
 def test_readers_share_a_pair(built: Artifact) -> None:
     quantizers = [n for n in onnx.load(built.model).graph.node if n.op_type == "QuantizeLinear"]
     assert len({n.input[0] for n in quantizers}) == len(quantizers)
-    assert len(pairs(built)["r2"]) == 2  # layers "three" and "shortcut"
+    assert len(pairs(built)["r2"]) == 2  # it serves the layers "three" and "shortcut"
 
 
 def test_biases_are_float_and_outputs_are_not_quantized(built: Artifact) -> None:

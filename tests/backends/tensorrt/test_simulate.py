@@ -1,4 +1,4 @@
-"""The twin against the arithmetic that it stands for, done in numpy."""
+"""Test the twin against the same arithmetic in numpy."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .nets import CHANNELS, bench, model, random, residual
 
 
 def half_chain() -> onnx.ModelProto:
-    """x → float16 → times 1000 → times 0.001 → float32: infinite from 66 on."""
+    """Return x → float16 → times 1000 → times 0.001 → float32, which is infinite for x from 66 on."""
     nodes = """
         [down] h = Cast<to = 10>(x)
         [up] m = Mul(h, k)
@@ -28,7 +28,9 @@ def half_chain() -> onnx.ModelProto:
 
 
 def test_onnxruntimes_cpu_kernels_do_not_compute_in_float16() -> None:
-    """Why there is a twin. When this fails, the graph itself can be run."""
+    """The twin exists because ONNX Runtime's CPU kernels do not compute in float16. If this test fails, the graph can
+    be run.
+    """
     x = np.array([1.2345, 200, 0, 0], np.float32)
     assert open_session(half_chain().SerializeToString()).run(None, {"x": x})[0][1] == pytest.approx(200, rel=1e-3)
 
@@ -58,7 +60,7 @@ def test_int8_arithmetic_is_that_of_the_graph(tmp_path: Path) -> None:
     scales = next(v for k, v in held.items() if k.startswith("w_scale")).astype(np.float64)
     exact = sums * step * scales + held["b_float16"].astype(np.float64)
     got = open_session(built.simulation, SETTINGS).run(None, {"x": x})[0].ravel()
-    # Summed in float32, then rounded to float16: half a step of float16 at most, and float32's own error.
+    # The kernel sums in float32 and rounds to float16: at most half a step of float16, and the error of float32.
     np.testing.assert_allclose(got, exact, rtol=2**-11 + 1e-5, atol=1e-6)
 
 
@@ -71,7 +73,9 @@ def test_names_and_signature_are_the_same(tmp_path: Path) -> None:
 
 
 def test_the_deployed_file_loads_and_is_close_to_its_twin(tmp_path: Path) -> None:
-    """ONNX Runtime runs it, in float32: what differs are the roundings to float16, and integers that they tip."""
+    """ONNX Runtime runs the deployed file in float32. It differs from the twin only by float16 rounding, and by
+    integers that this rounding changes.
+    """
     small = bench(tmp_path, residual())
     built = small.build()
     x = dict(next(iter(small.samples)).inputs)

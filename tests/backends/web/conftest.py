@@ -13,7 +13,7 @@ from .runtime import need_runtime, with_runtime
 
 @pytest.fixture(scope="session")
 def site(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
-    """What a bundle of the demo model has for a web server, with the runtime next to it; one for all workers."""
+    """Package the demo model for a web server, with the runtime next to it. All test workers share the folder."""
     need_runtime()
     import fcntl
 

@@ -1,4 +1,4 @@
-"""The runtime of the web here: its package, node, a server for pages."""
+"""Provide the web runtime here: its package, node, and a server for pages."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ ISOLATED = {"Cross-Origin-Opener-Policy": "same-origin", "Cross-Origin-Embedder-
 
 
 def need_runtime() -> None:
-    """Skip where node or the package is missing, and say what to do."""
+    """Skip the test with a solution if node or the package is missing."""
     problem = problem_of(WASM, "99")
     if problem:
         pytest.skip(problem)
 
 
 def with_runtime(site: Path) -> Path:
-    """`site` with the package where its lock file would put it."""
+    """Link the package into `site`, where its lock file would put it, and return `site`."""
     modules = site / "node_modules"
     modules.mkdir(exist_ok=True)
     (modules / WASM.module).symlink_to(package_folder(WASM))
@@ -38,7 +38,7 @@ def with_runtime(site: Path) -> Path:
 
 
 def in_node(script: str, *arguments: str) -> Any:
-    """Return what a module prints as JSON."""
+    """Run a module in node and return the JSON that it prints."""
     command = ["node", "--input-type=module", "-e", script, "--", *arguments]
     return json.loads(subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout)
 
@@ -61,12 +61,12 @@ class _Handler(SimpleHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, format: str, *arguments: Any) -> None:
-        """Say nothing."""
+        """Print nothing."""
 
 
 @contextmanager
 def served(site: Path, headers: Mapping[str, str] = ISOLATED) -> Iterator[tuple[int, list[Any]]]:
-    """A server on this machine alone: its port, and what is posted to it."""
+    """Serve `site` on this machine only. Yield the port and the list of what is posted."""
     posted: list[Any] = []
     handler = partial(_Handler, directory=str(site), headers=headers, posted=posted)
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:

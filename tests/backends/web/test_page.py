@@ -1,4 +1,4 @@
-"""The page in Chromium: every file is checked before anything runs, the self-test, figures, and what is refused."""
+"""Test the page in Chromium: the check of every file before anything runs, the self-test, the figures, and refusals."""
 
 from __future__ import annotations
 

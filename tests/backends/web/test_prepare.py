@@ -1,4 +1,6 @@
-"""Preprocessing in JavaScript: the same bytes as in Python, step by step and in recipes; what is left to the caller."""
+"""Every step and recipe of the preprocessing in JavaScript gives the same bytes as in Python. Other steps are left to
+the caller.
+"""
 
 from __future__ import annotations
 

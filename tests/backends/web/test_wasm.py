@@ -1,4 +1,4 @@
-"""The engine: answers, times and coverage of the wasm runtime, and what is refused."""
+"""Test the engine: outputs, times and coverage of the wasm runtime, and what it refuses."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def samples() -> Any:
 
 @pytest.fixture(scope="module")
 def engines() -> Iterator[Engines]:
-    """One process for all that is right."""
+    """Run one process for all tests in which nothing fails."""
     need_runtime()
     with Engines() as running:
         yield running

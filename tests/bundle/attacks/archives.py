@@ -1,4 +1,4 @@
-"""Hostile and damaged .edgeq files, each made from a good bundle directory."""
+"""Make hostile and damaged .edgeq files, each from a good bundle directory."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def name_with_nul(files: dict[str, bytes]) -> bytes:
 
 @attack("occurs twice")
 def name_twice(files: dict[str, bytes]) -> bytes:
-    # The zip module warns of a name twice, so two names are made one afterwards.
+    # The zip module warns of a repeated name, so this renames one of two entries afterwards.
     twin = MODEL[:-1] + "Z"
     return pack(files, (entry(twin), b"evil")).replace(twin.encode(), MODEL.encode())
 
@@ -113,7 +113,7 @@ def bomb(files: dict[str, bytes]) -> bytes:
 
 @attack("cannot be unpacked")
 def understated_size(files: dict[str, bytes]) -> bytes:
-    # The directory of the zip declares what the manifest says, the data goes on: the size check must not be fooled.
+    # The zip's directory declares the manifest's size, but the data is longer. The size check must not be fooled.
     grown = {**files, MODEL: files[MODEL] + bytes(1 << 20)}
     true, stated = (struct.pack("<L", len(data[MODEL])) for data in (grown, files))
     return pack(grown).replace(true, stated)

@@ -1,7 +1,7 @@
-"""Hostile and damaged bundle directories. Each attack changes a good bundle in place.
+"""Make hostile and damaged bundle directories. Each attack changes a good bundle in place.
 
-`sealed` attacks write a manifest that matches the changed files, as an attacker would: only the check that is meant can
-stop them. The text next to each is what the refusal must say.
+`sealed` attacks write a manifest that matches the changed files, as an attacker would. Then only the check under test
+can stop them. The text next to each attack must be in the error message.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def attack(says: str) -> Callable[[Attack], Attack]:
 
 
 def seal(root: Path, **changes: Any) -> None:
-    """Make the manifest agree with the files that are there; `changes` go into its top level."""
+    """Make the manifest match the files in the folder. `changes` update its top level."""
     manifest = json.loads((root / "manifest.json").read_bytes())
     manifest["additional_metadata"]["edgeq"]["files"] = {
         path.relative_to(root).as_posix(): {
@@ -51,7 +51,7 @@ def edit(root: Path, name: str, change: Callable[[dict[str, Any]], Any]) -> None
 
 
 def change_info(root: Path, change: Callable[[dict[str, Any]], Any]) -> None:
-    """Change what edgeq says of the variant `plain`."""
+    """Change edgeq's record of the variant `plain`."""
     edit(root, COMPONENT, lambda c: change(c["variants"]["plain"]["executor_info"]["edgeq"]))
 
 

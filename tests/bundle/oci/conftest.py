@@ -1,4 +1,4 @@
-"""The bundles of tests/bundle, here too."""
+"""Provide the bundles of tests/bundle here."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["copy", "good", "good_zip", "spec"]
 
 @pytest.fixture(scope="module")
 def stored(good: Path) -> tuple[dict[str, bytes], str]:
-    """What a registry has after a push, and the digest of the manifest."""
+    """Return the contents of a registry after a push, and the digest of the manifest."""
     with in_process() as registry:
         digest = push_bundle(good, f"{registry.host}/models/net").digest
         return registry.blobs, digest

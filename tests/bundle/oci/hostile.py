@@ -1,6 +1,6 @@
-"""A registry that may do anything, and a foreign host next to it, both on this machine.
+"""Serve a registry that may do anything, and a foreign host, both on this machine.
 
-What either is sent is kept, so that a test can look for a login where none belongs.
+Both record the requests that they receive, so that a test can check that no login was sent to the wrong host.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Reply = bytes | Iterable[bytes] | None
 
 @dataclass
 class Asked:
-    """One request, its body read only where `body` is called."""
+    """Hold one request. Its body is read only when `body` is called."""
 
     method: str
     path: str
@@ -43,7 +43,7 @@ def response(status: int = 200, body: bytes = b"", *headers: str, length: int | 
 
 @dataclass
 class Server:
-    """One host: `script` answers a request, or leaves it to `otherwise`."""
+    """Serve one host. If `script` does not answer a request, `otherwise` does."""
 
     otherwise: Callable[[Asked], Reply]
     host: str = ""
@@ -59,13 +59,13 @@ class Server:
             yield part
 
     def silence(self) -> Iterator[bytes]:
-        """Yield nothing and keep the connection."""
+        """Yield nothing and keep the connection open."""
         self.closing.wait(30)
         yield b""
 
     def serve(self, connection: socketserver.StreamRequestHandler) -> None:
         if connection.rfile.peek(1)[:1] == b"\x16":  # type: ignore[attr-defined]
-            return  # TLS, which it does not speak
+            return  # the client starts TLS, which this host does not support
         lines = [connection.rfile.readline(65536)]
         while lines[-1].strip():
             lines.append(connection.rfile.readline(65536))
@@ -82,21 +82,21 @@ class Server:
 
 @dataclass
 class Hostile:
-    """The registry `home`, and `other`, which has no business with its login."""
+    """Hold the registry `home` and the foreign host `other`, which must not receive its login."""
 
     store: Registry
     home: Server
     other: Server
 
     def leaked(self) -> list[str]:
-        """Return the requests with a secret in them that must have none."""
+        """Return the requests that contain a secret but must not."""
         foreign = self.other.seen + [asked for asked in self.home.seen if asked.path.startswith(BACK)]
         return [asked.head for asked in foreign if any(secret in asked.head for secret in SECRETS)]
 
 
 @contextmanager
 def hostile(folder: Path, blobs: Mapping[str, bytes]) -> Iterator[Hostile]:
-    """Serve both hosts, with the login for `home` in `folder`/config.json and `blobs` in it."""
+    """Serve both hosts. The login for `home` is in `folder`/config.json, and `home` has the blobs."""
     store = Registry()
     store.blobs = dict(blobs)
 
@@ -124,7 +124,7 @@ def hostile(folder: Path, blobs: Mapping[str, bytes]) -> Iterator[Hostile]:
 
 
 def start(server: Server, context: ssl.SSLContext | None = None) -> socketserver.ThreadingTCPServer:
-    """Serve one host until it is shut down, over TLS where `context` is given."""
+    """Serve one host until it is shut down. It uses TLS if `context` is given."""
 
     class Handler(socketserver.StreamRequestHandler):
         def setup(self) -> None:
@@ -136,13 +136,13 @@ def start(server: Server, context: ssl.SSLContext | None = None) -> socketserver
             try:
                 super().finish()
             finally:
-                self.request.close()  # over TLS it is not the socket that the server closes
+                self.request.close()  # over TLS, this is not the socket that the server closes
 
         def handle(self) -> None:
             try:
                 server.serve(self)
             except (OSError, ValueError):
-                self.close_connection = True  # the client went away, which is what it should
+                self.close_connection = True  # the client closed the connection, as it should
 
     class Tcp(socketserver.ThreadingTCPServer):
         daemon_threads, block_on_close, request_queue_size = True, False, 64

@@ -1,4 +1,4 @@
-"""A registry on this machine: one in the process, to misbehave, and Debian's docker-registry."""
+"""Run a registry on this machine: one in this process, which can misbehave, or Debian's docker-registry."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ Answer = tuple[int, dict[str, str], bytes]
 
 
 class Registry:
-    """Blobs and manifests of one repository, in memory.
+    """Hold the blobs and manifests of one repository in memory.
 
     Attributes:
-        host: where it listens.
-        change: what a test does to the answer to a request, by method, path, and headers of the request.
+        host: the address at which it listens.
+        change: a test's change to an answer, by the request's method, path and headers.
     """
 
     def __init__(self) -> None:
@@ -83,7 +83,7 @@ def in_process() -> Iterator[Registry]:
 
 @contextmanager
 def debian(program: str, folder: Path) -> Iterator[str]:
-    """Run docker-registry on a free port; its host."""
+    """Run docker-registry on a free port and yield its host."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         host = f"127.0.0.1:{free.getsockname()[1]}"

@@ -1,4 +1,6 @@
-"""What a hostile registry does: one line a scenario, its name, what it does, and how the command must end."""
+"""List what a hostile registry does: one line for each scenario, with its name, its behaviour, and how the command must
+end.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +23,15 @@ def _nothing(hosts: Hostile, asked: Asked) -> Reply:
 
 @dataclass(frozen=True)
 class Scenario:
-    """One thing that a registry does.
+    """Describe one behaviour of a registry.
 
     Attributes:
-        home, other: the answers of the registry and of the foreign host. Where they are None, the registry is honest
-            and the foreign host asks for a login.
-        says: a pattern of the error's line; "" where the command succeeds.
-        push: push, not pull.
-        slow: judge it by the limits of `FAST`.
+        home, other: the answers of the registry and of the foreign host. If they are None, the registry is honest and
+            the
+            foreign host demands a login.
+        says: a pattern of the error's line; "" if the command succeeds.
+        push: True for a push, False for a pull.
+        slow: True if the limits of `FAST` apply.
     """
 
     name: str
@@ -40,13 +43,13 @@ class Scenario:
 
 
 def led(hosts: Hostile, asked: Asked, target: str) -> Reply:
-    """Lead to `target`: by a redirect, or as the place of an upload."""
+    """Lead to `target`, by a redirect or as the location of an upload."""
     place = target.format(home=hosts.home.host, other=hosts.other.host, port=hosts.other.host.rpartition(":")[2])
     return response(202 if asked.method == "POST" else 307, b"", f"Location: {place}")
 
 
 def guarded(asked: Asked, challenge: str) -> Reply:
-    """Ask for the login first."""
+    """Demand the login first."""
     granted = f"Authorization: Basic {LOGIN}", f"Authorization: Bearer {TOKEN}"
     if any(line in asked.head for line in granted):
         return None

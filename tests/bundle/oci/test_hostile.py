@@ -1,4 +1,4 @@
-"""A hostile registry gets no login to another host, little memory, and no more than the time that is stated."""
+"""A hostile registry cannot send a login to another host, use much memory, or take more than the stated time."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def hosts(stored: tuple[dict[str, bytes], str], tmp_path: Path, monkeypatch: pyt
 
 
 def memory() -> int:
-    """The largest memory that this process ever had, in bytes."""
+    """Return this process's peak memory in bytes."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
 
@@ -43,7 +43,7 @@ def memory() -> int:
 def attempts(
     scenario: Scenario, hosts: Hostile, good: Path, digest: str, folder: Path
 ) -> Iterator[Callable[[], object]]:
-    """The commands that meet a scenario, on the workstation and on the device."""
+    """Yield the commands that run into a scenario, on the workstation and on the device."""
     limits: dict[str, Any] = {"limits": FAST} if scenario.slow else {}
     reference = f"{hosts.home.host}/models/net@{digest}"
     if scenario.push:
@@ -85,7 +85,7 @@ def test_hostile_registries(
 def test_a_proxy_is_not_used_for_this_machine(
     hosts: Hostile, stored: tuple[dict[str, bytes], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A request in plain text, with the login in it, would be the proxy's to read."""
+    """A request to this machine bypasses the proxy, which could read the login in plain text."""
     for name in ("http_proxy", "https_proxy", "all_proxy"):
         monkeypatch.setenv(name, f"http://{hosts.other.host}")
     hosts.home.script = lambda asked: guarded(asked, "Basic realm=x")
@@ -96,7 +96,9 @@ def test_a_proxy_is_not_used_for_this_machine(
 
 @pytest.mark.parametrize("reads", [False, True])
 def test_an_upload_that_is_not_read(reads: bool, hosts: Hostile) -> None:
-    """More than the system keeps for a reader."""
+    """An upload ends in time if the registry never answers, or if it reads none of an upload beyond the system's
+    buffers.
+    """
 
     def slowly(asked: Asked) -> Reply:
         if asked.method != "PUT" or reads:
@@ -114,7 +116,7 @@ def test_an_upload_that_is_not_read(reads: bool, hosts: Hostile) -> None:
 def test_the_first_failure_ends_the_others(
     hosts: Hostile, stored: tuple[dict[str, bytes], str], tmp_path: Path
 ) -> None:
-    """One blob is wrong while the others take their time, within the limits."""
+    """A wrong blob ends the pull while the other blobs are still slow but within the limits."""
 
     def script(asked: Asked) -> Reply:
         if "/blobs/" not in asked.path:
@@ -130,7 +132,7 @@ def test_the_first_failure_ends_the_others(
 
 
 def test_slow_but_honest(hosts: Hostile, stored: tuple[dict[str, bytes], str], tmp_path: Path) -> None:
-    """What comes at the least rate is taken, however long it takes."""
+    """A download at the least rate is accepted, however long it takes."""
 
     def script(asked: Asked) -> Reply:
         content = hosts.store.blobs.get(asked.path.rpartition("/")[2], b"")

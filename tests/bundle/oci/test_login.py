@@ -1,4 +1,4 @@
-"""Whom a login belongs to: docker's file, challenges and addresses, read strictly."""
+"""Test which host gets a login: docker's file, challenges and addresses are read strictly."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ _PIECES = st.sampled_from(
 
 @given(st.lists(_PIECES, max_size=8).map("".join))
 def test_an_address_has_one_reading(text: str) -> None:
-    """Where urllib and this parser could differ on the host, there is no address."""
+    """An address is refused if urllib and this parser could disagree about its host."""
     home = parse_address("https://registry.example.com/v2/x/")
     for read in (parse_address, home.join):
         found = _read(read, text)

@@ -1,4 +1,4 @@
-"""A registry over TLS, through a proxy: who gets which login."""
+"""Test a registry over TLS and through a proxy: each host gets only its own login."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ FAST = Limits(answer_s=0.2, total_s=2)
 
 @dataclass
 class Net:
-    """A registry, its service for tokens, and a foreign host, reached through a proxy alone."""
+    """Hold a registry, its token service, and a foreign host. Only a proxy reaches them."""
 
     servers: dict[str, Server]
     proxy: Server
@@ -82,7 +82,9 @@ def net(stored: tuple[dict[str, bytes], str], tmp_path: Path, monkeypatch: pytes
 
 
 def test_each_gets_its_own_login(net: Net, tmp_path: Path) -> None:
-    """The proxy its own, the realm that the registry names the registry's, the registry the token."""
+    """The proxy gets its own login, the realm that the registry names gets the registry's, and the registry gets the
+    token.
+    """
     challenge = f'Bearer realm="https://{AUTH}/token"'
     net.servers[REGISTRY].script = lambda asked: guarded(asked, challenge)
     net.pull(tmp_path / "out")
@@ -147,7 +149,7 @@ def test_what_is_no_proxy(proxy: str, net: Net, tmp_path: Path, monkeypatch: pyt
 
 
 def _context(folder: Path, *names: str) -> ssl.SSLContext:
-    """A certificate for `names`, by which a server proves to be one of them; tls.crt trusts it."""
+    """Return a server context with a certificate for `names`. Clients trust it through tls.crt."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes
     from cryptography.hazmat.primitives.asymmetric import ec

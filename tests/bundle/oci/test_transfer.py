@@ -1,4 +1,4 @@
-"""`edgeq push` and `edgeq pull`, and the runner's `pull`; what a registry sends is not trusted."""
+"""Test `edgeq push`, `edgeq pull` and the runner's `pull`. They do not trust what a registry sends."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _no_login(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def filled(good: Path) -> Iterator[tuple[Registry, str]]:
-    """A registry that has the good bundle, and its reference."""
+    """Serve a registry that has the good bundle. Yield it and the reference."""
     with in_process() as found:
         yield found, pushed(found, good)
 
@@ -96,7 +96,7 @@ def test_the_signature_travels(registry: Registry, copy: Path, tmp_path: Path) -
 
 
 def edited(registry: Registry, reference: str, change: Callable[[dict[str, object]], object]) -> str:
-    """The reference of the same artifact with another manifest."""
+    """Change the manifest and return the reference of the same artifact with it."""
     import hashlib
 
     manifest = json.loads(registry.blobs[reference.rpartition("@")[2]])
@@ -193,7 +193,9 @@ def test_no_connection_no_login_not_there(registry: Registry, good: Path, tmp_pa
 
 
 def test_tokens_and_redirects(registry: Registry, good: Path, tmp_path: Path) -> None:
-    """The login goes to the service that gives tokens, the token to the registry, and none to where that redirects."""
+    """The token service gets the login, the registry gets the token, and the target of the registry's redirect gets
+    neither.
+    """
     (tmp_path / "docker").mkdir()
     login = base64.b64encode(b"me:secret").decode()
     (tmp_path / "docker" / "config.json").write_text(json.dumps({"auths": {registry.host: {"auth": login}}}))
@@ -288,7 +290,9 @@ def test_a_password_elsewhere_is_not_shown(arguments: list[str]) -> None:
 
 
 def test_a_token_that_is_none_is_not_shown(registry: Registry, tmp_path: Path) -> None:
-    """A header with a line break in it is refused by http.client with the whole header in its message."""
+    """An invalid token is not shown. http.client refuses a header with a line break and puts the whole header in its
+    message.
+    """
 
     def asks(method: str, path: str, headers: dict[str, str], answer: Answer) -> Answer:
         del method, headers, answer
@@ -304,7 +308,7 @@ def test_a_token_that_is_none_is_not_shown(registry: Registry, tmp_path: Path) -
 
 @pytest.mark.parametrize("place", ["/v2/upload/a b?state={}", "http://x:y:z@{}/"])
 def test_an_address_that_is_none_is_not_shown(registry: Registry, good: Path, place: str) -> None:
-    """What a registry sends as the place of an upload often holds a token."""
+    """An invalid upload location is not shown, because it often contains a token."""
     answer = (202, {"Location": place.format("s3cr3t")}, b"")
     registry.change = lambda method, path, headers, found: answer if method == "POST" else found
     with pytest.raises(RuntimeUnavailableError, match="the connection failed") as caught:

@@ -1,4 +1,4 @@
-"""The bundles of tests/bundle, here too."""
+"""Provide the bundles of tests/bundle here."""
 
 from tests.bundle.conftest import copy, good, good_zip, spec
 

@@ -1,4 +1,4 @@
-"""Keys and certificates, made for a test."""
+"""Make keys and certificates for tests."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NOW = datetime.datetime.now(datetime.UTC)
 
 
 def write_key(folder: Path, name: str = "key", curve: str = "P-256", password: bytes = b"") -> Path:
-    """NAME.pem, and NAME.pub next to it."""
+    """Write NAME.pem with NAME.pub next to it."""
     private = ec.generate_private_key(CURVES[curve])
     encryption: Any = BestAvailableEncryption(password) if password else NoEncryption()
     folder.mkdir(parents=True, exist_ok=True)
@@ -46,7 +46,7 @@ def write_certificate(
     signs: bool = True,
     days: int = 10,
 ) -> Path:
-    """The certificate of a key called like the file, valid from 20 days ago for 20 + `days`."""
+    """Write the certificate of the key that has the file's name, valid from 20 days ago for 20 + `days` days."""
     name, private = issuer
     usages = ("content_commitment", "key_encipherment", "data_encipherment", "key_agreement", "crl_sign")
     usage = x509.KeyUsage(
@@ -73,7 +73,7 @@ def write_certificate(
 
 
 def read_private(path: Path) -> ec.EllipticCurvePrivateKey:
-    """The key that `write_key` wrote."""
+    """Read the key that `write_key` wrote."""
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
     key = load_pem_private_key(path.read_bytes(), None)
@@ -82,7 +82,7 @@ def read_private(path: Path) -> ec.EllipticCurvePrivateKey:
 
 
 def write_chain(folder: Path, **leaf: Any) -> tuple[Path, Path, Path, Path]:
-    """root → issuer → signer: the signer's key, its certificate, the issuer's, the root's."""
+    """Write root → issuer → signer. Return the signer's key, its certificate, the issuer's and the root's."""
     root, issuer, signer = (read_private(write_key(folder, name)) for name in ("root", "issuer", "signer"))
     top = write_certificate(folder / "root.crt", root.public_key(), ("root", root), authority=True)
     middle = write_certificate(folder / "issuer.crt", issuer.public_key(), ("root", root), authority=True)

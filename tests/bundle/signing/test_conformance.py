@@ -1,4 +1,4 @@
-"""The key and certificate cases of the conformance suite of OpenSSF Model Signing, which lies next to the checkout."""
+"""Run the key and certificate cases of OpenSSF Model Signing's conformance suite, which is next to the checkout."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_verdict(name: str, tmp_path: Path) -> None:
 
 
 def modified(model: Path, config: dict[str, Any], folder: Path) -> Path:
-    """The model, changed as the case wants it, on a copy."""
+    """Return a copy of the model with the case's changes, or the model itself if the case has none."""
     changes = config.get("model_modifications", {})
     if not changes:
         return model
@@ -62,7 +62,7 @@ def modified(model: Path, config: dict[str, Any], folder: Path) -> Path:
 def verify(signature: Path, model: Path, config: dict[str, Any]) -> None:
     wanted = config["verify"]
     trust = wanted.get("public_key") or wanted["cert_chain"][0]
-    # This key is not in the suite's snapshot; another stands for it, the signature being nobody's.
+    # The suite's snapshot lacks this key. Another one can replace it, because no known key made the signature.
     trust = trust.replace("keys/ec-p256/", "keys/self-signed/")
     data = signature.read_bytes()
     ignored = (*GIT, *wanted.get("ignore_paths", ()))

@@ -1,4 +1,4 @@
-"""Signatures exchanged with the reference package, model-signing, in both directions."""
+"""Exchange signatures with the reference package, model-signing, in both directions."""
 
 from __future__ import annotations
 
@@ -61,5 +61,5 @@ def test_a_certificate(copy: Path, tmp_path: Path) -> None:
         private_key=key, signing_certificate=own, certificate_chain=[issuer]
     ).sign(copy, place)
     check_trusted(copy, trust=root, required=True, expect=None)
-    # A device, which verifies no certificates, trusts the key.
+    # A device verifies no certificates, so it trusts the key.
     check_trusted(copy, trust=key.with_suffix(".pub"), required=True, expect=None)

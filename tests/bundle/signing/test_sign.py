@@ -1,4 +1,4 @@
-"""`edgeq sign`, and what verifies its signatures: `edgeq verify --trust` and the runner."""
+"""Test `edgeq sign` and the programs that verify its signatures: `edgeq verify --trust` and the runner."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def key(tmp_path: Path) -> Path:
 def test_verifying_elsewhere_opens_what_was_signed(
     copy: Path, key: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The signed bundle is replaced when its signature has been checked."""
+    """`verify --on` opens the bundle whose signature it checked, even if the bundle is replaced after the check."""
     sign_bundle(copy, key=key)
 
     def swapped(path: Path, **how: Any) -> str | None:
@@ -92,7 +92,7 @@ def test_the_runner(copy: Path, key: Path, tmp_path: Path, capsys: pytest.Captur
 
 @pytest.mark.parametrize("name", ["notes.txt", ".DS_Store", "out.npz", "README"])
 def test_a_file_that_nobody_signed(name: str, copy: Path, key: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Nothing reads it, but whoever finds it in a signed folder takes it for signed."""
+    """An unsigned file in a signed bundle is refused. Nothing reads it, but people would take it for signed."""
     public = str(key.with_suffix(".pub"))
     sign_bundle(copy, key)
     (copy / name).write_text("run this first")
@@ -130,7 +130,7 @@ def flip(bundle: Path) -> None:
 
 
 def other_files(bundle: Path) -> None:
-    """A bundle whose own manifest agrees with its files, and which is another than was signed."""
+    """Change the bundle so that its manifest matches its files but is not the one that was signed."""
     manifest = bundle / "manifest.json"
     manifest.write_bytes(manifest.read_bytes().replace(b'"package_name": "linear"', b'"package_name": "planar"'))
 
@@ -214,7 +214,7 @@ def test_certificates(copy: Path, tmp_path: Path) -> None:
     verified(copy, key.with_suffix(".pub"))
     with pytest.raises(BundleError, match="is not trusted"):
         verified(copy, other_root)
-    # The runner on a device has nothing that verifies certificates, and takes the key.
+    # The runner on a device cannot verify certificates, so it takes the key.
     assert main(["verify", "--trust", str(root)], root=copy) == 7
     assert main(["verify", "--trust", str(key.with_suffix(".pub"))], root=copy) == 0
     with pytest.raises(UsageError, match="is not the certificate of"):

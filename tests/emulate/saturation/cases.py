@@ -1,5 +1,8 @@
-"""Random integer operators as one-node models. Run as a program, `python cases.py MODELS OUT`, it runs those of a
-folder with nothing but onnxruntime and numpy, so that it can be run under emulation: all of them in one process."""
+"""Make random integer operators as models with one node.
+
+As a program, `python cases.py MODELS OUT` runs all models of a folder in one process. It needs only onnxruntime and
+numpy, so that it can run under emulation.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Case:
-    """One node; `inputs` in its order, of which `fed` are graph inputs and the others constants."""
+    """Hold one node. `inputs` are in the node's order. Those in `fed` are graph inputs, the others are constants."""
 
     name: str
     node: onnx.NodeProto
@@ -29,7 +32,7 @@ class Case:
         return [np.asarray(self.inputs[name]) for name in self.node.input]
 
     def save(self, folder: Path) -> None:
-        """Write the model and what it is fed."""
+        """Write the model and its inputs."""
         from onnx import ValueInfoProto, helper, numpy_helper
 
         def info(name: str) -> ValueInfoProto:
@@ -47,7 +50,7 @@ class Case:
 
 
 def matmul_integer(count: int, seed: int = 0) -> Iterator[Case]:
-    """U8S8, with and without zero points, constant and computed second operands, odd and even K."""
+    """Yield U8S8 cases with and without zero points, constant and computed second operands, odd and even K."""
     random = np.random.default_rng(seed)
     for i in range(count):
         m, k, n = (int(v) for v in random.integers(1, (20, 300, 40)))
@@ -60,7 +63,7 @@ def matmul_integer(count: int, seed: int = 0) -> Iterator[Case]:
 
 
 def qlinear_matmul(count: int, seed: int = 1) -> Iterator[Case]:
-    """U8S8, per tensor and per column, stacks of matrices."""
+    """Yield U8S8 cases per tensor and per column, and stacks of matrices."""
     random = np.random.default_rng(seed)
     for i in range(count):
         m, k, n = (int(v) for v in random.integers(1, (20, 300, 40)))
@@ -70,7 +73,7 @@ def qlinear_matmul(count: int, seed: int = 1) -> Iterator[Case]:
 
 
 def qlinear_conv(count: int, seed: int = 2) -> Iterator[Case]:
-    """U8S8: dense, 1x1, grouped, depthwise, with a channel multiplier, in one dimension; padded, strided, dilated."""
+    """Yield U8S8 cases: dense, 1x1, grouped, depthwise, with a channel multiplier, 1-D; padded, strided, dilated."""
     random = np.random.default_rng(seed)
     kinds = ("dense", "pointwise", "grouped", "depthwise", "multiplier", "one_dimension")
     for i in range(count):
@@ -94,7 +97,7 @@ def qlinear_conv(count: int, seed: int = 2) -> Iterator[Case]:
 
 
 def others(seed: int = 3) -> Iterator[Case]:
-    """Contrib operators, and pairs of types that are exact or take another path."""
+    """Yield contrib operators, and pairs of types that are exact or take another path."""
     random = np.random.default_rng(seed)
     for i in range(8):
         m, k, n = (int(v) for v in random.integers(1, (20, 300, 40)))
@@ -128,7 +131,7 @@ def others(seed: int = 3) -> Iterator[Case]:
 
 
 def run_all(models: Path, out: Path) -> None:
-    """Run every model of a folder on what lies next to it."""
+    """Run every model of a folder on the inputs next to it."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -152,7 +155,7 @@ def _bytes(random: np.random.Generator, shape: tuple[int, ...], kind: str, small
 
 
 def _quantized(random: np.random.Generator, weight: Any, columns: int, i: int) -> dict[str, Any]:
-    """Scales and zero points around a weight, in the order of QLinearConv and QLinearMatMul."""
+    """Return scales and zero points around a weight, in the order of QLinearConv and QLinearMatMul."""
     scales = (random.random(columns) * 0.01 + 0.001).astype(np.float32)
     return {
         "as": np.float32(0.02),

@@ -1,4 +1,4 @@
-"""The real kernels of a CPU that saturates as the reference: this machine's, or onnxruntime's under qemu-user."""
+"""Provide the real kernels of a CPU that saturates as the reference: this machine's, or those under qemu-user."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ _PROFILE = "x86-64-avx2"
 
 
 def command() -> list[str]:
-    """What runs a program on the kernels that saturate; empty where there are none and there is no such emulator."""
+    """Return the command that runs Python on kernels that saturate; empty if this machine has neither them nor the
+    emulator.
+    """
     if match_profile(detect_machine(), load_profiles()).profile.saturates(Scheme()):
         return [sys.executable]
     qemu = load_profiles()[_PROFILE].emulate["qemu"]
@@ -32,7 +34,7 @@ def command() -> list[str]:
 
 
 def emulated(models: Path, out: Path, prefix: Sequence[str]) -> dict[str, np.ndarray[Any, Any]]:
-    """Outputs of every model of a folder (`cases.run_all`) by "MODEL:OUTPUT"."""
+    """Return the outputs of every model of a folder (`cases.run_all`) by "MODEL:OUTPUT"."""
     subprocess.run([*prefix, cases.__file__, str(models), str(out)], check=True, capture_output=True, timeout=1800)
     with np.load(out) as found:
         return {name: found[name] for name in found.files}

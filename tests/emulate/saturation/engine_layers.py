@@ -1,6 +1,6 @@
-"""Random layers for the kernels of plug-in engines that add two products in 16 bits, and what they must give.
+"""Make random layers for the kernels of plug-in engines that add two products in 16 bits, with their expected outputs.
 
-Sums stay below 2^24, so that float32 holds them exactly and any difference is a wrong sum.
+Sums stay below 2^24, so float32 represents them exactly, and any difference is a wrong sum.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from edgeq.run.session import SessionSettings, start_engine
 
 @dataclass(frozen=True)
 class Layer:
-    """One random layer: Q/DQ with scales of 1, and what its kernel must give; "x" holds the numbers, float32."""
+    """Hold one random layer, Q/DQ with scales of 1, and its expected outputs. "x" contains the integers as float32."""
 
     name: str
     model: bytes
@@ -44,13 +44,13 @@ def random_layer(
     plain: bool = False,
     fitted: bool = False,
 ) -> Layer:
-    """A MatMul or Conv of sizes that kernels treat differently: odd channels, groups, strides, dilations, padding,
-    zero points, both activation types; half of all values are extreme.
+    """Return a MatMul or Conv of sizes that kernels treat differently: odd channels, groups, strides, dilations,
+    padding, zero points, both activation types. Half of all values are extreme.
 
     Args:
-        small: weights of at most 64, which nothing saturates on.
+        small: weights of at most 64, which cannot saturate.
         plain: no groups, padding, strides or single channels, and at most 256 products in a MatMul.
-        fitted: weights as `fit_pairs` makes them, which nothing may saturate on.
+        fitted: weights from `fit_pairs`, which must not saturate.
     """
     signed = bool(rng.integers(2))
     kind, low, high = ("int8", -128, 127) if signed else ("uint8", 0, 255)
@@ -103,7 +103,7 @@ def _answers(
 
 
 def _fitted(w: NDArray[np.int8], op: str) -> NDArray[np.int8]:
-    """`w` with each output channel's weights smaller by what its largest pair exceeds 16 bits by."""
+    """Scale down the weights of each output channel of `w` until its largest pair fits 16 bits."""
     rows = conv_rows(w) if op == "Conv" else w.T
     sums = possible_sums(rows, w.shape[1] if op == "Conv" else 0)
     worst = np.maximum(sums.max(axis=1, initial=0), PAIR_LIMIT)[:, None]
@@ -129,7 +129,8 @@ def _model(op: str, attributes: str, shape: tuple[int, ...], w: NDArray[np.int8]
 
 
 def compare(engine: Engine, environment: dict[str, str], op: str, count: int, seed: int = 0, **kind: bool) -> list[str]:
-    """Run `count` random layers of a `kind` (see `random_layer`); a line on each that is not as the model has it.
+    """Run `count` random layers of a `kind` (see `random_layer`). Return a line for each one that differs from the
+    model.
 
     Raises:
         EngineError: the engine crashes or refuses a layer.
@@ -157,7 +158,7 @@ def compare(engine: Engine, environment: dict[str, str], op: str, count: int, se
 
 
 def saturating_levels(engine: Engine) -> list[dict[str, str]]:
-    """Environments in which an engine's kernels are those of CPUs that it saturates on."""
+    """Return environments that restrict an engine to the kernels of CPUs on which it saturates."""
     without = set(engine.int8.saturates_without)
     levels = [level.value for level in engine.cap.levels if without and not without.intersection(level.features)]
     return [{engine.cap.variable: value} for value in levels]

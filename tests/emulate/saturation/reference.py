@@ -1,4 +1,4 @@
-"""One integer operator by itself, as the simulation of whole models computes it."""
+"""Compute one integer operator alone, as the simulation of whole models does."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from edgeq.model.saturation import SaturatingPath, saturation_table
 
 
 def simulate_layer(node: ir.Node, inputs: Sequence[NDArray[Any] | None], *, saturating: bool = True) -> NDArray[Any]:
-    """The output of one integer node by its inputs, in its own order: as a kernel with 16-bit sums of products gives it
-    where there is such a path for its types, else exact.
+    """Return the output of one integer node for its inputs, in its own order. If a kernel with 16-bit sums of products
+    exists for its types, the result is that kernel's; otherwise it is exact.
 
     Raises:
-        KeyError: an operator without a model.
+        KeyError: the operator has no model.
     """
     row = operator_of(node)
     if row.weight is None:

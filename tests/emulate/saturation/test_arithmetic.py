@@ -1,4 +1,4 @@
-"""Sums of two products in 16 bits, against the definition spelled out."""
+"""Test sums of two products in 16 bits against a plain implementation of the definition."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The model of a plug-in's kernels below VNNI: against the plug-in itself, and against loops."""
+"""Test the model of a plug-in's kernels without VNNI, against the plug-in itself and against loops."""
 
 from __future__ import annotations
 

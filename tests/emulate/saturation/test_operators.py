@@ -1,4 +1,4 @@
-"""The operators' arithmetic against ONNX Runtime's: here, and on emulated kernels that saturate."""
+"""Test the operators' arithmetic against ONNX Runtime's, here and on emulated kernels that saturate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whole models: exact ones as sessions give them, saturating ones as the emulated CPU does."""
+"""Test whole models: exact ones agree with sessions, saturating ones with the emulated CPU."""
 
 from __future__ import annotations
 

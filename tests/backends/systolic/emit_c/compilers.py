@@ -1,4 +1,4 @@
-"""The compilers and emulators that the tests of C need; each test that lacks one is skipped with the reason."""
+"""Find the compilers and emulators that the tests of C need. A test that lacks one is skipped with the reason."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def need(*programs: str) -> None:
 
 
 def done(*command: str | Path, where: Path | None = None) -> str:
-    """Run a command that has to succeed; what it printed, errors last."""
+    """Run a command that has to succeed. Return what it printed, stderr last."""
     parts = [str(part) for part in command]
     result = subprocess.run(parts, cwd=where, capture_output=True, text=True, check=False, timeout=LONGEST_S)
     assert result.returncode == 0, f"{command}: {result.stdout}{result.stderr}"

@@ -1,4 +1,4 @@
-"""Small random float graphs of everything that becomes C, of awkward shapes: uneven pads, groups, joins."""
+"""Build small random float graphs of every operator that becomes C, in awkward shapes: uneven pads, groups, joins."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Shape = tuple[int, ...]
 
 @dataclass
 class Graph:
-    """A graph as it grows; names are hostile on purpose."""
+    """Hold a graph to which nodes are added. Its names are hostile on purpose."""
 
     random: np.random.Generator
     nodes: list[onnx.NodeProto] = field(default_factory=list)
@@ -48,7 +48,8 @@ class Graph:
         out = [(size[i] + pads[i] + pads[i + 2] - spans[i]) // strides[i] + 1 for i in range(2)]
         if min(out) < 1 or any(size[i] + pads[i] + pads[i + 2] < spans[i] for i in range(2)):
             return x
-        scale = self.random.uniform(0.05, 2, (outs, 1, 1, 1))  # channels that differ make tiles that differ
+        # channels of different size give tiles with different scales
+        scale = self.random.uniform(0.05, 2, (outs, 1, 1, 1))
         weights = (self.random.normal(0, 0.3, (outs, channels // groups, *kernel)) * scale).astype(np.float32)
         inputs = [x, self.constant(weights)]
         if pick(2):
@@ -99,7 +100,7 @@ class Graph:
         return self.node("Reshape", [x, shape], (1, channels, cols, rows))
 
     def dense(self, x: str) -> str:
-        """Flattened, or one product a row of pixels."""
+        """Add a product of the flattened tensor, or of each channel's pixels as one row."""
         shape = self.shapes[x]
         outs = int(self.random.integers(1, 12))
         if len(shape) == 4 and self.random.integers(2):
@@ -115,7 +116,7 @@ class Graph:
 
 
 def random_model(seed: int, path: Path) -> tuple[Path, dict[str, NDArray[np.float32]]]:
-    """A model that `seed` decides, written to `path`, and four samples of its input."""
+    """Write the random model of `seed` to `path`. Return the path and four samples of its input."""
     graph = Graph(np.random.default_rng(seed))
     random = graph.random
     shape = (1, int(random.integers(1, 7)), int(random.integers(5, 12)), int(random.integers(5, 12)))

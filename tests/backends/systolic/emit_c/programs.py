@@ -1,4 +1,4 @@
-"""Integer programs of real and made-up models, and what their C computed."""
+"""Make integer programs from real and random models, and compare what their C computes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,9 @@ ROOT = Path(__file__).parents[4]
 
 
 def model_cases(shared: Path | None) -> dict[str, tuple[Path, Path, Path | None]]:
-    """Model, samples and preprocessing by name: the demo, and the image classifiers of shared/data where it is."""
+    """Return model, samples and preprocessing by name: the demo, and the image classifiers in shared/data if that
+    exists.
+    """
     demo = ROOT / "edgeq" / "demo"
     cases: dict[str, tuple[Path, Path, Path | None]] = {"demo": (demo / "model.onnx", demo / "calibration.npz", None)}
     data = {
@@ -56,7 +58,7 @@ def model_cases(shared: Path | None) -> dict[str, tuple[Path, Path, Path | None]
 
 
 def random_program(seed: int, folder: Path, array: ArrayConfig | None = None) -> tuple[Program, Arrays]:
-    """The program of a random model on an array that `seed` decides too, and two samples."""
+    """Return the program of a random model and two samples. `seed` also selects the array if none is given."""
     folder.mkdir(exist_ok=True)
     model, data = random_model(seed, folder / "model.onnx")
     cases = [{name: values[i : i + 1] for name, values in data.items()} for i in range(4)]
@@ -67,7 +69,7 @@ def random_program(seed: int, folder: Path, array: ArrayConfig | None = None) ->
 def program_of(
     model: Path, data: Any, array: ArrayConfig | None = None, *, preprocess: Any = None, count: int | None = None
 ) -> tuple[Program, Arrays]:
-    """The program that is deployed, calibrated on its data by minima and maxima, and those data as inputs [N, ...]."""
+    """Return the deployed program, calibrated by the minima and maxima of its data, and the data as inputs [N, ...]."""
     with tempfile.TemporaryDirectory() as folder:
         prepared = prepare_model(model, Path(folder))
         samples = open_samples(data, prepared.signature, preprocess=preprocess, count=count)
@@ -80,7 +82,7 @@ def program_of(
 
 
 def differing(bundle: CBundle, program: Program, inputs: Arrays, dump: bytes, **how: Any) -> dict[str, int]:
-    """Layers whose values in layers.bin are not the simulator's → how many; empty where all agree."""
+    """Return the number of values in layers.bin that differ from the simulator's, by layer; empty if all agree."""
     kept = simulate(program, inputs, keep=[layer.tensor for layer in bundle.layers], **how).tensors
     found: dict[str, int] = {}
     start = 0

@@ -1,4 +1,4 @@
-"""C bundles compiled and run: every layer's integers are those of the simulator."""
+"""C bundles are compiled and run, and the integers of every layer equal the simulator's."""
 
 from __future__ import annotations
 
@@ -73,7 +73,9 @@ def test_models_under_qemu(name: str, shared_data: Path, tmp_path: Path) -> None
 
 @pytest.mark.slow
 def test_bare_metal_under_a_whole_machines_emulator(tmp_path: Path) -> None:
-    """picolibc's start-up code in place of the board's, semihosting in place of its console."""
+    """The C runs on bare metal with picolibc's start-up code in place of the board's, and semihosting in place of its
+    console.
+    """
     need("make", "riscv64-unknown-elf-gcc", "qemu-system-riscv64")
     if done("riscv64-unknown-elf-gcc", "-print-file-name=picolibc.specs").strip() == "picolibc.specs":
         pytest.skip("picolibc-riscv64-unknown-elf not installed")
@@ -217,14 +219,14 @@ def test_the_compiler_refuses_another_array_too(tmp_path: Path, change: tuple[st
 
 
 def save(path: Path, text: str, weights: np.ndarray) -> None:
-    """Write a model whose one weight is called w."""
+    """Write a model whose only weight is called w."""
     model = proto(text, opset=13)
     model.graph.initializer.append(numpy_helper.from_array(weights.astype(np.float32), "w"))
     onnx.save(model, path)
 
 
 def chain(folder: Path, middle: str) -> tuple[Program, Arrays]:
-    """Conv, another operator, Conv, Softmax."""
+    """Return the program of Conv, another operator, Conv and Softmax."""
     random = np.random.default_rng(0)
     text = f"""g (float[1, 3, 6, 6] x) => (float[1, 3, 4, 4] y) {{
         [first] a = Conv <pads = [1, 1, 1, 1]> (x, w)
@@ -266,7 +268,7 @@ def test_a_network_without_convolutions(tmp_path: Path) -> None:
 
 
 def test_lines_and_rows(tmp_path: Path) -> None:
-    """1-D convolutions with pooling between them, and a product of each step in time."""
+    """1-D convolutions with pooling between them, and a product of each time step, match the simulator."""
     need("gcc", "make")
     random = np.random.default_rng(0)
     text = """g (float[1, 6, 20] x) => (float[1, 5, 6] y)
@@ -294,7 +296,7 @@ def test_lines_and_rows(tmp_path: Path) -> None:
 
 
 def test_an_inner_tensor_is_brought_into_an_order_once(tmp_path: Path) -> None:
-    """It is an output of the graph, and read by a layer that wants it in the same order."""
+    """A tensor that is an output of the graph and that a layer reads in the same order is reordered only once."""
     need("gcc", "make")
     random = np.random.default_rng(0)
     text = """g (float[1, 6, 8] x) => (float[1, 6, 5] a, float[1, 12, 5] y) {
@@ -312,7 +314,7 @@ def test_an_inner_tensor_is_brought_into_an_order_once(tmp_path: Path) -> None:
 
 
 def test_products_of_rows(tmp_path: Path) -> None:
-    """With activations, factors, a bias of one number and a sum between them."""
+    """Products of rows match the simulator with activations, factors, a scalar bias and a sum between them."""
     need("gcc", "make")
     random = np.random.default_rng(0)
     text = """g (float[1, 5, 6] x) => (float[1, 5, 6] y)

@@ -1,4 +1,4 @@
-"""The C that travels in a bundle; tests/cli/test_emit_c.py has the command."""
+"""Test the C that travels in a bundle. tests/cli/test_emit_c.py tests the command."""
 
 from __future__ import annotations
 

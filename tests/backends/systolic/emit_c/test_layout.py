@@ -16,7 +16,7 @@ def test_images_are_nhwc_and_the_rest_stays() -> None:
 
 
 def test_a_move_between_orders() -> None:
-    """A transpose to NHWC is not a move where images are NHWC; an index of -1 stays one."""
+    """A transpose to NHWC moves nothing if images are stored as NHWC. An index of -1 stays -1."""
     shape, turned = (1, 2, 3, 4), (1, 3, 4, 2)
     index = np.arange(24).reshape(shape).transpose(0, 2, 3, 1).ravel().astype(np.int32)
     plain = np.arange(24)

@@ -1,4 +1,4 @@
-"""The portable C of the gemmini.h calls against arithmetic spelled out here, in Python's own integers."""
+"""Test the portable C of the gemmini.h calls against the same arithmetic in Python's integers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ f32 = np.float32
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Library:
-    """By generation, and "shift": of an array that shifts its outputs."""
+    """Compile the portable C by generation; "shift" is an array that shifts its outputs."""
     need("gcc")
     built: Library = {}
     for name, options in (("2021", ["-DEDGEQ_GENERATION=2021"]), ("2023", []), ("shift", [])):
@@ -35,7 +35,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Library:
             (folder / "include" / file).write_text((PORTABLE / "include" / file).read_text())
         array = ArrayConfig(output_scale="shift") if name == "shift" else ArrayConfig()
         (folder / "include" / "gemmini_params.h").write_text(own_header(array))
-        source = folder / "gemmini_portable.c"  # what stands next to it is included
+        source = folder / "gemmini_portable.c"  # a copy, because it includes the headers next to it
         source.write_text((PORTABLE / source.name).read_text())
         done("gcc", *FLAGS, *options, "-shared", "-fPIC", source, "-o", folder / "p.so")
         built[name] = ctypes.CDLL(str(folder / "p.so"))
@@ -47,7 +47,9 @@ def near_even(value: float) -> int:
 
 
 def as_header(value: float) -> int:
-    """i = trunc(v), next = trunc(f32(v ± 1)), the nearer of them, the even one of equally near ones."""
+    """Round like the header: of i = trunc(v) and next = trunc(f32(v ± 1)), return the nearer one, on a tie the even
+    one.
+    """
     v = f32(value)
     if abs(v) > 1000:
         return 127 if v > 0 else -128
@@ -78,7 +80,7 @@ def convolution(
     relu: bool,
     kind: int,
 ) -> NDArray[np.int8]:
-    """x [H, W, C], w [k, k, C, O]; nothing but loops."""
+    """Convolve x [H, W, C] with w [k, k, C, O] in plain loops."""
     rows, cols, channels = x.shape
     k, _, _, outs = w.shape
     height = (rows + 2 * pad - dilation * (k - 1) - 1) // stride + 1
@@ -129,7 +131,7 @@ def test_convolutions(
     library: Library, kind: int, k: int, stride: int, dilation: int, pad: int, pool: Any, relu: bool, biased: bool
 ) -> None:
     random = np.random.default_rng(k * 100 + stride * 10 + pad)
-    batch, size, channels, outs = 2, 7, 3, 70  # more outputs than the C computes together
+    batch, size, channels, outs = 2, 7, 3, 70  # more outputs than the C computes at once
     scale = 0.004999999888241291
     x, w = int8s(random, batch, size, size, channels), int8s(random, k, k, channels, outs)
     bias = random.integers(-9000, 9000, outs).astype(np.int32) if biased else None
@@ -149,7 +151,7 @@ def test_convolutions(
         call(batch, *sizes, *shapes, *flags, *data, pointer(got), int(relu), ctypes.c_float(scale), *shift, *tail)
         assert np.array_equal(got, wanted), name
     got, half = np.zeros_like(wanted), outs // 2
-    for start in (0, half):  # slices of output channels
+    for start in (0, half):  # two slices of the output channels
         sizes = (size, size, channels, half, before, before, *shapes, channels, outs, outs)
         flags, (inputs, *_) = rest[0], rest[1:]
         library["2023"].tiled_conv_stride_auto(
@@ -181,7 +183,7 @@ def test_depthwise(library: Library) -> None:
 
 
 def multiply(library: ctypes.CDLL, a: Any, b: Any, d: Any, kind: int, **given: Any) -> NDArray[Any]:
-    """tiled_matmul_auto with everything but `given` at its simplest."""
+    """Call tiled_matmul_auto with the simplest value for every argument that is not in `given`."""
     i, k = a.shape[::-1] if given.get("transpose_a") else a.shape
     j = b.shape[0] if given.get("transpose_b") else b.shape[1]
     out = np.zeros((i, j), np.int32 if given.get("full") else np.int8)
@@ -228,7 +230,7 @@ def test_products_wrap_and_output_stationary_ones_clip_partial_sums(library: Lib
     a, b = np.full((1, 4096), -128, np.int8), np.full((4096, 1), -128, np.int8)
     top = np.int32([[2**31 - 5]])
     assert multiply(library["2023"], a, b, top, WS, full=True)[0, 0] == wrapped(2**31 - 5 + 4096 * 128 * 128)
-    # One row and one column: tiles are as deep as half of the scratchpad holds, so all of it is one partial sum.
+    # With one row and one column, a tile is as deep as half of the scratchpad, so everything is one partial sum.
     assert multiply(library["2023"], a, b, None, OS, full=True)[0, 0] == 2**19 - 1
     assert multiply(library["2023"], a, -(b + 1), None, OS, full=True)[0, 0] == -(2**19)
 
@@ -246,7 +248,7 @@ def test_partial_sums_are_those_of_the_simulators_tiles(library: Library, sizes:
 
 
 def test_rounding_of_every_kind_of_value(library: Library) -> None:
-    """Around each half and each power of two, where the two roundings differ, and far outside."""
+    """Rounding is right around each half and power of two, where the two roundings differ, and far out of range."""
     edges = [f32(n / 2) for n in range(-300, 301)]
     values = [v for e in edges for v in (np.nextafter(e, f32(-1e9)), e, np.nextafter(e, f32(1e9)))]
     values += [f32(1e6), f32(-1e6), f32(3e9), f32(-3e9)]
@@ -307,7 +309,9 @@ def test_calls_that_are_not_known_say_so(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_riscv_computes_what_this_machine_does(tmp_path: Path) -> None:
-    """A product, an addition and a pooled convolution over pseudo-random numbers, natively and under qemu."""
+    """A product, an addition and a pooled convolution of pseudo-random numbers give the same results natively and under
+    qemu.
+    """
     need("gcc", *RISCV)
     (tmp_path / "c.c").write_text(CALLS)
     sources = ["c.c", str(PORTABLE / "gemmini_portable.c"), f"-I{PORTABLE}", *FLAGS]

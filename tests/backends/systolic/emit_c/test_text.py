@@ -19,7 +19,7 @@ def test_names_become_harmless_comments() -> None:
 
 
 def test_constants_read_back_to_the_same_bits(tmp_path: Path) -> None:
-    """A compiler says so, of floats of every size and of the smallest int32."""
+    """A compiler reads floats of every size and the smallest int32 back to the same bits."""
     need("gcc")
     bits = np.random.default_rng(0).integers(0, 2**32, 500, np.uint32)
     floats = [v for v in bits.view(np.float32) if np.isfinite(v)]
