@@ -1,4 +1,4 @@
-"""Decoding: what is read, and what is refused before it costs memory."""
+"""Test the decoding of images: which files are read, and which are refused before they use memory."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_sixteen_bits_are_refused(tmp_path: Path) -> None:
 
 
 def png(bits: int, colour: int, row: bytes) -> bytes:
-    """Of 1x1 pixels, as Pillow does not write it."""
+    """Return a PNG of 1x1 pixels in a form that Pillow does not write."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
@@ -56,7 +56,9 @@ def png(bits: int, colour: int, row: bytes) -> bytes:
 
 
 def tiff(bits: int, planes: int) -> bytes:
-    """Of 1x1 colour pixels, not compressed, the channels together (planes 1) or one after the other (2)."""
+    """Return an uncompressed TIFF of 1x1 colour pixels, with interleaved channels (planes 1) or one after the other
+    (2).
+    """
     size = bits // 8
     values = [(256, 3, 1, 1), (257, 3, 1, 1), (258, 3, 3, 500), (259, 3, 1, 1), (262, 3, 1, 2)]
     values += [(273, 4, 1, 600) if planes == 1 else (273, 4, 3, 520), (277, 3, 1, 3), (278, 3, 1, 1)]
@@ -102,7 +104,7 @@ def test_too_many_pixels_are_refused_before_decoding(tmp_path: Path) -> None:
 
 
 def claiming(kind: str, width: int, height: int) -> bytes:
-    """A small file of 64x64 pixels whose header claims others."""
+    """Return a small file of 64x64 pixels whose header states another size."""
     stream = io.BytesIO()
     Image.new("RGB", (64, 64)).save(stream, kind)
     data = bytearray(stream.getvalue())
@@ -126,7 +128,10 @@ def claiming(kind: str, width: int, height: int) -> bytes:
 
 @pytest.mark.parametrize("kind", ["GIF", "BMP", "JPEG", "PNG", "TIFF", "PPM"])
 def test_what_a_header_claims_is_held_against_the_file(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """64 million pixels would take 1 GB while they are decoded."""
+    """An image is refused if its header states far more pixels than the file can contain.
+
+    64 million pixels would use 1 GB while they are decoded.
+    """
     with pytest.raises(DataError, match=r"pixels in \d+ bytes: \d+ bytes, where a sample may take 268435456"):
         decode_bytes(claiming(kind, 8000, 8000), "x")
     monkeypatch.setenv("EDGEQ_BUDGET", "sample=1MiB")
@@ -134,7 +139,9 @@ def test_what_a_header_claims_is_held_against_the_file(kind: str, monkeypatch: p
 
 
 def test_photographs_may_be_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The bytes of a file count: noise of 900x900 pixels, where a small file may have 256x256."""
+    """A larger file may have more pixels: with the same limit, 900x900 pixels of noise pass, and 300x300 black ones do
+    not.
+    """
     monkeypatch.setenv("EDGEQ_BUDGET", "sample=1MiB")
     assert decode_bytes(encoded(pixels(900, 900), "JPEG"), "x").pixels.shape == (900, 900, 3)
     with pytest.raises(DataError, match="300x300 pixels"):

@@ -1,4 +1,4 @@
-"""A model with a scalar input that chooses an If's branch, and a state, as speech models have: every form of data."""
+"""Test every form of data for a model like those of speech, which has a scalar input for an If and a state."""
 
 from __future__ import annotations
 
