@@ -1,4 +1,6 @@
-"""`edgeq package` and `edgeq quantize` for NVIDIA targets from a machine that has no GPU, and the bundle on one."""
+"""Test `edgeq package` and `edgeq quantize` for NVIDIA targets on a machine without a GPU, and the bundle on one with a
+GPU.
+"""
 
 from __future__ import annotations
 
