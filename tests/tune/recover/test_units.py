@@ -1,4 +1,6 @@
-"""`edgeq.tune.recover.costs`: every node of a kind in one unit, layers with what follows them."""
+"""Test `edgeq.tune.recover.costs`: each quantizable node is in one unit, and units include the nodes that follow a
+layer.
+"""
 
 from __future__ import annotations
 
