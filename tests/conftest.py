@@ -29,9 +29,7 @@ os.environ.setdefault("XDG_CACHE_HOME", str(REPOSITORY / ".pytest_cache" / "home
 
 
 def find_shared_data() -> Path | None:
-    """Return the folder of real models and data: `shared/data` next to the checkout, or `EDGEQ_SHARED_DATA` if it is
-    set.
-    """
+    """Return the folder of real models and data: `EDGEQ_SHARED_DATA`, or `shared/data` next to the checkout."""
     named = os.environ.get("EDGEQ_SHARED_DATA")
     candidates = [Path(named)] if named else [parent / "shared" / "data" for parent in REPOSITORY.parents]
     return next((c for c in candidates if c.is_dir()), None)

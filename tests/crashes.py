@@ -17,8 +17,7 @@ _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 
 
 def killed_before(work: Callable[[], object], within: Path, number: int, events: Collection[str] = CHANGES) -> bool:
-    """Run `work` in a process of its own, kill it before its `number`-th change below `within`, and return whether it
-    got there.
+    """Run `work` in a process that is killed before its `number`-th change below `within`. Return whether it got there.
 
     Args:
         events: names of the audit events of Python that count as changes.

@@ -1,5 +1,4 @@
-"""Install a fake plug-in engine: a package, its metadata, its description, and an onnxruntime that registers its
-library.
+"""Install a fake plug-in engine: its package, metadata and description, and an onnxruntime that registers it.
 
 The fake computes what onnxruntime's own kernels compute. A test can make it misbehave.
 """

@@ -1,4 +1,4 @@
-"""Give sessions that set no number of threads one thread.
+"""Give one thread to sessions that set no number of threads.
 
 Another worker uses the other core, and threads that wait for each other would keep it busy.
 """

@@ -1,5 +1,4 @@
-"""Check the rules of the code by reading its source: layers, forbidden imports, swallowed errors, hardware names,
-commands.
+"""Check the rules of the code in its source: layers, forbidden imports, swallowed errors, hardware names, commands.
 
 If one of these tests fails, the code is usually wrong, not the rule. docs/architecture.md gives the reason for each.
 """
@@ -399,9 +398,7 @@ def test_every_command_explains_itself_and_speaks_json(name: str) -> None:
 
 
 def test_help_imports_nothing_heavy() -> None:
-    """`edgeq --help` starts fast, because onnx, onnxruntime, numpy and rich are not imported until a command needs
-    them.
-    """
+    """`edgeq --help` starts fast: onnx, onnxruntime, numpy and rich are imported only when a command needs them."""
     heavy = {"numpy", "onnx", "onnxruntime", "onnx_ir", "rich", "PIL", "sympy", "cpuinfo", "dask", "distributed"}
     wrong = []
     for path in (EDGEQ / "__init__.py", EDGEQ / "__main__.py", *sorted((EDGEQ / "cli").glob("*.py"))):

@@ -26,7 +26,7 @@ def anything(folder: Path) -> None:
 
 @pytest.fixture(params=["", "no exchange", "no flags"])
 def system(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Run with this system's renames, without exchanges of two names, and without exchanges and exclusive renames."""
+    """Set which renames the system has: all of this one's (""), all but exchanges, or only plain ones ("no flags")."""
     real = places._renamed
 
     def lacking(source: Path, place: Path, how: str) -> bool:
@@ -138,9 +138,7 @@ def test_a_failed_directory_leaves_the_old_one(tmp_path: Path) -> None:
 
 
 def moved(raises: Callable[[Path, Path], BaseException | None], *, after: bool) -> Callable[[Path, Path], None]:
-    """Return a `move_new` that raises the error that `raises` returns for a source and a place, before or after the
-    move.
-    """
+    """Return a `move_new` that raises the error of `raises` for a source and a place, before or after the move."""
     real = places.move_new
 
     def move(source: Path, place: Path) -> None:

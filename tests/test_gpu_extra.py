@@ -51,8 +51,7 @@ def test_what_the_wheel_links_against() -> None:
         assert specifier.contains(f"{major}.999")
         assert not specifier.contains(f"{int(major) + 1}.0")
         assert not specifier.contains(f"{int(major) - 1}.999")
-    # CUDA and cuDNN come from the wheel's own extras, which name packages for the versions that the wheel links
-    # against.
+    # CUDA and cuDNN come from the wheel's own extras, which name packages for the versions that it links against.
     offered = set(wheel.metadata.get_all("Provides-Extra") or ())
     assert extra()["onnxruntime-gpu"].extras <= offered
     cuda = {match[1] for name in linked if (match := re.fullmatch(r"libcudart\.so\.(\d+)", name))}

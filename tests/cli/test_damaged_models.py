@@ -66,7 +66,7 @@ CASES = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_model_without_meaning(workspace: Workspace, name: str) -> None:
-    """A meaningless model is refused in one line, or accepted if its fault does not matter. No fault ends in a
+    """A meaningless model is refused in one line, or accepted if the fault does not matter, but never ends in a
     traceback.
     """
     (workspace.path / "odd.onnx").write_bytes(CASES[name].SerializeToString())

@@ -152,9 +152,7 @@ print(signal.getsignal(signal.SIGINT) is signal.SIG_IGN)
 
 @pytest.mark.skipif(os.name != "posix", reason="signals as POSIX has them")
 def test_while_modules_load_ctrl_c_just_ends() -> None:
-    """Ctrl-C during imports ends the process without a traceback. A signal that the caller ignores (nohup) stays
-    ignored.
-    """
+    """Ctrl-C during imports ends the process without a traceback. A signal that the caller ignores stays ignored."""
     done = subprocess.run(
         [sys.executable, "-P", "-c", HANDLERS],
         env=process.environment(),

@@ -91,9 +91,7 @@ def test_no_name_moves_the_cursor(place: Path, words: tuple[str, ...]) -> None:
 
 
 def test_no_function_of_edgeq_prints_names_in_the_process_of_its_caller(place: Path) -> None:
-    """edgeq's functions print nothing in a caller's process, because their sessions log nothing. There is no filter
-    there.
-    """
+    """edgeq's functions print nothing in a caller's process. No filter runs there, but their sessions log nothing."""
     calls = """
 import edgeq
 edgeq.quantize("hostile.onnx", output="called.onnx", data="x.npz")

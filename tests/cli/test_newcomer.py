@@ -1,6 +1,4 @@
-"""Test input from users who have not read the manual: near misses, older names, the next line, images without a
-preprocessing.
-"""
+"""Test input from users who have not read the manual: near misses, older names, the next line, plain images."""
 
 from __future__ import annotations
 

@@ -235,7 +235,7 @@ HOW = {
 def test_the_runner_imports_nothing_from_the_working_directory(
     how: str, words: tuple[str, ...], place: Path, tmp_path: Path
 ) -> None:
-    """The runner imports neither planted modules nor an installed package with the name of its own."""
+    """The runner imports neither planted modules nor an installed package with its own package's name."""
     site = tmp_path / "site"
     site.mkdir()
     plant(site, ("edgeq_device",))
@@ -277,7 +277,7 @@ def test_the_runner_takes_its_sources_only(name: str, place: Path) -> None:
     elif planted.suffix == ".pyc":
         import marshal
 
-        # "Unchecked": Python uses the file without a look at the source.
+        # "Unchecked" means that Python uses the file without a look at the source.
         header = importlib.util.MAGIC_NUMBER + (1).to_bytes(4, "little") + bytes(8)
         planted.write_bytes(header + marshal.dumps(code))
     else:
@@ -297,9 +297,7 @@ def test_a_runner_without_its_package_says_so(place: Path) -> None:
 
 
 def test_a_runtime_on_the_parents_path_is_the_childs(tmp_path: Path) -> None:
-    """A child process finds packages in the parent's absolute folders: devices keep numpy and onnxruntime in such
-    folders.
-    """
+    """A child process uses the parent's absolute folders, because devices keep numpy and onnxruntime there."""
     site, here = tmp_path / "site", tmp_path / "here"
     site.mkdir()
     here.mkdir()

@@ -53,9 +53,7 @@ class Workspace:
         return Ran(result.exit_code, result.stdout, result.stderr, before, self.contents())
 
     def refused(self, code: int, *arguments: str | Path, says: str) -> Ran:
-        """Run a command and check that it fails with this exit code and one line that contains `says`, and changes
-        nothing.
-        """
+        """Run a command that must fail with this exit code and one line that contains `says`, and change nothing."""
         ran = self.run(*arguments)
         assert ran.code == code, ran.err
         assert ran.out == ""

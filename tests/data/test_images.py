@@ -56,9 +56,7 @@ def png(bits: int, colour: int, row: bytes) -> bytes:
 
 
 def tiff(bits: int, planes: int) -> bytes:
-    """Return an uncompressed TIFF of 1x1 colour pixels, with interleaved channels (planes 1) or one after the other
-    (2).
-    """
+    """Return an uncompressed TIFF of 1x1 colour pixels, with interleaved (planes 1) or separate channels (planes 2)."""
     size = bits // 8
     values = [(256, 3, 1, 1), (257, 3, 1, 1), (258, 3, 3, 500), (259, 3, 1, 1), (262, 3, 1, 2)]
     values += [(273, 4, 1, 600) if planes == 1 else (273, 4, 3, 520), (277, 3, 1, 3), (278, 3, 1, 1)]
@@ -139,9 +137,7 @@ def test_what_a_header_claims_is_held_against_the_file(kind: str, monkeypatch: p
 
 
 def test_photographs_may_be_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A larger file may have more pixels: with the same limit, 900x900 pixels of noise pass, and 300x300 black ones do
-    not.
-    """
+    """A larger file may have more pixels: 900x900 pixels of noise are within the limit, 300x300 black ones are not."""
     monkeypatch.setenv("EDGEQ_BUDGET", "sample=1MiB")
     assert decode_bytes(encoded(pixels(900, 900), "JPEG"), "x").pixels.shape == (900, 900, 3)
     with pytest.raises(DataError, match="300x300 pixels"):

@@ -1,4 +1,4 @@
-"""Test every form of data for a model like those of speech, which has a scalar input for an If and a state."""
+"""Test every form of data for a model with a state and a scalar that chooses an If's branch, as in speech models."""
 
 from __future__ import annotations
 

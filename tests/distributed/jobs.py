@@ -52,9 +52,7 @@ class Squares:
 
 
 def dies_at(place: int, once: Path) -> bool:
-    """Make this worker die at the sample with index `place`, unless the file `once` exists; it is made before the
-    death.
-    """
+    """Kill this worker at sample `place` unless the file `once` exists. The worker makes this file before it dies."""
 
     def sample(samples: SourceSamples, index: int, record: Any) -> Any:
         if index == place and not once.exists():

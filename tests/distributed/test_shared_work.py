@@ -34,9 +34,7 @@ def test_an_error_is_the_same_error(pool: Workers) -> None:
 
 
 def test_a_worker_that_dies_costs_the_item_that_it_was_at(pool: Workers, tmp_path: Path) -> None:
-    """Only the item in progress is computed again if a worker dies. Its finished results, which wait for item 0, are
-    kept.
-    """
+    """If a worker dies, only its current item is run again. Its finished results, which wait for item 0, stay."""
     job = Squares(deadly=5, once=tmp_path / "died", waits=0, log=tmp_path / "log")
     assert list(pool.map(job, range(12))) == [n * n for n in range(12)]
     runs = sorted(map(int, (tmp_path / "log").read_text().split()))

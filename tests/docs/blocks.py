@@ -33,7 +33,9 @@ class Block:
 
     @property
     def file(self) -> str | None:
-        """The name in a first-line comment such as `# prepare.py`, if the block shows a file."""
+        """The name of the file that the block shows, from a comment such as `# prepare.py` in the first line; else
+        None.
+        """
         found = re.match(r"# ([\w./-]+\.\w+)\n", self.text)
         return found[1] if found and self.language in ("python", "toml", "json") else None
 

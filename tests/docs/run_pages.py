@@ -133,9 +133,7 @@ class PageRun:
             _done(done.returncode, done.stdout + done.stderr, None)
 
     def provide(self, word: str) -> None:
-        """Put the stand-in called `word` into the page's folder, if there is one and the folder has no file with its
-        name.
-        """
+        """Put the stand-in called `word` into the page's folder, if there is one and the folder does not contain it."""
         path = Path(word.rpartition("=")[2])
         name = next((str(p) for p in (path, *path.parents) if str(p) in STAND_INS), None)
         if name is None or (self.folder / name).exists():
@@ -156,7 +154,8 @@ def _module(name: str, arguments: list[str]) -> None:
             contextlib.redirect_stdout(output),
             contextlib.redirect_stderr(output),
             warnings.catch_warnings(),
-            mock.patch("edgeq.util.process.confine", return_value=None),  # a fork would copy the state of later pages
+            # a forked child would also run the later pages
+            mock.patch("edgeq.util.process.confine", return_value=None),
         ):
             warnings.filterwarnings("ignore", "'edgeq.compat.* found in sys.modules", RuntimeWarning)
             runpy.run_module(name, run_name="__main__", alter_sys=True)

@@ -1,7 +1,7 @@
 """Build artifacts, write the SHA-256 of their files, and show the differences between two such records.
 
-The last bits of a float pass depend on the CPU. So records are compared on the machine that made them and are not kept
-in the repository.
+The last bits of a float pass depend on the CPU. So a record is compared only on the machine that made it, and is not
+kept in the repository.
 """
 
 from __future__ import annotations
@@ -146,9 +146,7 @@ def all_graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
 
 
 def digest(tensor: onnx.TensorProto) -> str:
-    """Return a digest of a tensor's type, shape and values. External values count by their location, which names a
-    hash.
-    """
+    """Return a digest of a tensor's type, shape and values. External values count by location, which names a hash."""
     if tensor.data_location == onnx.TensorProto.EXTERNAL:
         place = sorted((entry.key, entry.value) for entry in tensor.external_data)
         return hashlib.sha256(f"{tensor.data_type} {tensor.dims} {place}".encode()).hexdigest()[:16]

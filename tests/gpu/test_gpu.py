@@ -1,5 +1,6 @@
-"""Run edgeq on a real NVIDIA GPU, or skip the tests if there is none. These tests ran on an H100 and an H200, never
-with TensorRT.
+"""Run edgeq on a real NVIDIA GPU, or skip the tests if there is none.
+
+These tests ran on an H100 and an H200, never with TensorRT.
 """
 
 from __future__ import annotations

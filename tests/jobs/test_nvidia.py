@@ -1,6 +1,4 @@
-"""Test `edgeq package` and `edgeq quantize` for NVIDIA targets on a machine without a GPU, and the bundle on one with a
-GPU.
-"""
+"""Test `edgeq package` and `edgeq quantize` for NVIDIA targets without a GPU, and the bundle with one."""
 
 from __future__ import annotations
 

@@ -30,8 +30,7 @@ def images(*shape: int) -> list[dict[str, Any]]:
 def test_a_file_made_at_one_size_is_right_at_others(tmp_path: Path) -> None:
     """A model with windows is right at every size.
 
-    onnxruntime's shape inference confuses the padded size with the input's. They are equal only at multiples of the
-    window.
+    onnxruntime's shape inference confuses the padded size with the input's. They are equal only for whole windows.
     """
     source, output = tmp_path / "m.onnx", tmp_path / "q.onnx"
     onnx.save(windows(), source)

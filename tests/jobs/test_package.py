@@ -332,9 +332,7 @@ def test_a_target_is_named_once(place: Path, targets: tuple[str, ...]) -> None:
 
 
 def test_a_release_that_the_runner_would_not_take_is_refused(place: Path) -> None:
-    """A release is refused if it is older than all that such models were tried with, even if it supports the model's
-    opset.
-    """
+    """A release that supports the model's opset is refused if it is older than all that such models were tried with."""
     text = 'title = "old"\nextends = "x86-64-avx2"\n[runtime]\nonnxruntime = "1.17"\n'
     Path("old.toml").write_text(text, encoding="utf-8")
     with pytest.raises(CheckFailedError, match=r"old: onnxruntime 1.17 is older than 1.19, .* leave it out") as refused:
@@ -348,9 +346,7 @@ def test_a_release_that_the_runner_would_not_take_is_refused(place: Path) -> Non
 
 @pytest.mark.parametrize("rank", ["", "rank = 1\n"])
 def test_a_profile_by_path_that_requires_more_must_rank_higher(place: Path, rank: str) -> None:
-    """A profile that requires more needs a higher rank. Otherwise a better device would choose the variant for lesser
-    ones.
-    """
+    """A profile that requires more needs a higher rank. Otherwise a better device would choose a lesser variant."""
     own = Path("own.toml")
     own.write_text(f'title = "own"\nextends = "x86-64-avx2"\nrequires = ["avx512_vnni"]\n{rank}', encoding="utf-8")
     with pytest.raises(HardwareError, match=r"own.toml: rank \d+ is not above \d+ of x86-64-avx2, which requires less"):

@@ -66,9 +66,7 @@ def test_dead_scores_beside_boxes_fail_the_self_test(native: bool, tmp_path: Pat
 
 
 def test_quantization_on_one_scale_allows_a_slice_two_steps(tmp_path: Path) -> None:
-    """A slice may differ by two steps, even if its values are small: another machine may round to the neighbouring
-    step.
-    """
+    """A slice of small values may differ by two steps, because another machine may round to the neighbouring step."""
     model, cases = detector(tmp_path / "float.onnx")
     step = np.float32(600 / 255)
     on_grid = tuple(

@@ -19,9 +19,7 @@ SPECS = Path(__file__).resolve().parents[2] / "benchmarks" / "specs"
 
 @dataclass(frozen=True)
 class Bar:
-    """Describe one figure: the model and data in shared/data, and the keys of meta.json's "float32" that contain the
-    metrics.
-    """
+    """Describe one figure: the model and data in shared/data, and the keys of its metrics in meta.json's "float32"."""
 
     name: str
     model: str

@@ -1,4 +1,4 @@
-"""Test that coverage is read from what ran: the rules on synthetic profiles, and the whole on a real session."""
+"""Test that coverage is read from what ran: the rules with synthetic profiles, and the whole with a real session."""
 
 from __future__ import annotations
 

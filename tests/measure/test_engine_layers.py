@@ -1,6 +1,4 @@
-"""Test the comparison of a Q/DQ model in an engine, tensor by tensor: it shows the layer that the engine computes
-wrongly.
-"""
+"""Test the comparison of a Q/DQ model in an engine, tensor by tensor: it shows the layer that is wrong."""
 
 from __future__ import annotations
 

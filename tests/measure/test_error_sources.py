@@ -56,8 +56,7 @@ def test_a_range_that_is_too_wide_is_named(
 
 
 def test_a_bias_that_does_not_fit_its_input_is_named(quantized: Quantized, tmp_path: Path) -> None:
-    # The unit of a QLinearConv's bias is input scale times weight scale. A wider range of the input makes the bias
-    # wrong.
+    # The unit of a QLinearConv's bias is input scale times weight scale. So a wider range of the input makes it wrong.
     wide = widen_range(quantized.models["qoperator"], "dw_out", 60, tmp_path / "wide.onnx")
     worst = debug(quantized.source, wide, quantized.data).error_sources[0]
     assert (worst.node, worst.cause) == ("pointwise", "weights")

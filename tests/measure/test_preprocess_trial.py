@@ -194,8 +194,7 @@ def test_arrays_of_images_are_searched_as_images_are(eval_request: EvalRequest, 
 
 
 def test_a_class_offset_that_one_preprocessing_shows_counts_for_all(tmp_path: Path) -> None:
-    # Class 0 is the background. Only with the correct order of colours are enough of the first samples right to show
-    # this.
+    # Class 0 is the background. Only the correct order of colours gets enough of the first samples right to show this.
     body = f"""g (float[N, 3, {SIZE}, {SIZE}] x) => (float[N, 4] y) <float[3, 4] w = {{0,1,0,0, 0,0,1,0, 0,0,0,1}}> {{
         p = GlobalAveragePool(x)
         f = Flatten(p)

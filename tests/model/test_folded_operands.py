@@ -1,6 +1,4 @@
-"""Test operands that become constants at a fixed size: they stay in float, because some engines fail on a Q/DQ pair
-there.
-"""
+"""Test operands that become constants at a fixed size: they have no Q/DQ pair, because some engines fail on it."""
 
 from __future__ import annotations
 

@@ -163,8 +163,7 @@ def test_every_condition_is_tested_both_ways() -> None:
 
 
 def test_what_comes_from_convolutions_and_what_norms_read() -> None:
-    """Tensors from convolutions, and tensors that norms read, are found after a convolution, a product and a sum of
-    both.
+    """Tensors from convolutions and tensors that norms read are found, even after a product or a sum.
 
     A norm may be one operator or several nodes.
     """

@@ -320,8 +320,7 @@ class TestExternalData:
 
     @pytest.mark.parametrize("data", ["blobs/w", "blobs/below/w", "snapshot/w", "elsewhere/w", "blobs"])
     def test_a_model_that_is_a_link_may_have_its_data_where_it_leads(self, tmp_path: Path, data: str) -> None:
-        """A linked model may have its data below the link's folder or below the file's folder, as in a cache of
-        downloads.
+        """The data of a linked model may be below the link's folder or the file's folder, as in a cache of downloads.
 
         ONNX Runtime allows the same.
         """

@@ -27,8 +27,8 @@ def macs_of(proto: onnx.ModelProto) -> dict[str, int]:
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        # Published: 41 M for MobileNet v1 0.25 at 224 (its paper), and 2.66 M, 7.49 M and 0.264 M for the MLPerf Tiny
-        # networks.
+        # Published: MobileNet v1 0.25 at 224 has 41 M (its paper), and the MLPerf Tiny networks 2.66 M, 7.49 M and
+        # 0.264 M.
         ("mobilenet_v1_0.25_224", 41_030_528),
         ("mlperf_tiny_kws", 2_656_768),
         ("mlperf_tiny_vww", 7_489_664),
@@ -228,7 +228,7 @@ def test_of_an_if_the_larger_branch_counts_and_recurrent_layers_in_it_do() -> No
 
 
 def test_sizes_that_the_model_knows_and_inference_does_not_find_are_counted_with() -> None:
-    """Sizes that only the file states are used to count MACs, such as the result of a Reshape to a computed shape."""
+    """MACs use a size that only the file states, such as that of a Reshape to a computed shape."""
     known = graphs.model(f"""
         g (float[N, 2, 4, 4] x, int64[4] s) => (float[N, 8, 4, 4] y)
         <float[8, 2, 1, 1] w = {{{",".join("1" * 16)}}}, float[N, 2, 4, 4] r>

@@ -1,6 +1,4 @@
-"""Test convolutions of one tensor whose results are added: merged if one kernel covers the other, else left as they
-are.
-"""
+"""Test convolutions of one tensor whose results are added: merged if one kernel covers the other."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Test `edgeq.model.rewrites` on space to depth: the rewritten form computes the same, and similar graphs stay as they
-are.
-"""
+"""Test `edgeq.model.rewrites` on space to depth: it computes the same, and similar graphs are not rewritten."""
 
 from __future__ import annotations
 

@@ -37,8 +37,9 @@ def find_browser() -> str | None:
 
 
 class Page:
-    """Control one tab. `problems` collects console messages, exceptions and log entries, `requests` every requested
-    URL.
+    """Control one tab.
+
+    `problems` collects console messages, exceptions and log entries. `requests` collects every requested URL.
     """
 
     def __init__(self, reader: int, writer: int) -> None:

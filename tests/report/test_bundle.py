@@ -1,6 +1,4 @@
-"""Test a bundle's report, and that `edgeq report` makes it again without a change to the bundle, whatever the record
-says.
-"""
+"""Test a bundle's report. `edgeq report` makes it again without changing the bundle, whatever the record contains."""
 
 from __future__ import annotations
 

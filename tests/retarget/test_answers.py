@@ -124,8 +124,8 @@ def test_half_floats_stay_half(read: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(("opset", "floats"), [(21, ""), (23, "<output_dtype = 1>")])
 @pytest.mark.parametrize("wanted", ["int8", "uint8"])
 def test_types_that_are_attributes(opset: int, floats: str, wanted: str, tmp_path: Path) -> None:
-    """Attributes that set a type are kept right: the integers' on a QuantizeLinear without a zero point, the floats' on
-    a DequantizeLinear.
+    """Types that come from attributes stay right: QuantizeLinear's without a zero point, and the floats of
+    DequantizeLinear.
     """
     text = f"""n (float[2,4] x) => (float[2,4] y) <float s = {{0.02}}> {{
         q = QuantizeLinear<output_dtype = 3>(x, s) d = DequantizeLinear{floats}(q, s) y = Relu(d)
@@ -195,9 +195,7 @@ def test_what_only_a_dead_branch_reads(tmp_path: Path) -> None:
 
 
 def test_a_scale_in_a_list_is_written_as_a_number(tmp_path: Path) -> None:
-    """A scale of shape [1] becomes a scalar. Otherwise ONNX Runtime's optimiser writes a QLinearAveragePool that it
-    cannot load.
-    """
+    """A scale of shape [1] becomes a scalar. Otherwise ONNX Runtime's optimiser writes a node that it cannot load."""
     given = proto("""n (float[1,1,4,4] x) => (float[1,1,3,3] y) <float[1] s = {0.02}, int8[1] z = {4},
         uint8[1] u = {9}> {
         q = QuantizeLinear(x, s, z) d = DequantizeLinear(q, s, z) a = AveragePool<kernel_shape = [2, 2]>(d)
@@ -211,10 +209,9 @@ def test_a_scale_in_a_list_is_written_as_a_number(tmp_path: Path) -> None:
 
 
 def test_a_missing_zero_point_has_the_type_of_the_integers(tmp_path: Path) -> None:
-    """A zero point that is added has the type of the integers, even if onnx infers no type (com.microsoft's
-    QuantizeLinear).
+    """An added zero point has the type of its integers, even of com.microsoft's QuantizeLinear.
 
-    The default of uint8 would be wrong.
+    onnx infers no type for that operator, and the default of uint8 would be wrong.
     """
     given = proto("""n (float[4] x) => (float[4] y) <float s = {0.02}, int8 z = {0}, int8 u = {-128}> {
         q = com.microsoft.QuantizeLinear(x, s, z) l = com.microsoft.QLinearSoftmax<opset = 13>(q, s, z, s, u)

@@ -139,9 +139,7 @@ def test_unsigned_weights_become_signed_with_int8_activations(tmp_path: Path) ->
 
 
 def test_missing_zero_points_and_fill_values(tmp_path: Path) -> None:
-    """Missing zero points (0 of uint8) and the fill value of an integer Pad are written explicitly when the type
-    changes.
-    """
+    """A change of type writes missing zero points (0 of uint8) and the fill value of an integer Pad explicitly."""
     net = Net()
     scale = net.constant("s", np.float32(0.03))
     net.add("QuantizeLinear", ["x", scale], "q")
@@ -227,9 +225,7 @@ def test_the_command_and_the_function(tmp_path: Path) -> None:
 
 
 def test_a_model_that_noise_does_not_run_through_is_not_compared(tmp_path: Path) -> None:
-    """A model that random inputs cannot run is not compared: its free dimension must be 4, which the file does not
-    state.
-    """
+    """A model that random inputs cannot run is not compared: the file does not state that its free size must be 4."""
     net = Net()
     net.add("Reshape", [net.pair("x", 0.03, np.int8(0)), net.constant("shape", np.int64([2, 2]))], "square")
     net.add("Relu", ["square"], "y")

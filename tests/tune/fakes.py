@@ -40,14 +40,18 @@ class Fact:
 
 @dataclass
 class FakeEvaluator:
-    """Evaluate candidates by `facts`, which has a Fact for each name.
+    """Evaluate candidates by `facts`, which has a Fact for each name. For other names the longest key that begins them
+    counts.
 
-    A name that is not in `facts` uses the first key that it starts with. `ranked` are the layers in the order in which
-    to keep them in float. Without `timed` there is no clock. `thread_gain` is the factor on the median latency for each
-    number of threads, and `tails` is the mean divided by the median. `busy` is the reason why no speed can be claimed.
-    `reach` is half the width of a claimed interval, as a fraction of the speed. `simulated` are losses in a simulator,
-    with names as in `facts`; a negative one is a crash. Names in `cut_short` are simulated on only a third of the
-    samples.
+    Attributes:
+        ranked: the layers in the order in which to keep them in float.
+        timed: False for hardware without a clock here.
+        thread_gain: factor on the median latency, by number of threads.
+        tails: mean latency divided by the median, by number of threads.
+        busy: reason why no speed can be claimed; "" if it can.
+        reach: half the width of a claimed interval, as a fraction of the speed.
+        simulated: losses in a simulator, with names as in `facts`; a negative loss is a crash.
+        cut_short: names that are simulated on only a third of the samples.
     """
 
     facts: Mapping[str, Fact]

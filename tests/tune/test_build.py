@@ -66,9 +66,7 @@ def test_a_method_that_gives_the_file_of_another_is_none_of_the_two() -> None:
 
 
 def test_methods_are_compared_with_one_kernel_choice_for_all_engines() -> None:
-    """Methods are compared with one kernel choice. Candidates already built for onnxruntime's own kernels are not built
-    again.
-    """
+    """Methods are compared with one kernel choice, and builds for onnxruntime's own kernels are not repeated."""
     evaluator = FakeEvaluator({})
     table = Trials(evaluator, Goal(), Deadline(100, Clock()))
     own = kernel_candidates(PROFILE)[0]

@@ -84,9 +84,7 @@ def test_against_brute_force_on_losses_that_never_grow_with_more_layers_in_float
 
 
 def test_the_refinement_puts_back_what_is_not_needed() -> None:
-    """The refinement quantizes layers again that are not needed in float: the costly one is noisy, but the others
-    suffice.
-    """
+    """The refinement puts layers back into integers if the others suffice: here the costly, noisy layer."""
     noise = {"costly": 4.0, "b": 5.0, "c": 5.0, "d": 1.0, "e": 0.0}
     ranked = ranking({"costly": 50, "b": 45, "c": 45, "d": 40, "e": 1})
     found = select_float_layers(ranked, lambda kept: sum(v for k, v in noise.items() if k not in kept), 5.5, never)

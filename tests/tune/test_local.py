@@ -240,10 +240,9 @@ def test_recoveries_edit_what_a_simulated_npu_gets(npu: Callable[[SlowEngine], L
 def test_of_many_candidates_for_a_simulator_none_is_taken_for_its_luck(
     npu: Callable[[SlowEngine], LocalEvaluator], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Candidates for a simulator are judged by labels and by float32's scores for changed answers, but without the
-    uncertainty.
+    """No candidate for a simulator is chosen by luck: float32's scores for changed answers count besides the labels.
 
-    So none of many candidates is chosen because it was lucky.
+    The uncertainty does not count.
     """
     monkeypatch.setattr("edgeq.tune.accuracy_estimate._combine", lambda drop, error, regret: (0.04, 0.02))
     evaluator = npu(SlowEngine(right=True))

@@ -1,6 +1,4 @@
-"""Test the findings of earlier runs: for which models they are used, what they leave out, and that all are measured
-again.
-"""
+"""Test the findings of earlier runs: which models use them, what they leave out, and that all are measured again."""
 
 from __future__ import annotations
 

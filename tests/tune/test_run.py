@@ -135,7 +135,7 @@ def test_what_comes_nearest_is_written_although_the_goal_is_missed(tmp_path: Pat
         found = report_bundle(place)
         assert found.verdict.status == "Goal not met"
         assert f"{record['chosen']} comes nearest" in found.verdict.sentence
-    # A resumed run answers a new limit from the journal and leaves nothing behind.
+    # A resumed run meets a new limit with the measurements in the journal, and leaves nothing behind.
     edgeq.tune(model, Data(data), tmp_path / "t", goal=Goal(max_drop=0.5, budget_s=30), resume=True, force=True)
     assert json.loads((tmp_path / "t" / "tuning.json").read_text())["goal_met"]
 

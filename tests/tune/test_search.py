@@ -602,9 +602,7 @@ def test_a_kernel_choice_that_is_no_faster_and_far_less_exact_gets_no_methods() 
 
 
 def test_what_cannot_be_timed_gives_way_to_nothing_for_its_median() -> None:
-    """A median from a race without a claim decides nothing: "exact" has the better one at first but is not faster at
-    the end.
-    """
+    """A median from a race without a claim decides nothing: "exact" has the better one, but is not faster later."""
 
     class QuietLater(FakeEvaluator):
         def time(self, runners: Mapping[str, Runner], baseline: str, **how: Any) -> Race:

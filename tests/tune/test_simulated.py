@@ -107,9 +107,7 @@ def test_a_goal_out_of_reach_says_what_the_best_form_loses(
 
 
 def test_without_its_simulator_it_says_what_was_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the simulator, candidates are kept with a forecast of their coverage, and the result names what did not
-    run.
-    """
+    """Without the simulator, candidates are kept with a forecast of coverage, and the result gives the reason."""
 
     def missing(*arguments: object) -> Path:
         raise DeviceError("qnn needs the package onnxruntime-qnn, not installed here")

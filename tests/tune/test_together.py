@@ -1,4 +1,4 @@
-"""Test samples that run at once, only if each then gets the same output as alone."""
+"""Test that samples run at once only if each of them then gets the same output as alone."""
 
 from __future__ import annotations
 

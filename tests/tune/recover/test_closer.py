@@ -21,9 +21,7 @@ SHAPE = [4, 16]
 
 
 def outliers() -> ir.Model:
-    """Return three layers. One channel dominates the tensors around the first activation, but the second layer hardly
-    reads it.
-    """
+    """Return three layers. One channel dominates the tensors around the first activation, but matters little later."""
     net = Net()
     columns = np.ones(16)
     columns[3] = 300.0
@@ -36,9 +34,7 @@ def outliers() -> ir.Model:
 
 
 def roots() -> ir.Model:
-    """Return a layer, a written-out normalization, and another layer. In 8 bits the root's input has small negative
-    values.
-    """
+    """Return two layers around a written-out normalization. In 8 bits the root's input has small negative values."""
     net = Net()
     x = net.node("MatMul", ["x", net.constant("w1", net.random.normal(0, 0.25, (16, 16)))], "in")
     power = net.node("ReduceSum", [net.node("Mul", [x, x], "square")], "power", keepdims=1)

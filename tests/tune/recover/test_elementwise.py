@@ -1,6 +1,4 @@
-"""Test `edgeq.tune.recover.nonlinear`: the nodes found after a tensor compute what the model does, and no reader is
-hidden.
-"""
+"""Test `edgeq.tune.recover.nonlinear`: nodes after a tensor compute what the model does, and no reader is missed."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ def test_batched_weights_have_their_channels_last() -> None:
 
 
 def test_bias_counts_in_the_unit_of_a_scaled_product() -> None:
-    """A QGemm with alpha is written out like ONNX Runtime computes it: the bias is added before the scaling."""
+    """A QGemm with alpha is written out as ONNX Runtime computes it: the bias is added before the scaling."""
     model = text_model("""
     net (uint8[1,2] a) => (float[1,2] y)
     <float as = {0.1}, uint8 az = {0}, int8[2,2] b = {1, 0, 0, 1}, float bs = {0.5}, int8 bz = {0},

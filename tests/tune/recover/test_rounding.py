@@ -94,9 +94,7 @@ def test_a_network_gains_and_applying_it_twice_changes_nothing(tmp_path: Path, f
 
 
 def test_weights_and_not_only_biases_are_better(tmp_path: Path) -> None:
-    """Rounding improves the weights too: even without the means, which the biases correct, each layer's error is
-    smaller.
-    """
+    """Rounding improves weights, not only biases: each layer's error is smaller even without the mean error."""
     samples = few(8, [1, 3, 12, 12], mean=3.0)
     model = two_gates()
     job = job_of(model, tmp_path, samples)

@@ -1,6 +1,4 @@
-"""Test `edgeq.tune.recover.methods.split_gates` and `gate_plans`: only gates that matter are split, and the split
-helps.
-"""
+"""Test `edgeq.tune.recover.methods.split_gates` and `gate_plans`: only gates that matter are split, and it helps."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Test `edgeq.tune.recover.costs`: each quantizable node is in one unit, and units include the nodes that follow a
-layer.
-"""
+"""Test `edgeq.tune.recover.costs`: every node is in one unit, and a layer's unit includes the nodes that follow it."""
 
 from __future__ import annotations
 
