@@ -33,9 +33,7 @@ class Block:
 
     @property
     def file(self) -> str | None:
-        """The name of the file that the block shows, from a comment such as `# prepare.py` in the first line; else
-        None.
-        """
+        """Return the name of the file that the block shows, from a first line such as `# prepare.py`, or None."""
         found = re.match(r"# ([\w./-]+\.\w+)\n", self.text)
         return found[1] if found and self.language in ("python", "toml", "json") else None
 

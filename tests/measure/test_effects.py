@@ -56,8 +56,7 @@ def test_the_effect_of_one_layer_is_that_of_a_model_with_only_this_layer_quantiz
         partly.graph.initializer.append(onnx.numpy_helper.from_array(value.astype(np.float32), name))
     for name in ("pw_out_scale", "pw_out_zero_point"):
         partly.graph.initializer.append(onnx.numpy_helper.from_array(constants[name], name))
-    # The Conv's input is rounded in both models, because that error belongs to the tensor before it. So round it here
-    # too.
+    # Its input is rounded in both models, because that error belongs to the tensor before it. So round it here.
     for name in ("dw_act_scale", "dw_act_zero_point"):
         partly.graph.initializer.append(onnx.numpy_helper.from_array(constants[name], name))
     assert found["pw_out"].count == len(quantized.samples)

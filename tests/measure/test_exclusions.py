@@ -63,7 +63,7 @@ def test_what_is_not_there_cannot_be_in_float(quantized: Quantized) -> None:
 
 
 def test_debug_names_the_node_that_helps(tmp_path: Path) -> None:
-    """debug names the layer whose channels differ most under one scale, and excluding it has the predicted effect."""
+    """`edgeq debug` names the layer whose channels differ most, and excluding it has the predicted effect."""
     scales = {"depthwise.weight": np.where(np.arange(16) == 3, 400.0, 1.0)}
     per_tensor = Scheme(per_channel=False)
     quantized = quantize_all(tmp_path, float_model(scales=scales), ("u8s8",))

@@ -110,7 +110,7 @@ WINDOWS = """g (float[n, 3, h, w] x) => (float[] y) {
 def windows() -> onnx.ModelProto:
     """Return a model that works in windows, as Swin does, on images of any size.
 
-    It pads the images to whole windows, puts the first row last, cuts the padding off and adds the result.
+    It pads a tensor to whole windows, puts its first row last, convolves it, cuts it back and adds the original.
     """
     counts = {"zero": [0], "one": [1], "two": [2], "four": [4], "most": [2**31 - 1], "none": [0, 0], "axes": [2, 3]}
     weights = {"wa": rand(8, 3, 3, 3), "wb": rand(8, 8, 3, 3, seed=1), "wc": rand(4, 8, 1, 1, seed=2)}

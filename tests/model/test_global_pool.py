@@ -54,7 +54,7 @@ def test_of_a_gate_and_of_a_head(tmp_path: Path) -> None:
     [
         "m = ReduceMean <axes = [3]> (x) y = Identity (m)",
         "m = ReduceMean <axes = [1, 2, 3], keepdims = 1> (x) y = Relu (m)",
-        # This is a normalization.
+        # A written-out normalization.
         "m = ReduceMean <axes = [2, 3]> (x) y = Sub (x, m)",
         "k = ReduceMean <axes = [2, 3]> (x) m = Flatten (k) y = Sqrt (m)",
         "y = ReduceMean <axes = [2, 3]> (x)",

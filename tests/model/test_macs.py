@@ -27,8 +27,7 @@ def macs_of(proto: onnx.ModelProto) -> dict[str, int]:
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        # Published: MobileNet v1 0.25 at 224 has 41 M (its paper), and the MLPerf Tiny networks 2.66 M, 7.49 M and
-        # 0.264 M.
+        # Published: 41 M for MobileNet v1 0.25 at 224 (its paper), 2.66 M, 7.49 M and 0.264 M for MLPerf Tiny.
         ("mobilenet_v1_0.25_224", 41_030_528),
         ("mlperf_tiny_kws", 2_656_768),
         ("mlperf_tiny_vww", 7_489_664),

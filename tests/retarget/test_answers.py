@@ -124,9 +124,9 @@ def test_half_floats_stay_half(read: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(("opset", "floats"), [(21, ""), (23, "<output_dtype = 1>")])
 @pytest.mark.parametrize("wanted", ["int8", "uint8"])
 def test_types_that_are_attributes(opset: int, floats: str, wanted: str, tmp_path: Path) -> None:
-    """Types that come from attributes stay right: QuantizeLinear's without a zero point, and the floats of
-    DequantizeLinear.
-    """
+    """Types from attributes stay right: the integers of a QuantizeLinear, the floats of a DequantizeLinear.
+
+    The QuantizeLinear has no zero point here."""
     text = f"""n (float[2,4] x) => (float[2,4] y) <float s = {{0.02}}> {{
         q = QuantizeLinear<output_dtype = 3>(x, s) d = DequantizeLinear{floats}(q, s) y = Relu(d)
     }}"""

@@ -40,8 +40,7 @@ class Fact:
 
 @dataclass
 class FakeEvaluator:
-    """Evaluate candidates by `facts`, which has a Fact for each name. For other names the longest key that begins them
-    counts.
+    """Evaluate candidates by `facts`, a Fact for each name or beginning of names; the longest key counts.
 
     Attributes:
         ranked: the layers in the order in which to keep them in float.

@@ -240,9 +240,9 @@ def test_recoveries_edit_what_a_simulated_npu_gets(npu: Callable[[SlowEngine], L
 def test_of_many_candidates_for_a_simulator_none_is_taken_for_its_luck(
     npu: Callable[[SlowEngine], LocalEvaluator], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No candidate for a simulator is chosen by luck: float32's scores for changed answers count besides the labels.
+    """No candidate for a simulator is chosen by luck: float32's scores for changed answers count, not only the labels.
 
-    The uncertainty does not count.
+    The uncertainty is left out of the bound.
     """
     monkeypatch.setattr("edgeq.tune.accuracy_estimate._combine", lambda drop, error, regret: (0.04, 0.02))
     evaluator = npu(SlowEngine(right=True))

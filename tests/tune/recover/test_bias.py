@@ -52,7 +52,7 @@ def test_mean_errors_of_biased_weights_go(tmp_path: Path, form: str) -> None:
 
 
 def test_the_last_layers_mean_is_the_float_models(tmp_path: Path) -> None:
-    """The corrected last layer has the float model's means, to half a step: many positions, and no later layer."""
+    """The corrected last layer has the float model's means to half a step."""
     net = Net()
     net.conv("x", "first", 3, 6, 3)
     net.node("Relu", ["first_out"], "r")
