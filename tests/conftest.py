@@ -1,4 +1,4 @@
-"""Fixtures that every test shares."""
+"""Define the fixtures that all tests share."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-# Timings are never asserted: the machine that runs the tests may be busy with something else.
+# Tests never assert timings, because the machine may be busy with something else.
 settings.register_profile("edgeq", deadline=None)
 settings.load_profile("edgeq")
 
-# One process a core: threads that wait for each other in busy loops would take the other worker's time.
+# Each worker uses one core. Threads that wait in busy loops would take time from the other worker.
 for library in ("OPENBLAS", "OMP", "MKL"):
     os.environ.setdefault(f"{library}_NUM_THREADS", "1")
 
-# As edgeq's programs do; see docs/architecture.md, Privacy.
+# edgeq's programs set this too; see docs/architecture.md, Privacy.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
-# Nothing is put into the user's cache; what takes long to make is kept from run to run.
+# Tests write nothing to the user's cache. Files that take long to make are kept from run to run.
 os.environ.setdefault("XDG_CACHE_HOME", str(REPOSITORY / ".pytest_cache" / "home"))
 
 
 def find_shared_data() -> Path | None:
-    """Real models and data lie next to the checkout (`shared/data`), never inside it; EDGEQ_SHARED_DATA overrides."""
+    """Return the folder of real models and data: `EDGEQ_SHARED_DATA`, or `shared/data` next to the checkout."""
     named = os.environ.get("EDGEQ_SHARED_DATA")
     candidates = [Path(named)] if named else [parent / "shared" / "data" for parent in REPOSITORY.parents]
     return next((c for c in candidates if c.is_dir()), None)
@@ -44,13 +44,13 @@ def shared_data() -> Path:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What takes long comes first, so that no worker ends with it alone."""
+    """Put slow tests first, so that no worker runs one alone at the end."""
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
 
 
 @pytest.fixture(autouse=True)
 def _nothing_tuned_before(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """What one test tunes is unknown to the next."""
+    """Hide the results of earlier tuning runs from each test."""
     before = os.environ.get("XDG_STATE_HOME")
     name = hashlib.sha256(request.node.nodeid.encode()).hexdigest()[:16]
     os.environ["XDG_STATE_HOME"] = str(tmp_path_factory.getbasetemp() / "state" / name)
@@ -63,8 +63,10 @@ def _nothing_tuned_before(request: pytest.FixtureRequest, tmp_path_factory: pyte
 
 @pytest.fixture(autouse=True, scope="session")
 def _brief_timings() -> None:
-    """No test looks at how long something takes, and next to other tests no run is undisturbed: proofs are timed, but
-    for a moment, and so is a warm-up that names no limits."""
+    """Shorten timed runs and default warm-ups to a moment.
+
+    No test checks a latency, and a test that runs next to others is never undisturbed.
+    """
     from edgeq_device.latency import WarmUp
 
     from edgeq.measure import bench as race
@@ -77,7 +79,7 @@ def _brief_timings() -> None:
 
 @pytest.fixture(scope="session")
 def saturates_here() -> bool:
-    """Whether this machine's own kernels add two products in 16 bits."""
+    """Return whether this machine's own kernels add two products in 16 bits."""
     from edgeq.hardware.detect import detect_machine
     from edgeq.hardware.profile import load_profiles, match_profile
 
@@ -86,9 +88,11 @@ def saturates_here() -> bool:
 
 @pytest.fixture
 def exact_kernels(saturates_here: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """For tests of what a model computes, not of what this machine makes of it: its sums of products are exact, also
-    where its own kernels saturate. Where onnxruntime refuses the option, a model runs without it (S8S8 QOperator models
-    are exact anyway)."""
+    """Make sums of products exact, even if this machine's kernels saturate.
+
+    Use it in tests of what a model computes. If onnxruntime refuses the option, the model runs without it (S8S8
+    QOperator models are exact anyway).
+    """
     if not saturates_here:
         return
     import onnxruntime
@@ -102,7 +106,7 @@ def exact_kernels(saturates_here: bool, monkeypatch: pytest.MonkeyPatch) -> None
             options.add_session_config_entry(key, value)
             try:
                 super().__init__(model, options, *rest, **more)
-            except Exception:  # of onnxruntime, whose exceptions share no base class below it
+            except Exception:  # onnxruntime's exceptions share no narrower base class
                 options.add_session_config_entry(key, "0")
                 super().__init__(model, options, *rest, **more)
 
@@ -111,7 +115,10 @@ def exact_kernels(saturates_here: bool, monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.fixture
 def only_exact_kernels(saturates_here: bool) -> None:
-    """For what `exact_kernels` does not reach: graphs that run as they are written, and layers that share a weight."""
+    """Skip the test on a CPU that saturates, for models that `exact_kernels` cannot make exact.
+
+    These are graphs that run without optimisation, and layers that share a weight.
+    """
     if saturates_here:
         pytest.skip("this CPU adds two products in 16 bits, and onnxruntime has no exact kernels for such a graph")
 
@@ -125,7 +132,7 @@ def _one_thread() -> None:
 
 @pytest.fixture
 def made_up_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For tests of a bench that look at something else: each model's memory takes a process of its own."""
+    """Replace the measurement of memory with made-up figures, because each real one starts a process."""
     from edgeq_device.memory import MemoryUse
 
     for place in ("edgeq.measure.latency", "edgeq_device.bench_models"):
@@ -134,7 +141,7 @@ def made_up_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def masked() -> None:
-    """The runtime for lesser CPUs, where it can be made: once for all workers, as it takes a quarter of a minute."""
+    """Make the masked runtime if this machine can. All workers share it, because it takes 15 seconds to make."""
     from edgeq.emulate import routes
     from edgeq.emulate.emulator import home
 

@@ -1,4 +1,4 @@
-"""Processes that end at once, as by `kill -9`, before a certain change that they would make to the file system."""
+"""Run work in a process that ends at once, as if by `kill -9`, before a given change to the file system."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 
 
 def killed_before(work: Callable[[], object], within: Path, number: int, events: Collection[str] = CHANGES) -> bool:
-    """Whether `work`, in a process of its own, comes to its `number`-th change below `within`, where it is killed.
+    """Run `work` in a process that is killed before its `number`-th change below `within`. Return whether it got there.
 
     Args:
-        events: names of Python's audit events that count.
+        events: names of the audit events of Python that count as changes.
     """
     with warnings.catch_warnings():
-        # Later Pythons warn of a fork beside threads; the child uses none of the parent's.
+        # Newer Pythons warn of a fork in a process with threads. The child uses none of the parent's threads.
         warnings.simplefilter("ignore", DeprecationWarning)
         child = os.fork()
     if child == 0:
@@ -58,7 +58,7 @@ def _changes(event: str, arguments: tuple[Any, ...], within: Path) -> bool:
     if event == "open":
         name, _, flags = arguments
         return not isinstance(name, int) and bool(flags & _WRITES) and _below(name, within)
-    # Names relative to an open folder are those of a folder that is being removed.
+    # Only the removal of a folder uses names relative to an open folder.
     return any(isinstance(part, int) and part >= 0 for part in arguments[1:]) or _below(arguments[0], within)
 
 

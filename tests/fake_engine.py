@@ -1,5 +1,7 @@
-"""A plug-in engine that is not there: a package, its metadata and its description, and an onnxruntime that registers
-its library. It computes what onnxruntime's own kernels do, and misbehaves as a test wants it to."""
+"""Install a fake plug-in engine: its package, metadata and description, and an onnxruntime that registers it.
+
+The fake computes what onnxruntime's own kernels compute. A test can make it misbehave.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,7 @@ THREADS = "{threads}"
 pairs = ["U8S8"]
 """
 
-# Takes the real module's place in a worker: what is registered is a text file that says how to behave.
+# Replaces the real module in a worker. The registered library is a text file that contains the behaviour.
 _RUNTIME = """
 import sys, os, json, signal, time
 here = os.path.dirname(__file__)
@@ -94,7 +96,7 @@ libraries = ["__init__.py"]
 oldest = "1.2"
 """
 
-# What the package openvino has of its interface and the adapter uses, on onnxruntime.
+# The part of openvino's interface that the adapter uses, implemented with onnxruntime.
 _PACKAGE = r"""
 import json, os, signal, time
 import onnxruntime as real
@@ -166,11 +168,15 @@ class Request:
 
 
 def install_direct(folder: Path, patch: pytest.MonkeyPatch, behaviour: str = "", version: str = "1.2.3") -> Engine:
-    """The fake as a package that an adapter opens, and its plug-in for another platform alone; else as `install`.
+    """Install the fake as a package that an adapter opens; its plug-in exists only for another platform.
+
+    Otherwise this is the same as `install`.
 
     Args:
         behaviour: "crashes at load", "fails at import", "refuses the model", "crashes at compile", "other outputs",
-            "takes no fixed sizes", "crashes at run", "crashes later", "hangs", "answers wrong"; anything else behaves.
+            "takes no fixed sizes", "crashes at run", "crashes later", "hangs", "answers wrong"; any other text for a
+                fake
+            that works.
     """
     (folder / "engines").mkdir()
     described = DESCRIPTION.replace('verified = "a test"', 'verified = "a test"\nplatforms = ["nowhere none"]')
@@ -187,11 +193,12 @@ def install_direct(folder: Path, patch: pytest.MonkeyPatch, behaviour: str = "",
 
 
 def install(folder: Path, patch: pytest.MonkeyPatch, behaviour: str = "", version: str = "1.2.3") -> Engine:
-    """Put the fake where this process and its workers find it; `version` "" leaves the package out.
+    """Put the fake where this process and its workers find it.
 
     Args:
         behaviour: "crashes at load", "does not load", "no device", "does not start", "crashes at run", "crashes
-            later" (at the second run), "hangs", "answers wrong"; anything else behaves.
+            later" (at the second run), "hangs", "answers wrong"; any other text for a fake that works.
+        version: the version of the package; "" for no package.
     """
     (folder / "engines").mkdir()
     (folder / "engines" / "fake.toml").write_text(DESCRIPTION)

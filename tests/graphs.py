@@ -1,4 +1,4 @@
-"""Models written as ONNX text: what a test is about, at a glance."""
+"""Build models from ONNX text, so that a test shows at a glance which model it uses."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def proto(
     ir_version: int = 8,
     imports: str = "",
 ) -> onnx.ModelProto:
-    """The protobuf of a graph in ONNX's text form, with the header that it needs.
+    """Return the protobuf of a graph in ONNX's text form, and add the header.
 
     Args:
-        body: `name (inputs) => (outputs) <initializers> { nodes }`; a node's name stands before it, in brackets.
-            `float[] y` leaves the shape open. A name that is no identifier stands in quotes.
-        weights: further initializers, arrays or numbers of numpy's by name.
-        imports: further operator sets, as `, "com.microsoft": 1`.
+        body: `name (inputs) => (outputs) <initializers> { nodes }`. The name of a node goes before it, in brackets.
+            `float[] y` leaves the shape open. A name that is not an identifier goes in quotes.
+        weights: further initializers by name, as arrays or numpy scalars.
+        imports: further operator sets, for example `, "com.microsoft": 1`.
     """
     domains = f'"": {opset}{imports}'
     if "com.microsoft" in body and "com.microsoft" not in imports:
@@ -46,10 +46,10 @@ def model(
     ir_version: int = 8,
     imports: str = "",
 ) -> ir.Model:
-    """`proto` as the in-memory model."""
+    """Return the graph of `proto` as an in-memory model."""
     return ir.serde.deserialize_model(proto(body, weights, opset=opset, ir_version=ir_version, imports=imports))
 
 
 def attributes(values: Mapping[str, Any]) -> str:
-    """Attributes of a node in the text form: `<axis = 1, mode = "linear">`; "" for none."""
+    """Write the attributes of a node in the text form: `<axis = 1, mode = "linear">`. Return "" if there are none."""
     return f"<{', '.join(f'{name} = {json.dumps(value)}' for name, value in values.items())}>" if values else ""

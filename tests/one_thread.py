@@ -1,5 +1,7 @@
-"""Sessions that name no number of threads get one: another worker has the other core, and threads that wait for each
-other keep it busy."""
+"""Give one thread to sessions that set no number of threads.
+
+Another worker uses the other core, and threads that wait for each other would keep it busy.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ _THREADS = onnxruntime.SessionOptions.intra_op_num_threads
 
 
 class SessionOptions(onnxruntime.SessionOptions):
-    """As onnxruntime's, where 0 threads are one."""
+    """Replace onnxruntime's options: 0 threads means one thread."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -19,5 +21,5 @@ class SessionOptions(onnxruntime.SessionOptions):
 
 
 def one_thread() -> None:
-    """From here on in this process."""
+    """Use these options for all later sessions of this process."""
     onnxruntime.SessionOptions = SessionOptions

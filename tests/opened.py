@@ -1,4 +1,4 @@
-"""Open a job that is ready to build, and read what a bundle says, in one call each."""
+"""Open a job that is ready to build, or read a variant's entry in a bundle, in one call."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def open_job(
     statistics: Path | None = None,
     **options: Any,
 ) -> Job:
-    """Prepare `model`, open its samples and, if anything static is to be built, calibrate."""
+    """Prepare `model`, open its samples, and calibrate if any build will be static."""
     request = Request(model, data, validation, statistics, None)
     return collect_statistics(request.prepare(workdir, **options), statistics)
 
 
 def variant_info(bundle: Path, name: str) -> dict[str, Any]:
-    """Return what a bundle says of a variant of the model."""
+    """Return a bundle's entry for a variant of the model."""
     with open_bundle(bundle) as found:
         return dict(next(one.info for one in found.components[MAIN] if one.name == name))

@@ -1,4 +1,4 @@
-"""Plug-in engines in tests: the real ones run where they are installed and take this machine's CPU."""
+"""Mark tests that need a real plug-in engine. They run if it is installed and supports this machine's CPU."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ from edgeq.run.engines import load_engines
 
 
 def needs_plugin(name: str) -> pytest.MarkDecorator:
-    """Leaves a test out where that engine cannot be used, and says why."""
+    """Skip a test if that engine cannot be used here, and give the reason."""
     problem = problem_of(load_engines()[name], onnxruntime.__version__)
     return pytest.mark.skipif(bool(problem), reason=problem)

@@ -1,4 +1,7 @@
-"""The public interface: the curated list, and what its functions take. tests/docs runs the examples of docs/api.md."""
+"""Test the public interface: the list of names, and the arguments of its functions.
+
+tests/docs runs the examples of docs/api.md.
+"""
 
 from __future__ import annotations
 

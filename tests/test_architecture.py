@@ -1,6 +1,6 @@
-"""The rules of the code, read off the source: layers, forbidden imports, swallowed errors, hardware names, commands.
+"""Check the rules of the code in its source: layers, forbidden imports, swallowed errors, hardware names, commands.
 
-When one of these fails, the code is wrong far more often than the rule. docs/architecture.md says why each exists.
+If one of these tests fails, the code is usually wrong, not the rule. docs/architecture.md gives the reason for each.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 EDGEQ = REPOSITORY / "edgeq"
 RUNTIME = REPOSITORY / "targets" / "runtime"
 
-# Lowest first. A package is a module or package directly under edgeq/; it imports from layers below its own.
+# The lowest layer first. A package is a module or package directly under edgeq/. It imports only from lower layers.
 LAYERS = (
     {"errors"},
     {"util", "signature", "demo", "distributed"},
@@ -60,13 +60,13 @@ def python_files(root: Path) -> list[Path]:
 
 @cache
 def nodes(path: Path) -> tuple[ast.AST, ...]:
-    """All of a file, the module first: parsed once for all rules."""
+    """Return all nodes of a file, the module first. Each file is parsed once for all rules."""
     return tuple(ast.walk(ast.parse(path.read_text("utf-8"), str(path))))
 
 
 @pytest.fixture(autouse=True, scope="module")
 def _forget_files() -> Iterator[None]:
-    """Half a million nodes, which every later collection of garbage would look at."""
+    """Drop the parsed files afterwards: every later garbage collection would visit their half a million nodes."""
     yield
     nodes.cache_clear()
 
@@ -80,7 +80,7 @@ def package_of(path: Path) -> str:
 
 
 def imports(path: Path, root: Path) -> Iterator[tuple[ast.AST, str]]:
-    """Every dotted name that the file imports, relative imports resolved against its place under `root`."""
+    """Yield every dotted name that a file imports, with relative imports resolved below `root`."""
     package = (*path.relative_to(root).parts[:-1],)
     for node in nodes(path):
         if isinstance(node, ast.Import):
@@ -110,7 +110,7 @@ def test_the_documented_layers_are_these() -> None:
     text = (REPOSITORY / "docs" / "architecture.md").read_text("utf-8")
     rows = re.findall(r"^\| (\d+) \| (.*) \|$", text, re.MULTILINE)
     drawn = {int(layer): set(re.findall(r"`(\w+)`", packages)) for layer, packages in rows}
-    outermost = len(LAYERS) - 1  # described in words
+    outermost = len(LAYERS) - 1  # the page describes it in words
     assert sorted(drawn) == list(range(len(LAYERS)))
     assert {f: r for f, r in drawn.items() if f != outermost} == dict(enumerate(LAYERS[:outermost]))
 
@@ -130,8 +130,10 @@ def test_packages_import_only_from_layers_below() -> None:
 
 
 def test_no_modules_import_each_other() -> None:
-    """In a circle, directly or through others; imports inside functions count too. The package's root counts as none:
-    its lazy exports lead everywhere."""
+    """No module imports itself, directly or through others. Imports inside functions count.
+
+    edgeq/__init__.py is left out, because its lazy exports lead everywhere.
+    """
     modules = {".".join(p.relative_to(REPOSITORY).with_suffix("").parts): p for p in everything_under_edgeq()}
     modules = {name.removesuffix(".__init__"): path for name, path in modules.items() if name != "edgeq.__init__"}
     imported = {module: set(edges(path, module, set(modules))) for module, path in modules.items()}
@@ -147,8 +149,10 @@ def edges(path: Path, module: str, modules: set[str]) -> Iterator[str]:
 
 
 def circles(imported: dict[str, set[str]]) -> list[list[str]]:
-    """Modules that reach each other: what stays after those that import nothing, or are imported by nothing, are
-    removed again and again."""
+    """Return the modules that import each other, directly or through others.
+
+    The function removes modules that import nothing, or that nothing imports, until no such module is left.
+    """
     left = dict(imported)
     while True:
         read = set().union(*left.values()) if left else set()
@@ -180,7 +184,8 @@ def test_the_device_side_stands_alone() -> None:
         for path in python_files(RUNTIME)
         for node, name in imports(path, RUNTIME)
         if name.split(".")[0] not in allowed
-        and not (path.name == "prepare.py" and name == "PIL.Image" and node.col_offset)  # for images, where it is there
+        # for images, if Pillow is installed
+        and not (path.name == "prepare.py" and name == "PIL.Image" and node.col_offset)
     ]
     assert not wrong, "\n".join(wrong)
 
@@ -260,7 +265,7 @@ def hardware_names(module: Iterable[ast.AST]) -> Iterator[tuple[ast.AST, str]]:
 
 
 def test_no_condition_names_hardware() -> None:
-    """What hardware is and wants stands in profiles/ and targets/, where a contributor can add a board."""
+    """No condition names hardware: its properties are in profiles/ and targets/, where contributors can add a board."""
     wrong = sorted(
         {
             f"{where(path, node)}: a condition names {name!r}"
@@ -290,7 +295,7 @@ def test_hardware_names_are_recognised(source: str, names: set[str]) -> None:
 OWN_PACKAGES = re.compile(r"edgeq\.backends\.(?!base\b)\w+")
 BACKENDS = {path.stem for path in (REPOSITORY / "targets" / "backends").glob("*.toml")}
 ENGINES = {path.stem for path in (REPOSITORY / "targets" / "engines").glob("*.toml")}
-# Commands of one backend. Old interfaces (`compat`) name what they stood for.
+# Commands for one backend. The old interfaces (`compat`) name the backends that they stood for.
 OF_ONE_BACKEND = {"cli/convert.py": "edgeq.backends.systolic.emit_c"}
 
 
@@ -299,7 +304,7 @@ def core_files() -> list[Path]:
 
 
 def test_the_core_imports_no_backend() -> None:
-    """A backend joins through its entry point: what the core needs of one is a method of `Backend`."""
+    """The core imports no backend: it finds backends by their entry points and calls only methods of `Backend`."""
     wrong = [
         f"{where(path, node)}: imports {name}"
         for path in core_files()
@@ -311,8 +316,11 @@ def test_the_core_imports_no_backend() -> None:
 
 
 def named_parts(module: Iterable[ast.AST]) -> Iterator[tuple[ast.AST, str]]:
-    """Names of backends and engines in conditions. "cpu" is also a kind of device, "onnxruntime" also a package: these
-    two count where they are compared with a backend or an engine."""
+    """Yield the names of backends and engines in conditions.
+
+    "cpu" is also a kind of device and "onnxruntime" also a package. These two count only in comparisons with a backend
+    or an engine.
+    """
     for condition in conditions(module):
         compared = ast.unparse(condition).lower()
         asked = "backend" in compared or "engine.name" in compared
@@ -345,12 +353,12 @@ def test_names_of_backends_and_engines_are_recognised(source: str, names: set[st
     assert {name for _, name in named_parts(ast.walk(ast.parse(source)))} == names
 
 
-# What finds modules by name: extensions, lazy exports, commands, old interfaces.
+# Code that finds modules by name: extensions, lazy exports, commands.
 FINDERS = {"util/registry.py", "__init__.py", "cli/__init__.py"}
 
 
 def test_no_import_hides_in_a_string() -> None:
-    """Layers and circles are read off imports; one by name would not be seen."""
+    """No module imports edgeq's modules by name: the tests of layers and circles would not see such an import."""
     wrong = []
     for path in everything_under_edgeq():
         if path.relative_to(EDGEQ).as_posix() in FINDERS or package_of(path) == "compat":
@@ -390,7 +398,7 @@ def test_every_command_explains_itself_and_speaks_json(name: str) -> None:
 
 
 def test_help_imports_nothing_heavy() -> None:
-    """`edgeq --help` answers at once because onnx, onnxruntime, numpy and rich wait until a command needs them."""
+    """`edgeq --help` starts fast: onnx, onnxruntime, numpy and rich are imported only when a command needs them."""
     heavy = {"numpy", "onnx", "onnxruntime", "onnx_ir", "rich", "PIL", "sympy", "cpuinfo", "dask", "distributed"}
     wrong = []
     for path in (EDGEQ / "__init__.py", EDGEQ / "__main__.py", *sorted((EDGEQ / "cli").glob("*.py"))):

@@ -21,12 +21,12 @@ from tests.crashes import killed_before
 
 
 def anything(folder: Path) -> None:
-    """Lets every directory be replaced."""
+    """Allow every directory to be replaced."""
 
 
 @pytest.fixture(params=["", "no exchange", "no flags"])
 def system(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """This system's renames; one that cannot exchange two names; one that has neither that nor exclusive renames."""
+    """Set which renames the system has: all of this one's (""), all but exchanges, or only plain ones ("no flags")."""
     real = places._renamed
 
     def lacking(source: Path, place: Path, how: str) -> bool:
@@ -85,7 +85,7 @@ def test_an_existing_output_needs_force(tmp_path: Path) -> None:
 def test_that_something_else_is_there_is_not_reported_for_the_output(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """onnx names no file in the error that it raises for a data file of its own."""
+    """An existing file of weights is not reported as an existing output: onnx raises this error without a file name."""
     monkeypatch.chdir(tmp_path)
     with pytest.raises(FileExistsError, match=r"exists in w\.data"), output_file(Path("m.onnx")):
         raise FileExistsError("External data file exists in w.data.")
@@ -138,7 +138,7 @@ def test_a_failed_directory_leaves_the_old_one(tmp_path: Path) -> None:
 
 
 def moved(raises: Callable[[Path, Path], BaseException | None], *, after: bool) -> Callable[[Path, Path], None]:
-    """`move_new` that raises what `raises` has for a source and a place, before or after the move."""
+    """Return a `move_new` that raises the error of `raises` for a source and a place, before or after the move."""
     real = places.move_new
 
     def move(source: Path, place: Path) -> None:
@@ -463,7 +463,7 @@ def test_a_sibling_of_something_else_is_kept_with_force_too(tmp_path: Path) -> N
     assert contents(tmp_path) == {"model.onnx": "model.onnx.data", "model.onnx.data": "weights"}
 
 
-# Two writers, and kills.
+# Concurrent writers and kills.
 
 
 def write_file(target: Path, text: str, *, force: bool = False) -> None:
@@ -472,7 +472,7 @@ def write_file(target: Path, text: str, *, force: bool = False) -> None:
 
 
 def write_pair(target: Path, text: str, *, force: bool = False) -> None:
-    """A model that names its data: both hold `text`."""
+    """Write a model that names its data. Both files contain `text`."""
     with output_file(target, force=force) as draft:
         draft.write_text(f"{text} of {target.name}.data")
         draft.with_name(f"{draft.name}.data").write_text(text)
@@ -488,7 +488,7 @@ WRITERS = [write_file, write_pair, write_directory]
 
 
 def held(target: Path) -> str:
-    """What is there as a whole: the text, "" where nothing is, or what is wrong."""
+    """Return the text of a complete output, "" if there is no output, or a description of an incomplete one."""
     if target.is_dir():
         found = contents(target)
         return found["one"] if set(found) == {"one", "two"} and len(set(found.values())) == 1 else f"half: {found}"
@@ -508,8 +508,11 @@ FORKS = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no f
 @pytest.mark.parametrize("old", ["", "old"])
 @pytest.mark.parametrize("write", WRITERS)
 def test_a_kill_before_any_change_loses_nothing(write: Any, old: str, tmp_path: Path, system: str) -> None:
-    """At every moment the old or the new is there, whole; or, where the system cannot exchange what must be exchanged,
-    neither for a moment, and the next run puts that right before anything else."""
+    """After a kill at any moment, the whole old or the whole new output is there.
+
+    If the system cannot exchange names, both may be missing for a moment. The next run repairs that before it does
+    anything else.
+    """
     for number in range(1, 100):
         target = tmp_path / str(number) / "out"
         target.parent.mkdir()
@@ -534,7 +537,10 @@ def test_a_kill_before_any_change_loses_nothing(write: Any, old: str, tmp_path: 
 def test_a_kill_while_a_mount_point_is_filled_loses_nothing(
     old: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its files cannot come in one step. What tells that they are there, the last of them, is the last that comes."""
+    """A kill loses nothing, although a mount point's files cannot be replaced in one step.
+
+    The file that marks the folder as complete is written last.
+    """
     monkeypatch.setattr(outputs, "_is_mount", Path.is_dir)
     monkeypatch.setattr(outputs, "_LAST", ("two",))
     for number in range(1, 100):
@@ -575,7 +581,7 @@ exec "$@"
 
 
 def test_mount_points_and_layers(tmp_path: Path) -> None:
-    """As containers have them: folders that cannot be renamed."""
+    """Outputs can be folders that cannot be renamed, as in containers."""
     mount = ["unshare", "-m", "bash", "-c", MOUNTS.format(tmp_path), "bash", ""]
     if shutil.which("unshare") is None or subprocess.run([*mount, "true"], capture_output=True, check=False).returncode:
         pytest.skip("nothing can be mounted here")
@@ -647,7 +653,7 @@ def test_of_several_writers_of_one_output_one_succeeds(write: Any, tmp_path: Pat
         if child == 0:
             os.close(go)
             try:
-                os.read(start, 1)  # ends when the parent closes its end
+                os.read(start, 1)  # returns when the parent closes its end
                 write(target, str(number))
             except OutputError as error:
                 os._exit(6 if "exists already" in error.problem else 1)
@@ -667,7 +673,7 @@ def test_of_several_writers_of_one_output_one_succeeds(write: Any, tmp_path: Pat
 def test_what_comes_after_the_last_check_is_not_replaced(
     write: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another program need not take part in the lock."""
+    """A file that another program writes after the last check is kept: that program may ignore the lock."""
     target, checked = tmp_path / "out", outputs._check_free
 
     def late(path: Path, *, force: bool, kind: Any) -> None:

@@ -1,4 +1,4 @@
-"""`edgeq.tune` and `edgeq.calibrate` are functions and packages at once, in whatever order they are met."""
+"""Test that `edgeq.tune` and `edgeq.calibrate` are functions and packages, in whatever order they are imported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commands start without sympy, half of the import of onnx_ir, and it is there when it is needed."""
+"""Test that sympy, half of onnx_ir's import time, is not imported until a command needs it."""
 
 from __future__ import annotations
 

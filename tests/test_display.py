@@ -1,4 +1,4 @@
-"""Results in a Python session: `dir`, and one short line each."""
+"""Test how results look in a Python session: `dir`, and a short line for each."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ LARGE: tuple[Any, ...] = (
 
 
 def returned() -> Iterator[type]:
-    """The classes that public functions return, and those that are public themselves."""
+    """Yield the classes that public functions return, and the public classes."""
     for name in edgeq.__all__:
         found = inspect.unwrap(getattr(edgeq, name))
         if not inspect.isfunction(found):
@@ -60,13 +60,13 @@ def returned() -> Iterator[type]:
             yield kind
 
 
-TASKS = (Anomaly, Classification, Detection, Similarity)  # what `make_task` makes
+TASKS = (Anomaly, Classification, Detection, Similarity)  # the results of `make_task`
 PARTS = (SourceSamples, Subset, Proof, Coverage, Agreement, Variant, *TASKS)
 RESULTS = sorted({*returned(), *PARTS}, key=lambda kind: kind.__qualname__)
 
 
 def holding(kind: type, value: Any) -> Any:
-    """An instance whose every field is `value`, whatever it should be."""
+    """Return an instance whose fields all have the value `value`, whatever their types."""
     found = object.__new__(kind)
     for field in dataclasses.fields(kind):
         object.__setattr__(found, field.name, value)
@@ -77,7 +77,7 @@ def test_dir_shows_the_interface_alone() -> None:
     assert dir(edgeq) == sorted(edgeq.__all__)
     for name in ("inspect", "compare", "report"):
         assert callable(getattr(edgeq, name))
-    importlib.import_module("edgeq.report.page")  # which makes the package an attribute of edgeq
+    importlib.import_module("edgeq.report.page")  # this sets the package as an attribute of edgeq
     assert callable(edgeq.report)
 
 
@@ -89,14 +89,14 @@ def test_all_result_types_are_found() -> None:
     }  # fmt: skip
 
 
-# Those of the device side, which edgeq's display is not part of.
+# Classes of the device side, which do not use edgeq's display.
 OF_DEVICES = (Report, edgeq.BenchSettings)
 
 
 @pytest.mark.parametrize("kind", [kind for kind in RESULTS if kind not in OF_DEVICES], ids=lambda kind: kind.__name__)
 def test_the_line_is_short_whatever_it_holds(kind: type, monkeypatch: pytest.MonkeyPatch) -> None:
     assert issubclass(kind, Displayed)
-    if "__brief__" in vars(kind):  # its figures come from fields of the right types: here only their lengths count
+    if "__brief__" in vars(kind):  # `__brief__` needs fields of the right types; only the lengths matter here
         names = [field.name for field in dataclasses.fields(kind)]
         for value in LARGE:
             monkeypatch.setattr(kind, "__brief__", lambda self, value=value: dict.fromkeys(names * 3, value))

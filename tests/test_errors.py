@@ -20,7 +20,8 @@ TREE = sorted(
 
 
 def test_exit_codes_are_unique_and_leave_success_and_shells_alone() -> None:
-    codes = [c.exit_code for c in TREE if "exit_code" in vars(c)]  # a class without one ends like what it is a kind of
+    # a class without a code of its own uses its base class's
+    codes = [c.exit_code for c in TREE if "exit_code" in vars(c)]
     assert len(set(codes)) == len(codes)
     assert all(0 < code < 126 for code in codes)
 

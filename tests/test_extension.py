@@ -1,4 +1,4 @@
-"""A package from outside adds one of each: the example of docs/extending.md, written out and used as it is printed."""
+"""Test that a package can add one extension of each kind, with the files of docs/extending.md as they are printed."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ DETECTOR = """detector (float[1,3,8,8] x) => (float[1,1,6] boxes) <float[1,1,6] 
 
 
 def files_of_the_page() -> dict[str, str]:
-    """The blocks of the page that show a file."""
+    """Return the blocks of the page that show a file, by the file's name."""
     return {block.file: block.text for block in blocks(PAGE) if block.file}
 
 
@@ -66,7 +66,7 @@ def plugin(site: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def edgeq(site: Path, *arguments: str | Path) -> Any:
-    """What the command line prints as JSON, run in a process of its own with the package installed."""
+    """Run a command in a process of its own with the package installed, and return its JSON output."""
     path = os.pathsep.join(map(str, (site, REPOSITORY, REPOSITORY / "targets" / "runtime")))
     command = [sys.executable, "-m", "edgeq", *map(str, arguments), "--json"]
     done = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=300)

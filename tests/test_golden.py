@@ -1,4 +1,4 @@
-"""The surface of edgeq is what tests/golden/recorded says: `python -m tests.golden` records it anew."""
+"""Compare edgeq's interface with tests/golden/recorded. `python -m tests.golden` records it again."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ FAILURES: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Session:
-    """A folder in which commands ran, and what they printed."""
+    """Hold a folder in which commands ran, and their results by name."""
 
     folder: Path
     ran: dict[str, Result]
@@ -139,7 +139,7 @@ def run(*line: str) -> Result:
 
 def test_help(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in sys.modules if name.startswith("edgeq.cli.")]:
-        monkeypatch.delitem(sys.modules, name)  # imported while another test's plug-in was installed, maybe
+        monkeypatch.delitem(sys.modules, name)  # another test may have imported it with a plug-in installed
     texts = []
     for path in all_commands((), group):
         result = CliRunner().invoke(group, [*path, "--help"], prog_name="edgeq", env={"COLUMNS": "120"})
@@ -173,7 +173,7 @@ def test_bundle(session: Session) -> None:
 
 
 def file_names(folder: Path) -> set[str]:
-    """Return the files of a bundle, digests as `*`."""
+    """Return the names of a bundle's files, with `*` for each digest."""
     names = (str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file())
     return {re.sub(r"[0-9a-f]{32,}", "*", name) for name in names}
 

@@ -1,4 +1,4 @@
-"""The extra `gpu` against what onnxruntime-gpu's wheel links against, where it is installed."""
+"""Test that the extra `gpu` matches the libraries that the installed onnxruntime-gpu wheel links against."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from packaging.requirements import Requirement
 
 PROJECT = Path(__file__).resolve().parents[1] / "pyproject.toml"
-# Library of the provider → distribution that the extra names for it.
+# A library of the execution provider → the distribution that the extra names for it.
 LIBRARIES = {"nvinfer": "tensorrt"}
 
 
@@ -22,7 +22,7 @@ def extra() -> dict[str, Requirement]:
 
 
 def needed(library: Path) -> list[str]:
-    """The DT_NEEDED entries of a shared library."""
+    """Return the DT_NEEDED entries of a shared library."""
     elffile = pytest.importorskip("elftools.elf.elffile")
     with library.open("rb") as stream:
         section = elffile.ELFFile(stream).get_section_by_name(".dynamic")
@@ -51,7 +51,7 @@ def test_what_the_wheel_links_against() -> None:
         assert specifier.contains(f"{major}.999")
         assert not specifier.contains(f"{int(major) + 1}.0")
         assert not specifier.contains(f"{int(major) - 1}.999")
-    # CUDA and cuDNN come through the wheel's own extras, which name packages for the versions that it links against.
+    # CUDA and cuDNN come from the wheel's own extras, which name packages for the versions that it links against.
     offered = set(wheel.metadata.get_all("Provides-Extra") or ())
     assert extra()["onnxruntime-gpu"].extras <= offered
     cuda = {match[1] for name in linked if (match := re.fullmatch(r"libcudart\.so\.(\d+)", name))}

@@ -1,4 +1,4 @@
-"""Folders like those that a killed run leaves, made by hand: nothing of the user's moves by them."""
+"""Test forged folders that look like those of a killed run: they move none of the user's files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NAMES = [".ssh", "Documents", "out"]
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
-    """A user's files, and below them a folder from somebody else with a leftover of the output `out` in it."""
+    """Make a user's files, and below them somebody else's folder that contains a leftover of the output `out`."""
     for name in NAMES[:2]:
         (tmp_path / name).mkdir()
         (tmp_path / name / "private").write_text(name)
@@ -31,7 +31,7 @@ def home(tmp_path: Path) -> Path:
 
 
 def plant(output: Path, record: object) -> Path:
-    """Make the private folder of a run to `output` that was killed, with that record and nothing in `old`."""
+    """Make the private folder of a killed run to `output`, with `record` and without a folder `old`."""
     stage = output.with_name(f".{output.name}.{'0' * 16}.partial")
     (stage / "new").mkdir(parents=True)
     stage.chmod(0o700)
@@ -123,14 +123,14 @@ def test_what_another_user_left_is_refused(home: Path, part: str) -> None:
 
 
 def test_the_leftover_of_a_filled_folder_is_forged(home: Path) -> None:
-    """Mount points have theirs inside."""
+    """A forged leftover inside the output is refused. Mount points have their leftovers there."""
     out = home / "downloads" / "theirs" / "out"
     shutil.rmtree(stage_in(home))
     linked = plant(out / "out", {".ssh": None, "manifest.json": None})
     (linked / "old").symlink_to("../../../..")
     with pytest.raises(OutputError, match="old is a link"):
         check_free(out, force=True)
-    # Nor is one believed behind a link in the place of the output.
+    # A leftover is not used either if the output is a link to its folder.
     out.rename(out.with_name("real"))
     out.symlink_to("real")
     with pytest.raises(OutputError, match="exists already"):
@@ -179,7 +179,7 @@ def test_no_command_believes_a_forged_leftover(
 
 
 def killed_while_placing(output: Path, *, folder: bool) -> None:
-    """Leave what a run leaves that was killed after it moved the old output away, and a companion of it."""
+    """Leave the files of a run that was killed after it had moved the old output and a companion file away."""
     stage = output.with_name(placement.stage_name(output))
     (stage / "new").mkdir(mode=0o700, parents=True)
     stage.chmod(0o700)

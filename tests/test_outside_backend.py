@@ -1,4 +1,4 @@
-"""A backend in a package of its own does everything that edgeq's own do, with no change in edgeq."""
+"""Test that a backend in a package of its own can do all that edgeq's backends can, without a change in edgeq."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def edgeq(site: Path, *arguments: str | Path) -> Any:
-    """What the command line prints as JSON, run in a process of its own with the package installed."""
+    """Run a command in a process of its own with the package installed, and return its JSON output."""
     path = os.pathsep.join(map(str, (site, REPOSITORY, REPOSITORY / "targets" / "runtime")))
     command = [sys.executable, "-m", "edgeq", *map(str, arguments), "--json"]
     done = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=600)
@@ -201,7 +201,7 @@ def test_the_library_asks_it(site: Path, monkeypatch: pytest.MonkeyPatch, tmp_pa
 
 
 class Plain:
-    """What packages registered before there was a class to inherit from."""
+    """Define a backend as packages did before there was a base class."""
 
     name = "plain"
     title = "documented members alone"

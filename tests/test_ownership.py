@@ -35,7 +35,7 @@ def names(folder: Path) -> list[str]:
 
 
 class Notes:
-    """Keeps what a run says."""
+    """Keep the notes of a run."""
 
     def __init__(self) -> None:
         self.said: list[str] = []
@@ -139,7 +139,7 @@ def test_content_is_sorted_and_names_empty_folders(tmp_path: Path) -> None:
 
 
 def test_markers_are_of_one_kind(tmp_path: Path) -> None:
-    (tmp_path / MARKER).write_text("")  # a kill left it so
+    (tmp_path / MARKER).write_text("")  # as a kill leaves it
     write_marker(tmp_path, "one")
     write_marker(tmp_path, "two")
     assert read_marker(tmp_path, "one") is not None

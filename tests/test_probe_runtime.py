@@ -1,4 +1,4 @@
-"""scripts/probe_runtime.py tells right answers from wrong ones."""
+"""Test that scripts/probe_runtime.py tells right outputs from wrong ones."""
 
 from __future__ import annotations
 

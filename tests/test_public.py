@@ -1,4 +1,4 @@
-"""The public functions as a Python session has them: progress, words, earlier names, errors of one line."""
+"""Test the public functions in a Python session: progress, arguments as words, earlier names, errors of one line."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_budget_is_given_as_it_is_typed(tmp_path: Path) -> None:
 
 
 class Cell(ModuleType):
-    """Stands in for `IPython.display`: keeps what a cell shows."""
+    """Replace `IPython.display` and keep what a cell shows."""
 
     def __init__(self) -> None:
         super().__init__("IPython.display")

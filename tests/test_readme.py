@@ -1,4 +1,4 @@
-"""What the README shows exists: commands, scripts, links."""
+"""Test that the commands, scripts and links of the README exist."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Records: what is written, what is read back, and what an error says."""
+"""Test records: how they are written and read, and the messages of errors."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The scripts: valid, executable, clear when Python is missing, and idle when nothing has changed.
+"""Test that the scripts are valid and executable, report a missing Python clearly, and do nothing if nothing changed.
 
-The last two run `scripts/common.sh` in a copied tree with a stand-in for Python, so that no test touches the network.
+The tests of `Tree` run `scripts/common.sh` in a copied tree with a stand-in for Python. So no test uses the network.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ COMMANDS = [
 
 pytestmark = pytest.mark.skipif(BASH is None, reason="bash is not installed")
 
-# Answers as Python does to the four things that common.sh asks of it, and keeps a diary.
+# Handles the four calls that common.sh makes of Python, and logs its calls.
 STAND_IN = r"""#!/bin/bash
 case "$*" in
   "-c import sys"*) exit "${TOO_OLD:-0}" ;;
@@ -58,7 +58,7 @@ def test_script_parses(script: str) -> None:
 
 
 class Tree:
-    """A checkout with only what common.sh looks at, and a PATH that holds one stand-in for python3."""
+    """Make a checkout of only the files that common.sh reads, and a PATH that contains one stand-in for python3."""
 
     def __init__(self, root: Path) -> None:
         self.root = root / "a checkout"

@@ -1,4 +1,4 @@
-"""Inputs and outputs of two models next to each other."""
+"""Compare the inputs and outputs of two models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A user's own file: loading it, and saying where it failed."""
+"""Test a user's own Python file: how it is loaded, and how its errors name the place."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ def lines_of_page(text: str) -> Iterator[tuple[int, str]]:
 
 
 def test_pages_are_wrapped() -> None:
-    """At 120 characters; tables and code keep their lines."""
+    """Pages are wrapped at 120 characters. Tables and code blocks may have longer lines."""
     pages = sorted((*(REPOSITORY / "docs").rglob("*.md"), *REPOSITORY.glob("*.md")))
     long = [
         f"{path.relative_to(REPOSITORY)}:{number}"

@@ -9,7 +9,7 @@ from tests.cli.workspace import Workspace, fill
 
 @pytest.fixture(scope="session")
 def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Made once; tests that write get a copy."""
+    """Make a filled workspace once. Tests that write get a copy."""
     place = tmp_path_factory.mktemp("workspace")
     fill(place)
     return place

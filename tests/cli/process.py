@@ -1,4 +1,4 @@
-"""`edgeq` as a process of its own, as a user starts it."""
+"""Run `edgeq` in a process of its own, as a user starts it."""
 
 from __future__ import annotations
 
@@ -39,8 +39,11 @@ def start(
 
 
 def enable_signals() -> None:
-    """A shell that runs the tests in the background makes them, and what they start, deaf to Ctrl-C; nohup, to the end
-    of a terminal."""
+    """Restore the default handlers of SIGINT and SIGHUP.
+
+    A shell that runs the tests in the background makes their processes ignore Ctrl-C. With nohup they ignore the end of
+    the terminal.
+    """
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
 
@@ -54,7 +57,10 @@ def run(
 
 
 def without_root_powers() -> list[str] | None:
-    """A prefix under which file permissions hold for root too; empty where nobody is root; None where it cannot be."""
+    """Return a command prefix that makes file permissions apply to root too.
+
+    The prefix is empty if the user is not root. The result is None if the system cannot do this.
+    """
     if os.geteuid() != 0:
         return []
     setpriv = shutil.which("setpriv")

@@ -42,7 +42,7 @@ def test_an_engines_kernels_on_a_target(tmp_path: Path) -> None:
     assert audited(*engine, "-t", "haswell") == {"engine": "openvino", "target": "haswell", "safe": False}
     assert audited(*engine, "-t", "cascade-lake")["safe"]
     assert audited("-t", "cascade-lake")["safe"]
-    # What onnxruntime's own kernels are kept from by its option, a plug-in's are not.
+    # This option makes onnxruntime's own kernels exact. It has no effect on a plug-in's kernels.
     precise = ("--session-option", "session.x64quantprecision=1")
     assert audited(*precise)["safe"]
     assert not audited(*precise, *engine)["safe"]

@@ -1,4 +1,4 @@
-"""Models that would run for ever, or take all memory: the command ends in one line."""
+"""Test models that would run forever or use all memory: the command ends with one line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How commands talk: JSON alone on stdout, silence on request, documented exit codes, output that nobody takes."""
+"""Test the output of commands: only JSON on stdout, silence with -q, exit codes, output that nobody reads."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_quiet_leaves_stderr_alone(bundled: Workspace, command: tuple[str, ...],
     del keys
     ran = bundled.run(*command, "-q")
     assert (ran.code, ran.err) == (0, "")
-    assert bool(ran.out) is ("-o" not in command)  # a command that writes has nothing else to say
+    assert bool(ran.out) is ("-o" not in command)  # a command that writes a file prints nothing
 
 
 def test_the_demo_speaks_json(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,7 +101,7 @@ def test_the_documented_exit_codes_are_these() -> None:
 
 
 def test_the_documented_reasons_are_those_of_the_tree() -> None:
-    """The same words in both places, so that neither is forgotten."""
+    """The page and the module name the same reasons for the exit codes."""
     text = (REPOSITORY / "docs" / "errors.md").read_text("utf-8")
     documented = dict(re.findall(r"^\| \d+ \| `(\w+)` \| (\w+)", text, re.MULTILINE))
     drawn = dict(re.findall(r"(\w+Error) +\d+ +(\w+)", errors.__doc__ or ""))
@@ -143,7 +143,10 @@ def test_a_full_standard_output(arguments: tuple[str, ...], tmp_path: Path) -> N
     ("redirection", "code"), [("| (exec true)", ending.READER_GONE), (">&-", 0)], ids=["reader gone", "closed"]
 )
 def test_nobody_reads(redirection: str, code: int, tmp_path: Path) -> None:
-    """The reader leaves before anything is written: the start of the program takes longer than that of `true`."""
+    """A command ends without a message if the reader has left or stdout is closed.
+
+    `true` exits before edgeq has started, so the reader leaves before edgeq writes anything.
+    """
     script = f'set -o pipefail; "$@" {redirection}; exit "${{PIPESTATUS[0]}}"'
     done = subprocess.run(
         ["bash", "-c", script, "bash", *process.COMMAND, "profiles", "show", "x86-64-avx2", "--why"],

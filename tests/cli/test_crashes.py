@@ -1,6 +1,6 @@
-"""Kills of whole commands: an output is the old or the new one, and the next run gives what one without a kill gives.
+"""Kill whole commands: the output is the old or the new one, and the next run gives the result of an undisturbed run.
 
-Every moment of the moves is tried in tests/test_atomic.py, random ones by `scripts/benchmark kills`.
+tests/test_atomic.py tries every moment of the moves, `scripts/benchmark kills` random ones.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def edgeq(*arguments: str) -> None:
 
 
 def whole(place: Path) -> dict[str, str]:
-    """What is there besides drafts."""
+    """Return the contents of a folder without unfinished outputs."""
     return {name: digest for name, digest in contents(place).items() if ".partial" not in name}
 
 
@@ -70,7 +70,7 @@ def test_a_tuning_run_goes_on_after_a_kill(tmp_path: Path) -> None:
     models = {name: digest for name, digest in contents(place).items() if name.endswith((".onnx", ".npz"))}
     shutil.rmtree(place)
     place.mkdir()
-    # Marker, statistics and journal are there then, and cut off at different places.
+    # By then there are a marker, statistics and a journal. The two kills cut them off at different places.
     for number in (3, 12):
         assert killed_before(lambda: edgeq(*arguments), place, number)
         assert not (place / "bundle").exists()

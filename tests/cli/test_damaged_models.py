@@ -1,4 +1,4 @@
-"""Models that parse, and in which something has no meaning: refused in one line that names the file."""
+"""Test models that parse but contain something meaningless: edgeq refuses them in one line that names the file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.graphs import proto
 
 
 def calling(inputs: list[str], outputs: list[str]) -> onnx.ModelProto:
-    """A MatMul, then a call of a function of two inputs and one output."""
+    """Return a model with a MatMul, then a call of a function with two inputs and one output."""
     made, read = ", ".join(outputs), ", ".join(inputs)
     body = f"""calls (float[1, 8] x) => (float[1, 4] {outputs[0]}) {{
         [matmul] m = MatMul(x, w)
@@ -24,7 +24,7 @@ def calling(inputs: list[str], outputs: list[str]) -> onnx.ModelProto:
 
 
 def typed(kind: int) -> onnx.ModelProto:
-    """A value of that element type between the nodes."""
+    """Return a model that declares the element type `kind` for a value between its nodes."""
     model = network()
     value = model.graph.value_info.add(name="c")
     value.type.tensor_type.elem_type = kind
@@ -32,7 +32,7 @@ def typed(kind: int) -> onnx.ModelProto:
 
 
 def returning(model: onnx.ModelProto, op_type: str, outputs: list[str]) -> onnx.ModelProto:
-    """`model` with other outputs of one node than its body gives."""
+    """Rename the outputs of the node with this operator, although its body still gives the old ones."""
     node = next(node for node in model.graph.node if node.op_type == op_type)
     node.output[:] = outputs
     return model
@@ -66,7 +66,9 @@ CASES = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_model_without_meaning(workspace: Workspace, name: str) -> None:
-    """A model in which the fault is of no account may be taken; nothing ends in a traceback, or as a bug."""
+    """A meaningless model is refused in one line, or accepted if the fault does not matter, but never ends in a
+    traceback.
+    """
     (workspace.path / "odd.onnx").write_bytes(CASES[name].SerializeToString())
     for command in (("inspect", "odd.onnx"), ("calibrate", "odd.onnx", "--data", "x.npz", "-o", "CAL")):
         ran = workspace.run(*command)

@@ -1,4 +1,4 @@
-"""The same command gives the same bytes, whatever the hash seed, the working directory and the order of targets."""
+"""Test that a command gives the same bytes, whatever the hash seed, the working directory and the order of targets."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from edgeq import demo
 from tests.cli import process
 from tests.cli.workspace import contents
 
-# All commands in one process, of which two are started: what differs between them is what must not matter.
+# Runs all commands in one process. The test starts two of them, which differ only in what must not matter.
 COMMANDS = """
 import sys
 from edgeq.cli import group

@@ -14,7 +14,7 @@ from tests.cli.workspace import Workspace
 
 @pytest.fixture
 def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
-    """A quantized demo model's program, and its data."""
+    """Make a folder with the program of the quantized demo model and its data."""
     program, inputs = program_of(MODEL, str(CALIBRATION), count=4)
     save_program(program, tmp_path / "int8.program.npz")
     (tmp_path / "int8.onnx").write_bytes(b"the model itself is not looked at")

@@ -1,4 +1,4 @@
-"""`--engine` of bench, eval and quantize, with a plug-in that is a fake."""
+"""Test `--engine` of bench, eval and quantize with a fake plug-in."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where containers and batch systems start programs: without a home, processes, or a folder for work files."""
+"""Test environments of containers and batch systems: no home, no further processes, no folder for work files."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NOBODY = 54321
 
 @pytest.fixture(scope="module")
 def place() -> Iterator[Path]:
-    """Outside of pytest's folders, which no other user may enter."""
+    """Make a filled folder outside of pytest's folders, which other users may not enter."""
     with tempfile.TemporaryDirectory() as name:
         yield filled(Path(name))
 
@@ -40,7 +40,7 @@ def filled(folder: Path) -> Path:
 
 
 def run(place: Path, *words: str, prefix: Sequence[str], env: dict[str, str]) -> tuple[int, str]:
-    """Exit code and stderr, but for notes."""
+    """Run a command and return its exit code and its stderr without notes."""
     done = subprocess.run(
         [*prefix, *process.COMMAND, *words, "-q"], cwd=place, env=env, capture_output=True, text=True, check=False
     )
@@ -55,13 +55,13 @@ def nobody() -> list[str]:
 
 
 def private(script: str) -> list[str]:
-    """A prefix under which file systems are mounted by `script` first, for this program alone."""
+    """Return a command prefix that runs `script` first, to mount file systems that only this command sees."""
     prefix = ["unshare", "-m", "bash", "-c", f'set -e; {script}; exec "$@"', "bash"]
     return needed(prefix, "nothing can be mounted here")
 
 
 def needed(prefix: list[str], problem: str) -> list[str]:
-    """The prefix, where it works here."""
+    """Return the prefix, or skip the test if the prefix does not work here."""
     works = shutil.which(prefix[0]) and subprocess.run([*prefix, "true"], capture_output=True, check=False)
     if not works or works.returncode:
         pytest.skip(problem)
@@ -92,7 +92,10 @@ def test_folders_of_a_user_without_a_home(monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.parametrize("most", [1, 2])
 def test_no_threads_or_processes_are_left(most: int, place: Path) -> None:
-    """The program's own process is one, its child the second; numpy's threads follow."""
+    """A limit on threads and processes ends the command in one line.
+
+    The limit of 1 allows only the process itself, and the limit of 2 also a child, but none of numpy's threads.
+    """
     if (os.cpu_count() or 1) < most:
         pytest.skip("one core needs no further thread")
     prefix = [*nobody(), "bash", "-c", f'ulimit -u {most}; exec "$@"', "bash"]
@@ -116,7 +119,7 @@ def test_no_folder_for_work_files(place: Path) -> None:
 
 
 def test_a_full_folder_for_work_files_is_named(place: Path, tmp_path: Path) -> None:
-    """It is not standard output that is full."""
+    """If the folder for work files is full, the error names this folder and not standard output."""
     work = tmp_path / "work"
     work.mkdir()
     full = private(f"mount -t tmpfs -o size=40k none {work}")

@@ -1,4 +1,4 @@
-"""Files that edgeq did not write, where it writes: refused with their name, exit code 6, and nothing lost."""
+"""Test outputs over files that edgeq did not write: it refuses with exit code 6, names the file, and loses nothing."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OUTPUT = OutputError.exit_code
 GOOD = ("net.onnx", "--data", "x.npz")
 TUNE = ("tune", *GOOD, "--budget", "3s")
 CALIBRATE = ("calibrate", *GOOD)
-# Every command that writes an output of the user's choice, with what it needs.
+# Every command that writes to a path of the user's choice, with the arguments that it needs.
 DIRECTORIES = {
     "package": ("package", *GOOD, "--no-timing"),
     "tune": TUNE,
@@ -38,7 +38,7 @@ FILES = {
 
 @pytest.fixture(scope="module")
 def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What emit-c and merge read, made once."""
+    """Write the inputs of emit-c and merge, once."""
     from edgeq.backends.systolic.save import save_program
     from edgeq.calibrate.files import save_statistics
     from edgeq.calibrate.statistics import Statistics
@@ -59,7 +59,7 @@ def full(workspace: Workspace, programs: Path) -> Workspace:
 
 
 def outputs(command: click.Command, name: str) -> list[str]:
-    """Names of the command, or of those in a group, that take -o."""
+    """Return the name of the command if it has -o, or the names of all such commands in a group."""
     found = [name] if any("-o" in parameter.opts for parameter in command.params) else []
     if isinstance(command, click.Group):
         inner = command.commands.items()
@@ -108,7 +108,7 @@ def test_a_bundle_with_a_file_of_the_user_survives(workspace: Workspace, argumen
         OUTPUT, *arguments, "-o", "out", "--force", says="out contains edgeq_run.py, which edgeq did not write"
     )
     runner.write_bytes(kept)
-    # What Python leaves behind is not an obstacle, nor is a file that is missing.
+    # Python's caches and missing files do not prevent a replacement.
     (workspace.path / "out" / "__pycache__").mkdir()
     (workspace.path / "out" / "__pycache__" / "edgeq_run.cpython-311.pyc").write_bytes(b"")
     (workspace.path / "out" / "__main__.py").unlink()

@@ -1,4 +1,4 @@
-"""An option that would change nothing is refused in one line, not ignored."""
+"""Test that an option without any effect is refused in one line, not ignored."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_what_a_model_file_beside_it_takes_is_not_refused(
 @pytest.mark.parametrize("option", [("--preprocess", "imagenet"), ("--count", "3"), ("--labels", "labels.csv")])
 def test_how_samples_are_read_where_there_are_none(workspace: Workspace, command: str, option: tuple[str, str]) -> None:
     if option[0] == "--labels" and command.startswith("bench"):
-        return  # it has no such option
+        return  # bench has no such option
     says = f"{option[0]} is about samples. Give them with --data, or leave it out"
     workspace.refused(2, *command.split(), *option, says=says)
 

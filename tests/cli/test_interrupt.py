@@ -1,4 +1,4 @@
-"""Ctrl-C and termination: one line, the exit code of shells, nothing half-written, nothing lost."""
+"""Test Ctrl-C and termination: one line, the exit code that shells use, no half-written file, no loss."""
 
 from __future__ import annotations
 
@@ -73,8 +73,8 @@ def test_ctrl_c_in_the_demo_before_the_bundle(workspace: Workspace, monkeypatch:
 @pytest.mark.skipif(os.name != "posix", reason="signals are sent as POSIX has them")
 @pytest.mark.parametrize(
     ("name", "codes"),
-    # A SIGINT that Python meets inside C code that it called ends the process by that signal, after all cleaning up;
-    # a shell reports 130 for both.
+    # If SIGINT arrives in C code that Python called, the process cleans up and then ends by that signal. A shell
+    # reports 130 for both.
     [
         ("SIGINT", {INTERRUPTED, -signal.SIGINT}),
         ("SIGTERM", {TERMINATED}),
@@ -152,7 +152,7 @@ print(signal.getsignal(signal.SIGINT) is signal.SIG_IGN)
 
 @pytest.mark.skipif(os.name != "posix", reason="signals as POSIX has them")
 def test_while_modules_load_ctrl_c_just_ends() -> None:
-    """No traceback from the middle of an import; and what the caller has made deaf (nohup) stays so."""
+    """Ctrl-C during imports ends the process without a traceback. A signal that the caller ignores stays ignored."""
     done = subprocess.run(
         [sys.executable, "-P", "-c", HANDLERS],
         env=process.environment(),

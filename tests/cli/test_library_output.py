@@ -1,4 +1,4 @@
-"""What a file says of itself reaches a terminal as text, whichever library prints it."""
+"""Test that names from a file reach a terminal as plain text, whichever library prints them."""
 
 from __future__ import annotations
 
@@ -33,8 +33,11 @@ onnxruntime.SessionOptions = Loud
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """`hostile.onnx` and a bundle of it: names with escapes, an unused initializer, and shapes that do not fit what is
-    computed, of which onnxruntime warns; and a model that fails while it runs."""
+    """Write `hostile.onnx`, `fails.onnx` and bundles of both.
+
+    The first has names with escape sequences, an unused initializer and wrong shapes: onnxruntime warns of them. The
+    second fails while it runs.
+    """
     folder = tmp_path_factory.mktemp("place")
     linear(folder / "hostile.onnx", 0.0)
     model = onnx.load(folder / "hostile.onnx")
@@ -88,7 +91,7 @@ def test_no_name_moves_the_cursor(place: Path, words: tuple[str, ...]) -> None:
 
 
 def test_no_function_of_edgeq_prints_names_in_the_process_of_its_caller(place: Path) -> None:
-    """There nothing is filtered: the sessions of edgeq log nothing."""
+    """edgeq's functions print nothing in a caller's process. No filter runs there, but their sessions log nothing."""
     calls = """
 import edgeq
 edgeq.quantize("hostile.onnx", output="called.onnx", data="x.npz")

@@ -1,4 +1,4 @@
-"""What people see and type: quiet, completion, options of other tools, errors as JSON, tables in a pipe."""
+"""Test what people see and type: -q, completion, options of other tools, errors as JSON, tables in a pipe."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_quiet_is_quiet(tmp_path: Path) -> None:
     done = run(*words, "-o", tmp_path / "q.onnx")
     assert (done.exit_code, done.stdout, done.stderr) == (0, "", "")
     shown = run("eval", demo.MODEL, "--data", demo.VALIDATION, "--task", "classification", "--count", "8", "-q")
-    assert "100.00" in shown.stdout  # a command that writes nothing has nothing else to give
+    assert "100.00" in shown.stdout  # a command that writes no file still prints its result
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What somebody types who has not read the manual: near misses, older names, the next line, images as they are."""
+"""Test input from users who have not read the manual: near misses, older names, the next line, plain images."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_every_command_is_shown_or_named() -> None:
     shown = {name for names in SHOWN.values() for name in names}
     inside = {name for group_name in GROUPS for name in FILES[group_name]}
     named = {word.strip(".,;`") for word in run("--help").output.partition("Start with")[2].split()}
-    assert set(COMMANDS) - shown - inside - named == {"emulate"}  # `device emulate`
+    assert set(COMMANDS) - shown - inside - named == {"emulate"}  # listed as `device emulate`
     assert "emulate" in run("device --help").output
 
 
@@ -145,7 +145,7 @@ def test_the_next_line_is_for_people() -> None:
 
 @pytest.fixture
 def colours(tmp_path: Path) -> Path:
-    """Images that are red or blue, and a model that tells them apart where values are within -1 and 1 alone."""
+    """Write red and blue images, and a model that tells them apart only if its inputs are between -1 and 1."""
     for index in range(4):
         pixels = np.full((8, 8, 3), 128, np.uint8)
         pixels[..., 0 if index % 2 else 2] = 255
@@ -175,7 +175,7 @@ def colours(tmp_path: Path) -> Path:
 
 
 def test_images_without_a_preprocessing_get_the_likely_ones(colours: Path) -> None:
-    """Values of 0..255 put every image into one class: confident, and worth nothing."""
+    """The error proposes likely preprocessings. With values of 0 to 255 the model puts every image into one class."""
     result = run(f"quantize {colours}/model.onnx --data {colours}/images -o {colours}/o.onnx")
     assert result.exit_code == 4
     assert result.stderr.count("\n") == 1

@@ -1,4 +1,4 @@
-"""Every line that a command proposes runs: a command is run, then the line that it printed."""
+"""Test that every line that a command proposes works: run the command, then the line that it printed."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ NAMES = {
 
 
 def words_of(line: str, flow: str, place: str) -> list[str]:
-    """The line as a user completes it: what stands for a file or a name of his is one of the workspace."""
+    """Return the words of a line, with its placeholders replaced by files and names of the workspace."""
     filled = {
         "MODEL.onnx": "net.onnx",
         "FLOAT.onnx": "net.onnx",
@@ -108,7 +108,7 @@ def words_of(line: str, flow: str, place: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def made(filled: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The workspace with what other commands have written."""
+    """Make a workspace that also contains the outputs of other commands."""
     place = tmp_path_factory.mktemp("made") / "workspace"
     shutil.copytree(filled, place)
     write_key(place)
@@ -139,7 +139,7 @@ def place(
     monkeypatch: pytest.MonkeyPatch,
     made_up_memory: None,
 ) -> Iterator[str]:
-    """The workspace as the working directory, a board, and a registry, whose host it gives; all timing is brief."""
+    """Enter a copy of the workspace, add a board, make timing brief, and yield the host of a registry."""
     shutil.copytree(made, tmp_path / "workspace")
     monkeypatch.chdir(tmp_path / "workspace")
     make_board("pi")
@@ -163,7 +163,7 @@ def command_of(words: list[str]) -> click.Command:
 
 
 def run(words: list[str]) -> str:
-    """Standard output of a command that succeeds, or of a search that ends and finds nothing faster."""
+    """Return the standard output of a command that succeeds, or of a tuning run that finds nothing faster."""
     if words[0] == "make":
         assert shutil.which("make"), "make is needed to compile"
         done = subprocess.run(words, capture_output=True, text=True, check=False)
@@ -213,7 +213,7 @@ def test_every_command_with_a_line_is_among_them() -> None:
 
 
 def test_every_line_is_among_them() -> None:
-    """By the keys of `NEXT`: a command, a subcommand, or an option."""
+    """Each key of `NEXT` (a command, a subcommand or an option) is in one of the tested lines."""
     all_typed = " | ".join((*TYPED, *NOT_RUN)).replace("dry-run", "dry_run").replace(" -t ", " target ")
     typed = all_typed.replace("--", "").split(" | ")
     for key in NEXT:

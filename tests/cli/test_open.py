@@ -1,4 +1,4 @@
-"""`report --open` runs the system's program, and none that lies in the working directory."""
+"""Test that `report --open` runs the system's program, never one in the working directory."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_no_program_of_the_working_directory_opens_a_page(
     monkeypatch.setenv("PATH", entries)
     _open(tmp_path / "page.html", Printer(as_json=False, quiet=False, verbose=False))
     assert "open " in capsys.readouterr().err
-    # As xdg-open does, the program looks for a browser itself.
+    # Like xdg-open, this program looks for a browser itself.
     program(tmp_path / "system", PROGRAM, f'firefox 2> /dev/null; echo "$1" > {tmp_path}/opened')
     monkeypatch.setenv("PATH", f"{entries}:{tmp_path}/system")
     _open(tmp_path / "page.html", Printer(as_json=False, quiet=False, verbose=False))

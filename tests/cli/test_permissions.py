@@ -1,4 +1,4 @@
-"""A recipe that somebody else wrote runs no code and writes nothing elsewhere, unless the user types that it may."""
+"""Test recipes from somebody else: they run no code and write nothing elsewhere unless the user permits it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HEAD = "[eval]\nmodel = 'net.onnx'\ndata = 'x.npz'\n"
 
 @pytest.fixture
 def theirs(workspace: Workspace) -> Workspace:
-    """A user's folder, with one from somebody else in it."""
+    """Make a user's folder that contains a folder from somebody else."""
     folder = workspace.path / "theirs"
     folder.mkdir()
     for name in ("net.onnx", "x.npz"):
@@ -60,7 +60,7 @@ def write(workspace: Workspace, text: str) -> str:
         ("[gate]\nmodel = 'net.onnx'\nbaseline = 'net.onnx'\njunit = '../j.xml'", "--allow-outputs"),
         (f"{QUANTIZE}output = 'net.onnx'\nforce = true", "--force"),
         (f"force = true\n{QUANTIZE}output = 'o.onnx'", "--force"),
-        # The first command is not run where the second one is refused.
+        # The first command is not run if the second one is refused.
         (f"{QUANTIZE}output = 'o.onnx'\n[demo]\noutput = '../demo'", "--allow-outputs"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Python files that lie where a user works, next to a model or inside a bundle, are never imported."""
+"""Test that Python files in a working directory, next to a model or inside a bundle are never imported."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.cli.process import REPOSITORY
 from tests.cli.workspace import fill
 
 RUNNER = REPOSITORY / "targets" / "runtime"
-# What Python has loaded before it looks at the working directory (os, codecs ...) cannot be replaced from there.
+# Modules that Python loads before it searches the working directory (os, codecs ...) cannot be replaced from there.
 NAMES = (
     "argparse", "click", "coloredlogs", "cpuinfo", "cryptography", "dataclasses", "edgeq_device", "flatbuffers",
     "hashlib", "inspect", "json", "multiprocessing", "numpy", "onnx", "onnxruntime", "packaging", "pathlib", "PIL",
@@ -36,7 +36,7 @@ BENCH = ("--duration", "0", "--queries", "2")
 DATA = ("--data", "x.npz")
 EVAL = ("bundle", *DATA, "--reference", "net.onnx")
 
-# For every command of edgeq: the arguments to run it with, and the exit code. Each runs once with hostile modules.
+# For every command of edgeq: its arguments. Each runs once with hostile modules.
 CASES: dict[str, list[tuple[str, ...]]] = {
     "detect": [()],
     "profiles": [()],
@@ -68,7 +68,7 @@ CASES: dict[str, list[tuple[str, ...]]] = {
     "device": [("list",)],
     "demo": [("-o", "demo")],
 }
-# Of this test alone.
+# Used only in this test.
 KEY = """-----BEGIN EC PRIVATE KEY-----
 MHcCAQEEICkhi17shRw4aFm4v5yp1dR4wz5XuY6ytLFmN0VIktF9oAoGCCqGSM49
 AwEHoUQDQgAE02l1G45vX2MoG2GqlCx6JKDy5rAiYd5H/ZFArBv30DSMvyQcTZQU
@@ -80,7 +80,7 @@ DOCUMENTED = {0, *(kind.exit_code for kind in (EdgeqError, *EdgeqError.__subclas
 
 
 def plant(folder: Path, names: tuple[str, ...] = NAMES) -> None:
-    """Modules and packages that leave a mark next to themselves when they are imported, and end the process."""
+    """Write modules and packages that leave a mark and end the process when they are imported."""
     for name in names:
         code = f"open({str(folder / 'IMPORTED')!r}, 'a').write({name!r} + chr(10))\nraise SystemExit({name!r})\n"
         place = folder / name / "__init__.py" if name in ("edgeq_device", "numpy") else folder / f"{name}.py"
@@ -114,8 +114,10 @@ def run(words: list[str | Path], cwd: Path, *path: Path) -> subprocess.Completed
 
 
 def program(folder: Path) -> Path:
-    """What pip installs as `edgeq`. Not `python -P`: children of multiprocessing inherit that, and have no need then
-    of what edgeq does for them."""
+    """Write the program that pip installs as `edgeq`.
+
+    `python -P` would not test the same: children of multiprocessing inherit it and then need no protection by edgeq.
+    """
     made = folder / "bin" / "edgeq"
     made.parent.mkdir(exist_ok=True)
     made.write_text("import sys\nfrom edgeq.__main__ import main\nsys.exit(main())\n")
@@ -140,7 +142,7 @@ def test_a_working_directory_that_has_been_removed(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Models, data, and a bundle as a directory and as a zip."""
+    """Write models, data, and a bundle as a directory and as a zip."""
     folder = tmp_path_factory.mktemp("planted")
     fill(folder)
     model = linear(folder / "linear" / "m.onnx", 0.0)
@@ -190,14 +192,17 @@ def test_commands_import_nothing_from_the_working_directory(name: str, words: tu
     assert "Traceback" not in done.stderr
     # A case whose arguments no longer work would test nothing.
     assert done.returncode != 2, done.stderr
-    if name == "bench" and words[-1] == "--json":  # in a process of its own
+    if name == "bench" and words[-1] == "--json":  # bench measures memory in a process of its own
         models = json.loads(done.stdout)["models"]
         assert all(model["memory"]["process_peak_bytes"] > 0 for model in models.values()), done.stdout[:500]
 
 
 @pytest.mark.parametrize("words", [("bench", "net.onnx", *BENCH), ("verify", "bundle"), ("inspect", "net.onnx")])
 def test_python_m_edgeq_drops_the_working_directory(words: tuple[str, ...], place: Path) -> None:
-    """Without -P too, as far as edgeq can: what Python itself imports before edgeq runs is out of its hands."""
+    """`python -m edgeq` imports nothing from the working directory, even without -P.
+
+    edgeq cannot protect the imports that Python makes before edgeq runs.
+    """
     plant(place)
     done = run(["-m", "edgeq", *words], place, REPOSITORY, RUNNER)
     assert imported(place) == []
@@ -206,7 +211,7 @@ def test_python_m_edgeq_drops_the_working_directory(words: tuple[str, ...], plac
 
 @pytest.mark.parametrize("words", [("bench", ".", *BENCH), ("verify", "."), ("bench", "bundle.edgeq", *BENCH)])
 def test_a_bundle_with_more_files_is_refused_before_they_run(words: tuple[str, ...], place: Path) -> None:
-    """`edgeq bench .` inside a bundle: its own runner, altered, must not be what measures."""
+    """An altered runner inside a bundle never runs: `edgeq bench .` and `edgeq verify .` refuse the bundle."""
     cwd = place / "bundle" if words[1] == "." else place
     plant(place / "bundle")
     with zipfile.ZipFile(place / "bundle/edgeq_device.zip", "w") as archive:
@@ -230,7 +235,7 @@ HOW = {
 def test_the_runner_imports_nothing_from_the_working_directory(
     how: str, words: tuple[str, ...], place: Path, tmp_path: Path
 ) -> None:
-    """Nor an installed package of its name."""
+    """The runner imports neither planted modules nor an installed package with its own package's name."""
     site = tmp_path / "site"
     site.mkdir()
     plant(site, ("edgeq_device",))
@@ -246,7 +251,7 @@ def test_the_runner_imports_nothing_from_the_working_directory(
 @pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("words", RUNS, ids=[words[0] for words in RUNS])
 def test_the_runner_imports_nothing_that_was_put_into_its_bundle(how: str, words: tuple[str, ...], place: Path) -> None:
-    # For a directory or a zip Python imports runpy, and what that needs, before the first line of the bundle runs.
+    # For a directory or a zip, Python imports runpy and its dependencies before the first line of the bundle runs.
     names = tuple(name for name in NAMES if name not in ("edgeq_device", "runpy", "zipfile"))
     plant(place / "bundle", names)
     with zipfile.ZipFile(place / "bundle.edgeq", "a") as archive:
@@ -261,7 +266,7 @@ def test_the_runner_imports_nothing_that_was_put_into_its_bundle(how: str, words
 
 @pytest.mark.parametrize("name", ["cli.abi3.so", "cli.pyc", "__pycache__/cli.{tag}.pyc", "cli/__init__.py"])
 def test_the_runner_takes_its_sources_only(name: str, place: Path) -> None:
-    """A folder of the package's name next to the runner would come before its zip, and a compiled file in that."""
+    """The runner uses only its zip, never a planted folder or compiled file, which Python would import first."""
     import importlib.util
 
     planted = place / "bundle/edgeq_device" / name.format(tag=sys.implementation.cache_tag)
@@ -272,7 +277,7 @@ def test_the_runner_takes_its_sources_only(name: str, place: Path) -> None:
     elif planted.suffix == ".pyc":
         import marshal
 
-        # Unchecked: Python takes it whatever the source says.
+        # "Unchecked" means that Python uses the file without a look at the source.
         header = importlib.util.MAGIC_NUMBER + (1).to_bytes(4, "little") + bytes(8)
         planted.write_bytes(header + marshal.dumps(code))
     else:
@@ -292,7 +297,7 @@ def test_a_runner_without_its_package_says_so(place: Path) -> None:
 
 
 def test_a_runtime_on_the_parents_path_is_the_childs(tmp_path: Path) -> None:
-    """Devices keep numpy and onnxruntime in folders of their own."""
+    """A child process uses the parent's absolute folders, because devices keep numpy and onnxruntime there."""
     site, here = tmp_path / "site", tmp_path / "here"
     site.mkdir()
     here.mkdir()

@@ -1,4 +1,4 @@
-"""What the printer does with text that is not its own."""
+"""Test how the printer shows text from outside."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from edgeq.cli._common import Printer
 
 
 def test_names_in_brackets_are_printed_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
-    """A model's names reach the terminal in lines and in tables; `[red]` would be taken for markup and left out."""
+    """A model's names are printed as they are, in lines and in tables. As markup, `[red]` would disappear."""
     name = "[red]layer[/red]"
     table = Table("tensor", title=name)
     table.add_row(name)

@@ -1,4 +1,4 @@
-"""Recipes: what a command line says, as TOML, and back."""
+"""Test recipes: command lines as TOML, written and read."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ EVERY = list(leaves(group, ()))
 
 
 def sample(parameter: click.Parameter) -> str:
-    """A value that a parameter takes."""
+    """Return a valid value for a parameter."""
     if isinstance(parameter.type, click.Choice):
         return str(parameter.type.choices[-1])
     if parameter.name == "workers":

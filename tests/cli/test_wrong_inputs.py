@@ -1,4 +1,4 @@
-"""Wrong inputs end in one line that names the file and the fix, in the documented exit code, and change nothing."""
+"""Test wrong inputs: one line names the file and the solution, the exit code is documented, and no file changes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.cli.workspace import Workspace
 MODEL, DATA, USAGE = ModelError.exit_code, DataError.exit_code, UsageError.exit_code
 GOOD = ("net.onnx", "--data", "x.npz")
 QUICK = ("--no-timing", "-o", "int8.onnx")
-# A place for what any command writes.
+# An output that every command accepts.
 ANY = ("--no-timing", "-o", "out")
 TARGET = {"quantize": "--profile", "package": "--target"}
 
@@ -199,7 +199,7 @@ def test_the_data_of_a_static_scheme_are_not_optional(workspace: Workspace) -> N
     ],
 )
 def test_targets(workspace: Workspace, command: str, target: str, says: str) -> None:
-    """Known before anything is calibrated."""
+    """A wrong target is refused before any data are opened."""
     ran = workspace.refused(HardwareError.exit_code, command, *GOOD, *ANY, TARGET[command], target, says=says)
     assert "preprocessing" not in ran.err, "the data were opened for nothing"
 

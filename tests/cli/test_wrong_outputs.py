@@ -1,4 +1,4 @@
-"""Outputs that cannot be, and outputs that would cost something: refused, with everything left as it was."""
+"""Test impossible outputs and outputs that would replace something: edgeq refuses them and changes nothing."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_models_and_bundles_are_named_as_what_they_are(workspace: Workspace) -> 
 def test_the_place_of_a_large_models_weights_is_looked_at_first(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch, command: str, kind: str, force: tuple[str, ...]
 ) -> None:
-    """At the end it is looked at in any case, but that is hours later."""
+    """A file at the path of the weights is refused at the start. The check at the end would come hours later."""
     from edgeq.model import load
 
     given = ("net.onnx", "--data", "x.npz", "--no-timing")
@@ -135,7 +135,7 @@ def test_weights_of_the_input_are_never_replaced_by_retarget(workspace: Workspac
 
 
 def test_a_bundle_does_not_go_into_the_data(workspace: Workspace) -> None:
-    """Its test vectors would be samples the next time."""
+    """A bundle in the data folder is refused, because its test vectors would be samples in the next run."""
     workspace.refused(
         OUTPUT, "package", *IMAGES, "-o", "images/bundle", says="images/bundle is in the data folder images"
     )
@@ -175,7 +175,7 @@ needs_permissions = pytest.mark.skipif(
 
 @pytest.fixture
 def closed(workspace: Workspace) -> Iterator[Path]:
-    """A folder that nobody may enter."""
+    """Make a folder that nobody may enter."""
     folder = workspace.path / "closed"
     folder.mkdir()
     folder.chmod(0)
@@ -183,7 +183,7 @@ def closed(workspace: Workspace) -> Iterator[Path]:
     folder.chmod(0o700)
 
 
-# All in one process, because a command is quick and its imports are not.
+# Runs all commands in one process: a command is quick, but its imports are slow.
 COMMANDS = """
 import contextlib, io, json, sys
 from edgeq.cli import group
@@ -236,7 +236,7 @@ def test_permissions(workspace: Workspace, closed: Path) -> None:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 64 KiB."""
+    """Mount a file system of 64 KiB."""
     place = tmp_path / "small"
     place.mkdir()
     if not sys.platform.startswith("linux") or os.geteuid() != 0:

@@ -1,4 +1,4 @@
-"""A folder of small models and data, and a way to run `edgeq` in it that looks at what is left behind."""
+"""Make a folder of small models and data, and run `edgeq` in it with a check of the files that it leaves."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SAMPLES = 4
 
 @dataclass(frozen=True)
 class Ran:
-    """A finished command, and what it left: relative path → digest, before and after."""
+    """Hold the result of a command, and the files before and after it (relative path → digest)."""
 
     code: int
     out: str
@@ -31,7 +31,7 @@ class Ran:
 
     @property
     def line(self) -> str:
-        """The last line on stderr: where an error is."""
+        """Return the last line of stderr, which contains the error."""
         return self.err.rstrip("\n").rpartition("\n")[2]
 
     def json(self) -> Any:
@@ -39,7 +39,7 @@ class Ran:
 
 
 class Workspace:
-    """`tmp_path` filled by `fill`; commands run with it as the working directory."""
+    """Run commands in a folder that `fill` has filled."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -53,7 +53,7 @@ class Workspace:
         return Ran(result.exit_code, result.stdout, result.stderr, before, self.contents())
 
     def refused(self, code: int, *arguments: str | Path, says: str) -> Ran:
-        """Run what must end in one line with `says` in it, that exit code, and nothing changed."""
+        """Run a command that must fail with this exit code and one line that contains `says`, and change nothing."""
         ran = self.run(*arguments)
         assert ran.code == code, ran.err
         assert ran.out == ""
@@ -66,7 +66,7 @@ class Workspace:
 
 
 def contents(folder: Path) -> dict[str, str]:
-    """Every file and folder below `folder`, with the digest of its bytes ("" for a folder)."""
+    """Return every file and folder below `folder`, with the digest of its bytes ("" for a folder)."""
     return {
         str(p.relative_to(folder)): hashlib.sha256(p.read_bytes()).hexdigest() if p.is_file() else ""
         for p in sorted(folder.rglob("*"))
@@ -74,7 +74,7 @@ def contents(folder: Path) -> dict[str, str]:
 
 
 def fill(workspace: Path) -> None:
-    """Models (*.onnx) and data, good and bad, as the tests name them."""
+    """Write models (*.onnx) and data, good and bad ones, under the names that the tests use."""
     for name, model in models().items():
         (workspace / f"{name}.onnx").write_bytes(model.SerializeToString())
     whole = (workspace / "net.onnx").read_bytes()
@@ -136,7 +136,7 @@ def models() -> dict[str, onnx.ModelProto]:
 
 
 def network(shape: str = "1, 3, 8, 8", opset: int = 17) -> onnx.ModelProto:
-    """Conv, Relu, GlobalAveragePool, Flatten, Gemm: float32 [1, 3, 8, 8] to [1, 5]."""
+    """Return a network of Conv, Relu, GlobalAveragePool, Flatten and Gemm: float32 [1, 3, 8, 8] to [1, 5]."""
     body = f"""g (float[{shape}] x) => (float[{shape.partition(",")[0]}, 5] y) {{
         [conv] c = Conv<pads = [1, 1, 1, 1]>(x, w, b)
         [relu] r = Relu(c)
@@ -149,7 +149,7 @@ def network(shape: str = "1, 3, 8, 8", opset: int = 17) -> onnx.ModelProto:
 
 
 def branch() -> onnx.ModelProto:
-    """A MatMul, then one of two branches, one of which multiplies again."""
+    """Return a MatMul, then an If with two branches, one of which contains a second MatMul."""
     body = """g (float[1, 8] x) => (float[1, 4] y) {
         [outer] m = MatMul(x, w)
         [sum] s = ReduceSum<keepdims = 0>(x)
@@ -164,7 +164,7 @@ def branch() -> onnx.ModelProto:
 
 
 def loop() -> onnx.ModelProto:
-    """A MatMul three times in a Loop, and one behind it."""
+    """Return a Loop that runs a MatMul three times, then another MatMul."""
     body = """g (float[1, 8] x) => (float[1, 8] y) {
         [loop] l = Loop(times, "", x)<
             body = body (int64 i, bool go, float[1, 8] state) => (bool still, float[1, 8] next) {

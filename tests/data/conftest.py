@@ -1,4 +1,4 @@
-"""Machines that run tests are often busy: no deadline for a single example."""
+"""Set no deadline for an example, because machines that run tests are often busy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Signatures and small files that these tests share."""
+"""Make signatures and small files for the tests of this folder."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def pixels(height: int, width: int, seed: int = 0) -> np.ndarray:
 
 
 def save_image(path: Path, height: int = 8, width: int = 8, seed: int = 0) -> np.ndarray:
-    """A lossless image with known pixels."""
+    """Save a random image in a lossless format and return its pixels."""
     path.parent.mkdir(parents=True, exist_ok=True)
     array = pixels(height, width, seed)
     Image.fromarray(array).save(path)

@@ -1,4 +1,4 @@
-"""Array files as records: prepared inputs, raw items with keys and labels, images inside arrays."""
+"""Test array files as records: prepared inputs, raw items with keys and labels, images inside arrays."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_raw_items_by_key(tmp_path: Path) -> None:
     records = list(files.read(range(3)))
     assert [r.label for r in records] == [5, 6, 7]
     assert np.array_equal(records[1].raw["x"], images[1])
-    # One array next to the labels needs no key; more leading axes count samples too.
+    # If there is only one array besides the labels, it needs no key. Several leading axes together count samples.
     np.savez(tmp_path / "y.npz", images=images[:, None], Y=np.arange(3))
     files = open_array_files(
         tmp_path, (tmp_path / "y.npz",), IMAGE_MODEL, SourceOptions(label="Y", layout="HWC"), prepared=False

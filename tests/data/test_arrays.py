@@ -1,4 +1,4 @@
-"""Stored arrays slice by slice, and files made to hurt."""
+"""Test the reading of stored arrays slice by slice, and hostile array files."""
 
 from __future__ import annotations
 
@@ -126,7 +126,10 @@ def test_a_bomb_is_refused_before_it_is_unpacked(tmp_path: Path, monkeypatch: py
 
 
 def test_arrays_of_one_archive_are_read_in_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Uncompressed, as `np.savez` writes them; no forward seek, which some Pythons make from another array's place."""
+    """Uncompressed arrays of `np.savez` can be read in turn, without a seek forward.
+
+    On some versions of Python such a seek starts at the position of another array.
+    """
     random = np.random.default_rng(0)
     arrays = {name: random.standard_normal((40, 5000)) for name in "abc"}
     np.savez(tmp_path / "x.npz", **arrays)

@@ -1,4 +1,4 @@
-"""Gathering rows into the batch a model fixes, against the plain way."""
+"""Compare the gathering of rows into a model's fixed batch with a plain loop."""
 
 from __future__ import annotations
 

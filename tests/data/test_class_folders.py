@@ -1,4 +1,4 @@
-"""Class sub-folders: which folders are classes, and whose files they label."""
+"""Test sub-folders as classes: which folders are classes, and which files they label."""
 
 from __future__ import annotations
 

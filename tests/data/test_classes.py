@@ -1,4 +1,4 @@
-"""Class names: lists of classes in every form, and folders numbered by them."""
+"""Test class names: lists of classes in every form, and folders that these lists number."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_imagenet_is_known_by_synset_and_by_name() -> None:
         0,
         0,
         999,
-        None,  # a bird and a machine
+        None,  # "crane" is a bird and a machine
     ]
 
 
@@ -81,7 +81,7 @@ def test_folders_are_numbered_by_what_is_known(tmp_path: Path) -> None:
         save_image(tmp_path / "images" / synset / f"{number}.png")
     folder = tmp_path / "images"
     assert labels_of(folder, 1000) == labels_of(folder, 1001) == [0, 999]
-    assert labels_of(folder, 2) == [0, 1]  # a model of these two classes alone
+    assert labels_of(folder, 2) == [0, 1]  # a model with only these two classes
     assert labels_of(folder, 2, labels=Labels(None, ["n15075141", "n01440764"])) == [1, 0]
     (tmp_path / "class_to_idx.json").write_text(json.dumps({"n01440764": 7, "n15075141": 3}))
     assert labels_of(folder, 10) == [7, 3]

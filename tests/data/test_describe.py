@@ -1,4 +1,4 @@
-"""What `edgeq preprocess` says is complete."""
+"""Test that the descriptions of `edgeq preprocess` are complete."""
 
 from __future__ import annotations
 

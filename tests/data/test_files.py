@@ -1,4 +1,4 @@
-"""Which files a path stands for."""
+"""Test which files a path stands for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the first axis of stored arrays means, and what a model is never given."""
+"""Test the meaning of the first axis of stored arrays, and the values that a model never gets."""
 
 from __future__ import annotations
 

@@ -126,7 +126,10 @@ def claiming(kind: str, width: int, height: int) -> bytes:
 
 @pytest.mark.parametrize("kind", ["GIF", "BMP", "JPEG", "PNG", "TIFF", "PPM"])
 def test_what_a_header_claims_is_held_against_the_file(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """64 million pixels would take 1 GB while they are decoded."""
+    """An image is refused if its header states far more pixels than the file can contain.
+
+    64 million pixels would use 1 GB while they are decoded.
+    """
     with pytest.raises(DataError, match=r"pixels in \d+ bytes: \d+ bytes, but a sample may take at most 268435456"):
         decode_bytes(claiming(kind, 8000, 8000), "x")
     monkeypatch.setenv("EDGEQ_BUDGET", "sample=1MiB")

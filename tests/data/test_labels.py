@@ -1,4 +1,4 @@
-"""Labels from names, files and Python."""
+"""Test labels from names, files and Python."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parts of a folder, for calibration and for validation, and files that are in both."""
+"""Test the parts of a folder for calibration and validation, and files that are in both."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ def made(root: Path, *names: str) -> tuple[Path, ...]:
         (("train2017/a", "val2017/b", "test2017/c"), ["train2017/a"], ["val2017/b"]),
         (("calibration.npz", "validation.npz"), ["calibration.npz"], ["validation.npz"]),
         (("train/cat/a", "train/dog/b", "test/cat/c"), ["train/cat/a", "train/dog/b"], ["test/cat/c"]),
-        (("train/a", "truck/b"), ["train/a", "truck/b"], ["train/a", "truck/b"]),  # classes
+        # "train" and "truck" are classes here
+        (("train/a", "truck/b"), ["train/a", "truck/b"], ["train/a", "truck/b"]),
         (("val/a", "test/b"), ["test/b", "val/a"], ["test/b", "val/a"]),
         (("trainers/a", "valves/b"), ["trainers/a", "valves/b"], ["trainers/a", "valves/b"]),
     ],
@@ -66,7 +67,7 @@ def test_arrays_of_two_parts_are_not_mixed(tmp_path: Path) -> None:
 
 def test_files_are_shared_by_path_and_by_content(tmp_path: Path) -> None:
     one = made(tmp_path / "one", "a", "b", "c")
-    other = made(tmp_path / "other", "x", "y")  # the contents of a and b
+    other = made(tmp_path / "other", "x", "y")  # with the contents of a and b
     assert shared_files(one, other) == set(one[:2])
     assert shared_files(one, one[2:]) == {one[2]}
     assert shared_files(one, made(tmp_path / "empty", *"pqrstu")[5:]) == set()

@@ -1,4 +1,4 @@
-"""Preprocessings by name, file, text and function; the older names against their formulas, element by element."""
+"""Test preprocessings by name, file, text and function, and compare the older names with their formulas."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ FORMULAS = {
 def test_named_arithmetic_on_raw_arrays(name: str, seed: int) -> None:
     chw = np.ascontiguousarray(pixels(4, 5, seed).transpose(2, 0, 1)).astype(np.float32)
     if name == "tf":
-        chw = chw.astype(np.uint8)  # it resizes to the model, which only uint8 may need
+        chw = chw.astype(np.uint8)  # "tf" also resizes to the model, which needs uint8
     got = np.asarray(load_preprocess(name)(chw, NCHW).array)
     got = got.reshape(3, 4, 5)
     for c, (source, formula) in enumerate(FORMULAS[name]):

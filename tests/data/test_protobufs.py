@@ -1,4 +1,4 @@
-"""TensorProto cases and stacks."""
+"""Test TensorProto files, by case and as stacks."""
 
 from __future__ import annotations
 

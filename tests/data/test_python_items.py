@@ -1,4 +1,4 @@
-"""Python objects as records, read again and again."""
+"""Test Python objects as records that can be read again."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ITEMS = [floats(1, 3, 8, 8, seed=i) for i in range(4)]
 
 
 class Reader:
-    """As ONNX Runtime's CalibrationDataReader."""
+    """Imitate ONNX Runtime's CalibrationDataReader."""
 
     def __init__(self) -> None:
         self.left = list(ITEMS)
@@ -115,7 +115,7 @@ def test_paths_of_images_are_decoded(tmp_path: Path, kind: Any, given: Any) -> N
 
 
 class Tensor:
-    """As PyTorch's tensors: an array by request, unless it has a gradient."""
+    """Imitate PyTorch's tensors, which become an array on request unless they have a gradient."""
 
     def __init__(self, array: np.ndarray, gradient: bool = False) -> None:
         self.array, self.shape, self.gradient = array, array.shape, gradient
@@ -191,7 +191,7 @@ def test_ragged_items_are_named() -> None:
 
 
 class Shrinks:
-    """Gives four items, and two when it is read again."""
+    """Yield four items, but only two when it is read again."""
 
     def __init__(self) -> None:
         self.count = 8
@@ -218,7 +218,7 @@ def test_a_class_of_a_reader_and_a_reader_read_before_say_what_to_do() -> None:
 
     class Arrays(Reader):
         def get_next(self) -> Any:
-            """One array, which cannot be compared with None as a whole."""
+            """Return one array, which cannot be compared with None as a whole."""
             return self.left.pop(0) if self.left else None
 
     assert len(open_python(Arrays(), IMAGE_MODEL, prepared=True, wanted=None)) == 4

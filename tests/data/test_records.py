@@ -1,4 +1,4 @@
-"""Splitting a selection over files, against the plain way."""
+"""Compare the division of a selection among files with a plain loop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Data opened as samples: the whole way, and every mistake as one line."""
+"""Open data as samples, from end to end, and test that every mistake is an error of one line."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_a_sidecar_beside_the_model(tmp_path: Path) -> None:
     assert np.max(fed(open_samples(tmp_path / "images", IMAGE_MODEL, model=model))[0]) <= 1
     np.savez(tmp_path / "raw.npz", X=pixels(8, 8)[None])
     assert np.max(fed(open_samples(tmp_path / "raw.npz", IMAGE_MODEL, model=model))[0]) <= 1
-    # Arrays named as the inputs are prepared already.
+    # Arrays with the names of the inputs are already prepared.
     np.savez(tmp_path / "ready.npz", x=np.full((1, 3, 8, 8), 7, np.float32))
     assert np.max(fed(open_samples(tmp_path / "ready.npz", IMAGE_MODEL, model=model))[0]) == 7
 
@@ -206,7 +206,7 @@ def test_memory_stays_flat_over_a_large_file(tmp_path: Path) -> None:
         pass
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert peak < 2 << 20  # the file holds 20 MB
+    assert peak < 2 << 20  # the file has 20 MB
 
 
 @pytest.mark.parametrize(("hold", "times"), [(0, 2), (3 * 8 * 8 * 4, 2), (2 * 3 * 8 * 8 * 4, 1)])

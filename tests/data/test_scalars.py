@@ -1,4 +1,4 @@
-"""A model with a scalar input that chooses an If's branch, and a state, as speech models have: every form of data."""
+"""Test every form of data for a model with a state and a scalar that chooses an If's branch, as in speech models."""
 
 from __future__ import annotations
 

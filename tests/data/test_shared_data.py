@@ -1,4 +1,4 @@
-"""The specs of `benchmarks/specs` against the loaders of the data sets' own evaluate.py, bit for bit."""
+"""Compare the specs of `benchmarks/specs` with the loaders of the data sets' own evaluate.py, bit for bit."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SPECS = Path(__file__).resolve().parents[2] / "benchmarks" / "specs"
 
 
 def evaluate(folder: Path, needs: str = "") -> ModuleType:
-    """The data set's evaluate.py as a module."""
+    """Import the data set's evaluate.py as a module."""
     pytest.importorskip("onnxruntime")
     if needs:
         pytest.importorskip(needs)

@@ -1,4 +1,4 @@
-"""Specs from text, tables and dicts; every step written out and read back; every mistake named."""
+"""Test specs from text, tables and dicts: every step is written and read back, and every mistake is named."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pixel steps: sizes and geometry against brute force, pixels against Pillow with the filter named."""
+"""Compare the steps on pixels with brute force (sizes, geometry) and with Pillow's filters (pixels)."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def test_rows_first_and_channels_first_arrays_resize_alike() -> None:
     "table", [{"op": "resize", "size": 5}, {"op": "letterbox", "size": 12}, {"op": "channels", "order": "L"}]
 )
 def test_a_batch_axis_of_one_changes_nothing(table: dict[str, Any]) -> None:
-    """As `layout=NCHW` before them leaves it."""
+    """A batch axis of 1, as an earlier `layout=NCHW` adds it, does not change the result."""
     step = build_step(table)
     plain = step.apply(State(pixels(9, 7), "HWC", "RGB"), None)
     batch = step.apply(State(pixels(9, 7).transpose(2, 0, 1)[None], "NCHW", "RGB"), None)

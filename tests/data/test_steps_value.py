@@ -1,4 +1,4 @@
-"""The arithmetic steps against brute force, element by element."""
+"""Compare the arithmetic steps with brute force, element by element."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Text files and paths, for preprocessings of a user's own."""
+"""Test text files and paths as inputs of a user's own preprocessing."""
 
 from __future__ import annotations
 

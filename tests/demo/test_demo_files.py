@@ -1,4 +1,4 @@
-"""The demo's files are what their record says: sizes, hashes, shapes, structure and float accuracy."""
+"""Test that the demo's files match their record: sizes, hashes, shapes, structure and float accuracy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Two workers that the tests of a module share. Idle, they take a tenth of a core: they end with the module."""
+"""Start two workers for the tests of a module.
+
+They end with the module, because even idle workers use a tenth of a core.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ def pool() -> Iterator[Workers]:
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
-    """Of a scheduler with two workers and without TLS, as people start their own."""
+    """Yield the address of a scheduler with two workers and without TLS, as users start their own."""
     distributed = pytest.importorskip("distributed", reason="the extra `distributed` is not installed")
     with distributed.LocalCluster(2, threads_per_worker=1, dashboard_address="127.0.0.1:0") as cluster:
         yield cluster.scheduler_address

@@ -1,4 +1,4 @@
-"""Jobs for the workers of tests, in a module that workers can import."""
+"""Define jobs for the workers, in a module that workers can import."""
 
 from __future__ import annotations
 
@@ -19,8 +19,11 @@ _SAMPLE = SourceSamples._sample
 
 @dataclass(frozen=True)
 class Squares:
-    """Squares of numbers. A worker dies of the number `deadly`: once where `once` names a file to make, else always.
-    The number `waits` takes until then."""
+    """Square numbers, with faults.
+
+    The number `deadly` kills its worker: once if `once` names a file, which is made then, else always. The number
+    `waits` is not answered before that file exists. The number `wrong` is refused.
+    """
 
     deadly: int | None = None
     once: Path | None = None
@@ -29,7 +32,7 @@ class Squares:
     log: Path | None = None
 
     def open(self, stack: ExitStack) -> Callable[[int], int]:
-        """See `edgeq.distributed.workers.Job`."""
+        """Return the function that squares; see `edgeq.distributed.workers.Job`."""
 
         def run(number: int) -> int:
             if self.log is not None:
@@ -49,7 +52,7 @@ class Squares:
 
 
 def dies_at(place: int, once: Path) -> bool:
-    """From now on this worker dies of the sample at `place`, but for `once`, a file that it makes before."""
+    """Kill this worker at sample `place` unless the file `once` exists. The worker makes this file before it dies."""
 
     def sample(samples: SourceSamples, index: int, record: Any) -> Any:
         if index == place and not once.exists():
@@ -62,11 +65,11 @@ def dies_at(place: int, once: Path) -> bool:
 
 
 def lives() -> bool:
-    """The end of `dies_at`."""
+    """Undo `dies_at`."""
     SourceSamples._sample = _SAMPLE  # type: ignore[method-assign]
     return True
 
 
 def ignores_interrupts() -> bool:
-    """Whether Ctrl-C does nothing to this process."""
+    """Return whether this process ignores Ctrl-C."""
     return signal.getsignal(signal.SIGINT) is signal.SIG_IGN

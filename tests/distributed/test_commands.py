@@ -1,4 +1,4 @@
-"""Calibration, evaluation and tuning on workers give what they give without."""
+"""Test that calibration, evaluation and tuning give the same results with workers as without."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ ONE = SessionSettings(intra_op_threads=1)
 
 @pytest.fixture(scope="module")
 def pool(address: str) -> Iterator[Workers]:
-    """The workers that the commands are given."""
+    """Open the workers that the commands use."""
     with open_workers(address) as opened:
         assert opened is not None
         yield opened
@@ -76,7 +76,7 @@ def test_a_worker_that_is_killed_on_the_way_changes_no_byte(
         return [(tmp_path / name / file).read_bytes() for file in ("statistics.json", "statistics.npz")]
 
     whole = result("whole")
-    pool._client.wait_for_workers(2)  # a test before this one may have ended one
+    pool._client.wait_for_workers(2)  # an earlier test may have ended one
     assert pool.everywhere(dies_at, 270, tmp_path / "died")
     try:
         assert result("again") == whole

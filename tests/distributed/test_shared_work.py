@@ -1,4 +1,4 @@
-"""Jobs mapped over items: order, errors, deaths, and what is refused."""
+"""Test the mapping of jobs over items: order, errors, dead workers, and refused requests."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ def test_an_error_is_the_same_error(pool: Workers) -> None:
     with pytest.raises(DataError, match="number 3 is wrong") as raised:
         list(pool.map(Squares(wrong=3), range(9)))
     assert raised.value.fix == "Give another"
-    assert list(pool.map(Squares(), range(3))) == [0, 1, 4]  # the workers are as before
+    assert list(pool.map(Squares(), range(3))) == [0, 1, 4]  # the workers still work
 
 
 def test_a_worker_that_dies_costs_the_item_that_it_was_at(pool: Workers, tmp_path: Path) -> None:
-    """Not what it had finished before: those results wait for the one of item 0, which another worker is at."""
+    """If a worker dies, only its current item is run again. Its finished results, which wait for item 0, stay."""
     job = Squares(deadly=5, once=tmp_path / "died", waits=0, log=tmp_path / "log")
     assert list(pool.map(job, range(12))) == [n * n for n in range(12)]
     runs = sorted(map(int, (tmp_path / "log").read_text().split()))
@@ -42,7 +42,7 @@ def test_a_worker_that_dies_costs_the_item_that_it_was_at(pool: Workers, tmp_pat
 
 
 def test_one_worker_that_dies_is_waited_for(tmp_path: Path) -> None:
-    """There is none for some seconds then, and nothing is left waiting for one that does not come back."""
+    """If the only worker dies, the map waits some seconds for its successor and then continues."""
     pytest.importorskip("distributed", reason="the extra `distributed` is not installed")
     with open_workers(1) as alone:
         assert alone is not None
@@ -52,7 +52,10 @@ def test_one_worker_that_dies_is_waited_for(tmp_path: Path) -> None:
 
 
 def test_a_worker_gets_the_next_item_when_its_result_is_fetched() -> None:
-    """Dask alone gives it to any that is idle, whose last result then goes with it if it dies."""
+    """A worker gets its next item only after its last result was fetched.
+
+    Dask alone gives items to any idle worker. If that worker dies, its last result is lost.
+    """
     given: list[str] = []
 
     class Future:
@@ -82,7 +85,7 @@ def test_a_worker_gets_the_next_item_when_its_result_is_fetched() -> None:
             return futures[-1]
 
         def as_current(self) -> ExitStack:
-            for future in futures[1:] if len(futures) < 4 else futures:  # the first one takes longest
+            for future in futures[1:] if len(futures) < 4 else futures:  # the first item takes longest
                 future.status = "finished"
             return ExitStack()
 
@@ -107,7 +110,7 @@ def test_an_interrupt_is_left_to_the_main_process(pool: Workers) -> None:
 
 
 def test_other_users_of_the_machine_are_refused(pool: Workers) -> None:
-    """Who reaches Dask's processes can run code in them."""
+    """Other users cannot connect to Dask's processes, where they could run code."""
     from distributed import Client
 
     for address in (pool.address, pool.address.replace("tls://", "tcp://")):
@@ -116,7 +119,7 @@ def test_other_users_of_the_machine_are_refused(pool: Workers) -> None:
 
 
 def test_a_worker_that_has_just_started_has_nothing_to_forget() -> None:
-    """Its error took the place of the interrupt, or of whatever else had ended the work."""
+    """An unknown plug-in is not an error at the end. Such an error would hide the one that ended the work."""
 
     class Client:
         def unregister_worker_plugin(self, name: str) -> None:
@@ -196,7 +199,7 @@ def test_errors_survive_the_way_to_another_process(kind: type[EdgeqError]) -> No
 
 
 def test_without_the_option_nothing_of_dask_is_imported() -> None:
-    """It is imported inside functions, and at the top of one module that only such a function imports."""
+    """Dask is imported only inside functions, and at the top of one module that only such a function imports."""
     early = re.compile(r"^(?:import|from) (?:dask|distributed|edgeq\.distributed\.plugin)\b", re.MULTILINE)
     found = [p for p in (REPOSITORY / "edgeq").rglob("*.py") if early.search(p.read_text("utf-8"))]
     assert [path.relative_to(REPOSITORY).as_posix() for path in found] == ["edgeq/distributed/plugin.py"]

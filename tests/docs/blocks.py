@@ -1,4 +1,4 @@
-"""Every code block, command line and code span of the README and the pages."""
+"""Find every code block, command line and code span of the README and the pages."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ LANGUAGES = ("sh", "console", "python", "toml", "json", "js", "text")
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced or indented block.
+    """Hold a fenced or indented block.
 
     Attributes:
-        page: below the repository.
-        line: of its first line in the page, counted from 1.
-        language: of its fence; "" where there is none.
+        page: path of the page, relative to the repository.
+        line: number of the block's first line in the page, counted from 1.
+        language: language of the fence; "" if it has none.
     """
 
     page: str
@@ -33,12 +33,12 @@ class Block:
 
     @property
     def file(self) -> str | None:
-        """The name of the file that the block shows: a comment in its first line, as in `# prepare.py`."""
+        """Return the name of the file that the block shows, from a first line such as `# prepare.py`, or None."""
         found = re.match(r"# ([\w./-]+\.\w+)\n", self.text)
         return found[1] if found and self.language in ("python", "toml", "json") else None
 
     def commands(self) -> Iterator[tuple[int, str]]:
-        """Line number and text of each command, continued lines joined, comments left out."""
+        """Yield the line number and the text of each command, with continued lines joined and comments left out."""
         held, began = "", 0
         for number, line in enumerate(self.text.splitlines(), self.line):
             if self.language == "console":
@@ -56,12 +56,12 @@ class Block:
 
 
 def pages() -> list[Path]:
-    """The README and all pages."""
+    """Return the paths of the README and all pages."""
     return [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
 
 
 def blocks(page: Path) -> list[Block]:
-    """The blocks of a page in their order, without the site generator's directives."""
+    """Return the blocks of a page in order, without the site generator's directives."""
     name = page.relative_to(REPOSITORY).as_posix()
     found = []
     for token in _tokens(page):
@@ -72,7 +72,7 @@ def blocks(page: Path) -> list[Block]:
 
 
 def spans(page: Path) -> Iterator[tuple[int, str]]:
-    """Line and text of every code span."""
+    """Yield the line and the text of every code span."""
     for token in _tokens(page):
         for child in token.children or ():
             if child.type == "code_inline":

@@ -1,6 +1,8 @@
-"""Lines of the pages that are not run as they stand, each with the reason. The list is exact: a test fails for a line
-that no page has. What is listed is checked otherwise: `edgeq` lines by the command's own parser, scripts and benchmarks
-by being there, extras of `pip install` by pyproject.toml."""
+"""List the lines of the pages that are not run as they are, with the reasons.
+
+The list is exact: a test fails for a line that no page contains. Other tests check the listed lines: `edgeq` lines with
+the command's parser, scripts and benchmarks by their existence, extras of `pip install` with pyproject.toml.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A package of one's own, installed as an installer leaves it."""
+"""Install a user's package as an installer does."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def install(site: Path, name: str, files: Mapping[str, str], points: Mapping[str, Mapping[str, str]]) -> Path:
-    """Files and a distribution's metadata under `site`."""
+    """Write files and a distribution's metadata below `site`, and return `site`."""
     for path, text in files.items():
         (site / path).parent.mkdir(parents=True, exist_ok=True)
         (site / path).write_text(text, "utf-8")
@@ -21,7 +21,7 @@ def install(site: Path, name: str, files: Mapping[str, str], points: Mapping[str
 
 
 def install_as_a_package(site: Path, pyproject: Path) -> None:
-    """What `pip install -e .` does with a project whose modules lie next to its pyproject.toml."""
+    """Install a project whose modules are next to its pyproject.toml, as `pip install -e .` does."""
     project = tomllib.loads(pyproject.read_text("utf-8"))["project"]
     package = project["name"].replace("-", "_")
     install(site, project["name"], {f"{package}/__init__.py": ""}, project["entry-points"])

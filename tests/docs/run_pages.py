@@ -1,7 +1,7 @@
-"""Runs the blocks of pages as they stand, each page in a folder of its own, top to bottom.
+"""Run the blocks of pages as they are, each page in a folder of its own, from top to bottom.
 
-`python -m tests.docs.run_pages docs/quantize.md` from the root of the repository; without a name all pages. What fails
-is printed with its place; the exit code is their number.
+Type `python -m tests.docs.run_pages docs/quantize.md` in the root of the repository, or leave the name out for all
+pages. It prints the failed blocks with their places. The exit code is their number.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ SHELL = re.compile(r"[|<>&;$]")
 
 
 class FailedError(Exception):
-    """A block that does not do what its page says."""
+    """Report a block that does not do what its page says."""
 
 
 class PageRun:
-    """One page in its folder.
+    """Run one page in its folder.
 
-    What a line needs and no earlier line made is put there first: a stand-in of the name that it uses.
+    If a line needs a file that no earlier line made, a stand-in with that name is put there first.
     """
 
     def __init__(self, folder: Path, made: Path) -> None:
@@ -62,7 +62,7 @@ class PageRun:
         """Write, execute or check one block.
 
         Raises:
-            FailedError: with the page, the line and what went wrong.
+            FailedError: the block failed; the text names the page, the line and the fault.
         """
         if block.text.partition("\n")[0] in NOT_RUN and block.language == "python":
             return
@@ -91,7 +91,7 @@ class PageRun:
                 json.loads(block.text)
 
     def python(self, block: Block) -> None:
-        """Execute it as a script would; the blocks of a page share their names, files stand alone."""
+        """Execute a Python block as a script would. Blocks of a page share their names, but files run alone."""
         tree = ast.parse(block.text)
         written = set()
         for node in ast.walk(tree):
@@ -107,7 +107,7 @@ class PageRun:
                 exec(compile(tree, f"{block.page}:{block.line}", "exec"), self.names)
 
     def command(self, text: str) -> None:
-        """Type one line."""
+        """Run one command line."""
         line = " ".join(shlex.split(text, comments=True))
         if line in NOT_RUN:
             return
@@ -119,7 +119,7 @@ class PageRun:
             os.chdir(words[1])
         elif words[0] == "edgeq" and not self.installed and not SHELL.search(text.partition("#")[0]):
             ran = CliRunner().invoke(group, words[1:], prog_name="edgeq")
-            # A small model on a busy machine need not be faster in int8, and these two say so.
+            # On a busy machine a small model may not be faster in int8. These two commands then end with an error.
             met = (words[1] == "tune" and ran.exit_code == GoalNotMetError.exit_code) or (
                 {"--min-speedup", "run"} & set(words) and ran.exit_code == CheckFailedError.exit_code
             )
@@ -133,7 +133,7 @@ class PageRun:
             _done(done.returncode, done.stdout + done.stderr, None)
 
     def provide(self, word: str) -> None:
-        """Put the stand-in called `word` into the page's folder, if there is one and nothing of its name is there."""
+        """Put the stand-in called `word` into the page's folder, if there is one and the folder does not contain it."""
         path = Path(word.rpartition("=")[2])
         name = next((str(p) for p in (path, *path.parents) if str(p) in STAND_INS), None)
         if name is None or (self.folder / name).exists():
@@ -146,7 +146,7 @@ class PageRun:
 
 
 def _module(name: str, arguments: list[str]) -> None:
-    """`python -m name arguments`, here."""
+    """Run `python -m name arguments` in this process."""
     output, code, error = io.StringIO(), 0, None
     held, sys.argv = sys.argv, [name, *arguments]
     try:
@@ -154,7 +154,8 @@ def _module(name: str, arguments: list[str]) -> None:
             contextlib.redirect_stdout(output),
             contextlib.redirect_stderr(output),
             warnings.catch_warnings(),
-            mock.patch("edgeq.util.process.confine", return_value=None),  # a fork would take later pages along
+            # a forked child would also run the later pages
+            mock.patch("edgeq.util.process.confine", return_value=None),
         ):
             warnings.filterwarnings("ignore", "'edgeq.compat.* found in sys.modules", RuntimeWarning)
             runpy.run_module(name, run_name="__main__", alter_sys=True)
@@ -185,7 +186,7 @@ def _named(place: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _restored(folder: Path) -> Iterator[None]:
-    """In `folder`; afterwards, what a page may change in a process is as it was."""
+    """Enter `folder`, and afterwards restore the parts of the process that a page may change."""
     variables = dict(os.environ)
     cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
     modules = set(sys.modules)
@@ -206,12 +207,12 @@ def _restored(folder: Path) -> Iterator[None]:
 
 
 def _cpu() -> float:
-    """Seconds of CPU so far, of children too; this clock is not the fast one."""
+    """Return the seconds of CPU that this process and its children have used, by the real clock."""
     return sum(os.times()[:4])
 
 
 def run_page(page: Path, made: Path, *, say: Callable[[str], None]) -> int:
-    """Run the blocks of a page; `say` what fails, and return how many did."""
+    """Run the blocks of a page, pass failures to `say`, and return their number."""
     failed, began = 0, _cpu()
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place).resolve()
@@ -228,7 +229,7 @@ def run_page(page: Path, made: Path, *, say: Callable[[str], None]) -> int:
 
 
 def main(arguments: list[str]) -> int:
-    """Run the named pages, or all."""
+    """Run the named pages, or all pages, and return the number of failures."""
     named = [REPOSITORY / name for name in arguments] or pages()
     one_thread()
     os.environ["BROWSER"] = "true"

@@ -1,4 +1,4 @@
-"""Small models and data under the names that the pages use. Each maker writes what it makes into a folder."""
+"""Make small models and data under the names that the pages use. Each maker writes its files into a folder."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ CLASSIFIER = """classifier (float[N,3,224,224] image) => (float[N,4] logits)
     [flatten] f = Flatten(e)
     [fc] logits = Gemm(f, g, gb)
 }"""
-# As many cells as YOLOX has at 416 pixels, by strides of 8, 16 and 32; two classes.
+# Has as many cells as YOLOX at 416 pixels, with strides of 8, 16 and 32, and two classes.
 DETECTOR = """detector (float[N,3,416,416] images) => (float[N,3549,7] output)
     <float[7,3,8,8] w, float[7,7,2,2] v, float[7,7,2,2] u, int64[3] shape = {0, 7, -1}> {
     [stride8] a = Conv<strides = [8, 8]>(images, w)
@@ -45,7 +45,7 @@ DETECTOR = """detector (float[N,3,416,416] images) => (float[N,3549,7] output)
     [squashed] h = Sigmoid(g)
     [rows] output = Transpose<perm = [0, 2, 1]>(h)
 }"""
-# The three heads of YOLOv3, two classes.
+# Has the three heads of YOLOv3 and two classes.
 HEADS = """heads (float[N,3,416,416] images) => (float[N,21,52,52] a, float[N,21,26,26] b, float[N,21,13,13] c)
     <float[21,3,8,8] w, float[21,21,2,2] v, float[21,21,2,2] u> {
     [stride8] a = Conv<strides = [8, 8]>(images, w)
@@ -76,7 +76,7 @@ SPEECH = """speech (float[N,T,257] spectrum) => (float[N,T,8] scores) <float[257
 
 
 def filled(text: str) -> onnx.ModelProto:
-    """The graph with random weights where it names none."""
+    """Return the graph of `text`, with random weights for all that it declares without values."""
     model = proto(text)
     random = np.random.default_rng(0)
     given = {tensor.name for tensor in model.graph.initializer}
@@ -90,7 +90,7 @@ def filled(text: str) -> onnx.ModelProto:
 
 
 def pictures(count: int = 12, seed: int = 0) -> NDArray[np.uint8]:
-    """[count, 224, 224, 3]; the class of each, its index modulo 4, is its colour."""
+    """Return images [count, 224, 224, 3] whose colour is their class: the index modulo 4."""
     random = np.random.default_rng(seed)
     noise = random.integers(-30, 30, (count, 224, 224, 3))
     return np.clip(COLOURS[np.arange(count) % 4][:, None, None, :] + noise, 0, 255).astype(np.uint8)
@@ -98,7 +98,7 @@ def pictures(count: int = 12, seed: int = 0) -> NDArray[np.uint8]:
 
 @functools.cache
 def classifier_bytes() -> bytes:
-    """The classifier with a last layer that is right on the pictures, prepared as ImageNet's are."""
+    """Return the classifier, fitted to the pictures under ImageNet's preprocessing."""
     model = filled(CLASSIFIER)
     mean, deviation = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
     images = ((pictures() / 255 - mean) / deviation).transpose(0, 3, 1, 2).astype(np.float32)
@@ -120,24 +120,24 @@ Maker = Callable[[Path], None]
 
 
 def classifier(name: str) -> Maker:
-    """The classifier as a file of that name."""
+    """Return a maker of the classifier as a file with that name."""
     return lambda folder: (folder / name).write_bytes(classifier_bytes()) and None
 
 
 def graph(text: str, name: str) -> Maker:
-    """A graph as a file of that name."""
+    """Return a maker of a graph as a file with that name."""
     return lambda folder: onnx.save(filled(text), folder / name)
 
 
 def images(name: str) -> Maker:
-    """A folder of images in sub-folders by class."""
+    """Return a maker of a folder of images in sub-folders by class."""
 
     def make(folder: Path) -> None:
         for index, picture in enumerate(pictures()):
             place = folder / name / str(index % 4)
             place.mkdir(parents=True, exist_ok=True)
             Image.fromarray(picture).save(place / f"picture_{index}.png")
-        # What a line means that names no preprocessing; see docs/data.md.
+        # The preprocessing of command lines that name none; see docs/data.md.
         (folder / name / "preprocess.toml").write_text(
             'steps = "resize=224x224,divide=255,mean=[0.485,0.456,0.406],std=[0.229,0.224,0.225],layout=NCHW"\n'
         )
@@ -146,7 +146,7 @@ def images(name: str) -> Maker:
 
 
 def imagenet(name: str) -> Maker:
-    """Images in one folder, and the list of their classes."""
+    """Return a maker of a folder of images with a list of their classes."""
 
     def make(folder: Path) -> None:
         (folder / name).mkdir(parents=True)
@@ -159,7 +159,7 @@ def imagenet(name: str) -> Maker:
 
 
 def annotations(name: str) -> Maker:
-    """COCO instances of the pictures."""
+    """Return a maker of COCO annotations for the pictures."""
 
     def make(folder: Path) -> None:
         found = [{"id": i + 1, "file_name": f"picture_{i}.png", "width": 224, "height": 224} for i in range(12)]
@@ -173,25 +173,25 @@ def annotations(name: str) -> Maker:
 
 
 def arrays(name: str) -> Maker:
-    """Prepared inputs of the classifier."""
+    """Return a maker of prepared inputs for the classifier."""
     values = (pictures(8) / 255).transpose(0, 3, 1, 2).astype(np.float32)
     return lambda folder: np.savez(folder / name, image=values, label=np.arange(8) % 4)
 
 
 def raw_arrays(folder: Path) -> None:
-    """Stored images and labels, in two files."""
+    """Write stored images and labels in two files."""
     for index in range(2):
         np.savez(folder / f"val_{index}.npz", X=pictures(4, index), Y=np.arange(4))
 
 
 def tokens(name: str) -> Maker:
-    """Rows of token numbers."""
+    """Return a maker of rows of token numbers."""
     rows = np.random.default_rng(0).integers(1, 100, (8, 12))
     return lambda folder: np.savez(folder / name, input_ids=rows, attention_mask=np.ones_like(rows))
 
 
 def clips(folder: Path) -> None:
-    """Half a second of noise each, 16 kHz."""
+    """Write recordings of noise, half a second each, at 16 kHz."""
     (folder / "clips").mkdir()
     for index in range(4):
         with wave.open(str(folder / "clips" / f"{index}.wav"), "wb") as file:
@@ -200,28 +200,28 @@ def clips(folder: Path) -> None:
 
 
 def recordings(folder: Path) -> None:
-    """Noise as 16-bit samples, one row a clip."""
+    """Write noise as 16-bit samples, one row for each recording."""
     np.savez(folder / "pcm.npz", pcm=np.random.default_rng(0).integers(-9000, 9000, (4, 8000)).astype(np.int16))
 
 
 def one_input(folder: Path) -> None:
-    """One input of the classifier."""
+    """Write one input of the classifier."""
     np.save(folder / "x.npy", np.zeros((1, 3, 224, 224), np.float32))
 
 
 def zoo(folder: Path) -> None:
-    """A folder of models, named as MLPerf's."""
+    """Write a folder of models that is named like MLPerf's."""
     (folder / "models").mkdir()
     classifier("models/resnet50_v1.onnx")(folder)
 
 
 def tuning_record(folder: Path) -> None:
-    """The record of a search that found nothing."""
+    """Write the record of a search that found nothing."""
     (folder / "tuning.json").write_text('{"schema": "edgeq.tuning/1", "model": {"name": "model"}, "candidates": []}')
 
 
 def sources(folder: Path) -> tuple[Path, Path]:
-    """The classifier and its samples, next to what is made of them."""
+    """Write the classifier and its samples, and return their paths."""
     classifier("model.onnx")(folder)
     images("calib")(folder)
     return folder / "model.onnx", folder / "calib"
@@ -229,7 +229,7 @@ def sources(folder: Path) -> tuple[Path, Path]:
 
 @functools.cache
 def quantized_bytes() -> bytes:
-    """The classifier in int8."""
+    """Return the classifier in int8."""
     with tempfile.TemporaryDirectory() as place:
         model, data = sources(Path(place))
         edgeq.quantize(model, edgeq.Data(data, "imagenet", count=8), Path(place, "int8.onnx"), timed=False)
@@ -237,13 +237,13 @@ def quantized_bytes() -> bytes:
 
 
 def quantized(name: str) -> Maker:
-    """The classifier in int8 as a file of that name."""
+    """Return a maker of the classifier in int8 as a file with that name."""
     return lambda folder: (folder / name).write_bytes(quantized_bytes()) and None
 
 
 @functools.cache
 def bundle_bytes() -> bytes:
-    """The classifier as a bundle for this machine, an archive."""
+    """Return the classifier as a bundle for this machine, as an archive."""
     with tempfile.TemporaryDirectory() as place:
         model, data = sources(Path(place))
         chosen, archive = edgeq.Data(data, "imagenet", count=8), Path(place, "model.edgeq")
@@ -252,7 +252,7 @@ def bundle_bytes() -> bytes:
 
 
 def bundle(name: str) -> Maker:
-    """The same under that name; without the suffix as the directory that the archive holds."""
+    """Return a maker of that bundle under this name: an archive if the name ends with ".edgeq", else a directory."""
 
     def make(folder: Path) -> None:
         if name.endswith(".edgeq"):
@@ -265,7 +265,7 @@ def bundle(name: str) -> Maker:
 
 
 def shipped(name: str) -> Maker:
-    """A preprocessing of the how-to page."""
+    """Return a maker of a preprocessing from the how-to page."""
     text = """steps = [
   {op = "letterbox", size = 416, position = "top-left", value = 114},
   {op = "channels", order = "BGR"},
@@ -276,7 +276,7 @@ def shipped(name: str) -> Maker:
 
 
 def copied(name: str, maker: Maker, source: str) -> Maker:
-    """What `maker` makes as `source`, under another name."""
+    """Return a maker that runs `maker` and renames its result from `source` to `name`."""
 
     def make(folder: Path) -> None:
         maker(folder)

@@ -1,4 +1,4 @@
-"""Every code block and command line of the README and the pages is run as it stands; see run_pages.py."""
+"""Run every code block and command line of the README and the pages as it is; see run_pages.py."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PLACEHOLDER = re.compile(r"[…|]|\.\.\.")
 
 
 def typed() -> set[str]:
-    """Every command line of the pages as it is split into words, and the first line of every Python block."""
+    """Return every command line of the pages, split into words, and the first line of every Python block."""
     found = {block.text.partition("\n")[0] for page in pages() for block in blocks(page) if block.language == "python"}
     lines = (command for page in pages() for block in blocks(page) for _, command in _commands(block))
     return found | {" ".join(shlex.split(line, comments=True)) for line in lines}
@@ -39,8 +39,10 @@ def _commands(block: Block) -> Iterable[tuple[int, str]]:
 @pytest.mark.slow
 @pytest.mark.parametrize("shard", range(SHARDS))
 def test_every_block_does_what_its_page_says(shard: int, tmp_path: Path, masked: None) -> None:
-    """With the fast clock, and without the user's settings and emulated machines; in several processes at once. The
-    masked runtime, which takes long to make, is that of all tests."""
+    """All blocks run with the fast clock, in several processes, without the user's settings or emulated machines.
+
+    They share the masked runtime of all tests, because it takes long to make.
+    """
     if (home() / FOLDER).is_dir():
         (tmp_path / "edgeq" / "emulate").mkdir(parents=True)
         (tmp_path / "edgeq" / "emulate" / FOLDER).symlink_to(home() / FOLDER)
@@ -69,7 +71,7 @@ def test_what_is_listed_as_not_run_is_there() -> None:
 
 
 def parsed(words: list[str]) -> str:
-    """ "" where there is such a command with such options; else what its parser says. Values are not looked at."""
+    """Return the parser's error for a command line, or "" if the command and its options exist. Ignore values."""
     command: click.Command = group
     context = click.Context(group)
     try:
@@ -79,7 +81,7 @@ def parsed(words: list[str]) -> str:
             command, context = found, click.Context(found, parent=context, info_name=name)
         command.make_parser(context).parse_args(list(words))
     except click.BadOptionUsage:
-        return ""  # the name of an option alone, in the text
+        return ""  # the text names an option without its value
     except (click.UsageError, UsageError) as error:
         return str(error)
     return ""
@@ -106,7 +108,7 @@ def test_what_is_listed_exists(line: str) -> None:
 
 
 def test_commands_in_the_text_exist() -> None:
-    """Code spans that begin with `edgeq COMMAND`: the command and its options, in whatever example."""
+    """The command and the options in each code span that begins with `edgeq COMMAND` exist."""
     wrong = []
     for page in pages():
         for line, span in spans(page):
@@ -119,7 +121,7 @@ def test_commands_in_the_text_exist() -> None:
 
 
 def test_every_page_is_in_the_index() -> None:
-    """As the build of the site says too, without it: in a table of contents of docs/index.md."""
+    """Every page is in a table of contents of docs/index.md. The build of the site checks this too."""
     text = (REPOSITORY / "docs" / "index.md").read_text("utf-8")
     listed = {
         line.strip() for block in re.findall(r"```\{toctree\}\n(.*?)```", text, re.DOTALL) for line in block.split("\n")

@@ -1,4 +1,4 @@
-"""Who reads a TOML block of the pages: one of the readers of files that a user writes."""
+"""Find a reader for each TOML block of the pages, among the readers of files that users write."""
 
 from __future__ import annotations
 
@@ -58,10 +58,10 @@ READERS: Mapping[str, Callable[[Path], Any]] = {
 
 
 def read_by_one(path: Path, text: str) -> None:
-    """Write `text` to `path` and have it read.
+    """Write `text` to `path` and read it with the first reader that accepts it.
 
     Raises:
-        AssertionError: no reader takes it; with what each says.
+        AssertionError: no reader accepts it; the text contains the error of each.
     """
     path.write_text(text, "utf-8")
     refused = []

@@ -1,4 +1,4 @@
-"""Each layer of `scripts/fuzz` with a few cases, and everything that it ever found."""
+"""Run each layer of `scripts/fuzz` with a few cases, and with every input that it ever found."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fuzz.mutate import ESCAPES, SPOOF, of_names
 from fuzz.run import LayerCounts, case_of, run_case, run_layer, table
 
 CRASHES = sorted((Path(__file__).parent / "crashes").glob("*--*"))
-# One case of these takes up to a second.
+# Number of cases for layers where one case takes up to a second.
 FEW = 3
 
 
@@ -28,7 +28,7 @@ def test_a_few_cases(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.chdir(tmp_path)
     layer = LAYERS[name]
     seeds = make_seeds(layer, tmp_path / "seeds")
-    # Its own files come first, unchanged. Some are refused (pickle, a pattern that does not fit), not all.
+    # A layer's own files come first, unchanged. Some are refused (pickle, a pattern that does not fit), but not all.
     results = [run_case(layer, *case_of(layer, seeds, 0, index), tmp_path) for index in range(len(seeds))]
     assert None in results
     for index in range(len(seeds), len(seeds) + (FEW if layer.native else 20)):
@@ -39,7 +39,7 @@ def test_a_few_cases(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize("path", CRASHES, ids=lambda path: path.name)
 def test_what_was_found_is_refused(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    # LAYER--what.suffix
+    # the file is named LAYER--what.suffix
     layer = LAYERS[path.name.partition("--")[0]]
     make_seeds(layer, tmp_path / "seeds")
     error = run_case(layer, path.name, path.read_bytes(), tmp_path)
@@ -49,7 +49,7 @@ def test_what_was_found_is_refused(path: Path, tmp_path: Path, monkeypatch: pyte
 def _hostile(path: Path) -> None:
     text = path.read_bytes()
     if b"crash" in text:
-        faulthandler.disable()  # Its stack of the test runner would end up in the output of a run that passes.
+        faulthandler.disable()  # Otherwise the runner's stack would appear in the output of a test run that passes.
         os.abort()
     if b"memory" in text:
         bytearray(4 << 30)
@@ -82,7 +82,7 @@ def test_what_counts_as_a_finding(tmp_path: Path, capfd: pytest.CaptureFixture[s
 
 
 def _planting(path: Path) -> None:
-    """Write as C code does, without Python's audit hook, and print past what is in place for names."""
+    """Write files with C calls, which Python's audit hook does not see, and print past the filter of names."""
     text = path.read_bytes()
     library = ctypes.CDLL(None)
     if b"relayed" in text:
@@ -134,7 +134,8 @@ def test_hostile_names_stay_a_model_that_the_checker_passes(tmp_path: Path) -> N
 
 
 def test_time_ends_a_layer_between_two_cases(tmp_path: Path) -> None:
-    with mmap.mmap(-1, 1) as read:  # by the child; one more than counts, to import what it needs
+    # counts the child's reads: one more than its cases, because the first one imports modules
+    with mmap.mmap(-1, 1) as read:
 
         def slow(path: Path) -> None:
             read[0] += 1

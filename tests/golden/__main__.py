@@ -1,4 +1,4 @@
-"""python -m tests.golden: record the surface anew; `git diff tests/golden/recorded` shows what changed."""
+"""Record the interface again with `python -m tests.golden`; `git diff tests/golden/recorded` shows the changes."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Build artifacts, write the SHA-256 of their files, and tell what differs between two such records.
+"""Build artifacts, write the SHA-256 of their files, and show the differences between two such records.
 
-The last bits of a float pass depend on the CPU, so records are compared on the machine that made them, and not kept in
-the repository.
+The last bits of a float pass depend on the CPU. So a record is compared only on the machine that made it, and is not
+kept in the repository.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Record = dict[str, dict[str, Any]]
 
 @dataclass(frozen=True)
 class Inputs:
-    """A model and its samples; they are copied, so that an artifact knows no path of this machine."""
+    """Hold the paths of a model and its samples. They are copied, so that artifacts contain no path of this machine."""
 
     name: str
     model: Path
@@ -70,7 +70,7 @@ OF_REAL_MODELS = ("default", "qoperator", "package-nvidia")
 
 
 def inputs() -> Iterator[Inputs]:
-    """Yield the demo, and two real models where `shared/data` lies next to the checkout."""
+    """Yield the demo, and two real models if `shared/data` is next to the checkout."""
     yield Inputs("demo", demo.MODEL, demo.CALIBRATION, demo.VALIDATION)
     shared = find_shared_data()
     if shared is not None:
@@ -79,7 +79,7 @@ def inputs() -> Iterator[Inputs]:
 
 
 def build(folder: Path) -> Record:
-    """Build every artifact below `folder` and return what `describe` says of each file."""
+    """Build every artifact below `folder` and return the description of each file."""
     made: list[Path] = []
     for given in inputs():
         place = folder / given.name
@@ -97,7 +97,7 @@ def build(folder: Path) -> Record:
 
 
 def run(place: Path, line: Iterable[str]) -> None:
-    """Run a command in `place`, and keep its result there as result.json."""
+    """Run a command in `place` and keep its result there as result.json."""
     place.mkdir()
     home = {name: str(place.parent.parent / ".home") for name in ("XDG_CONFIG_HOME", "XDG_STATE_HOME", "XDG_DATA_HOME")}
     began = time.monotonic()
@@ -123,7 +123,7 @@ def files(folder: Path) -> list[Path]:
 
 
 def describe(file: Path) -> dict[str, Any]:
-    """Return the digest of a file; of a model its operators and initializers too, and of a JSON file its values."""
+    """Return a file's digest, with the operators and initializers of a model or the values of a JSON file."""
     found: dict[str, Any] = {"sha256": hashlib.sha256(file.read_bytes()).hexdigest()}
     if file.suffix == ".onnx":
         model = onnx.load(file, load_external_data=False)
@@ -136,7 +136,7 @@ def describe(file: Path) -> dict[str, Any]:
 
 
 def all_graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
-    """Yield a graph and those inside its nodes."""
+    """Yield a graph and the graphs inside its nodes."""
     yield graph
     for node in graph.node:
         for attribute in node.attribute:
@@ -146,7 +146,7 @@ def all_graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
 
 
 def digest(tensor: onnx.TensorProto) -> str:
-    """Return a digest of a tensor's type, shape and values; of external values, of their place, which names a hash."""
+    """Return a digest of a tensor's type, shape and values. External values count by location, which names a hash."""
     if tensor.data_location == onnx.TensorProto.EXTERNAL:
         place = sorted((entry.key, entry.value) for entry in tensor.external_data)
         return hashlib.sha256(f"{tensor.data_type} {tensor.dims} {place}".encode()).hexdigest()[:16]
@@ -155,7 +155,7 @@ def digest(tensor: onnx.TensorProto) -> str:
 
 
 def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the path and value of everything in a JSON value that is neither a list nor a mapping."""
+    """Yield the path and the value of everything in a JSON value except lists and mappings."""
     if isinstance(value, dict | list):
         for key, item in value.items() if isinstance(value, dict) else enumerate(value):
             yield from leaves(item, f"{path}/{key}")
@@ -164,7 +164,7 @@ def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def differences(before: Record, after: Record) -> Iterator[str]:
-    """Yield a line for each file that one record lacks, or that differs, and what differs in it below."""
+    """Yield a line for each file that is missing from one record or differs, followed by the details."""
     for name in sorted(before.keys() | after.keys()):
         old, new = before.get(name), after.get(name)
         if old is None or new is None:
@@ -175,7 +175,7 @@ def differences(before: Record, after: Record) -> Iterator[str]:
 
 
 def details(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what differs inside a model or a JSON file."""
+    """Yield the differences inside a model or a JSON file."""
     for part in ("operators", "initializers", "values"):
         if part not in old or part not in new:
             continue
@@ -200,7 +200,7 @@ def details(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
 
 
 def main() -> None:
-    """Build artifacts, or compare two records of them; exit with 1 where they differ."""
+    """Build artifacts, or compare two records of them and exit with 1 if they differ."""
     parser = argparse.ArgumentParser(prog="scripts/golden", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     building = commands.add_parser("build", help="build the artifacts and write a record")

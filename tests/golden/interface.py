@@ -1,4 +1,4 @@
-"""The Python interface as text: public names, signatures, and what the results have."""
+"""Write the Python interface as text: public names, signatures, and the attributes of results."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ IMPORTED = frozenset({"TYPE_CHECKING", "Any", "annotations", "importlib"})
 
 
 def signature_lines(name: str, thing: Any, indent: str = "") -> Iterator[str]:
-    """Yield `name` with its parameters, one a line: a default that is an object, without module and address."""
+    """Yield `name` with its parameters, one on each line. Defaults that are objects have no module and address."""
     try:
         signature = inspect.signature(thing)
-    except ValueError:  # of a class that is written in C
+    except ValueError:  # a class that is written in C has none
         yield f"{indent}{name}(...)"
         return
     yield f"{indent}{name}({'' if signature.parameters else ')'}"
@@ -50,7 +50,7 @@ def signature_lines(name: str, thing: Any, indent: str = "") -> Iterator[str]:
 
 
 def _short(parameter: inspect.Parameter) -> str:
-    """Write a parameter; of a default that is an object, without its module and address."""
+    """Write a parameter. A default that is an object has no module and address."""
     text = re.sub(r" at 0x[0-9a-f]+|(?<=<)(function|class) ", "", str(parameter))
     return re.sub(r"<(?:[^<> ]*[.])?([^<> ]*)( object)?>", r"<\1>", text)
 
@@ -77,14 +77,14 @@ def _attributes(made: type) -> Iterator[str]:
 
 
 def public_names() -> Iterator[str]:
-    """Yield what `edgeq` has."""
+    """Yield the description of each public name of `edgeq`."""
     edgeq = importlib.import_module("edgeq")
     for name in edgeq.__all__:
         yield from described(name, getattr(edgeq, name))
 
 
 def results() -> Iterator[str]:
-    """Yield the attributes of what the functions of `edgeq` return, where edgeq has a class for it."""
+    """Yield the attributes of each edgeq class that a public function returns."""
     edgeq = importlib.import_module("edgeq")
     for name in edgeq.__all__:
         function = inspect.unwrap(getattr(edgeq, name))
@@ -98,7 +98,7 @@ def results() -> Iterator[str]:
 
 
 def _named(annotation: str, function: Any) -> Any:
-    """What a return annotation names, also where its module imports it for type checkers alone."""
+    """Return the object that a return annotation names, even if its module imports it only for type checkers."""
     if annotation in function.__globals__:
         return function.__globals__[annotation]
     for node in ast.walk(ast.parse(inspect.getsource(inspect.getmodule(function) or function))):
@@ -116,7 +116,7 @@ def exit_codes() -> Iterator[str]:
 
 
 def compat_names() -> Iterator[str]:
-    """Yield what `edgeq.compat` and its documented modules have of their own, and their commands' options."""
+    """Yield the own names of `edgeq.compat` and its documented modules, and the options of their commands."""
     modules = {f"edgeq.compat.{name}" for name in COMPAT}
     seen: dict[int, str] = {}
     for path in ("edgeq.compat", *sorted(modules)):
@@ -135,7 +135,7 @@ def compat_names() -> Iterator[str]:
 
 
 def _is_module(package: ModuleType, name: str) -> bool:
-    """Return whether `name` is a module of the package: the import system adds those that other tests imported."""
+    """Return whether `name` is a module of the package. Modules that other tests imported are attributes too."""
     return f"{package.__name__}.{name}" in sys.modules
 
 
@@ -144,7 +144,7 @@ def _is_of(thing: Any, modules: set[str]) -> bool:
 
 
 def _ours(name: str, thing: Any) -> Iterator[str]:
-    """Yield the signature of edgeq's own things; onnxruntime's by name alone, as its versions differ."""
+    """Yield the signature of an edgeq object, but only the name of an onnxruntime object, because versions differ."""
     if isinstance(thing, click.Command):
         yield from _options(name, [option for p in thing.params for option in (*p.opts, *p.secondary_opts)])
     elif inspect.ismodule(thing) or not str(getattr(thing, "__module__", "edgeq")).startswith("edgeq"):

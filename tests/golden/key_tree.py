@@ -1,4 +1,4 @@
-"""The tree of a JSON value's keys, without what depends on data, time or the machine."""
+"""Return the keys of a JSON value as a tree, without those that depend on data, time or the machine."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Tree = dict[str, "Tree"]
 
 
 def key_tree(value: Any, name: str = "") -> Tree:
-    """Return the keys below `value`: those of a list are those of all its items together."""
+    """Return the keys below `value`. All items of a list share one set of keys."""
     tree: Tree = {}
     if name in OF_THE_MACHINE:
         return tree
@@ -43,7 +43,7 @@ def _merge(tree: Tree, more: Tree) -> None:
 
 
 def lines(tree: Tree, indent: str = "") -> Iterator[str]:
-    """Yield one line a key, indented by its depth and sorted."""
+    """Yield one line for each key, sorted, and indented by its depth."""
     for key in sorted(tree):
         yield indent + key
         yield from lines(tree[key], indent + "  ")

@@ -12,7 +12,7 @@ RECORD = "EDGEQ_RECORD_GOLDEN"
 
 
 def check(name: str, text: str) -> None:
-    """Assert that `text` is what `recorded/name` holds; under `RECORD` write it there."""
+    """Assert that `text` is the text of `recorded/name`. If `RECORD` is set, write it there instead."""
     file = FOLDER / name
     text = text.rstrip("\n") + "\n"
     if os.environ.get(RECORD):

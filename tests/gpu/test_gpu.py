@@ -1,4 +1,7 @@
-"""The real thing. Skipped, saying so, where there is no NVIDIA GPU. Run on an H100 and an H200, never with TensorRT."""
+"""Run edgeq on a real NVIDIA GPU, or skip the tests if there is none.
+
+These tests ran on an H100 and an H200, never with TensorRT.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recorded machines as the evidence that they would give today."""
+"""Return recorded machines as the evidence that detection would collect on them today."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def machine_of(record: Mapping[str, Any]) -> Machine:
 
 
 def auxv(hwcap: int, hwcap2: int) -> bytes:
-    """/proc/self/auxv with a page size, the two capability words, and the end mark."""
+    """Return the contents of /proc/self/auxv: a page size, the two capability words, and the end mark."""
     return struct.pack("<8Q", 6, 4096, 16, hwcap, 26, hwcap2, 0, 0)
 
 

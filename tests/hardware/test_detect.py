@@ -56,7 +56,7 @@ def test_a_disagreement_is_reported_once() -> None:
 
 
 def test_cpuid_overrules_py_cpuinfo_on_what_it_can_tell() -> None:
-    # py-cpuinfo does not look whether the system saves the registers.
+    # py-cpuinfo does not check whether the system saves the registers.
     found, notes = combine(Reading("x86_64", frozenset({"avx2"}), "CPUID"), frozenset({"avx512f", "sha"}))
     assert found == {"avx2", "sha"}
     assert len(notes) == 1

@@ -64,7 +64,7 @@ def test_an_engine_that_takes_one_makers_cpus_is_used_and_recommended_on_those_a
         (last, intel, ""),
         (last, unknown, ""),
         (last, amd, problem.format(last)),
-        ("99.0", amd, ""),  # not known: what onnxruntime finds decides
+        ("99.0", amd, ""),  # a release that edgeq does not know: the devices that onnxruntime finds decide
     ):
         state = detect_engines(machine, engines, {"openvino": Installed(version)})[-1]
         assert (state.name, state.problem) == ("openvino", expected)

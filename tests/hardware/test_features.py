@@ -97,7 +97,7 @@ def test_cpuid_of_this_machine_agrees_with_linux() -> None:
     assert answered <= features.FEATURES
     leaf_one_edx = evidence.cpuid.leaves[1, 0][3]
     listed = features.parse_cpuinfo(evidence.cpuinfo, "x86_64")
-    # The oldest flags are never masked: what the instruction answers is the same CPU's word.
+    # The oldest flags are never masked, so that the instruction and /proc/cpuinfo agree.
     assert bool(leaf_one_edx & 1) == ("fpu" in listed)
     assert bool(leaf_one_edx >> 4 & 1) == ("tsc" in listed)
 

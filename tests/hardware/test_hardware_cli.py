@@ -1,4 +1,4 @@
-"""`edgeq detect`, `edgeq profiles`, `edgeq targets`."""
+"""Test `edgeq detect`, `edgeq profiles` and `edgeq targets`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.hardware.recorded import RECORDS, machine_of
 
 @pytest.fixture(autouse=True)
 def _config(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The user's own folder is an empty one, on a recorded machine."""
+    """Use an empty folder of settings and a recorded machine."""
     monkeypatch.setattr("platformdirs.user_config_path", lambda app: tmp_path / app)
     recorded = machine_of(RECORDS["haswell"])
 

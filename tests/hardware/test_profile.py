@@ -105,7 +105,7 @@ def test_the_default_is_in_the_search_space(profile: Profile) -> None:
 
 
 def test_no_two_profiles_that_could_meet_tie() -> None:
-    # What runs in an engine of its own is chosen by its name, and below all others in a bundle.
+    # Targets with an engine of their own are chosen by name, and rank below all others in a bundle.
     matched = [profile for profile in PROFILES.values() if only_engine(profile.backend) is None]
     for a, b in itertools.combinations(matched, 2):
         if a.architecture == b.architecture or ANY in (a.architecture, b.architecture):
@@ -123,7 +123,7 @@ def test_every_profile_is_plain_json() -> None:
 
 
 def test_emulated_cpus_are_ones_that_exist_in_qemu() -> None:
-    # Other x86 models (Skylake-Server, Icelake-Server, EPYC-Genoa) silently become AVX2 machines.
+    # Other x86 models of QEMU (Skylake-Server, Icelake-Server, EPYC-Genoa) silently become AVX2 machines.
     for profile in PROFILES.values():
         qemu = profile.emulate.get("qemu", {})
         assert qemu.get("cpu") in {None, "Nehalem", "Haswell", "cortex-a53", "cortex-a76", "neoverse-n2"}

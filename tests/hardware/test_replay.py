@@ -1,4 +1,4 @@
-"""Recorded machines get the profile that they must get, for the reason that is printed."""
+"""Test that each recorded machine gets its correct profile, for the printed reason."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ PROFILES = load_profiles([shipped("profiles")])
 HERE = machine_of(RECORDS["skylake-sp"])
 TARGETS = load_targets(HERE)
 
-# A new board is one TOML file and one line here.
+# A new board needs one TOML file and one line here.
 EXPECTED = {
     "this-machine": "x86-64-avx512",
     "generic-x86-64": "x86-64",
@@ -233,7 +233,7 @@ def test_the_suffix_of_a_users_target_may_be_in_upper_case(tmp_path: Path, monke
     (own / "Lab.TOML").write_text('title = "Lab"\nextends = "auto"\n', encoding="utf-8")
     assert resolve("Lab", HERE).title.startswith("Lab: ")
     if (own / "lab.toml").exists():
-        return  # a file system for which both names are one
+        return  # this file system ignores upper and lower case
     (own / "Lab.toml").write_text('title = "Other"\nextends = "auto"\n', encoding="utf-8")
     with pytest.raises(HardwareError, match=r"Lab.toml has the same name as Lab.TOML. Rename one"):
         resolve("Lab", HERE)

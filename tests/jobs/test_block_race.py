@@ -1,4 +1,4 @@
-"""Int8 against float compute of products with weights in blocks: what a race's outcome leads to."""
+"""Test the choice between int8 and float compute for products with weights in blocks, by the outcome of a race."""
 
 from __future__ import annotations
 
@@ -31,7 +31,10 @@ Race = Callable[..., None]
 
 @pytest.fixture
 def race(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Race:
-    """Lets float compute take so many times as long as int8 in the races to come; 0: nothing can be measured."""
+    """Return a function that makes float compute take `times` times as long as int8 in later races.
+
+    0 makes all races immeasurable.
+    """
     random = np.random.default_rng(0)
     model = proto(NET)
     for name in "wv":
@@ -87,7 +90,7 @@ def test_the_more_accurate_unless_it_is_slower(
     race: Race, times: float, level: int, chosen: tuple[str, ...], why: str, busy: bool
 ) -> None:
     race(times, busy)
-    if busy and times:  # then nothing is claimed, and the choice by noise stays
+    if busy and times:  # then edgeq claims nothing and keeps the choice that it made by noise
         why = f"float compute runs at about {1 / times:.2f} times int8's speed (estimated, "
         times, level, chosen = 0.0, 4, ()
     result = quantized()

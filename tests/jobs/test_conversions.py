@@ -1,4 +1,4 @@
-"""A model goes through a job once: how often it is converted between protobuf and memory, and indexed."""
+"""Count how often a job converts a model between protobuf and memory and indexes it: once is enough."""
 
 from __future__ import annotations
 

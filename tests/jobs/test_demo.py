@@ -1,4 +1,4 @@
-"""The demo from end to end, with a bench of no length: what it says is looked at, not how fast anything is."""
+"""Run the demo from end to end with the shortest bench. The tests check its texts, not its speed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def shown(place: Path) -> Demonstration:
             module, "BenchSettings", lambda: BenchSettings(min_duration_s=0.05, min_queries=5, warm_up=warm_up)
         )
         demonstrate(place / "bundle")
-        return demonstrate(place / "bundle")  # in place of the first
+        return demonstrate(place / "bundle")  # replaces the first bundle
 
 
 def test_int8_is_within_a_point_of_float32(shown: Demonstration) -> None:

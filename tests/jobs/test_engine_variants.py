@@ -1,4 +1,4 @@
-"""Bundles with variants that a plug-in runs, and one that needs none."""
+"""Test bundles with variants for a plug-in, and with one that runs without it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ QUICK: dict[str, Any] = {"timed": False, "emulate": False, "targets": ("cpu-any"
 
 
 def install(place: Path, monkeypatch: pytest.MonkeyPatch, behaviour: str = "", version: str = "1.2.3") -> EngineChoice:
-    """The fake, known to the runner too."""
+    """Install the fake engine so that the runner finds it too."""
     (place / "plugin").mkdir()
     engine = fake_engine.install(place / "plugin", monkeypatch, behaviour, version)
     known = {**edgeq_device.engines.engines(), "fake": engine}
@@ -39,7 +39,8 @@ def install(place: Path, monkeypatch: pytest.MonkeyPatch, behaviour: str = "", v
 
 
 def test_each_engine_adds_a_variant_of_the_same_model(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake = install(place, monkeypatch, "answers wrong")  # by a thousandth, so that its own answers are recognised
+    # its outputs differ by a thousandth, which shows where they come from
+    fake = install(place, monkeypatch, "answers wrong")
     engines = (fake, dataclasses.replace(fake, precision="bf16"))
     found = package(NET, CALIB, BUNDLE, engines=engines, with_float=True, **QUICK)
     assert list(found.variants) == ["cpu-any", "cpu-any-fake", "cpu-any-fake-bf16"]

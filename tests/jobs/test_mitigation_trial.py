@@ -1,4 +1,4 @@
-"""Mitigations on kernels that do not saturate, whatever this machine's own do."""
+"""Test the trial of mitigations on kernels that do not saturate, on any machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`edgeq package` and `edgeq quantize` for NVIDIA targets from a machine that has no GPU, and the bundle on one."""
+"""Test `edgeq package` and `edgeq quantize` for NVIDIA targets without a GPU, and the bundle with one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A file that is proven in simulation is opened as devices open it, too: what that changes is found and refused."""
+"""Test that a file proven in simulation is also opened as devices open it, and refused if that changes its outputs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def built(net: Bench) -> Artifact:
 
 
 def with_plain_biases(artifact: Artifact, place: Path) -> Artifact:
-    """The artifact with every bias in its layer: the form that ONNX Runtime requantizes in float16 at load."""
+    """Return the artifact with every bias in its layer. ONNX Runtime requantizes this form in float16 at load."""
     proto = onnx.load(artifact.model)
     layers = {node.output[0]: node for node in proto.graph.node if node.op_type == "Conv"}
     for node in [node for node in proto.graph.node if node.op_type == "BatchNormalization"]:

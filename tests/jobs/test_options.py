@@ -12,7 +12,7 @@ from edgeq.prove.job import build_arguments
 
 
 def options(*arguments: str) -> dict[str, Any]:
-    """What click makes of a command line with the options that `quantize` and `package` have in common."""
+    """Return the values that click parses from the options that `quantize` and `package` share."""
     found: dict[str, Any] = {}
 
     @click.command()

@@ -1,4 +1,4 @@
-"""Models with free sizes are right at other sizes than the samples', or refused."""
+"""Test that models with free sizes are right at sizes that the samples do not have, or refused."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ def images(*shape: int) -> list[dict[str, Any]]:
 
 
 def test_a_file_made_at_one_size_is_right_at_others(tmp_path: Path) -> None:
-    """onnxruntime's inference takes the padded size for the input's, which is so only at multiples of the window."""
+    """A model with windows is right at every size.
+
+    onnxruntime's shape inference confuses the padded size with the input's. They are equal only for whole windows.
+    """
     source, output = tmp_path / "m.onnx", tmp_path / "q.onnx"
     onnx.save(windows(), source)
     quantize(source, images(1, 3, 8, 8), output, timed=False, emulate=False)
@@ -43,7 +46,7 @@ FLATTEN = "g (float[n, 8, h, 8] x) => (float[] y) <int64[4] s = {%s}> { a = Relu
 
 
 def prepared_as(folder: Path, made: onnx.ModelProto, source: onnx.ModelProto) -> Bench:
-    """The bench of one model, with another as its source: what a wrong preparation would be."""
+    """Return the bench of one model with another as its source, as if the preparation were wrong."""
     found = bench(folder, made)
     onnx.save(source, found.prepared.source)
     return found
@@ -61,13 +64,13 @@ def test_a_size_that_the_preparation_bakes_in_is_refused(tmp_path: Path, baked: 
 
 
 def test_sizes_that_the_source_refuses_do_not_count(tmp_path: Path) -> None:
-    """Its Reshape has the batch built in."""
+    """Sizes that the source cannot run are not compared: here its Reshape contains the batch."""
     found = prepared_as(tmp_path, proto(FLATTEN % "1, 8, 8, 8"), proto(FLATTEN % "1, 8, 8, 8"))
     assert check_preparation(found.prepared, found.samples) is found.prepared
 
 
 def test_nothing_is_written_that_is_wrong_at_another_size(tmp_path: Path) -> None:
-    """The builder puts the batch of the samples into a Reshape."""
+    """A file that is wrong at another batch is refused: this builder writes the samples' batch into a Reshape."""
 
     def baking(job: Job, target: Target, scheme: Scheme, path: Path, progress: Progress) -> Built:
         built = build(job, target, scheme, path)

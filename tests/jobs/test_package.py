@@ -174,7 +174,7 @@ def test_weights_that_coincide_are_there_once(place: Path, output: Path) -> None
     from tests.backends.build import residual
 
     NET.write_bytes(residual(width=64).SerializeToString())
-    # Weights of this machine's own range: where its kernels saturate, they would be others.
+    # Keep the full range of the weights. If this machine's kernels saturate, edgeq would otherwise reduce it.
     full = {"reduce_range": False}
     packaged(output, targets=("raspberry-pi-4", "auto"), overrides=full)
     packaged(Path("x"), targets=("raspberry-pi-4",))
@@ -259,7 +259,7 @@ def test_weights_that_cannot_saturate_are_left_alone(place: Path) -> None:
     model = onnx.load(NET)
     for tensor in model.graph.initializer:
         weight = numpy_helper.to_array(tensor)
-        if weight.ndim > 1:  # neighbours of different sign
+        if weight.ndim > 1:  # give neighbouring weights different signs
             signs = np.where(np.arange(weight.shape[1]) % 2, -1, 1).reshape(1, -1, *[1] * (weight.ndim - 2))
             tensor.CopyFrom(numpy_helper.from_array((np.abs(weight) * signs).astype(np.float32), tensor.name))
     onnx.save(model, NET)
@@ -289,7 +289,7 @@ def test_a_runtime_that_is_too_old_is_refused(place: Path) -> None:
 
 @pytest.fixture
 def _no_emulated_machines(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Coverage is a forecast then, whatever other tests have set up."""
+    """Hide emulated machines, so that coverage is always a forecast."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(place / "cache"))
 
 
@@ -332,7 +332,7 @@ def test_a_target_is_named_once(place: Path, targets: tuple[str, ...]) -> None:
 
 
 def test_a_release_that_the_runner_would_not_take_is_refused(place: Path) -> None:
-    """It knows the model's opset, but is older than any that such models were tried with."""
+    """A release that supports the model's opset is refused if it is older than all that such models were tried with."""
     text = 'title = "old"\nextends = "x86-64-avx2"\n[runtime]\nonnxruntime = "1.17"\n'
     Path("old.toml").write_text(text, encoding="utf-8")
     with pytest.raises(CheckFailedError, match=r"old: onnxruntime 1.17 is older than 1.19, .* leave it out") as refused:
@@ -346,7 +346,7 @@ def test_a_release_that_the_runner_would_not_take_is_refused(place: Path) -> Non
 
 @pytest.mark.parametrize("rank", ["", "rank = 1\n"])
 def test_a_profile_by_path_that_requires_more_must_rank_higher(place: Path, rank: str) -> None:
-    """Else a device that has more would take the variant for those that have less."""
+    """A profile that requires more needs a higher rank. Otherwise a better device would choose a lesser variant."""
     own = Path("own.toml")
     own.write_text(f'title = "own"\nextends = "x86-64-avx2"\nrequires = ["avx512_vnni"]\n{rank}', encoding="utf-8")
     with pytest.raises(HardwareError, match=r"own.toml: rank \d+ is not above \d+ of x86-64-avx2, which requires less"):

@@ -1,4 +1,4 @@
-"""How often one `quantize` parses a model: reading protobuf is what it would otherwise do again and again."""
+"""Count how often one `quantize` parses a model, because parsing protobuf repeatedly would be slow."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Parsed = Counter[Path]
 
 @pytest.fixture
 def parsed(monkeypatch: pytest.MonkeyPatch) -> Parsed:
-    """Files that edgeq parses, counted; onnxruntime's own quantizer reads the file that it is given."""
+    """Count the parses of each file in edgeq's own code. onnxruntime's quantizer parses its input itself."""
     counted: Parsed = Counter()
 
     def counting(function: Callable[..., Any], path_of: Callable[..., Any]) -> Callable[..., Any]:

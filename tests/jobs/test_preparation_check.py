@@ -1,4 +1,4 @@
-"""A preparation that changes what a model computes does not pass unnoticed."""
+"""Test that edgeq finds a preparation that changes what a model computes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_what_cannot_be_compared_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_what_roundings_alone_decide_is_left_alone(tmp_path: Path) -> None:
-    """The sine of 1e8 times as much: no level of onnxruntime's optimisation gives what another one does."""
+    """Differences from rounding alone are ignored: the sine of huge values differs at each level of optimisation."""
     body = "g (float[1, 8, 8, 8] x) => (float[1, 8, 8, 8] y) <float[8, 8, 3, 3] w, float b = {{1e8}}> {{ {} }}"
     weights = np.random.default_rng(0).normal(size=(8, 8, 3, 3)).astype(np.float32) / 100
 

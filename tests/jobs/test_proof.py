@@ -1,4 +1,4 @@
-"""The proof: its warnings and bars on values made up, and `prove` on real artifacts."""
+"""Test the proof: its warnings and limits on made-up values, and `prove` on real artifacts."""
 
 from __future__ import annotations
 
@@ -217,7 +217,7 @@ def test_speed_is_a_ratio_of_interleaved_runs(net: Bench) -> None:
     speed = proven(net, net.build()).speed
     assert speed is not None
     assert set(speed.latency) == {FLOAT, INT8}
-    assert speed.ratio.pairs <= 6  # a pair of sessions each
+    assert speed.ratio.pairs <= 6  # each pair is two sessions
     assert plain(speed)["ratio"]["verdict"] == speed.ratio.verdict
     assert json.dumps(plain(speed), allow_nan=False)
 
@@ -240,7 +240,7 @@ def test_labels_measure_both_models(tmp_path: Path) -> None:
 
 
 def broken(artifact: Artifact, place: Path) -> Artifact:
-    """The artifact with an output scale that is not a number."""
+    """Return the artifact with NaN as an output scale."""
     proto = onnx.load(artifact.model)
     scale = next(t for t in proto.graph.initializer if t.name == "y_scale")
     scale.CopyFrom(numpy_helper.from_array(np.full(scale.dims, np.nan, np.float32), "y_scale"))
@@ -254,7 +254,7 @@ def test_outputs_that_are_not_finite_fail(net: Bench, tmp_path: Path) -> None:
 
 
 def bare(artifact: Artifact, place: Path) -> Artifact:
-    """The artifact as other tools write it: nothing keeps ONNX Runtime from what it does at load."""
+    """Return the artifact as other tools write it, without protection against ONNX Runtime's changes at load."""
     proto = onnx.load(artifact.model)
     for node in proto.graph.node:
         if node.name.endswith("/kept_in_float"):

@@ -77,7 +77,7 @@ def test_a_target_from_a_file(place: Path) -> None:
 
 
 def test_only_the_fitting_profile_is_native() -> None:
-    """A machine that has all that an older one needs still runs other kernels."""
+    """Only the profile that fits this machine runs natively. A newer machine runs other kernels than an older one."""
     machine = detect_machine()
     fitting = match_profile(machine, load_profiles()).profile.name
     for profile in load_profiles():
@@ -148,7 +148,7 @@ def test_reasons_are_the_schemes_or_the_backends(place: Path) -> None:
 
 @pytest.mark.parametrize("overrides", [{"mode": "dynamic"}, {"mode": "weight-only"}])
 def test_almost_nothing_in_int8_and_a_file_no_smaller_is_refused(place: Path, overrides: dict[str, str]) -> None:
-    """Neither takes convolutions: all of them were left in float, in a larger file, and that was a success."""
+    """A result that is almost all in float and no smaller is refused. These modes do not quantize convolutions."""
     with pytest.raises(ModelError, match=r"quantization leaves 99\.\d+% .* in float .* no smaller; Conv \(") as no:
         quantized(overrides=overrides)
     assert "Quantize it statically" in no.value.fix

@@ -1,4 +1,4 @@
-"""What falls short is repaired before it is called done."""
+"""Test that edgeq repairs a result that falls short before it writes the result."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from edgeq.prove.proof import INT8, NotFiniteError
 from edgeq.util.records import plain
 from tests.graphs import proto
 
-# One channel of the first layer is a thousand times the others: one scale for the tensor rounds these to nothing.
+# One channel of the first layer is a thousand times the others. One scale for the tensor rounds the others to zero.
 NET = """
 uneven (float[N, 8, 6, 6] x) => (float[N, 4] y) {
     [first] a = Conv <pads = [1, 1, 1, 1]> (x, w1)
@@ -50,7 +50,7 @@ def write(first: np.ndarray, second: np.ndarray) -> None:
 
 @pytest.fixture
 def weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[np.ndarray, np.ndarray]:
-    """Even weights of both layers, [8, 8, 3, 3] and [4, 8, 3, 3]; an empty working directory."""
+    """Enter an empty folder and return even weights of both layers, [8, 8, 3, 3] and [4, 8, 3, 3]."""
     monkeypatch.chdir(tmp_path)
     random = np.random.default_rng(1)
     return random.normal(0, 0.1, (8, 8, 3, 3)), random.normal(0, 0.1, (4, 8, 3, 3))
@@ -103,7 +103,7 @@ def test_with_labels_accuracy_is_kept() -> None:
 
 def test_where_nothing_is_enough_the_best_is_written_or_refused(weights: tuple[np.ndarray, np.ndarray]) -> None:
     first, second = weights
-    second[1:] = second[0] * (1 + 1e-4 * second[1:])  # what 8 bits cannot tell apart decides
+    second[1:] = second[0] * (1 + 1e-4 * second[1:])  # 8 bits cannot represent the differences that decide
     write(first, second)
     result = quantized(effort="quick", **LABELLED)
     assert result.proof.repair is not None
@@ -185,7 +185,7 @@ def test_what_the_target_cannot_run_is_no_candidate(monkeypatch: pytest.MonkeyPa
     assert not repair.steps
 
 
-# One more than what is positive: 8 bits may round it to less than one, of which Acosh is NaN.
+# 8 bits may round 1 plus a positive value to less than 1, for which Acosh is NaN.
 NOT_A_NUMBER = """
 rounded (float[N, 8, 6, 6] x) => (float[N, 8, 6, 6] y) {
     [first] a = Conv <pads = [1, 1, 1, 1]> (x, w1)
@@ -253,7 +253,7 @@ def test_products_are_smoothed_for_targets_that_are_simulated(tmp_path: Path, mo
         [two] y = MatMul (c, w2)
     }""")
     gain = np.ones(32)
-    gain[:2] = 200  # two channels leave the others a few levels
+    gain[:2] = 200  # these two leave only a few levels for the other channels
     first = random.normal(size=(32, 32))
     first[:2] /= 200
     for name, values in {"gain": gain, "w1": first, "w2": random.normal(size=(32, 32))}.items():

@@ -1,4 +1,4 @@
-"""What is done about kernels that saturate, as the second engine's description prices it."""
+"""Test the mitigation for kernels that saturate, with the costs in the second engine's description."""
 
 from __future__ import annotations
 
@@ -71,7 +71,10 @@ def test_the_full_range_comes_first_where_another_cannot_be_built(job: Job, monk
 
 
 def test_weights_in_a_plugin_are_checked_by_the_model_of_its_kernels(job: Job) -> None:
-    """By onnxruntime's graph: a plug-in's cannot be read."""
+    """Weights for a plug-in are checked on onnxruntime's graph with a model of the plug-in's kernels.
+
+    The plug-in's own graph cannot be read.
+    """
     builds = Builds(job, Path(), timed=False, emulate=False)
     openvino = EngineChoice(load_engines()["openvino"])
 

@@ -16,8 +16,10 @@ from tests import graphs
     [(True, False, 0.1), (False, False, 0.5), (False, True, 1.0)],
 )
 def test_what_a_device_may_differ_by(native: bool, simulated: bool, allowed: float, tmp_path: Path) -> None:
-    """2.5 % of the largest value; where the kernels are others', at least what quantization changed; where the answers
-    are a simulation's, twice that."""
+    """A device's outputs may differ by 2.5 % of the largest value, or by more if they were not computed natively.
+
+    With other kernels the tolerance is at least the error of quantization. For a simulation it is at least twice that.
+    """
     model = tmp_path / "float.onnx"
     model.write_bytes(graphs.proto("g (float[N] x) => (float[N] y) { y = Neg (x) }").SerializeToString())
     x = np.array([4.0, -3.0], np.float32)
@@ -29,7 +31,7 @@ def test_what_a_device_may_differ_by(native: bool, simulated: bool, allowed: flo
 
 
 def detector(path: Path) -> tuple[Path, tuple[SelfTestCase, ...]]:
-    """x [1, 12, 8] → y, which is x: boxes up to 600 beside scores up to 0.14."""
+    """Return a model x [1, 12, 8] → y = x, and two cases: boxes up to 600 next to scores up to 0.14."""
     path.write_bytes(
         graphs.proto("g (float[1, 12, 8] x) => (float[1, 12, 8] y) { y = Identity (x) }").SerializeToString()
     )
@@ -64,7 +66,7 @@ def test_dead_scores_beside_boxes_fail_the_self_test(native: bool, tmp_path: Pat
 
 
 def test_quantization_on_one_scale_allows_a_slice_two_steps(tmp_path: Path) -> None:
-    """Another machine may round a value to the step next to it, however small the slice's values are."""
+    """A slice of small values may differ by two steps, because another machine may round to the neighbouring step."""
     model, cases = detector(tmp_path / "float.onnx")
     step = np.float32(600 / 255)
     on_grid = tuple(

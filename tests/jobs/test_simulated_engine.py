@@ -1,4 +1,4 @@
-"""A target whose engine is a simulator here: a bundle with what was compiled for it, verified in the simulator."""
+"""Test a target whose engine is simulated here: its bundle has the compiled file, and the simulator verifies it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`edgeq.prove.target_checks`: a bundle for the array is checked in the array's arithmetic."""
+"""Test `edgeq.prove.target_checks` on a bundle for the systolic array, in the array's arithmetic."""
 
 from __future__ import annotations
 

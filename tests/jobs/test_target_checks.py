@@ -1,4 +1,4 @@
-"""What is known of a target's onnxruntime decides what may be written for it."""
+"""Test the checks of a model against what edgeq knows of a target's onnxruntime."""
 
 from __future__ import annotations
 

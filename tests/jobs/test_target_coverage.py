@@ -1,4 +1,4 @@
-"""Coverage is a fact about the target's kernels, or a forecast that says so; never another CPU's fusions."""
+"""Test coverage: a fact about the target's kernels, or a forecast that is named so, never another CPU's fusions."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from edgeq.util.display import Silent
 from edgeq.util.records import plain
 from tests.opened import variant_info
 
-THERE = "raspberry-pi-5"  # S8S8: a CPU without its fusions leaves most of such a model in float
+THERE = "raspberry-pi-5"  # S8S8: on a CPU without these fusions, most of such a model runs in float
 NO_GUEST = ExecutionRoute(NOT_RUN, "", "there is no machine yet. Make one: edgeq emulate setup")
 
 
 class Notes(Silent):
-    """Progress that keeps its notes."""
+    """Keep the notes of a job."""
 
     def __init__(self) -> None:
         self.notes: list[str] = []
@@ -50,7 +50,7 @@ def quantized(**options: Any) -> Quantized:
 
 @pytest.fixture
 def route(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Sets the way to the target's kernels."""
+    """Return a function that sets the route to the target's kernels."""
 
     def choose(found: ExecutionRoute) -> None:
         monkeypatch.setattr(builds, "route_for", lambda *args, **kwargs: found)
@@ -118,7 +118,7 @@ def test_a_package_does_not_wait_for_hours_either(place: Path, route: Any, monke
 
 
 def test_a_bar_is_held_against_nothing_but_the_targets_kernels(place: Path, route: Any) -> None:
-    """Exit code 8, as for every check that cannot be made here; before anything is calibrated."""
+    """A required coverage that cannot be checked here ends with exit code 8 before anything is calibrated."""
     with pytest.raises(RuntimeUnavailableError, match=r"--require-coverage cannot be checked here: raspberry.*setup"):
         quantized(require_coverage=0.1)
     with pytest.raises(RuntimeUnavailableError, match="cannot be checked here"):

@@ -1,4 +1,4 @@
-"""Models whose inputs, outputs or values between are texts, sequences, optionals, or of unknown shape."""
+"""Test models with strings, sequences, optionals or unknown shapes as inputs, outputs or intermediate values."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_a_sequence_is_one_array_of_its_elements() -> None:
 
 
 def test_a_sequence_as_an_input_is_refused(tmp_path: Path) -> None:
-    """No format of samples holds one."""
+    """A sequence as an input is refused, because no format of samples can contain one."""
     model = onnx.load(built("sequence inside", tmp_path))
     tensor = helper.make_tensor_type_proto(TensorProto.FLOAT, [1, 8])
     model.graph.input.append(helper.make_value_info("s", helper.make_sequence_type_proto(tensor)))

@@ -1,4 +1,4 @@
-"""The calibration tables of a bundle have the ranges that its variants use."""
+"""Test that the calibration tables of a bundle contain the ranges that its variants use."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ BUNDLE, TABLES = Path("bundle"), Path("tables")
 
 @pytest.fixture
 def heavy(place: Path) -> Path:
-    """`net.onnx` with samples that have few large values, so that every method cuts them elsewhere."""
+    """Replace the samples with ones that have a few large values, which every method cuts at another place."""
     samples = random(4, 8, 8, 8) ** 5
     np.savez("calib.npz", x=samples)
     return place
 
 
 def bundle_of(*targets: str, **scheme: Any) -> dict[str, dict[str, Any]]:
-    """Package `net.onnx`; what the bundle says of each variant, by name."""
+    """Package `net.onnx` and return the bundle's entry for each variant by name."""
     package(
         Path("net.onnx"),
         Data("calib.npz"),
@@ -56,7 +56,7 @@ def bundle_of(*targets: str, **scheme: Any) -> dict[str, dict[str, Any]]:
 
 
 def magnitudes_in_file(variant: str) -> dict[str, float]:
-    """The largest magnitude that each QuantizeLinear of a variant's file represents, by what it reads."""
+    """Return the largest magnitude that each QuantizeLinear of a variant represents, by the name of its input."""
     with open_bundle(BUNDLE) as bundle:
         (file,) = [v.model for v in bundle.components["model"] if v.name == variant]
         graph = read_model(Path(file)).graph
@@ -87,12 +87,12 @@ def test_a_table_has_the_ranges_of_the_file(heavy: Path, scheme: dict[str, Any])
     used = {tensor: bound for tensor, bound in magnitudes_in_file(name).items() if tensor in table}
     assert len(used) > 3
     for tensor, bound in used.items():
-        # The zero point of an asymmetric range is rounded, which moves its ends by up to half of a step.
+        # The rounding of an asymmetric range's zero point moves its ends by up to half a step.
         assert table[tensor] == pytest.approx(bound, rel=1 / 250), tensor
 
 
 def test_variants_with_other_ranges_have_tables_of_their_own(heavy: Path) -> None:
-    """Symmetric and asymmetric integers lose least at different ranges."""
+    """Variants with symmetric and asymmetric integers have tables of their own, because their best ranges differ."""
     infos = bundle_of("haswell", "cascade-lake", "jetson-orin", method="mse")
     places = {name: infos[name]["calibration"] for name in ("haswell", "cascade-lake", "jetson-orin")}
     assert places["haswell"] == places["cascade-lake"] != places["jetson-orin"]
@@ -112,7 +112,7 @@ def test_variants_that_have_no_ranges_have_no_table(place: Path) -> None:
 
 
 def test_what_the_file_represents_goes_before_what_it_was_built_from(place: Path) -> None:
-    """A recovery may fit a scale in the finished file."""
+    """The table has the ranges of the finished file, not those of the build, because a recovery may change a scale."""
     job = open_job(Path("net.onnx"), Data("calib.npz"), None, place)
     assert job.statistics is not None
     ranges = derive_ranges(job.statistics, "minmax")

@@ -1,4 +1,4 @@
-"""What the tests of layers share."""
+"""Define the fixtures of the tests of layers."""
 
 from __future__ import annotations
 

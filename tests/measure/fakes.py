@@ -1,4 +1,4 @@
-"""Samples and sessions made of nothing but arrays."""
+"""Define samples and sessions that are made only of arrays."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class FakeSamples:
 
 
 class FakeSession:
-    """A session that computes its outputs by a Python function of the inputs."""
+    """Compute outputs with a Python function of the inputs."""
 
     def __init__(self, function: Callable[[Mapping[str, np.ndarray]], Mapping[str, Any]], names: Sequence[str]) -> None:
         self._function = function
@@ -57,7 +57,7 @@ class FakeSession:
 
 
 def vectors(arrays: Sequence[np.ndarray], labels: Sequence[Any] | None = None) -> FakeSamples:
-    """One sample an array, called sample0, sample1, …"""
+    """Return one sample for each array, with the names sample0, sample1, …"""
     chosen = labels if labels is not None else [None] * len(arrays)
     return FakeSamples(
         [FakeSample(f"sample{i}", {"x": a}, y) for i, (a, y) in enumerate(zip(arrays, chosen, strict=True))]
@@ -65,13 +65,13 @@ def vectors(arrays: Sequence[np.ndarray], labels: Sequence[Any] | None = None) -
 
 
 def linear_model(scale: float = 1.0, width: int = 3) -> onnx.ModelProto:
-    """y = scale * x, float32 [N, width]."""
+    """Return a model y = scale * x, float32 [N, width]."""
     shape = f"float[N, {width}]"
     return proto(f"linear ({shape} x) => ({shape} y) <float scale = {{{scale}}}> {{ [mul] y = Mul(x, scale) }}")
 
 
 def matmul_file(path: Path, width: int) -> Path:
-    """A real model, x: float32[n, 64] → y: float32[n, width], written to `path`."""
+    """Write a real model, x: float32 [n, 64] → y: float32 [n, width], to `path`."""
     body = f"g (float[n, 64] x) => (float[n, {width}] y) {{ y = MatMul(x, w) }}"
     model = proto(body, {"w": np.full((64, width), 0.5, np.float32)})
     path.write_bytes(model.SerializeToString())

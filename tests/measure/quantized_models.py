@@ -1,4 +1,4 @@
-"""A small float model and its quantized forms, made by edgeq as for a user."""
+"""Make a small float model, and its quantized forms as edgeq makes them for a user."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ WEIGHTS = ("stem.weight", "depthwise.weight", "pointwise.weight", "head.weight")
 
 @dataclass(frozen=True)
 class Quantized:
-    """A prepared model, its quantized forms by the names of `SCHEMES`, and what they were made from."""
+    """Hold a prepared model, its quantized forms by the names of `SCHEMES`, and their inputs."""
 
     source: Path
     prepared: PreparedModel
@@ -48,11 +48,11 @@ def float_model(
     batch_norm: bool = False,
     scales: Mapping[str, np.ndarray] | None = None,
 ) -> onnx.ModelProto:
-    """x [N, 3, 8, 8] → Conv, Relu → depthwise Conv, Clip → pointwise Conv → Add → mean → Gemm → logits [N, 5].
+    """Return x [N, 3, 8, 8] → Conv, Relu → depthwise Conv, Clip → pointwise Conv → Add → mean → Gemm → logits [N, 5].
 
     Args:
-        batch_norm: with a BatchNormalization behind the first Conv.
-        scales: factors for the output channels of a weight, by its name.
+        batch_norm: whether a BatchNormalization follows the first Conv.
+        scales: factors for the output channels of weights, by the weights' names.
     """
     rng = np.random.default_rng(7)
     shapes = {
@@ -90,7 +90,7 @@ def float_model(
 
 
 def quantize_all(folder: Path, model: onnx.ModelProto, names: tuple[str, ...] = tuple(SCHEMES)) -> Quantized:
-    """Write `model` to `folder`, calibrate it on 8 random samples of 2 rows and quantize it by the schemes `names`."""
+    """Write `model` to `folder`, calibrate it on 8 random samples of 2 rows, and quantize it with each scheme."""
     source, data = folder / "float.onnx", folder / "data.npz"
     source.write_bytes(model.SerializeToString())
     np.savez(data, x=np.random.default_rng(3).normal(size=(16, 3, 8, 8)).astype(np.float32))
@@ -110,5 +110,5 @@ def quantize_all(folder: Path, model: onnx.ModelProto, names: tuple[str, ...] = 
 
 
 def read_graph(path: Path) -> GraphIndex:
-    """A model file by the names in it."""
+    """Return a model file as an index by names."""
     return GraphIndex(read_model(path))

@@ -1,4 +1,4 @@
-"""mAP over choices of images, against the COCO package, to the last digits."""
+"""Compare mAP over selections of images with the COCO package, to the last digits."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ANNOTATIONS = coco.CocoAnnotations("test", MappingProxyType({}), CATEGORIES)
 
 
 def images(seed: int) -> list[tuple[coco.Image, Detections]]:
-    """Six images with crowds, equal scores and equal boxes; objects of category 7 in one image alone."""
+    """Return six images with crowds, equal scores and equal boxes. Only one image has objects of category 7."""
     random = np.random.default_rng(seed)
     found = []
     for identity in range(6):

@@ -1,4 +1,4 @@
-"""The figures that each shared model's meta.json gives, computed as `edgeq eval` computes them."""
+"""Compare the figures in each shared model's meta.json with those of `edgeq eval`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SPECS = Path(__file__).resolve().parents[2] / "benchmarks" / "specs"
 
 @dataclass(frozen=True)
 class Bar:
-    """One figure: what to run in shared/data, and which keys of meta.json's "float32" hold the metrics."""
+    """Describe one figure: the model and data in shared/data, and the keys of its metrics in meta.json's "float32"."""
 
     name: str
     model: str
@@ -82,7 +82,7 @@ def test_the_figure_in_meta_json(shared_data: Path, bar: Bar) -> None:
         assert f"{found.accuracy.metrics[metric]:.{digits}f}" == f"{expected[key]:.{digits}f}"
 
 
-# Name → count, stride, and what that part of the data gives, so that a quick run sees a change.
+# Name → count, stride, and the figure on that part of the data, so that a quick run shows a change.
 PARTS = {
     "mobilenet": (20, 1, 0.6),
     "lossless": (20, 1, 0.95),

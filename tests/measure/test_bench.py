@@ -1,4 +1,4 @@
-"""`edgeq.bench` and `edgeq bench`, which is that and nothing more."""
+"""Test `edgeq.bench` and `edgeq bench`, which only calls it."""
 
 from __future__ import annotations
 

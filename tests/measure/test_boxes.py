@@ -14,7 +14,7 @@ from edgeq.measure.boxes import (
     suppress,
 )
 
-# Whole numbers and few scores, so that touching boxes, equal boxes and ties happen.
+# Whole numbers and few scores often give touching boxes, equal boxes and ties.
 corner = st.integers(0, 8)
 
 
@@ -28,7 +28,7 @@ def detections(draw: st.DrawFn) -> Detections:
 
 
 def plain_overlap(a: list[float], b: list[float]) -> float:
-    """By counting the unit squares that both, or either, cover."""
+    """Return the overlap of two boxes by counting unit squares."""
 
     def squares(box: list[float]) -> set[tuple[int, int]]:
         return {(x, y) for x in range(int(box[0]), int(box[2])) for y in range(int(box[1]), int(box[3]))}

@@ -1,4 +1,4 @@
-"""Where the same top-1 means something, and where it must not be claimed."""
+"""Test when the agreement of the top-1 class means something, and when it must not be reported."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_class_scores_by_shape(shape: tuple[int, ...], expected: bool) -> None:
 
 
 def top1(*outputs: dict[str, np.ndarray], inputs: np.ndarray = IMAGE, task: object = None) -> float | None:
-    """What is reported of samples with these float32 outputs and candidates that equal them."""
+    """Return the top-1 agreement of outputs with themselves."""
     comparison = Comparison(task)  # type: ignore[arg-type]
     for output in outputs:
         comparison.update(output, output, {"x": inputs})
@@ -50,7 +50,7 @@ def test_probabilities_and_logits_are_class_scores() -> None:
 @pytest.mark.parametrize(
     "made",
     [
-        lambda: {"boxes": RANDOM.random((1, 9, 4)), "scores": logits(2, 9)},  # a detector's anchors
+        lambda: {"boxes": RANDOM.random((1, 9, 4)), "scores": logits(2, 9)},  # anchors of a detector
         lambda: {"features": np.abs(RANDOM.normal(0, 1, (1, 256)))},
         lambda: {"y": logits(12), "state": np.tanh(RANDOM.normal(0, 1, (1, 64)))},  # a recurrent network
         lambda: {"y": logits(95, 605)},  # 605 positions of one image

@@ -116,14 +116,14 @@ def test_scores_beside_class_numbers_need_no_name() -> None:
 def test_labels_counted_from_another_number_are_noted(shift: int, note: str) -> None:
     labels = np.array([1, 2, 3, 4, 1, 2, 3, 4, 2, 2])
     best = labels + shift
-    best[-2:] = (2, 5)  # one right, one of another class
+    best[-2:] = (2, 5)  # one right, one with another class
     meter = Classification().start()
     parts = []
     for part in (slice(0, 5), slice(5, 10)):
         one = Classification().start()
         one.update({"y": np.eye(6)[best[part]]}, FakeSample("s", {"x": np.zeros((5, 1))}, label=tuple(labels[part])))
         parts.append(one)
-        assert one.notes() == ()  # too few to tell
+        assert one.notes() == ()  # too few samples for a note
         meter.take(one.collected())
     assert len(meter.notes()) == 1
     assert note in meter.notes()[0]
@@ -137,7 +137,7 @@ def test_answers_of_a_guess_are_doubted() -> None:
     labels = random.integers(0, 10, 200)
 
     def doubts(best: np.ndarray) -> tuple[str, ...]:
-        """Return what is noted of answers."""
+        """Return the notes on these answers."""
         meter = Classification().start()
         rows = FakeSample("s", {"x": np.zeros((200, 1))}, label=tuple(labels))
         meter.update({"y": np.eye(10)[best]}, rows)

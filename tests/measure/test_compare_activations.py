@@ -37,7 +37,7 @@ def compare(quantized: Quantized, form: str, **options: Any) -> dict[str, Activa
 
 
 def everything(path: Path, samples: Any) -> dict[str, np.ndarray]:
-    """Every tensor of a model over all samples, kept: the brute force that the streaming figures are held against."""
+    """Return every tensor of a model over all samples, as the brute force that the streaming figures must match."""
     model = onnx.load(path)
     names = [name for node in model.graph.node for name in node.output]
     session = open_session(to_bytes(with_outputs(from_proto(model), names)), NONE)
@@ -55,7 +55,7 @@ def sqnr(reference: np.ndarray, other: np.ndarray) -> float:
 
 
 def as_read(form: str, name: str, tensors: Mapping[str, np.ndarray]) -> np.ndarray:
-    """The tensor as readers get it, found by the names that onnxruntime's quantizer gives."""
+    """Return a tensor in the form that its readers get, under the name that onnxruntime's quantizer gives it."""
     if form == "qoperator":
         integers = {"stem_act": "stem_out", "dw_act": "dw_out"}.get(name, name) + "_quantized"
         return tensors[integers]
@@ -117,7 +117,7 @@ def test_a_layer_alone_is_fed_with_exact_inputs(
 ) -> None:
     if form == "qoperator":
         request.getfixturevalue("only_exact_kernels")
-    # The pointwise Conv by hand: rounded input, dequantized weights, rounded result.
+    # Computes the pointwise Conv by hand, from its rounded input and dequantized weights, and rounds its result.
     exact = everything(quantized.prepared.path, quantized.samples)
     constants = {t.name: onnx.numpy_helper.to_array(t) for t in onnx.load(quantized.models["u8s8"]).graph.initializer}
     shape = (-1, 1, 1, 1)
@@ -202,11 +202,11 @@ def test_plain_values(quantized: Quantized) -> None:
 
 
 def test_infinities_in_an_activation() -> None:
-    # A mask of minus infinity, as attention has it, is left out of the sums and does not stop the rest.
+    # Infinite values, such as an attention mask of minus infinity, are left out of the sums. Finite values still count.
     net = proto(
         "net (float[1,2] x) => (float[1,2] y) <float[1,2] mask = {0, 0}> { masked = Add(x, mask) y = Exp(masked) }"
     )
-    net.graph.initializer[0].float_data[1] = -math.inf  # which the text form does not have
+    net.graph.initializer[0].float_data[1] = -math.inf  # ONNX's text form has no infinity
     model = GraphIndex(from_proto(net))
     matches = [dataclasses.replace(m, dynamic=True) for m in match_activations(model, model)]
     samples = FakeSamples([FakeSample("s", {"x": np.array([[1.0, 2.0]], np.float32)})])

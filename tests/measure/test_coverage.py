@@ -1,4 +1,4 @@
-"""Coverage is read off what ran: synthetic profiles for the rules, a real session for the whole."""
+"""Test that coverage is read from what ran: the rules with synthetic profiles, and the whole with a real session."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.graphs import proto
 
 
 def model(tmp_path: Path) -> Path:
-    """A Conv in integers, by hand-placed Q/DQ, then an Exp that no integer kernel has."""
+    """Write a Conv with Q/DQ, which runs in integers, and an Exp, which has no integer kernel."""
     rng = np.random.default_rng(0)
     weight = rng.integers(-127, 127, (8, 4, 3, 3), dtype=np.int8)
     scalars = {"s": np.float32(0.02), "ws": np.float32(0.01), "zp": np.uint8(128), "wz": np.int8(0)}

@@ -1,4 +1,4 @@
-"""`edgeq.debug` is the command as a function."""
+"""Test `edgeq.debug`, the command as a function."""
 
 from __future__ import annotations
 
@@ -55,7 +55,10 @@ def test_integers_that_an_operator_of_the_runtime_makes_are_no_activations(tmp_p
 
 
 def embedded_attention() -> onnx.ModelProto:
-    """ids, mask [N, 6] → EmbedLayerNormalization, whose second output is the lengths → Attention → MatMul → y."""
+    """Return ids, mask [N, 6] → EmbedLayerNormalization → Attention → MatMul → y.
+
+    The second output of EmbedLayerNormalization is the lengths.
+    """
     rng = np.random.default_rng(5)
     shapes = {"words": (20, 16), "places": (6, 16), "g": (16,), "s": (16,), "qkv": (16, 48), "b": (48,), "w": (16, 8)}
     weights = {name: rng.normal(0, 0.3, shape).astype(np.float32) for name, shape in shapes.items()}
@@ -68,7 +71,7 @@ def embedded_attention() -> onnx.ModelProto:
 
 
 def test_dead_scores_beside_boxes_are_not_healthy(tmp_path: Path) -> None:
-    """One scale for boxes up to 600 and scores up to 0.14."""
+    """Scores up to 0.14 that share one scale with boxes up to 600 are reported as lost."""
     rng = np.random.default_rng(3)
     x = np.concatenate([rng.uniform(1, 600, (8, 4, 20)), rng.uniform(0, 0.14, (8, 8, 20))], axis=1).astype(np.float32)
     np.savez(tmp_path / "data.npz", x=x)

@@ -1,4 +1,4 @@
-"""Findings on real models that are known from elsewhere."""
+"""Test that findings on real models agree with what is known of these models."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from edgeq.errors import UsageError
 from edgeq.measure.decoders import ANCHORS, anchors, load_decoder, recognise
 from edgeq.util.registry import DECODERS
 
-SIZE = (64, 96)  # width, height: not square, so that a swap shows
+SIZE = (64, 96)  # width and height differ, so that a swap shows
 
 
 def test_yolox_inverts_its_encoding() -> None:
@@ -50,7 +50,7 @@ def test_yolov5() -> None:
 
 
 def test_yolov3_inverts_its_encoding() -> None:
-    """One object at each level, in a cell and with an anchor of its own, encoded by the paper's formulas."""
+    """YOLOv3 decodes an object at each level, in its own cell and with its own anchor, as the paper encodes it."""
 
     def logit(share: float) -> float:
         return float(np.log(share / (1 - share)))
@@ -158,7 +158,7 @@ IMAGE = (64, 64)
 
 
 def nanodet_by_loops(head: np.ndarray, classes: int) -> list[list[float]]:
-    """Decode one image's head, a cell and a side at a time."""
+    """Decode one image's head cell by cell and side by side."""
     found, row = [], 0
     for stride in (8, 16, 32):
         for y in range(-(-IMAGE[1] // stride)):
@@ -184,7 +184,7 @@ def test_nanodet_equals_loops() -> None:
 
 
 def heads() -> dict[str, dict[str, np.ndarray]]:
-    """Outputs as each head gives them for an image of 64 x 64."""
+    """Return the outputs of each head for an image of 64 x 64."""
     random = np.random.default_rng(0)
     scores = random.random((84, 8))
     logarithms = random.normal(size=(84, 4))

@@ -46,7 +46,7 @@ B = sample("b.jpg", original_size=(40, 80), scale=(0.75, 0.75), offset=(15.0, 0.
 
 
 def outputs(box: list[float], category: int, sample: FakeSample) -> dict[str, np.ndarray]:
-    """An SSD head that sees `box` (x, y, w, h in the original image), letterboxed to 60x60."""
+    """Return the outputs of an SSD head that sees `box` (x, y, w, h in the original image), letterboxed to 60x60."""
     x, y, w, h = box
     corners = np.array([x, y, x + w, y + h]) * np.tile(sample.context["scale"], 2)
     corners += np.tile(sample.context["offset"], 2)
@@ -66,10 +66,10 @@ def test_a_perfect_detector_has_full_precision(tmp_path: Path) -> None:
 
 def test_a_shifted_box_and_a_wrong_class(tmp_path: Path) -> None:
     meter = make(tmp_path).start()
-    meter.update(outputs([10, 10, 40, 24], 0, A), A)  # IoU .8: right at .50 to .80, seven of ten thresholds
+    meter.update(outputs([10, 10, 40, 24], 0, A), A)  # IoU 0.8 is right at 0.50 to 0.80, seven of ten thresholds
     meter.update(outputs([5, 20, 20, 40], 0, B), B)
     found = meter.result()
-    # Category dog: one of two detections right, ranked first (equal scores, image order); category cup: none.
+    # Category dog has two detections; the first one is right (equal scores are ranked by image order). Cup has none.
     assert found["mAP50"] == pytest.approx(0.5)
     assert found["mAP50-95"] == pytest.approx(0.35, abs=0.051)
 

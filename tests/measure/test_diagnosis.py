@@ -148,7 +148,7 @@ def test_unnamed_nodes_get_the_names_that_quantize_gives_them(tmp_path: Path) ->
 
 
 def test_advice_names_the_nodes_that_quantize_knows(tmp_path: Path) -> None:
-    """MatMul and Add become a Gemm, whose weights are those of the MatMul: all of them match the given model's."""
+    """The advice names nodes of the prepared model, even if MatMul and Add became a Gemm with the MatMul's weights."""
     rng = np.random.default_rng(4)
     source, data = tmp_path / "float.onnx", tmp_path / "data.npz"
     net = proto("""g (float[2,3,16] x) => (float[2,3,8] y) {

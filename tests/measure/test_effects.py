@@ -43,7 +43,7 @@ def test_the_effect_of_one_layer_is_that_of_a_model_with_only_this_layer_quantiz
     found = output_effects(
         reference, graph, matches, ["pw_out", "logits"], quantized.samples, count=len(quantized.samples)
     )
-    # By hand: the float model with the pointwise Conv's weights rounded, and its result.
+    # Compute by hand: the float model with rounded weights and a rounded result of the pointwise Conv.
     partly = onnx.load(quantized.prepared.path)
     qdq = onnx.load(quantized.models["u8s8"])
     constants = {t.name: onnx.numpy_helper.to_array(t) for t in qdq.graph.initializer}
@@ -56,7 +56,7 @@ def test_the_effect_of_one_layer_is_that_of_a_model_with_only_this_layer_quantiz
         partly.graph.initializer.append(onnx.numpy_helper.from_array(value.astype(np.float32), name))
     for name in ("pw_out_scale", "pw_out_zero_point"):
         partly.graph.initializer.append(onnx.numpy_helper.from_array(constants[name], name))
-    # Its input is rounded in both models, because that error belongs to the tensor before it: round it in both here.
+    # Its input is rounded in both models, because that error belongs to the tensor before it. So round it here.
     for name in ("dw_act_scale", "dw_act_zero_point"):
         partly.graph.initializer.append(onnx.numpy_helper.from_array(constants[name], name))
     assert found["pw_out"].count == len(quantized.samples)
@@ -70,7 +70,7 @@ def test_the_effect_of_one_layer_is_that_of_a_model_with_only_this_layer_quantiz
 
 
 def _rounded(model: onnx.ModelProto, constants: dict[str, np.ndarray], tensors: dict[str, str]) -> bytes:
-    """With QuantizeLinear and DequantizeLinear behind some tensors."""
+    """Put QuantizeLinear and DequantizeLinear after some tensors of a model and return it."""
     for tensor in tensors:
         present = {t.name for t in model.graph.initializer}
         for name in (f"{tensor}_scale", f"{tensor}_zero_point"):
@@ -100,7 +100,7 @@ def test_layers_without_error_are_left_out(quantized: Quantized) -> None:
 def test_samples_are_taken_evenly(quantized: Quantized) -> None:
     reference, graph = read_graph(quantized.prepared.path), read_graph(quantized.models["u8s8"])
     matches = match_activations(reference, graph)
-    # Only every fourth sample is not zero: with count = n / 4 exactly those are taken.
+    # Only every fourth sample differs from zero. With count = n / 4 exactly these are chosen.
     shape = (1, 3, 8, 8)
     arrays = [np.full(shape, float(i % 4 == 0), np.float32) for i in range(8)]
     mixed = FakeSamples([FakeSample(f"s{i}", {"x": a}) for i, a in enumerate(arrays)])

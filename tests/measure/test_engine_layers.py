@@ -1,4 +1,4 @@
-"""A Q/DQ model in an engine, tensor by tensor: the layer that an engine computes otherwise stands out."""
+"""Test the comparison of a Q/DQ model in an engine, tensor by tensor: it shows the layer that is wrong."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PAIRED = """g (float[1,64] x) => (float[1,64] y) <float s = {0.02}, uint8 z = {1
 
 
 class Wrong:
-    """Engines whose Tanh is a Sin."""
+    """Imitate engines that compute Sin for Tanh."""
 
     def __enter__(self) -> Self:
         return self

@@ -1,4 +1,4 @@
-"""Coverage of a plug-in engine is read off the layers that it enters into the profile, by its own description."""
+"""Test that a plug-in's coverage is read from its layers in the profile, with the rules of its description."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def net(tmp_path: Path) -> Bench:
 
 
 class Session:
-    """What was profiled, made up: the engine ran all but the last layer, which onnxruntime ran."""
+    """Hold a made-up profile: the engine ran all layers but the last, which onnxruntime ran."""
 
     layers = (
         ("first/inner", "Convolution", "jit_amx_i8"),

@@ -20,7 +20,7 @@ from tests.measure.quantized_models import SCHEMES, Quantized, float_model, quan
 
 
 def widen_range(model: Path, tensor: str, factor: float, destination: Path) -> Path:
-    """The same model with the range of one activation that many times too wide."""
+    """Copy a model and make the range of one activation `factor` times too wide."""
     graph = onnx.load(model)
     for constant in graph.graph.initializer:
         if constant.name == f"{tensor}_scale":
@@ -56,7 +56,7 @@ def test_a_range_that_is_too_wide_is_named(
 
 
 def test_a_bias_that_does_not_fit_its_input_is_named(quantized: Quantized, tmp_path: Path) -> None:
-    # A bias of QLinearConv is in units of input scale times weight scale: widen the input's range and it is wrong.
+    # The unit of a QLinearConv's bias is input scale times weight scale. So a wider range of the input makes it wrong.
     wide = widen_range(quantized.models["qoperator"], "dw_out", 60, tmp_path / "wide.onnx")
     worst = debug(quantized.source, wide, quantized.data).error_sources[0]
     assert (worst.node, worst.cause) == ("pointwise", "weights")
@@ -66,7 +66,7 @@ def test_a_bias_that_does_not_fit_its_input_is_named(quantized: Quantized, tmp_p
 def test_channels_that_share_a_scale_are_named(tmp_path: Path, form: str) -> None:
     unequal = np.ones(16)
     unequal[3] = 40
-    # Channel 3 alone decides the scale of the depthwise weights; its input is as small as they are large.
+    # Only channel 3 sets the scale of the depthwise weights. Its input is as small as its weights are large.
     scales = {"depthwise.weight": unequal, "stem.weight": 1 / unequal, "stem.bias": 1 / unequal}
     model = float_model(scales=scales)
     quantized = quantize_all(tmp_path, model, (form,))
@@ -80,7 +80,7 @@ def test_channels_that_share_a_scale_are_named(tmp_path: Path, form: str) -> Non
 def test_the_flags_do_what_they_say(quantized: Quantized, tmp_path: Path) -> None:
     wide = widen_range(quantized.models["u8s8"], "sum", 20, tmp_path / "wide.onnx")
     found = debug(quantized.source, wide, quantized.data)
-    # Without the nodes that it names, the quantizer leaves the tensor alone, so what was wrong with it does not matter.
+    # Without the named nodes the quantizer does not quantize the tensor, and so the wrong range does not matter.
     scheme = dataclasses.replace(SCHEMES["u8s8"], exclude=nodes_to_exclude(found.error_sources[:1]))
     artifact = CpuBackend().build(quantized.prepared, quantized.ranges, scheme, tmp_path / "better.onnx")
     names = {t.name for t in onnx.load(artifact.model).graph.initializer}
@@ -97,7 +97,7 @@ def test_the_flags_do_what_they_say(quantized: Quantized, tmp_path: Path) -> Non
 def test_a_dynamic_range_is_excluded_by_its_quantizing_readers(quantized: Quantized) -> None:
     reference, graph = read_graph(quantized.prepared.path), read_graph(quantized.models["dynamic"])
     found = {a.name: a for a in compare_layers(reference, graph, quantized.samples).activations}
-    # The residual Add reads what the depthwise Conv quantizes for itself.
+    # The residual Add reads the float tensor that the depthwise Conv quantizes for itself.
     assert found["sum"].reads == ("pw_out", "stem_act")
     assert found["sum"].exact_reads == ("stem_act",)
     assert found["dw_out"].exact_reads == ()
@@ -111,7 +111,7 @@ def test_noise_is_charged_once(quantized: Quantized) -> None:
     reference, graph = read_graph(quantized.prepared.path), read_graph(quantized.models["u8s8"])
     found = compare_layers(reference, graph, quantized.samples)
     noise = {a.name: a.noise for a in found.activations}
-    # Flatten requantizes what is on the same grid already.
+    # Flatten requantizes values that are already on the same grid.
     assert noise["features"].own < 1e-6
     assert noise["features"].inherited > noise["features"].own
     assert noise["x"].weights == 0

@@ -1,4 +1,4 @@
-"""`edgeq.measure.exclusions` against builds without the nodes, and what `edgeq debug` says helps."""
+"""Compare `edgeq.measure.exclusions` with builds without the nodes, and with the nodes that `edgeq debug` names."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_it_computes_what_a_build_without_the_nodes_does(
     found = _answers(spliced, quantized)
     plain = _answers(read_model(quantized.models[form]), quantized)
     step = np.ptp(built) / 200
-    assert np.abs(found - built).max() <= step  # a tie is rounded to either side
+    assert np.abs(found - built).max() <= step  # a tie may be rounded to either side
     assert np.sqrt(np.mean((found - built) ** 2)) <= max(0.25 * np.sqrt(np.mean((built - plain) ** 2)), 0.5 * step)
 
 
@@ -63,7 +63,7 @@ def test_what_is_not_there_cannot_be_in_float(quantized: Quantized) -> None:
 
 
 def test_debug_names_the_node_that_helps(tmp_path: Path) -> None:
-    """One scale for channels of very different size: the layer that has them helps, by itself."""
+    """`edgeq debug` names the layer whose channels differ most, and excluding it has the predicted effect."""
     scales = {"depthwise.weight": np.where(np.arange(16) == 3, 400.0, 1.0)}
     per_tensor = Scheme(per_channel=False)
     quantized = quantize_all(tmp_path, float_model(scales=scales), ("u8s8",))

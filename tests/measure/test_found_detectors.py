@@ -1,7 +1,7 @@
-"""Detectors that answer right by construction: task, decoder and preprocessing are found from images and a COCO file.
+"""Find task, decoder and preprocessing from images and a COCO file, for detectors that are right by construction.
 
-The model reads a number off the colour of an image and looks up what its head would give for the annotated boxes. It
-answers right only under the preprocessing that it expects: the boxes lie in that geometry, the number in that channel.
+Each model reads a number from the colour of an image and looks up the head's outputs for the annotated boxes. It is
+right only under the preprocessing that it expects: the boxes are in that geometry, and the number in that channel.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Place = Callable[[float, float, float, float], tuple[float, float]]
 
 
 def truth(random: np.random.Generator, number: int) -> tuple[tuple[int, int], Boxes]:
-    """Size and boxes of an image, in pixels; no two of one class."""
+    """Return the size and the boxes of an image in pixels. No two boxes have the same class."""
     width, height = SIZES[number % len(SIZES)]
     boxes = []
     for label in range(1 + number % CLASSES):
@@ -41,7 +41,7 @@ def truth(random: np.random.Generator, number: int) -> tuple[tuple[int, int], Bo
 
 
 def geometry(kind: str, size: tuple[int, int]) -> tuple[float, float, float, float]:
-    """Scale and shift of both axes, from pixels of the image to those of the model's input."""
+    """Return the scale and the shift of both axes from pixels of the image to pixels of the model's input."""
     width, height = size
     if kind == "nanodet":
         return SIDE / width, SIDE / height, 0, 0
@@ -91,10 +91,10 @@ def nanodet(boxes: Boxes) -> np.ndarray:
     grid = cells((8, 16, 32, 64))
     rows = np.zeros((len(grid), CLASSES + 32))
     for left, top, right, bottom, label in boxes:
-        # The cell of a middle level next to the centre of the box.
+        # The cell of a middle level that is nearest to the centre of the box.
         x, y = (min(5, round((a + b) / 2 / 32)) for a, b in ((left, right), (top, bottom)))
         at = next(i for i, cell in enumerate(grid) if cell == (x, y, 32))
-        at += bool(rows[at].any())  # of another box
+        at += bool(rows[at].any())  # taken by another box
         x, y, stride = grid[at]
         sides = (x - left / stride, y - top / stride, right / stride - x, bottom / stride - y)
         logits = np.full((4, 8), -20.0)
@@ -122,7 +122,7 @@ def chosen(boxes: Boxes) -> np.ndarray:
     return rows
 
 
-# Decoder, its encoding above, the preprocessing that the model expects.
+# Decoder → its encoding (see above) and the preprocessing that the model expects.
 HEADS: dict[str, tuple[Callable[[Boxes], Any], str]] = {
     "yolov5": (yolov5, "yolo"),
     "yolov8": (yolov8, "yolo"),
@@ -134,7 +134,7 @@ HEADS: dict[str, tuple[Callable[[Boxes], Any], str]] = {
 
 
 def write(folder: Path, head: str, count: int = 16) -> Path:
-    """Write `model.onnx`, and images below `val/` with their annotations next to that."""
+    """Write `model.onnx`, images below `val/`, and their annotations next to that folder."""
     encode, kind = HEADS[head]
     random = np.random.default_rng(3)
     images, objects, tables = [], [], []
@@ -163,7 +163,7 @@ def write(folder: Path, head: str, count: int = 16) -> Path:
         lines.append(f"[look{place}] f{place} = MatMul(near, t{place})\n y{place} = Reshape(f{place}, s{place})")
     weights |= {
         "at": np.array([red]),
-        "centre": np.array([SIDE // 3]),  # inside of every image, wherever in the square it lies
+        "centre": np.array([SIDE // 3]),  # inside every image, wherever it is in the square
         "scale": np.float32(scale / STEP),
         "shift": np.float32(shift / STEP),
         "numbers": np.arange(count, dtype=np.float32)[None],

@@ -1,4 +1,4 @@
-"""Kernel times come from the profile, are named after source nodes, and leave the warm-up out."""
+"""Test kernel times: they come from the profile, have the names of source nodes, and leave the warm-up out."""
 
 from __future__ import annotations
 

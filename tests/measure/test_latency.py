@@ -21,7 +21,7 @@ QUICK = BenchSettings(min_duration_s=0.02, min_queries=10, warm_up=WarmUp(min_s=
 
 
 class Counting:
-    """Progress that adds up what is reported to it."""
+    """Add up the reported progress."""
 
     def __init__(self) -> None:
         self.totals: list[int | None] = []
@@ -49,7 +49,7 @@ def test_a_measurement_carries_machine_versions_and_settings(measured: Measureme
     assert measured.models["a"]["providers"] == ["CPUExecutionProvider"]
     assert measured.latency("a")["count"] >= 10
     found = measured.ratio("b")
-    # Beside other tests there may be too few undisturbed runs for a claim.
+    # Next to other tests there may be too few undisturbed runs for a claim.
     assert found["reason"] if found["estimate"] is None else found["low"] <= found["estimate"] <= found["high"]
     assert plain(measured)["notes"] == list(measured.notes)
     assert "single-stream" in measured.text()

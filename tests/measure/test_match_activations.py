@@ -41,7 +41,7 @@ def test_a_folded_activation_counts_for_the_layer_before_it(quantized: Quantized
 def test_qdq_gives_floats_and_qoperator_integers(quantized: Quantized) -> None:
     qdq, qoperator = matched(quantized, "u8s8"), matched(quantized, "qoperator")
     assert not any(match.integer for match in qdq.values())
-    # A graph output is dequantized under the old name; what the layer gives has another.
+    # A graph output is dequantized under the old name. The layer's own result has another name.
     assert qdq["logits"].computed == "logits_QuantizeLinear_Input"
     assert all(match.integer for match in qoperator.values() if not match.is_input)
     assert qoperator["stem_act"].computed == "stem_out_quantized"
@@ -66,7 +66,7 @@ def graph_of(body: str) -> GraphIndex:
 
 
 def test_a_relu_in_another_name_is_not_folded() -> None:
-    # The range of `a` goes below zero, and something else computes the Relu: nothing stands for `b`.
+    # The range of `a` includes negative values, and another node computes the Relu: no tensor represents `b`.
     graph = graph_of("""net (float[N,2] x) => (float[N,2] y) <float s = {0.1}, uint8 z = {128}, float zero = {0}> {
         [neg] a = Neg(x)
         q = QuantizeLinear(a, s, z)

@@ -70,7 +70,7 @@ def test_figures_are_those_of_the_definition(quantized: Quantized, form: str, na
 
 
 def test_a_transposed_weight_is_turned_back(quantized: Quantized) -> None:
-    # Dynamic quantization makes MatMul of Gemm with transB, and transposes its weight.
+    # Dynamic quantization replaces a Gemm with transB by a MatMul and transposes its weight.
     reference, graph = read_graph(quantized.prepared.path), read_graph(quantized.models["dynamic"])
     match = next(m for m in match_weights(reference, graph) if m.name == "head.weight")
     assert match.transposed

@@ -1,4 +1,4 @@
-"""Kernels of a profile as the source nodes that they stand for."""
+"""Map the kernels of a profile to the source nodes that they stand for."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ SIZE = 4
 
 @pytest.fixture
 def eval_request(tmp_path: Path) -> EvalRequest:
-    """A model that tells red from blue by thresholds that only 0..255 minus the mean colour, BGR, meets."""
+    """Return a request for a model that tells red from blue only in BGR values of 0 to 255 minus the mean colour."""
     weights = np.float32([[[[1]], [[0]], [[-1]]], [[[-1]], [[0]], [[1]]]])
     bias = np.float32([-(123.68 - 103.939), 123.68 - 103.939])
     body = f"""g (float[N, 3, {SIZE}, {SIZE}] x) => (float[N, 2] z) {{
@@ -39,7 +39,7 @@ def eval_request(tmp_path: Path) -> EvalRequest:
     random = np.random.default_rng(0)
     labels = random.integers(0, 2, 40)
     images = np.full((40, SIZE, SIZE, 3), 100, np.uint8)
-    images[..., 0] += (10 * labels).astype(np.uint8)[:, None, None]  # more red: class 1
+    images[..., 0] += (10 * labels).astype(np.uint8)[:, None, None]  # class 1 has more red
     images[..., 2] += (10 * (1 - labels)).astype(np.uint8)[:, None, None]
     np.savez(tmp_path / "d.npz", X=images, Y=labels)
     source = "key=X,label=Y,source.layout=HWC,layout=model"
@@ -108,7 +108,7 @@ def test_grey_models_are_proposed_what_fits(tmp_path: Path) -> None:
 
 @pytest.fixture
 def folders(eval_request: EvalRequest) -> Path:
-    """The samples of `eval_request` as images in class folders."""
+    """Save the samples of `eval_request` as images in class folders."""
     with np.load(eval_request.data) as held:
         root = eval_request.model.parent / "classes"
         for number, (pixels, label) in enumerate(zip(held["X"], held["Y"], strict=True)):
@@ -138,7 +138,7 @@ def test_a_tie_is_a_question_and_wrong_labels_are_named(eval_request: EvalReques
     names = ["bgr-mean", "caffe2", "channels=BGR,subtract=[103.9,116.7,123.7],layout=model", "unit"]
     found = search(session, signature, Data(folders), names=names)
     assert found.decided is None
-    assert found.tied == 2  # caffe2 makes the same inputs
+    assert found.tied == 2  # caffe2 gives the same inputs
     assert "40 samples cannot tell these apart: bgr-mean 100.00\u202f%" in found.question
     flipped = Labels({path.name: number % 2 for number, path in enumerate(sorted(folders.rglob("*.png")))})
     doubted = search(session, signature, Data(folders, labels=flipped), names=names)
@@ -194,7 +194,7 @@ def test_arrays_of_images_are_searched_as_images_are(eval_request: EvalRequest, 
 
 
 def test_a_class_offset_that_one_preprocessing_shows_counts_for_all(tmp_path: Path) -> None:
-    # Class 0 is the background. Only with colours in their order are enough of the first samples right to show it.
+    # Class 0 is the background. Only the correct order of colours gets enough of the first samples right to show this.
     body = f"""g (float[N, 3, {SIZE}, {SIZE}] x) => (float[N, 4] y) <float[3, 4] w = {{0,1,0,0, 0,0,1,0, 0,0,0,1}}> {{
         p = GlobalAveragePool(x)
         f = Flatten(p)

@@ -18,7 +18,7 @@ from tests.graphs import model
 
 
 def uses(body: str) -> dict[tuple[str | None, str | None], QuantParams]:
-    """(tensor, the node that reads it) → what it reads it with."""
+    """Return a mapping (tensor, the node that reads it) → the parameters with which the node reads it."""
     return {(use.value.name, use.node.name): use.params for use in integer_uses(GraphIndex(model(body)))}
 
 
@@ -85,7 +85,7 @@ def test_dynamic_scale_is_what_onnxruntime_takes(values: list[float]) -> None:
     if s == 0 or not np.isfinite(inverse):
         return  # all zeros, or too small for a scale: nothing to quantize
     assert float(params.scale) == pytest.approx(float(s), rel=1e-6)
-    # Half a step is where the two may round apart, by one.
+    # At half a step the two may round differently, by one step.
     np.testing.assert_allclose(params.fake_quant(x), (q.astype(np.float32) - z) * s, atol=1.01 * float(s))
 
 

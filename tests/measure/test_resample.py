@@ -1,4 +1,4 @@
-"""The doubt of a loss, against many sets of samples drawn anew."""
+"""Compare the uncertainty of a loss with many new sets of samples."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from edgeq.measure.tasks import Anomaly, Classification, Similarity
 
 
 class F1:
-    """A task of a user's own: nothing but update and result, and it refuses a sample that comes twice."""
+    """Define a user's task that has only `update` and `result`, and refuses a sample that comes twice."""
 
     name, primary, higher_is_better = "f1", "f1", True
 
@@ -44,7 +44,7 @@ class F1Meter:
 
 
 def draw(random: np.random.Generator, task: Task, count: int) -> tuple[ResampledMeter, ResampledMeter]:
-    """float32 and a candidate on `count` new samples."""
+    """Measure float32 and a candidate on `count` new samples."""
     meters = ResampledMeter(task), ResampledMeter(task)
     for i in range(count):
         label = int(random.integers(0, 2))

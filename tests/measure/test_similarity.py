@@ -12,7 +12,7 @@ from tests.measure.fakes import FakeSample
 
 
 def pair(cosine: float, label: object, **inputs: np.ndarray) -> tuple[dict[str, np.ndarray], FakeSample]:
-    """Two embeddings with that cosine, of lengths that must not matter."""
+    """Return two embeddings with this cosine, and a sample. Their lengths differ, because lengths must not matter."""
     rows = np.array([[3.0, 0.0], [5.0 * cosine, 5.0 * np.sqrt(1 - cosine**2)]])
     return {"y": rows}, FakeSample(inputs=inputs, label=label)
 

@@ -1,4 +1,4 @@
-"""Outputs of several units: which slices are judged by themselves, and what their figures are."""
+"""Test outputs with several units: which slices are judged separately, and their figures."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LARGEST = sys.float_info.max
 
 
 def agreement(outputs: list[Array], step: float | None = None, inputs: dict[str, Array] = IMAGE) -> Agreement:
-    """Of outputs rounded to one scale for all of them, 255 steps, as 8 bits have them."""
+    """Return the agreement of outputs with the same outputs rounded to one scale of 255 steps, as 8 bits do."""
     low, high = (min(o.min() for o in outputs), max(o.max() for o in outputs))
     step = (max(high, 0) - min(low, 0)) / 255 if step is None else step
     comparison = Comparison()

@@ -1,4 +1,4 @@
-"""Accuracy and latency in one pass: the figures are those of a plain evaluation, whatever the race does."""
+"""Test accuracy and latency in one pass: the figures are those of a plain evaluation, whatever the race does."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.measure.fakes import FakeSamples, FakeSession, vectors
 
 
 class Counted(FakeSession):
-    """y = the input's first five elements by a factor; counts how often each input was run."""
+    """Multiply the input's first five elements by a factor, and count the runs of each input."""
 
     def __init__(self, factor: np.ndarray) -> None:
         super().__init__(lambda feed: {"y": feed["x"].reshape(1, -1)[:, :5] * factor}, ["y"])
@@ -45,7 +45,7 @@ def sessions(each: int = 1) -> dict[str, list[Counted]]:
 
 
 def race_of(seed: int, rounds: int) -> Callable[..., dict[str, str]]:
-    """A race in which models take turns of different lengths, each at least one run."""
+    """Return a race in which models take turns of different lengths, at least one run each."""
 
     def race(models: Mapping[str, Sequence[Runner]], on_round: Callable[[], None]) -> dict[str, str]:
         draw = random.Random(seed)
@@ -95,7 +95,7 @@ def test_the_race_is_real() -> None:
 
 
 def test_large_outputs_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    sample_bytes = 20 + 2 * 40  # float32[5], and float64[5] from each model
+    sample_bytes = 20 + 2 * 40  # float32[5] as the input, and float64[5] from each of two models
     monkeypatch.setattr(accuracy, "_MOST_BYTES", 3 * sample_bytes)
     samples, ahead = made_up(30, [5]), []
 

@@ -1,4 +1,4 @@
-"""Small models for the tests, and a way to run them."""
+"""Build small models for the tests and run them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def model(
     dtype: int = FLOAT,
     domains: Sequence[str] = (),
 ) -> onnx.ModelProto:
-    """A model of `nodes`; outputs have no declared shape, as many exporters write them."""
+    """Return a model of `nodes`. Its outputs have no declared shapes, as many exporters write them."""
     graph = helper.make_graph(
         list(nodes),
         "test",
@@ -62,7 +62,7 @@ def run(path: Path, feeds: Mapping[str, Any]) -> list[Any]:
 
 
 def small_cnn(**kwargs: Any) -> onnx.ModelProto:
-    """Conv → BatchNormalization → Relu → GlobalAveragePool → Flatten → Gemm, batch symbolic."""
+    """Return Conv → BatchNormalization → Relu → GlobalAveragePool → Flatten → Gemm, with a free batch."""
     weights = {
         "w": rand(8, 3, 3, 3),
         "scale": np.abs(rand(8, seed=1)) + 0.5,
@@ -108,7 +108,10 @@ WINDOWS = """g (float[n, 3, h, w] x) => (float[] y) {
 
 
 def windows() -> onnx.ModelProto:
-    """Images of any size, padded to whole windows, with the first row put last, cut back and added, as Swin does."""
+    """Return a model that works in windows, as Swin does, on images of any size.
+
+    It pads a tensor to whole windows, puts its first row last, convolves it, cuts it back and adds the original.
+    """
     counts = {"zero": [0], "one": [1], "two": [2], "four": [4], "most": [2**31 - 1], "none": [0, 0], "axes": [2, 3]}
     weights = {"wa": rand(8, 3, 3, 3), "wb": rand(8, 8, 3, 3, seed=1), "wc": rand(4, 8, 1, 1, seed=2)}
     sizes = {name: np.array(values) for name, values in counts.items()}

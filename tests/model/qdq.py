@@ -1,4 +1,4 @@
-"""Small Q/DQ models, one operator each, as a static quantizer would write them: what the int8 rules are proven on."""
+"""Build small Q/DQ models with one operator each, as a static quantizer writes them, to check the int8 rules."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ OPSET = 21
 
 @dataclass(frozen=True)
 class Probe:
-    """One float operator: shapes of its float inputs, its constants in order, its attributes.
+    """Describe one float operator: the shapes of its float inputs, its constants in order, its attributes.
 
-    `weights` are quantized to int8 and dequantized in the graph; `extras` stay what they are (shapes, axes, indices).
+    The graph quantizes `weights` to int8 and dequantizes them. `extras` (shapes, axes, indices) stay as they are.
     """
 
     op_type: str
@@ -34,11 +34,11 @@ class Probe:
 def build(
     probe: Probe, *, activation: str = "uint8", weight: str = "int8", zero: int = 128, float_result: bool = False
 ) -> onnx.ModelProto:
-    """DequantizeLinear → the operator → QuantizeLinear, with float graph inputs and outputs around it.
+    """Return DequantizeLinear → the operator → QuantizeLinear, with float inputs and outputs of the graph.
 
     Args:
-        float_result: whether the result stays as the operator makes it.
-        zero: zero point of the activations as in uint8; int8 has it 128 lower.
+        float_result: whether the result of the operator stays in float.
+        zero: zero point of uint8 activations; for int8 it is 128 lower.
     """
     nodes: list[onnx.NodeProto] = []
     initializers: list[onnx.TensorProto] = []
@@ -177,7 +177,7 @@ PROBES: dict[str, Probe] = {
 
 
 def runs_in_int8(optimized: onnx.ModelProto) -> bool:
-    """Whether only integers flow between the QuantizeLinear of the inputs and the DequantizeLinear of the outputs."""
+    """Return whether all tensors between the inputs' QuantizeLinear and the outputs' DequantizeLinear are integers."""
     graph_inputs = {i.name for i in optimized.graph.input}
     graph_outputs = {o.name for o in optimized.graph.output}
     quantizers = [n for n in optimized.graph.node if n.op_type == "QuantizeLinear"]

@@ -1,4 +1,4 @@
-"""Products and sums with constants behind a layer: folded where they can be, left alone where not."""
+"""Test products and sums with constants after a layer: folded if possible, else left as they are."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LAYERS: dict[str, tuple[tuple[int, ...], tuple[int, ...], dict[str, Any], int]] 
 
 
 def network(op_type: str, steps: list[tuple[str, bool, Any]], *, bias: bool = True) -> onnx.ModelProto:
-    """A layer, and steps of (operator, whether the constant comes first, constant)."""
+    """Return a layer followed by steps (operator, whether the constant comes first, constant)."""
     _, shape, attributes, channels = LAYERS[op_type]
     weights: dict[str, Any] = {"w": rand(*shape), **({"b": rand(channels, seed=1)} if bias else {})}
     nodes = [node(op_type, ["x", *weights], ["t0"], name="layer", **attributes)]

@@ -1,4 +1,4 @@
-"""What a model needs of onnxruntime, by the probed table."""
+"""Test which onnxruntime a model needs, by the probed table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The in-memory model and its protobuf."""
+"""Test the conversion between the in-memory model and its protobuf."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The CPU rules are not taken on trust: each is executed on the installed onnxruntime."""
+"""Verify each CPU rule by running it on the installed onnxruntime."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_every_rule_has_a_probe() -> None:
 @pytest.mark.parametrize("activation", ["uint8", "int8"])
 @pytest.mark.parametrize("op_type", sorted(PROBES))
 def test_rule_by_execution(tmp_path: Path, op_type: str, activation: str) -> None:
-    # A zero point at the bottom is what calibration finds behind a Relu.
+    # After a Relu, calibration finds a zero point at the lower end.
     zero = 0 if op_type in ("Relu", "Clip") else 128
     result = optimized(PROBES[op_type], tmp_path, activation=activation, zero=zero)
     assert runs_in_int8(result) is RULES.get(op_type, RULES[DEFAULT]).int8

@@ -1,4 +1,4 @@
-"""Models of 1 KiB that make much of little are refused by what they declare, before anything is allocated."""
+"""Test models of 1 KiB that declare huge tensors: edgeq refuses them before it allocates anything."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ ATTACKS = {
     ),
 }
 COMPUTED = ("<int64[1] s = {20000}>", "t = Mul(s, s)  c = ConstantOfShape(t)")
-# Without a limit, following the integers in these takes minutes, and 15 GB.
+# Without a limit, computing these integers takes minutes and 15 GB.
 VALUES = (
     "<int64[1] z = {0}, int64[1] one = {1}>",
     f"e = Mul(one, one)  s = Shape(x)  c0 = Slice(s, z, e)  {DOUBLED}  c = ConstantOfShape(c14)",
 )
-# And these have 67 million axes.
+# These have 67 million axes.
 AXES = ("<int64[1] s = {1}>", f"c0 = Identity(s)  {DOUBLED}  c = ConstantOfShape(c14)")
 
 
@@ -77,7 +77,7 @@ def test_the_budget_allows_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_honest_results_are_many_times_their_input(tmp_path: Path) -> None:
-    """Weights and inputs account for them: here 64 channels of a large image."""
+    """A result may be many times as large as the input if weights account for it: here 64 channels of an image."""
     text = "g (float[1,1,2048,2048] x, float[64,1,3,3] w) => (float[n,c,h,k] y) { y = Conv<pads = [1,1,1,1]>(x, w) }"
     (tmp_path / "m.onnx").write_bytes(
         onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": 17]> {text}').SerializeToString()
@@ -120,7 +120,7 @@ def test_a_command_refuses_within_300_mb(attack: tuple[str, str], tmp_path: Path
 
 
 def peak_of(folder: Path, *arguments: str) -> tuple[int, int, str]:
-    """Peak of resident memory of a command and its children, its exit code, and its last words."""
+    """Return the peak resident memory of a command and its children in bytes, its exit code, and its output."""
     with (folder / "said").open("wb") as stream:
         child = os.posix_spawn(
             sys.executable,

@@ -164,7 +164,7 @@ def test_nodes_are_rewritten_in_the_order_of_each_graph() -> None:
     seen = []
 
     def twice(node: ir.Node, editor: Editor) -> bool:
-        """Two in a row are none; of one, nothing is made."""
+        """Replace the second of two Neg in a row. Leave a single Neg."""
         seen.append(node.outputs[0].name)
         before = node.inputs[0].producer() if node.inputs[0] is not None else None
         if before is None or before.op_type != "Neg" or before.graph is not node.graph:

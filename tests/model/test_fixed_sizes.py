@@ -1,4 +1,4 @@
-"""Free sizes of inputs, and numbers in their place."""
+"""Test free sizes of inputs, and their replacement with numbers."""
 
 from __future__ import annotations
 

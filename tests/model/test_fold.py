@@ -97,7 +97,7 @@ def test_two_dimensional_matmul_becomes_gemm(tmp_path: Path) -> None:
 
 
 def rows_and_norm(shape: list[int]) -> onnx.ModelProto:
-    """A product of [2, 3, 4] rows by [4, 5], in another shape, normalised in channels of 5."""
+    """Return a product [2, 3, 4] x [4, 5], reshaped to `shape`, and a normalization of 5 channels."""
     bn, parameters = norm(5)
     layer = node("MatMul", ["x", "w"], ["p"], name="layer")
     flat = node("Reshape", ["p", "s"], ["m"], name="flat")

@@ -1,4 +1,4 @@
-"""What a fixed size makes a constant stays in float: some engines fail on the pair in front of it."""
+"""Test operands that become constants at a fixed size: they have no Q/DQ pair, because some engines fail on it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from edgeq.run.engines import load_engines
 from edgeq.run.session import Engines, SessionSettings
 from tests.plugins import needs_plugin
 
-# The sum of a product and of as many rows of a table as the input has.
+# Adds as many rows of a table to a product as the input has.
 POSITIONS = """<ir_version: 8, opset_import: ["": 17]>
 positions (float[N, S, 16] x) => (float[N, S, 16] y)
 <int64[1] zero = {{0}}, int64[1] one = {{1}}>
@@ -29,7 +29,7 @@ positions (float[N, S, 16] x) => (float[N, S, 16] y)
 
 
 def positions(path: Path, operator: str) -> Path:
-    """Write the model with that node where the table meets the product."""
+    """Write the model, with `operator` between the table and the product."""
     random = np.random.default_rng(0)
     model = onnx.parser.parse_model(POSITIONS.format(operator=operator))
     sizes = {"first": (16, 16), "last": (16, 16), "table": (1, 64, 16)}

@@ -1,5 +1,4 @@
-"""`edgeq.model.rewrites`: whatever a Gemm looks like, it computes the same afterwards, in a form that can be
-quantized."""
+"""Test `edgeq.model.rewrites` on Gemm: the rewritten form can be quantized and computes the same."""
 
 from __future__ import annotations
 
@@ -39,7 +38,7 @@ def _model(
 
 
 def _prepared(model: onnx.ModelProto, folder: Path) -> onnx.ModelProto:
-    """The prepared model, after checking that it computes the same."""
+    """Prepare a model, check that it computes the same, and return it."""
     source = folder / "source.onnx"
     source.write_bytes(model.SerializeToString())
     made = prepare_model(source, folder / "work")

@@ -12,7 +12,7 @@ from tests.graphs import model
         ("strides = [2, 2]", ((0, 0), (0, 0))),
         ("pads = [1, 2, 3, 4]", ((1, 3), (2, 4))),
         ('auto_pad = "VALID"', ((0, 0), (0, 0))),
-        # Of 6 rows and columns with strides of 2, three windows of 3 x 2 reach 7 rows and 6 columns.
+        # For 6 rows and columns with strides of 2, three windows of 3 x 2 cover 7 rows and 6 columns.
         ('auto_pad = "SAME_UPPER", strides = [2, 2]', ((0, 1), (0, 0))),
         ('auto_pad = "SAME_LOWER", strides = [2, 2]', ((1, 0), (0, 0))),
         ('auto_pad = "SAME_UPPER", dilations = [2, 1]', ((2, 2), (0, 1))),

@@ -1,4 +1,4 @@
-"""Means over whole images become GlobalAveragePool where a layer reads them, and stay where they are anything else."""
+"""Test means over whole images: they become GlobalAveragePool if a layer reads them, and stay in all other cases."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ HEAD = """
 
 
 def rewritten(tmp_path: Path, body: str, opset: int) -> tuple[list[str], int]:
-    """The operators that are left and how many means were rewritten, the results having been compared."""
+    """Rewrite means, check the results, and return the remaining operators and the number of rewritten means."""
     before = proto(f"g (float[N, 2, 5, 4] x) => (y) {{ {body} }}", opset=opset)
     model = ir.serde.deserialize_model(before)
     count = write_global_pools(model)
@@ -54,7 +54,7 @@ def test_of_a_gate_and_of_a_head(tmp_path: Path) -> None:
     [
         "m = ReduceMean <axes = [3]> (x) y = Identity (m)",
         "m = ReduceMean <axes = [1, 2, 3], keepdims = 1> (x) y = Relu (m)",
-        # A normalisation written out.
+        # A written-out normalization.
         "m = ReduceMean <axes = [2, 3]> (x) y = Sub (x, m)",
         "k = ReduceMean <axes = [2, 3]> (x) m = Flatten (k) y = Sqrt (m)",
         "y = ReduceMean <axes = [2, 3]> (x)",

@@ -1,4 +1,4 @@
-"""Hard sigmoids that are written out, in the forms that exporters give them."""
+"""Test hard sigmoids in the forms that exporters write."""
 
 from __future__ import annotations
 

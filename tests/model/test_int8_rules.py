@@ -98,7 +98,7 @@ class TestExplainFloat:
 
 
 def only_node(nodes: str, x: str = "", w: str = "", *, imports: str = "") -> ir.Node:
-    """The last of some nodes that read x, w and b; sizes of x and w as text, such as "8, 4"."""
+    """Return the last of the nodes, which read x, w and b. Sizes of x and w are texts such as "8, 4"."""
     sizes = [f"float[{size}] {name}" if size else f"float {name}" for name, size in (("x", x), ("w", w))]
     made = graphs.model(f"g ({', '.join(sizes)}, float b) => (float y) {{ {nodes} }}", imports=imports)
     return list(made.graph)[-1]
@@ -163,7 +163,10 @@ def test_every_condition_is_tested_both_ways() -> None:
 
 
 def test_what_comes_from_convolutions_and_what_norms_read() -> None:
-    """Behind a convolution, a product, and a sum of both; norms as one operator and written out."""
+    """Tensors from convolutions and tensors that norms read are found, even after a product or a sum.
+
+    A norm may be one operator or several nodes.
+    """
     made = graphs.model(
         """g (float[1, 4, 4, 4] x) => (float[1, 4, 4, 4] y) {
             c = Conv(x, w) r = Relu(c) p = MatMul(r, m) e = Erf(p) a = Add(e, k) s = Add(r, p)

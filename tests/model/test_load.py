@@ -37,7 +37,7 @@ from .build import model, node, rand, run, small_cnn, write
 
 
 def external(folder: Path, *, location: str = "weights.bin", offset: str = "0", length: str | None = None) -> Path:
-    """A MatMul whose 4 × 4 weight says to be 64 bytes of `location`."""
+    """Write a MatMul whose 4 x 4 weight has its data in `location`."""
     proto = model([node("MatMul", ["x", "w"], ["y"])], {"x": [1, 4]})
     weight = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[4, 4], data_location=TensorProto.EXTERNAL)
     entries = {"location": location, "offset": offset}
@@ -50,7 +50,7 @@ def external(folder: Path, *, location: str = "weights.bin", offset: str = "0", 
 
 
 def archive(name: str) -> bytes:
-    """A zip with one empty file of that name."""
+    """Return a zip with one empty file."""
     stream = io.BytesIO()
     with zipfile.ZipFile(stream, "w") as written:
         written.writestr(name, b"")
@@ -96,7 +96,7 @@ class TestNotAModel:
     def test_too_large_for_a_protobuf(self, tmp_path: Path) -> None:
         path = tmp_path / "big.onnx"
         with path.open("wb") as file:
-            file.truncate(2**31)  # sparse: takes no space
+            file.truncate(2**31)  # sparse: uses no space
         with pytest.raises(ModelError, match="external data"):
             load_model(path)
 
@@ -182,7 +182,7 @@ class TestGraph:
 
 
 class TestConstants:
-    """Each has one value: the first, as ONNX Runtime has it."""
+    """Test that a Constant node has one value. If it has several, the first one counts, as in ONNX Runtime."""
 
     @staticmethod
     def graph(*attributes: onnx.AttributeProto, output: int = TensorProto.FLOAT) -> onnx.ModelProto:
@@ -320,7 +320,10 @@ class TestExternalData:
 
     @pytest.mark.parametrize("data", ["blobs/w", "blobs/below/w", "snapshot/w", "elsewhere/w", "blobs"])
     def test_a_model_that_is_a_link_may_have_its_data_where_it_leads(self, tmp_path: Path, data: str) -> None:
-        """As in a cache of downloads, and as ONNX Runtime has it: below the folder of the link, or that of the file."""
+        """The data of a linked model may be below the link's folder or the file's folder, as in a cache of downloads.
+
+        ONNX Runtime allows the same.
+        """
         for folder in ("blobs/below", "snapshot", "elsewhere"):
             (tmp_path / folder).mkdir(parents=True)
         external(tmp_path / "blobs").rename(tmp_path / "blobs" / "1f2e")

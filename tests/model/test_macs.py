@@ -27,7 +27,7 @@ def macs_of(proto: onnx.ModelProto) -> dict[str, int]:
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        # Published: MobileNet v1 0.25 at 224 has 41 M (its paper), the MLPerf Tiny networks 2.66 M, 7.49 M and 0.264 M.
+        # Published: 41 M for MobileNet v1 0.25 at 224 (its paper), 2.66 M, 7.49 M and 0.264 M for MLPerf Tiny.
         ("mobilenet_v1_0.25_224", 41_030_528),
         ("mlperf_tiny_kws", 2_656_768),
         ("mlperf_tiny_vww", 7_489_664),
@@ -43,7 +43,7 @@ def test_real_models(shared_data: Path, name: str, expected: int) -> None:
 def convolution_by_hand(
     size: int, c_in: int, c_out: int, kernel: int, stride: int, dilation: int, group: int, transposed: bool
 ) -> tuple[int, int]:
-    """Multiplications of a one-dimensional convolution without padding, one by one, and its output size."""
+    """Return the counted multiplications of a one-dimensional convolution without padding, and its output size."""
     reach = (kernel - 1) * dilation + 1
     count = 0
     if transposed:
@@ -205,7 +205,10 @@ def test_the_model_is_left_as_it_was() -> None:
 
 
 def test_of_an_if_the_larger_branch_counts_and_recurrent_layers_in_it_do() -> None:
-    """silero-vad is an If of two networks with an LSTM each, one for each sample rate; it had no MACs."""
+    """The MACs of an If are those of its larger branch, recurrent layers included.
+
+    silero-vad has this form: one network with an LSTM for each sample rate.
+    """
     body = """{name} () => (float[S,1,B,{hidden}] {name}_y)
         {{ {name}_w = Constant <value = float[1,{rows},5] {{ {w} }}> ()
         {name}_r = Constant <value = float[1,{rows},{hidden}] {{ {r} }}> ()
@@ -224,7 +227,7 @@ def test_of_an_if_the_larger_branch_counts_and_recurrent_layers_in_it_do() -> No
 
 
 def test_sizes_that_the_model_knows_and_inference_does_not_find_are_counted_with() -> None:
-    """An exporter knows what a Reshape to a computed shape gives; the layer behind it counted as if it were 1 x 1."""
+    """MACs use a size that only the file states, such as that of a Reshape to a computed shape."""
     known = graphs.model(f"""
         g (float[N, 2, 4, 4] x, int64[4] s) => (float[N, 8, 4, 4] y)
         <float[8, 2, 1, 1] w = {{{",".join("1" * 16)}}}, float[N, 2, 4, 4] r>
@@ -232,5 +235,5 @@ def test_sizes_that_the_model_knows_and_inference_does_not_find_are_counted_with
            [conv] y = Conv <kernel_shape = [1, 1]> (r, w) }}
         """)
     assert node_macs(sized(known, {"x": (3, 2, 4, 4)}))["conv"] == 3 * 8 * 2 * 16
-    # Other sizes than those that the model was described with: what it says of its tensors no longer holds.
+    # At sizes other than the described ones, the file's descriptions of tensors no longer hold.
     assert node_macs(sized(known, {"x": (3, 2, 4, 8)}))["conv"] == 8 * 2

@@ -18,7 +18,7 @@ from edgeq.model.graph import (
 from edgeq.run.session import SessionSettings, open_session
 from tests.graphs import model
 
-_NAMES = {  # what ONNX calls the inputs that the table speaks of
+_NAMES = {  # ONNX's names of the inputs in the table
     "QLinearConv": {"x": 0, "x_scale": 1, "x_zero_point": 2, "w": 3, "w_scale": 4, "w_zero_point": 5, "y_scale": 6},
     "QLinearMatMul": {"a": 0, "a_scale": 1, "a_zero_point": 2, "b": 3, "b_scale": 4, "b_zero_point": 5, "y_scale": 6},
     "ConvInteger": {"x": 0, "w": 1, "x_zero_point": 2, "w_zero_point": 3},

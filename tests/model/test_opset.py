@@ -1,5 +1,6 @@
-"""A model of an older opset gives what it gave after it is raised, next to ONNX Runtime's run of the model as it
-was.
+"""Test that a model of an older opset gives the same outputs after edgeq raises its opset.
+
+ONNX Runtime runs both models.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ SCALES = (0.25, 0.5, 0.7, 1.2, 1.5, 2.0, 3.0)
 
 
 def raised(tmp_path: Path, body: str, opset: int, x: np.ndarray = IMAGE) -> tuple[np.ndarray, np.ndarray]:
-    """The output of a graph of one input, as it was and prepared."""
+    """Return the output of a graph with one input before and after the preparation."""
     source = tmp_path / "model.onnx"
     onnx.save(proto(body, opset=opset, ir_version=7), source)
     prepared = prepare_model(source, tmp_path / "work")

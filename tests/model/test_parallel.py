@@ -1,4 +1,4 @@
-"""Convolutions of one tensor whose results are added: merged where one kernel holds the other, left alone elsewhere."""
+"""Test convolutions of one tensor whose results are added: merged if one kernel covers the other."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ CHANNELS = 4
 
 
 def network(branches: list[tuple[str, Any]], sums: tuple[str, ...], extra: list[onnx.NodeProto]) -> onnx.ModelProto:
-    """Branches of x, (kernel, attributes of a Conv) or ("norm", None), added one after the other, then a Relu."""
+    """Return branches of x that are added one after the other, then a Relu.
+
+    A branch is a kernel with the attributes of a Conv, or ("norm", None).
+    """
     weights, nodes = {}, []
     for number, (kernel, attributes) in enumerate(branches):
         if kernel == "norm":
@@ -44,7 +47,7 @@ def network(branches: list[tuple[str, Any]], sums: tuple[str, ...], extra: list[
 
 
 def merge(tmp_path: Path, proto: onnx.ModelProto) -> tuple[list[str], int]:
-    """The operators that are left and how many sums were merged, the results having been compared."""
+    """Merge branches, check the results, and return the remaining operators and the number of merged sums."""
     graph = ir.serde.deserialize_model(proto)
     merged = merge_branches(graph)
     after = ir.serde.serialize_model(graph)
@@ -81,11 +84,11 @@ def test_branches_become_one_convolution(
 @pytest.mark.parametrize(
     "branches",
     [
-        # One kernel with all taps of both has more than the two together.
+        # One kernel that covers both has more taps than the two together.
         [("1x3", {"pads": [0, 1, 0, 1]}), ("3x1", {"pads": [1, 0, 1, 0]})],
-        # Between the taps of the dilated one.
+        # Its taps are between those of the dilated kernel.
         [("3x3", {**PAD2, "dilations": [2, 2]}), ("3x3", PAD1)],
-        # As large as the result of the other for the input of the test, which is not known of other inputs.
+        # The two results have the same size for this test's input, but maybe not for other inputs.
         [("1x1", {"strides": [2, 2]}), ("3x3", {"strides": [2, 2], "pads": [1, 1, 1, 1], "group": 2})],
         [("3x3", {"auto_pad": "SAME_UPPER"}), ("1x1", {})],
         [("norm", None), ("norm", None)],

@@ -61,7 +61,8 @@ class TestRealModels:
             i.name: rng.normal(size=[d if isinstance(d, int) else 2 for d in i.shape or ()]).astype(i.dtype)
             for i in result.signature.inputs
         }
-        # Sums in another order: ONNX Runtime's own two layouts of yolox_nano differ by 3e-5 of the largest output.
+        # The sums run in another order. ONNX Runtime's own two layouts of yolox_nano differ
+        # by 3e-5 of the largest output.
         assert_same_outputs(result, feeds, 2e-4 if "SpaceToDepth" in types(proto) else 1e-5)
         assert "BatchNormalization" not in types(proto)
         assert {n.domain for n in proto.graph.node} == {""}
@@ -70,7 +71,7 @@ class TestRealModels:
         made = {o for n in proto.graph.node for o in n.output if o}
         described = {v.name for v in [*proto.graph.value_info, *proto.graph.output]}
         assert made <= described
-        # What holds its channels in another order than the original has another name.
+        # A tensor whose channels are in another order than in the original has another name.
         permuted = {f"{o}/space_to_depth" for n in original.graph.node if n.op_type == "Concat" for o in n.output}
         assert made <= {o for n in original.graph.node for o in n.output} | permuted
         if all(n.name for n in original.graph.node):
@@ -155,7 +156,7 @@ class TestOpset:
         assert_same_outputs(result, {"x": rand(1, 4)})
 
     def test_older_than_onnxruntime_runs(self, tmp_path: Path) -> None:
-        # onnx's converter would lose the axis here: the result would have the shape [3, 3, 4, 4].
+        # onnx's converter would lose the axis here, and the result would have the shape [3, 3, 4, 4].
         op = node("Add", ["x", "b"], ["y"], broadcast=1, axis=1)
         proto = model([op], {"x": [1, 3, 4, 4]}, weights={"b": rand(3)}, opset=6)
         with pytest.raises(ModelError, match=r"opset 6, which ONNX Runtime does not run"):
@@ -354,7 +355,7 @@ class TestRefusals:
         assert_same_outputs(result, {"x": rand(2)})
 
     def test_what_onnxruntime_refuses(self, tmp_path: Path) -> None:
-        # Passes the checker, which does not compare types.
+        # This passes the checker, which does not compare types.
         proto = model([node("Add", ["x", "w"], ["y"])], {"x": [2]}, weights={"w": np.ones(2, np.int64)})
         with pytest.raises(ModelError, match=r"m\.onnx: onnxruntime .* refuses it") as caught:
             prepared(tmp_path, proto)
@@ -425,10 +426,10 @@ class TestLarge:
 
     @pytest.mark.slow
     def test_more_than_two_gib(self, tmp_path: Path) -> None:
-        size = 23200  # float32 [23200, 23200] has 2.0 GiB and a bit
+        size = 23200  # float32 [23200, 23200] has just over 2.0 GiB
         data = tmp_path / "zeros.bin"
         with data.open("wb") as file:
-            file.truncate(size * size * 4)  # sparse
+            file.truncate(size * size * 4)  # sparse: uses no space
         nodes = [
             node("MatMul", ["x", "w"], ["m"], name="product"),
             node("BatchNormalization", ["n", "one", "zero", "zero", "one"], ["y"], name="bn"),

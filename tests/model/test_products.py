@@ -1,4 +1,4 @@
-"""Kinds of integer products in a model."""
+"""Test which kinds of integer products a model has."""
 
 from __future__ import annotations
 

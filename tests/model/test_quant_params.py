@@ -19,7 +19,7 @@ SCALES = st.floats(2**-10, 10, width=32)
 
 
 def by_onnx(params: QuantParams, values: NDArray[np.float32]) -> tuple[NDArray[np.generic], NDArray[np.float32]]:
-    """QuantizeLinear and DequantizeLinear by onnx's own reference, on a graph that the editor made."""
+    """Return the integers and their dequantized values by onnx's reference, on a graph that `Editor` made."""
     net = model("net (float[3,4] x) => (float[3,4] e) { e = Identity(x) }", opset=21, ir_version=10)
     editor = Editor(net)
     integers = editor.quantize(net.graph.inputs[0], params, "q")
@@ -62,7 +62,7 @@ def test_a_range_fits_with_zero_inside(
         return
     least, most = params.range
     step = float(params.scale)
-    # A middle between two integers is rounded, which moves the range by half a step.
+    # A zero point between two integers is rounded, which moves the range by half a step.
     assert least <= min(low, 0) + step * 0.51
     assert most >= max(high, 0) - step * 0.51
     assert params.low <= int(params.zero_point) <= params.high

@@ -72,7 +72,7 @@ def test_the_model_is_not_changed() -> None:
 
 def test_weights_outlive_the_model() -> None:
     right = answers(open_session(to_bytes(graph())))
-    session = open_in_memory(graph())  # nothing else refers to this one's weights
+    session = open_in_memory(graph())  # only the session refers to these weights
     np.testing.assert_array_equal(answers(session), right)
 
 

@@ -103,7 +103,10 @@ def test_symbolic_inference_ends_in_time_and_says_why_in_words(monkeypatch: pyte
 
 
 def test_types_are_those_of_onnx_where_sizes_are_found_symbolically() -> None:
-    """ONNX Runtime's symbolic inference takes the integers of any QuantizeLinear without a zero point for uint8."""
+    """Types come from onnx, even if only symbolic inference finds the sizes.
+
+    ONNX Runtime's symbolic inference assumes uint8 for every QuantizeLinear without a zero point.
+    """
     built = model(
         """net (float[N,4] x) => (float[M,4] y) <float s = {0.1}> {
             q = QuantizeLinear<output_dtype = 3>(x, s)
@@ -165,7 +168,10 @@ def test_what_is_written_is_true_at_every_size(made: onnx.ModelProto, sizes: lis
 
 
 def test_what_a_file_says_of_free_sizes_counts_for_its_ranks_alone() -> None:
-    """Its batch was made free by hand, and its tensors have the old one."""
+    """If an input has free sizes, only the ranks that the file states for inner tensors are used.
+
+    This model's batch was made free by hand, and its inner tensors still have the old one.
+    """
     text = (
         "g (float[n,4] x) => (float[n,4] y) <float[1,4] a, float[1,4,1] b> { a = Relu (x) b = Strange (a) y = Neg (a) }"
     )
@@ -186,7 +192,7 @@ def test_what_a_file_says_without_a_type_is_left_out(kind: str) -> None:
 
 
 def skeletal(claimed: onnx.ModelProto) -> ir.Model:
-    """Return the model without what its file says of tensors inside."""
+    """Return the model without the file's descriptions of inner tensors."""
     plain = onnx.ModelProto()
     plain.CopyFrom(claimed)
     del plain.graph.value_info[:]

@@ -1,4 +1,4 @@
-"""`edgeq.model.rewrites`: what is rewritten computes what it did; what only looks like it is left alone."""
+"""Test `edgeq.model.rewrites` on space to depth: it computes the same, and similar graphs are not rewritten."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def focus(
     group: int = 1,
     outputs: Sequence[str] = ("y",),
 ) -> onnx.ModelProto:
-    """x [1, 2, 4 size, 2 size] → Slices → Concat "joined" → a layer → y."""
+    """Return x [1, 2, 4 size, 2 size] → Slices → Concat "joined" → a layer → y."""
     nodes, weights = [], {}
     channels = 2 * len(phases)
 

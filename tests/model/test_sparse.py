@@ -16,7 +16,7 @@ WANTED[[0, 1], [1, 2]] = [2, 3]
 
 
 def sparse(places: list[int] | list[list[int]]) -> ModelProto:
-    """A product with a matrix of two values."""
+    """Return a product with a sparse matrix that has two values."""
     made = proto("g (float[2,4] x) => (float[2,3] y) { y = MatMul (x, w) }")
     held = made.graph.sparse_initializer.add(dims=[4, 3])
     held.values.CopyFrom(numpy_helper.from_array(np.array([2, 3], np.float32), "w"))

@@ -1,4 +1,4 @@
-"""A real browser over its debugging pipe: loads a page, says what went wrong in it, takes pictures."""
+"""Control a real browser through its debugging pipe: load a page, collect its problems, take pictures."""
 
 from __future__ import annotations
 
@@ -37,7 +37,10 @@ def find_browser() -> str | None:
 
 
 class Page:
-    """One tab. `problems` gathers console messages, exceptions and log entries; `requests` every URL asked for."""
+    """Control one tab.
+
+    `problems` collects console messages, exceptions and log entries. `requests` collects every requested URL.
+    """
 
     def __init__(self, reader: int, writer: int) -> None:
         self._reader, self._writer = reader, writer
@@ -53,7 +56,7 @@ class Page:
             self.call(f"{domain}.enable")
 
     def call(self, method: str, **parameters: Any) -> Any:
-        """A command of the DevTools protocol, and its result."""
+        """Send a command of the DevTools protocol and return its result."""
         self._number += 1
         number = self._number
         message = {"id": number, "method": method, "params": parameters}
@@ -67,7 +70,7 @@ class Page:
                 return answer["result"]
 
     def open(self, page: Path, *, width: int = 1100, dark: bool = False, media: str = "") -> None:
-        """Load a file as it would be on a screen of that width."""
+        """Load a file as on a screen of this width."""
         mobile = width < 600
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=844, deviceScaleFactor=1, mobile=mobile)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
@@ -75,7 +78,7 @@ class Page:
         self.navigate(page.resolve().as_uri())
 
     def navigate(self, url: str) -> None:
-        """Load what is at a URL."""
+        """Load a URL."""
         self._loaded = False
         self.call("Page.navigate", url=url)
         while not self._loaded:
@@ -87,12 +90,12 @@ class Page:
         return answer["result"].get("value")
 
     def picture(self, to: Path) -> None:
-        """A screenshot of the whole page, beyond the window."""
+        """Save a screenshot of the whole page, including the part outside the window."""
         shot = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=True, fromSurface=True)
         to.write_bytes(base64.b64decode(shot["data"]))
 
     def pdf(self) -> bytes:
-        """The page as it prints on A4, without background colours, as browsers print unless set otherwise."""
+        """Print the page on A4 and return the PDF. It has no background colours, which is the default of browsers."""
         printed = self.call("Page.printToPDF", printBackground=False, paperWidth=8.27, paperHeight=11.7)
         return base64.b64decode(printed["data"])
 
@@ -124,8 +127,8 @@ class Page:
 
 @contextlib.contextmanager
 def browsing(program: str, *flags: str) -> Iterator[Page]:
-    """A browser with a profile of its own, gone afterwards."""
-    # It expects what it reads and what it writes as file descriptors 3 and 4.
+    """Run a browser with a temporary profile."""
+    # The browser reads from file descriptor 3 and writes to 4.
     its_input, our_output = os.pipe()
     our_input, its_output = os.pipe()
     with tempfile.TemporaryDirectory(prefix="edgeq-browser-", ignore_cleanup_errors=True) as profile:

@@ -1,4 +1,4 @@
-"""One small real bundle, made once."""
+"""Make one small real bundle for all tests of reports."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from edgeq.measure.task import make_task
 
 @pytest.fixture(scope="session")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The demo model for this machine, with its float model: do not change it."""
+    """Package the demo model with its float model for this machine. Tests must not change this bundle."""
     place = tmp_path_factory.mktemp("report") / "digits"
     package(
         demo.MODEL,

@@ -1,4 +1,4 @@
-"""Records to draw: a full one, hostile ones, huge ones. All numbers are made up."""
+"""Make records to draw: a full one, hostile ones, huge ones. All numbers are made up."""
 
 from __future__ import annotations
 
@@ -216,7 +216,7 @@ def variant(layers: int = 30) -> dict[str, Any]:
 
 
 def record(**changes: Any) -> dict[str, Any]:
-    """Everything that a report can show."""
+    """Return a record with everything that a report can show."""
     return {
         "schema": "edgeq.report/1",
         "name": "net",
@@ -234,7 +234,7 @@ def record(**changes: Any) -> dict[str, Any]:
 
 
 def renamed(value: Any, name: str) -> Any:
-    """`value` with every text in it replaced by `name`; keys stay, because they are what the report asks for."""
+    """Replace every text in `value` with `name`. Keys stay, because the report reads them by name."""
     if isinstance(value, dict):
         return {key: renamed(item, name) for key, item in value.items()}
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""The page in a real browser: no errors, no requests, nothing wider than a phone, settings of candidates on focus."""
+"""Test the page in a real browser: no errors or requests, not wider than a phone, a candidate's settings on focus."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_tables_of_several_targets_scroll_on_a_phone(browser: Page, tmp_path: Pa
     assert browser.evaluate("document.documentElement.scrollWidth") == 390
     assert browser.evaluate("document.querySelector('#variants .scroll').scrollWidth") > 390
     narrowest = "Math.min(...[...document.querySelectorAll('.scroll td:not(.n)')].map(e => e.clientWidth))"
-    assert browser.evaluate(narrowest) >= 80  # words stay whole: it was a letter a line
+    assert browser.evaluate(narrowest) >= 80  # words are not broken into letters
 
 
 def test_hostile_names_do_nothing(browser: Page, tmp_path: Path) -> None:
@@ -94,7 +94,8 @@ def test_a_candidate_shows_its_settings(browser: Page, page: Path) -> None:
     values = browser.evaluate(shown)
     assert "exact" in values
     assert "bias-correction" in values
-    assert browser.evaluate("document.querySelectorAll('.point.active').length") == 2  # in the drawing for phones too
+    # one in each drawing: for wide screens and for phones
+    assert browser.evaluate("document.querySelectorAll('.point.active').length") == 2
 
 
 def test_it_prints(browser: Page, page: Path) -> None:

@@ -1,4 +1,4 @@
-"""A bundle carries its report; `edgeq report` makes it again without touching the bundle, whatever the record says."""
+"""Test a bundle's report. `edgeq report` makes it again without changing the bundle, whatever the record contains."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from . import samples
 
 
 def replace_file(bundle: Path, name: str, content: bytes) -> None:
-    """Change a file of a bundle as an attacker would: with its hash in the manifest."""
+    """Replace a file of a bundle and its hash in the manifest, as an attacker would."""
     (bundle / name).write_bytes(content)
     place = bundle / "manifest.json"
     manifest = json.loads(place.read_text("utf-8"))
@@ -62,7 +62,7 @@ def test_the_report_keeps_a_bundle_reproducible(bundle: Path, tmp_path: Path) ->
         val=Data(demo.VALIDATION, count=32),
         task=make_task("classification"),
         with_float=True,
-    )  # timed: what it took must not show
+    )  # this build is timed, but the files must not contain the times
     for name in ("report.json", "report.html", "manifest.json"):
         assert (again / name).read_bytes() == (bundle / name).read_bytes(), name
 
@@ -78,7 +78,7 @@ def test_it_is_rebuilt_beside_the_bundle(copy: Path) -> None:
     assert done.page.read_text("utf-8") == page
     done.page.write_text(page.replace("<body>", "<body><p>my notes</p>", 1), "utf-8")
     with pytest.raises(OutputError, match="exists already"):
-        report_bundle(copy)  # somebody wrote into it
+        report_bundle(copy)  # the user has changed it
     assert "my notes" in done.page.read_text("utf-8")
 
 

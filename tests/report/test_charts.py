@@ -1,4 +1,4 @@
-"""Charts from values: well-formed, inside their frame, one mark a thing, and nothing where there is nothing."""
+"""Test charts: well-formed, inside their frame, one mark for each value, and empty without values."""
 
 from __future__ import annotations
 
@@ -62,7 +62,8 @@ def tuning() -> TuningRecord:
 def test_pareto_has_a_mark_for_each_measured_candidate(tuning: TuningRecord, width: float) -> None:
     root = parsed(pareto(tuning, width, 400))
     points = by_class(root, "point")
-    assert sorted(int(p.get("data-candidate", "")) for p in points) == [0, 1, 2, 3, 4, 5]  # "early" has no figures
+    # the candidate "early" has no figures
+    assert sorted(int(p.get("data-candidate", "")) for p in points) == [0, 1, 2, 3, 4, 5]
     assert all(p.get("tabindex") == "0" for p in points)
     assert any("winner" in p.get("aria-label", "") for p in points)
     assert len(by_class(root, "chosen")) == 1

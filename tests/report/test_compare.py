@@ -1,4 +1,4 @@
-"""Two models side by side: what differs, what is equal, and what cannot be compared is named."""
+"""Compare two models: the differences, the equal parts, and the names of what cannot be compared."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.graphs import proto
 
 
 def scaled(place: Path, factor: float, *, name: str = "x", size: int | str = 4) -> Path:
-    """y = factor · x."""
+    """Write a model y = factor · x."""
     shape = f"float[1, {size}]"
     body = f"scaled ({shape} {name}) => ({shape} y) {{ [mul] y = Mul({name}, k) }}"
     onnx.save(proto(body, {"k": np.float32(factor)}), place)
@@ -63,7 +63,7 @@ def test_the_same_model_twice(tmp_path: Path) -> None:
     found = compare(model, model)
     assert found.same
     assert found.verdict() == ("A and B are the same model.",)
-    assert found.measurement is None  # there is nothing to time
+    assert found.measurement is None  # a model is not timed against itself
 
 
 def test_models_that_take_different_inputs(tmp_path: Path) -> None:
@@ -105,7 +105,7 @@ def compared(
     agreement: Agreement | None = None,
     limits: Limits | None = None,
 ) -> Comparison:
-    """A comparison with a ratio of speeds (estimate, low, high), sizes in bytes, and top-1."""
+    """Return a comparison with a ratio of speeds (estimate, low, high), sizes in bytes, and top-1."""
     measurement = None
     if interval is not None:
         ratio = {**dict(zip(("estimate", "low", "high"), interval, strict=True)), "confidence": 0.96, "pairs": 9}
@@ -174,14 +174,14 @@ def test_a_limit_holds_only_where_that_is_shown(found: Comparison, said: list[st
 
 @pytest.mark.usefixtures("made_up_memory")
 def test_limits_fail_a_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Whether this machine is quiet enough to claim anything is not what is tested.
+    # The test does not depend on whether this machine is quiet enough for a claim.
     monkeypatch.setattr("edgeq_device.bench.claim", lambda baseline, model: Claim(1.1, 1.0, 1.2, 0.96, 9))
     a, b = scaled(tmp_path / "a.onnx", 2.0), scaled(tmp_path / "b.onnx", 3.0)
     command = ["compare", str(a), str(b), "--duration", "0.02", "--json"]
     failed = CliRunner().invoke(group, [*command, "--min-speedup", "1000"])
     assert failed.exit_code == 10
     assert "1000× required" in failed.stderr
-    assert json.loads(failed.stdout)["missed"]  # the figures are printed all the same
+    assert json.loads(failed.stdout)["missed"]  # the figures are printed even if a limit is missed
     assert CliRunner().invoke(group, [*command, "--min-speedup", "0.00001"]).exit_code == 0
     assert CliRunner().invoke(group, [*command, "--max-drop", "1%"]).exit_code == 2
     assert CliRunner().invoke(group, [*command, "--no-timing", "--min-speedup", "2"]).exit_code == 2
@@ -205,7 +205,7 @@ def test_the_command(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A float model, and the same with its input quantized."""
+    """Write a float model, and the same model with a quantized input."""
     folder = tmp_path_factory.mktemp("pair")
     plain_model = scaled(folder / "float.onnx", 2.0)
     quantized = onnx.load(plain_model)
@@ -231,7 +231,7 @@ def test_the_next_line_names_the_float_model_first(pair: tuple[Path, Path], a: i
 
 
 def test_weights_that_lie_elsewhere_in_a_bundle(tmp_path: Path) -> None:
-    """Models of a bundle that differ share weights that coincide, in a folder of their own."""
+    """Commands find weights that several models of a bundle share, although these are in a folder of their own."""
     models = [linear(tmp_path / str(bias) / "m.onnx", bias, external="weights.bin") for bias in (0.0, 1.0)]
     variants = tuple(variant(f"v{bias}", model, bias) for bias, model in enumerate(models))
     write_bundle(BundleSpec("two", variants), tmp_path / "b")

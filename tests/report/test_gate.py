@@ -1,4 +1,4 @@
-"""A model against a baseline: outcomes, exit codes, the new baseline, and what CI reads."""
+"""Test a model against a baseline: outcomes, exit codes, the new baseline, and the files for CI."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ def made(place: Path, *, bias: float = 0.0, width: int = 8) -> Path:
 
 @pytest.fixture
 def models(tmp_path: Path) -> tuple[Path, Path]:
-    """A baseline and a model of the same size and speed, but not the same bytes."""
+    """Write a baseline and a model with the same size and speed but different bytes."""
     return made(tmp_path / "baseline.onnx"), made(tmp_path / "model.onnx", bias=1.0)
 
 
 @pytest.fixture
 def speed(monkeypatch: pytest.MonkeyPatch) -> list[Claim]:
-    """What is claimed of one measurement after the other, none of which is made; the last one counts for the rest."""
+    """Return the list of claims that replace the next measurements. The last claim is used for all further ones."""
     claims = [Claim(1.0, 0.99, 1.01, 0.96, 12)]
 
     def measure(models: Sequence[BenchModel], settings: BenchSettings, **options: Any) -> Measurement:
@@ -114,7 +114,8 @@ def test_what_is_not_settled_is_measured_again(models: tuple[Path, Path], speed:
     speed[:] = [unsure, Claim(1.0, 0.99, 1.01, 0.96, 12)]
     done = gate(*reversed(models), "--limits", limits(tmp_path, ""), "--json")
     assert done.exit_code == 0, done.output
-    assert json.loads(done.stdout)["comparison"]["bench"]["settings"]["min_duration_s"] == 0.04  # for twice as long
+    # measured for twice as long
+    assert json.loads(done.stdout)["comparison"]["bench"]["settings"]["min_duration_s"] == 0.04
 
 
 def test_a_busy_machine_is_an_outcome_of_its_own(models: tuple[Path, Path], speed: list[Claim], tmp_path: Path) -> None:
@@ -156,10 +157,10 @@ def test_the_baseline_is_written_on_request(models: tuple[Path, Path], speed: li
     assert gate(models[0], kept, "--update").exit_code == 0
     assert kept.read_bytes() == models[0].read_bytes()
     speed[:] = [Claim(0.5, 0.49, 0.51, 0.96, 12)]
-    accepted = gate(models[1], kept, "--update")  # slower, and accepted
+    accepted = gate(models[1], kept, "--update")  # accepted, although it is slower
     assert accepted.exit_code == 0
     assert kept.read_bytes() == models[1].read_bytes()
-    assert gate(kept, kept, "--update").exit_code == OutputError.exit_code  # an input is never replaced
+    assert gate(kept, kept, "--update").exit_code == OutputError.exit_code  # --update never replaces an input
 
 
 def test_external_data_below_the_model_come_along(tmp_path: Path) -> None:
@@ -194,7 +195,7 @@ def test_what_ci_reads(models: tuple[Path, Path], speed: list[Claim], tmp_path: 
     assert failures["latency"] is not None
     assert failures["size"] is None
     again = gate(*reversed(models), "--junit", tmp_path / "gate.xml")
-    assert again.exit_code == OutputError.exit_code  # before anything is measured
+    assert again.exit_code == OutputError.exit_code  # fails before it measures anything
 
 
 @pytest.mark.parametrize("place", ["model", "baseline", "limits", "data", "inside"])
@@ -252,7 +253,7 @@ def test_a_limit_on_accuracy_needs_a_task() -> None:
 
 
 def test_a_model_that_fails_while_it_runs_is_one_line(tmp_path: Path) -> None:
-    """Its sizes fit together, and the numbers of its values do not."""
+    """A model that fails while it runs is reported in one line: its shapes fit, but its number of values does not."""
     body = "g (float[1, 8] x) => (float[N, M] y) <int64[2] s = {3, 5}> { y = Reshape(x, s) }"
     onnx.save(proto(body), tmp_path / "bad.onnx")
     onnx.save(proto(body.replace("{3, 5}", "{2, 4}")), tmp_path / "good.onnx")
@@ -266,7 +267,7 @@ def test_a_model_that_fails_while_it_runs_is_one_line(tmp_path: Path) -> None:
 def test_the_workflow_of_the_page_runs_as_written(
     speed: list[Claim], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The steps that run edgeq, in their order, on a repository with the files that they name."""
+    """The page's steps that run edgeq work in order, in a repository with the files that they name."""
     page = (Path(__file__).resolve().parents[2] / "docs" / "gate.md").read_text("utf-8")
     steps = re.findall(r"^ +- run: (edgeq .*?)(?: >> .*)?$", page, re.MULTILINE)
     assert [step.split()[1] for step in steps] == ["package", "gate"]

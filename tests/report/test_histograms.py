@@ -1,4 +1,4 @@
-"""The worst tensors are those that lose most, and the figures are those of quantizing them."""
+"""Test that the worst tensors are those with the largest loss, and that the figures are those of quantizing them."""
 
 from __future__ import annotations
 

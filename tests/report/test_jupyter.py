@@ -1,4 +1,4 @@
-"""Results in a notebook's page: whole words and readable colours under JupyterLab's own styles, in both themes."""
+"""Test results in a notebook's page: whole words and readable colours under JupyterLab's styles, in both themes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .browser import Page, browsing, find_browser
 
 LEGIBLE = (Path(__file__).parent / "legible.js").read_text("utf-8").partition("\n")[2]
 REAL = Path(sys.prefix) / "share/jupyter/nbconvert/templates/lab/static"
-# What JupyterLab's styles do to a result: the rules that reach into it, and the variables of each theme.
+# JupyterLab's styles that apply to a result: the rules, and the variables of each theme.
 RULES = """
 .jp-RenderedHTMLCommon { color: var(--jp-content-font-color1); font-size: 14px; line-height: 1.6; padding-right: 20px; }
 .jp-RenderedHTMLCommon h1:first-child, .jp-RenderedHTMLCommon h2 { line-height: 1; font-weight: 500; margin: 1.2em 0; }

@@ -1,4 +1,4 @@
-"""The layers that a report draws."""
+"""Test the layers that a report shows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names of a model stay text: escaped, on one line, isolated, shortened."""
+"""Test that names from a model stay plain text: escaped, on one line, isolated, shortened."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What notebooks draw of results: the report's tables and plots, with nothing that leaves the cell."""
+"""Test the tables and plots of results in notebooks. They load nothing from outside the cell."""
 
 from __future__ import annotations
 

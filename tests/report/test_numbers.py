@@ -1,4 +1,4 @@
-"""Numbers as people read them."""
+"""Test how numbers are written for readers."""
 
 from __future__ import annotations
 

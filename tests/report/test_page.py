@@ -1,4 +1,4 @@
-"""The page: one file, nothing loaded, no text of a model ever markup, bounded, the same every time."""
+"""Test the page: one file that loads nothing, with no text of a model as markup, limited in size, reproducible."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def _luminance(colour: str) -> float:
 
 
 def contrast(a: str, b: str) -> float:
-    """WCAG 2's contrast ratio."""
+    """Return the contrast ratio of two colours by WCAG 2."""
     light, dark = sorted((_luminance(a), _luminance(b)), reverse=True)
     return (light + 0.05) / (dark + 0.05)
 
@@ -193,7 +193,7 @@ def test_candidates_come_in_the_order_that_the_caption_says() -> None:
     least = tuning.least_accuracy
     assert least is not None
     out = [c.mark in ("short", "slow", "dropped") or (tuning.accuracy_of(c) or 0) < least for c in ordered[2:]]
-    assert out == sorted(out)  # what keeps the accuracy comes before what does not, on the front or not
+    assert out == sorted(out)  # candidates that keep the accuracy come first, on the front or not
     assert any(out)
     kept = [c.latency_ms for c, is_out in zip(ordered[2:], out, strict=True) if not is_out and c.latency_ms]
     assert kept == sorted(kept)
@@ -216,8 +216,8 @@ def test_layers_that_int8_made_slower_are_pointed_out(full: str) -> None:
     body = samples.variant()
     times = body["kernels"]["int8"]
     times[3]["us"], times[3]["name"], times[7]["us"] = 300.0, "block.3/Conv", 130.0
-    times[9] |= {"us": 500.0, "kind": "float"}  # runs in float in both: not what int8 did
-    times[11]["us"] = 112.0  # a microsecond or two are the profiler's
+    times[9] |= {"us": 500.0, "kind": "float"}  # float in both models: int8 is not the cause
+    times[11]["us"] = 112.0  # the profiler causes a microsecond or two
     page = page_of(samples.record(variants={"int8": body}))
     assert "2 layers take longer in int8 than in float32, by 220 µs in this profile" in page
     assert "--exclude block.3/Conv --exclude block.7/Conv</bdi>" in page

@@ -1,4 +1,4 @@
-"""Records: the full one is read, and nothing that anybody may write into one is an error."""
+"""Test the reading of records: the full one is read, and no content of a record is an error."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ JSON = st.recursive(
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """Every path into a nested value."""
+    """Return every path into a nested value."""
     found = [path] if path else []
     items = value.items() if isinstance(value, dict) else enumerate(value[:2]) if isinstance(value, list) else ()
     for key, item in items:
@@ -51,11 +51,11 @@ PLACES = places(samples.record())
 
 
 def apart(changes: list[tuple[tuple[Any, ...], Any]]) -> bool:
-    """No place lies in another."""
+    """Return whether no path is inside another."""
     return not any(a is not b and b[0][: len(a[0])] == a[0] for a in changes for b in changes)
 
 
-# Three places a page, because drawing the page is what takes long.
+# Change three places for each page, because drawing a page is slow.
 @settings(max_examples=60)
 @given(st.lists(st.tuples(st.sampled_from(PLACES), JSON), min_size=3, max_size=3).filter(apart))
 def test_any_value_anywhere_is_drawn_or_left_out(changes: list[tuple[tuple[Any, ...], Any]]) -> None:

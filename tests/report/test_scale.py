@@ -1,4 +1,4 @@
-"""Axes: ticks are nice, inside, few; labels tell them apart."""
+"""Test axes: round ticks, inside, not too many, with distinct labels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pieces of charts: text that fits, labels that keep apart, axes with units."""
+"""Test parts of charts: text that fits, labels that do not overlap, axes with units."""
 
 from __future__ import annotations
 

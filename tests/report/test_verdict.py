@@ -1,4 +1,4 @@
-"""The sentence and its figures say what the numbers say, and claim nothing that they do not."""
+"""Test that the verdict and its figures agree with the numbers and claim nothing more."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def verdict(**changes: Any) -> Verdict:
 
 
 def only(**changes: Any) -> dict[str, Any]:
-    """The one variant, changed."""
+    """Return the variants of a record with one variant, with changes."""
     return {"int8": {**samples.variant(), "warnings": [], **changes}}
 
 

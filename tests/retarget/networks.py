@@ -1,4 +1,4 @@
-"""Quantized networks as exporters write them."""
+"""Build quantized networks as exporters write them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def random(*shape: int, seed: int = 0, scale: float = 0.3) -> np.ndarray:
 
 
 class Net:
-    """A graph under construction: constants by name, nodes in order."""
+    """Build a graph from constants by name and nodes in order."""
 
     def __init__(self) -> None:
         self.nodes: list[NodeProto] = []
@@ -38,13 +38,13 @@ class Net:
         return [self.constant(f"{name}_s", np.asarray(scale, np.float32)), self.constant(f"{name}_z", zero)]
 
     def pair(self, source: str, scale: float, zero: np.generic) -> str:
-        """QuantizeLinear and DequantizeLinear."""
+        """Add QuantizeLinear and DequantizeLinear."""
         scale_name, zero_name = self.params(source, scale, zero)
         self.add("QuantizeLinear", [source, scale_name, zero_name], f"{source}_q")
         return self.add("DequantizeLinear", [f"{source}_q", scale_name, zero_name], f"{source}_dq")
 
     def weight(self, name: str, values: np.ndarray, *, axis: int = 0, dtype: type = np.int8) -> str:
-        """Integers with one scale per channel, and their DequantizeLinear."""
+        """Add integers with one scale per channel, and their DequantizeLinear."""
         others = tuple(i for i in range(values.ndim) if i != axis)
         scale = np.abs(values).max(axis=others) / 127
         shape = [1] * values.ndim
@@ -61,7 +61,7 @@ class Net:
         opset: int = 17,
         as_nodes: bool = False,
     ) -> onnx.ModelProto:
-        """`as_nodes` writes constants as Constant nodes, as PyTorch does."""
+        """Return the model. With `as_nodes`, constants are Constant nodes, as PyTorch writes them."""
         inputs = inputs or {"x": (TensorProto.FLOAT, [1, 3, SIZE, SIZE])}
         outputs = outputs or {"y": TensorProto.FLOAT}
         tensors = [numpy_helper.from_array(values, name) for name, values in self.constants.items()]
@@ -79,7 +79,10 @@ class Net:
 
 
 def residual_s8s8() -> onnx.ModelProto:
-    """Two convolutions and an Add whose skip branch is read twice: symmetric int8, as ONNX Runtime's default writes."""
+    """Return two convolutions and an Add with a skip branch, in symmetric int8, as ONNX Runtime writes by default.
+
+    Two nodes read the skip branch.
+    """
     net = Net()
     x = net.pair("x", 0.03, np.int8(-3))
     net.add("Conv", [x, net.weight("w1", random(CHANNELS, 3, 3, 3))], "c1", pads=[1] * 4)
@@ -99,8 +102,11 @@ def residual_s8s8() -> onnx.ModelProto:
 
 
 def torch_qat() -> onnx.ModelProto:
-    """As torch.onnx exports fake quantization: Constant nodes, float weights with Q and DQ behind them, a Clip where
-    activations have seven bits, a Relu that is not folded, a Linear as a Transpose and a MatMul."""
+    """Return a model with fake quantization as torch.onnx exports it.
+
+    It has Constant nodes, float weights followed by Q and DQ, a Clip after activations of seven bits, a Relu that is
+    not folded, and a Linear as a Transpose and a MatMul.
+    """
     net = Net()
     scale, zero = net.params("x", 0.03, np.uint8(60))
     net.add("QuantizeLinear", ["x", scale, zero], "x_q")
@@ -115,7 +121,7 @@ def torch_qat() -> onnx.ModelProto:
     w = net.add("DequantizeLinear", ["w_q", *names], "w_dq", axis=0)
     net.add("Conv", [x, w, net.constant("b", random(CHANNELS, seed=3))], "c", pads=[1] * 4)
     net.add("Relu", ["c"], "r")
-    r = net.pair("r", 0.02, np.uint8(10))  # not at the bottom: the Relu cannot go
+    r = net.pair("r", 0.02, np.uint8(10))  # not at the lower end, so the Relu must stay
     net.add("GlobalAveragePool", [r], "g")
     net.add("Flatten", [net.pair("g", 0.02, np.uint8(0))], "f")
     f = net.pair("f", 0.02, np.uint8(0))
@@ -126,7 +132,7 @@ def torch_qat() -> onnx.ModelProto:
 
 
 def torch_shared() -> onnx.ModelProto:
-    """As torch.onnx writes modules that were not fused: constants shared by Identity nodes, no pair behind a Relu."""
+    """Return unfused modules as torch.onnx writes them: Identity nodes share constants, and no pair follows a Relu."""
     net = Net()
     scale, zero = net.params("x", 0.03, np.int8(0))
     shared = net.add("Identity", [zero], "zero")
@@ -140,7 +146,10 @@ def torch_shared() -> onnx.ModelProto:
 
 
 def tflite_int8(opset: int = 13) -> onnx.ModelProto:
-    """As converters of TensorFlow Lite write: int8 in and out, NHWC outside, int32 biases, asymmetric activations."""
+    """Return a model as converters of TensorFlow Lite write it.
+
+    Its inputs and outputs are int8 in NHWC, its biases int32, and its activations asymmetric.
+    """
     net = Net()
     xs, xz = net.params("x", 0.03, np.int8(-5))
     net.add("DequantizeLinear", ["x", xs, xz], "x_f")

@@ -1,4 +1,4 @@
-"""Models that other tools may write: retargeting keeps what they compute, or leaves the operator as it is."""
+"""Test models from other tools: retargeting keeps what they compute, or leaves an operator as it is."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TO_INTEGERS = {"format": "QOperator"}
 
 
 def layer(op: str, weight: str, axis: int, shapes: tuple[str, str]) -> str:
-    """Text of a graph with one layer between Q and DQ and a weight [...] with a scale per channel along `axis`."""
+    """Write a graph of one layer between Q and DQ, with a weight [...] that has a scale per channel along `axis`."""
     return f"""n (float[{shapes[0]}] x) => (float[{shapes[1]}] y) <{ACT}, {weight}, {PER_CHANNEL}> {{
         q = QuantizeLinear(x, s, z) d = DequantizeLinear(q, s, z) v = DequantizeLinear<axis = {axis}>(w, ws, wz)
         m = {op}(d, v) o = QuantizeLinear(m, t, u) y = DequantizeLinear(o, t, u)
@@ -73,12 +73,12 @@ def test_outputs_stay(text: str, options: dict[str, str], operators: str, tmp_pa
     shape = [size.dim_value for size in given.graph.input[0].type.tensor_type.shape.dim]
     inputs = {"x": np.random.default_rng(1).normal(size=shape).astype(np.float32)}
     wanted, found = (run(model, inputs, optimized=False) for model in (given, tmp_path / "new.onnx"))
-    np.testing.assert_allclose(found, wanted, atol=0.0501)  # a step of the output
+    np.testing.assert_allclose(found, wanted, atol=0.0501)  # one step of the output
 
 
 @pytest.mark.parametrize("source", ["input", "output"])
 def test_a_clamp_that_does_nothing_does_not_rename_what_it_reads(source: str, tmp_path: Path) -> None:
-    """Two inputs or outputs of a model cannot be one tensor."""
+    """A clamp without effect keeps the names of inputs and outputs: one tensor cannot be two of them."""
     first = {"input": "(uint8[4] a) => (uint8[4] y)", "output": "(float[4] x) => (uint8[4] a, uint8[4] y)"}[source]
     made = {"input": "", "output": "a = QuantizeLinear(x, s, z)"}[source]
     given = proto(f"""n {first} <float s = {{0.02}}, uint8 z = {{0}}> {{
@@ -94,7 +94,7 @@ def test_a_clamp_that_does_nothing_does_not_rename_what_it_reads(source: str, tm
 
 
 def test_integer_sums_are_not_quantized_again(tmp_path: Path) -> None:
-    """No QuantizeLinear gives int32."""
+    """int32 sums are not quantized again, because no QuantizeLinear gives int32."""
     text = f"""n (float[2,2] x) => (float[2,2] y) <{ACT}, {SQUARE}, {PER_CHANNEL}, int8 o = {{0}}, int32 i = {{0}}> {{
         q = QuantizeLinear(x, s, z) m = MatMulInteger(q, w, z, o) f = DequantizeLinear(m, s, i) r = Relu(f)
         v = DequantizeLinear<axis = 1>(w, ws, wz) d = DequantizeLinear(q, s, z) k = MatMul(d, v) y = Add(k, r)
@@ -124,7 +124,9 @@ def test_half_floats_stay_half(read: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(("opset", "floats"), [(21, ""), (23, "<output_dtype = 1>")])
 @pytest.mark.parametrize("wanted", ["int8", "uint8"])
 def test_types_that_are_attributes(opset: int, floats: str, wanted: str, tmp_path: Path) -> None:
-    """Of QuantizeLinear that of its integers, without a zero point; of DequantizeLinear that of its floats."""
+    """Types from attributes stay right: the integers of a QuantizeLinear, the floats of a DequantizeLinear.
+
+    The QuantizeLinear has no zero point here."""
     text = f"""n (float[2,4] x) => (float[2,4] y) <float s = {{0.02}}> {{
         q = QuantizeLinear<output_dtype = 3>(x, s) d = DequantizeLinear{floats}(q, s) y = Relu(d)
     }}"""
@@ -138,7 +140,7 @@ def test_types_that_are_attributes(opset: int, floats: str, wanted: str, tmp_pat
 
 
 def test_branches_read_integers_that_keep_their_type(tmp_path: Path) -> None:
-    """A DequantizeLinear in a body."""
+    """Integers that a branch dequantizes keep their type."""
     branches = [
         f"{place}_branch = {place} () => (float[4] {op}) {{ {op}_e = DequantizeLinear(q, s, z) {op} = {op}({op}_e) }}"
         for place, op in (("then", "Neg"), ("else", "Abs"))
@@ -155,7 +157,7 @@ def test_branches_read_integers_that_keep_their_type(tmp_path: Path) -> None:
 
 
 def branched(pair: str) -> onnx.ModelProto:
-    """Integers that only bodies read; `pair` stands before the QuantizeLinear that makes them of `b`."""
+    """Return a model whose integers only branches read. `pair` comes before the QuantizeLinear, which reads `b`."""
     return proto(f"""n (float[4] x, bool c) => (float[4] y) <float s = {{0.02}}, uint8 z = {{100}}> {{
         {pair} q = QuantizeLinear(b, s, z)
         y = If(c) <then_branch = t () => (float[4] o) {{ o = DequantizeLinear(q, s, z) }},
@@ -164,7 +166,7 @@ def branched(pair: str) -> onnx.ModelProto:
 
 
 def test_no_pair_stands_before_integers_that_only_branches_read(tmp_path: Path) -> None:
-    """ONNX Runtime 1.32's optimiser ends the process on Q, DQ and such a Q."""
+    """No Q/DQ pair comes before a Q that only branches read: ONNX Runtime 1.32's optimiser would end the process."""
     onnx.save(branched("d = QuantizeLinear(x, s, z) a = DequantizeLinear(d, s, z) b = Neg(a)"), tmp_path / "given.onnx")
     retarget(tmp_path / "given.onnx", tmp_path / "new.onnx", activation_type="int8")
     assert kinds(tmp_path / "new.onnx") == ["QuantizeLinear", "DequantizeLinear", "Neg", "QuantizeLinear", "If"]
@@ -178,7 +180,7 @@ def test_an_optimiser_that_ends_the_process_ends_no_command(tmp_path: Path) -> N
 
 
 def test_what_only_a_dead_branch_reads(tmp_path: Path) -> None:
-    """No output depends on the If; its bodies read the dequantized tensor all the same."""
+    """An If that no output depends on is removed, although its branches read a dequantized tensor."""
     branches = [
         f"{place}_branch = {place} () => (float[4] {op}) {{ {op} = {op}(d) }}"
         for place, op in (("then", "Neg"), ("else", "Abs"))
@@ -193,7 +195,7 @@ def test_what_only_a_dead_branch_reads(tmp_path: Path) -> None:
 
 
 def test_a_scale_in_a_list_is_written_as_a_number(tmp_path: Path) -> None:
-    """ONNX Runtime's optimiser makes a QLinearAveragePool of it otherwise that it does not load."""
+    """A scale of shape [1] becomes a scalar. Otherwise ONNX Runtime's optimiser writes a node that it cannot load."""
     given = proto("""n (float[1,1,4,4] x) => (float[1,1,3,3] y) <float[1] s = {0.02}, int8[1] z = {4},
         uint8[1] u = {9}> {
         q = QuantizeLinear(x, s, z) d = DequantizeLinear(q, s, z) a = AveragePool<kernel_shape = [2, 2]>(d)
@@ -207,7 +209,10 @@ def test_a_scale_in_a_list_is_written_as_a_number(tmp_path: Path) -> None:
 
 
 def test_a_missing_zero_point_has_the_type_of_the_integers(tmp_path: Path) -> None:
-    """Of com.microsoft's QuantizeLinear onnx infers no type, and uint8 is the default."""
+    """An added zero point has the type of its integers, even of com.microsoft's QuantizeLinear.
+
+    onnx infers no type for that operator, and the default of uint8 would be wrong.
+    """
     given = proto("""n (float[4] x) => (float[4] y) <float s = {0.02}, int8 z = {0}, int8 u = {-128}> {
         q = com.microsoft.QuantizeLinear(x, s, z) l = com.microsoft.QLinearSoftmax<opset = 13>(q, s, z, s, u)
         e = DequantizeLinear(l, s, u) p = com.microsoft.QuantizeLinear(e, s, z)
@@ -221,14 +226,20 @@ def test_a_missing_zero_point_has_the_type_of_the_integers(tmp_path: Path) -> No
 
 
 def test_integer_operators_that_become_float_are_counted(tmp_path: Path) -> None:
-    """Where a model has both forms, their types change between Q and DQ; a Softmax has no way back."""
+    """Integer operators that become Q/DQ pairs are counted in the changes.
+
+    In a model with both forms, types change between Q and DQ. An integer Softmax cannot be restored after that.
+    """
     onnx.save(proto(SOFTMAX % 13), tmp_path / "given.onnx")
     result = retarget(tmp_path / "given.onnx", tmp_path / "new.onnx", activation_type="int8")
     assert "1 integer operators → DequantizeLinear, operator, QuantizeLinear" in result.changes
 
 
 def test_an_optimiser_that_has_to_be_off_is_named(tmp_path: Path) -> None:
-    """ONNX Runtime 1.32 moves a pair of int8 up over the Relu and gives it the zero point of another."""
+    """The result names an optimiser of ONNX Runtime that must be off for the model to load.
+
+    ONNX Runtime 1.32 moves an int8 pair before the Relu and gives it another pair's zero point.
+    """
     given = proto(
         """n (float[1,1,4,4] x) => (float[1,1,5,5] y, uint8[1,1,5,5] q) <float s = {0.02}, uint8 z = {102},
         float low = {-0.3}, float high = {0.6}, float t = {0.0035}, uint8 v = {85}, float w = {0.00235},
@@ -247,7 +258,7 @@ def test_an_optimiser_that_has_to_be_off_is_named(tmp_path: Path) -> None:
     try:
         run(tmp_path / "new.onnx", {"x": np.ones((1, 1, 4, 4), np.float32)})
         expected = 0
-    except Exception:  # what onnxruntime raises has no common base
+    except Exception:  # onnxruntime's exceptions have no common base
         expected = 1
     assert len(refused) == expected
 

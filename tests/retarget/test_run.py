@@ -72,7 +72,7 @@ def test_there_and_back(make: Callable[[], onnx.ModelProto], tmp_path: Path, req
     assert compare_outputs(path, back.output) is not None
     assert plain(back)["largest_difference"] < 0.02
     inputs = example(given)
-    # What ONNX Runtime makes of the Q/DQ pairs is those integer operators.
+    # ONNX Runtime turns the Q/DQ pairs into the same integer operators.
     np.testing.assert_array_equal(run(integer.output, inputs), run(tmp_path / "u8.onnx", inputs))
 
 
@@ -139,7 +139,7 @@ def test_unsigned_weights_become_signed_with_int8_activations(tmp_path: Path) ->
 
 
 def test_missing_zero_points_and_fill_values(tmp_path: Path) -> None:
-    """No zero point is 0 of uint8; a Pad of integers fills with 0, which stands for another number once shifted."""
+    """A change of type writes missing zero points (0 of uint8) and the fill value of an integer Pad explicitly."""
     net = Net()
     scale = net.constant("s", np.float32(0.03))
     net.add("QuantizeLinear", ["x", scale], "q")
@@ -225,7 +225,7 @@ def test_the_command_and_the_function(tmp_path: Path) -> None:
 
 
 def test_a_model_that_noise_does_not_run_through_is_not_compared(tmp_path: Path) -> None:
-    """Its free dimension has to be 4, which nobody can know."""
+    """A model that random inputs cannot run is not compared: the file does not state that its free size must be 4."""
     net = Net()
     net.add("Reshape", [net.pair("x", 0.03, np.int8(0)), net.constant("shape", np.int64([2, 2]))], "square")
     net.add("Relu", ["square"], "y")
@@ -237,7 +237,7 @@ def test_a_model_that_noise_does_not_run_through_is_not_compared(tmp_path: Path)
 
 
 def test_bodies_of_control_flow_keep_what_they_read(tmp_path: Path) -> None:
-    """A branch reads a dequantized tensor and, through it, integers whose type has to stay known to it."""
+    """Tensors that a branch reads keep their types: here a dequantized tensor, and the integers before it."""
     branches = []
     for name, op_type in (("then", "Neg"), ("else", "Abs")):
         inner = helper.make_node(op_type, ["p_dq"], [f"{name}_y"], f"{name}_{op_type}")
@@ -261,7 +261,7 @@ def test_bodies_of_control_flow_keep_what_they_read(tmp_path: Path) -> None:
 
 
 def test_integer_operators_change_their_type(tmp_path: Path) -> None:
-    """S8S8 in the QOperator format has no fast kernels on x86 at all."""
+    """Integer operators change from S8S8, which has no fast kernels on x86 in the QOperator format, to U8S8."""
     first = retarget(saved(residual_s8s8(), tmp_path), tmp_path / "s8.onnx", format="QOperator")
     second = retarget(first.output, tmp_path / "u8.onnx", activation_type="uint8")
     assert (second.before.format, second.before.pair) == ("QOperator", "S8S8")
@@ -310,7 +310,7 @@ def test_no_least_weight_goes_where_kernels_overflow_on_it(tmp_path: Path) -> No
         made = [numpy_helper.to_array(t) for t in onnx.load(result.output).graph.initializer]
         assert min(values.min() for values in made if values.shape == weight.shape) == least
         assert any("12 weights below -127" in line for line in result.changes) is (least == -127)
-        assert plain(result)["identical"] is (least == -128)  # of what was written
+        assert plain(result)["identical"] is (least == -128)  # the comparison uses the written file
     again = retarget(tmp_path / "raspberry-pi-4.onnx", tmp_path / "again.onnx", target="raspberry-pi-4")
     assert not any("weights below" in line for line in again.changes), "there are none left"
 

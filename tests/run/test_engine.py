@@ -1,4 +1,4 @@
-"""Plug-in engines in processes of their own: the way from a description to a run, and everything that goes wrong."""
+"""Test plug-in engines in processes of their own: from a description to a run, and every failure."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ def test_a_package_that_takes_no_fixed_sizes_runs_open_ones(tmp_path: Path, monk
         ("linux x86_64", "GenuineIntel", "onnxruntime-ep-openvino"),
         ("linux x86_64", "AuthenticAMD", "openvino"),
         ("linux arm64", "", "openvino"),
-        ("darwin arm64", "", "onnxruntime-ep-openvino"),  # neither exists there
+        ("darwin arm64", "", "onnxruntime-ep-openvino"),  # neither package exists there
     ],
 )
 def test_the_description_decides_which_package_serves(
@@ -207,7 +207,7 @@ def test_the_description_decides_which_package_serves(
         "edgeq_device.engines.installed_versions", lambda names: {n: installed[n] for n in names if n in installed}
     )
     assert serving(engine).packages == (package,)
-    if place.startswith("linux"):  # what is installed serves where it can
+    if place.startswith("linux"):  # an installed package serves if it can
         installed["openvino"] = "2999.0"
         assert serving(engine).packages == ("openvino",)
         installed["onnxruntime-ep-openvino"] = "1.8.1"

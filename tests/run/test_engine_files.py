@@ -1,4 +1,4 @@
-"""Engines that open files of a format of their own: what is converted, once, and what runs."""
+"""Test engines that open files of their own format: which models are converted, how often, and which file runs."""
 
 from __future__ import annotations
 

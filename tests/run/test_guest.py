@@ -1,4 +1,4 @@
-"""The guest program on this machine's own kernels: the same program, the same frames, no emulator."""
+"""Test the guest program on this machine's own kernels: the same program and frames, without an emulator."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from edgeq.run.session import Command, Guest, SessionSettings, guest_environment
 
 @pytest.fixture
 def here() -> Iterator[Guest]:
-    """A guest on this machine's own kernels."""
+    """Start a guest on this machine's own kernels."""
     environment = guest_environment(os.environ)
     with start_guest(Command((sys.executable,), (), environment), "a guest") as guest:
         yield guest

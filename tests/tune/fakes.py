@@ -1,4 +1,4 @@
-"""An evaluator whose figures are made up, so that the search's decisions can be checked one by one."""
+"""Define an evaluator with made-up figures, so that tests can check each decision of the search."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ from edgeq.tune.trials import FLOAT, Race, Runner
 
 @dataclass(frozen=True)
 class Fact:
-    """What is true of a candidate. `speed` is times float32's; `loss` what all samples show, `early` the first ones."""
+    """State the facts about a candidate.
+
+    `speed` is relative to float32. `loss` is measured on all samples, `early` on the first ones."""
 
     speed: float = 2.0
     loss: float = 0.0
@@ -38,12 +40,17 @@ class Fact:
 
 @dataclass
 class FakeEvaluator:
-    """`facts` by candidate name; the first key that a name starts with counts for what is not listed.
+    """Evaluate candidates by `facts`, a Fact for each name or beginning of names; the longest key counts.
 
-    `ranked` are the layers in the order in which to keep them in float; without `timed` there is no clock. By
-    threads: `thread_gain` is the factor on the median latency, `tails` the mean over the median. `busy` is why no
-    speed can be claimed, `reach` half the width of what is claimed, as a share. `simulated` are losses in a
-    simulator, found as `facts` are; negative where it crashes; on a third of the samples for those in `cut_short`.
+    Attributes:
+        ranked: the layers in the order in which to keep them in float.
+        timed: False for hardware without a clock here.
+        thread_gain: factor on the median latency, by number of threads.
+        tails: mean latency divided by the median, by number of threads.
+        busy: reason why no speed can be claimed; "" if it can.
+        reach: half the width of a claimed interval, as a fraction of the speed.
+        simulated: losses in a simulator, with names as in `facts`; a negative loss is a crash.
+        cut_short: names that are simulated on only a third of the samples.
     """
 
     facts: Mapping[str, Fact]
@@ -147,7 +154,7 @@ class FakeEvaluator:
 
 
 class BusyWith(FakeEvaluator):
-    """The speed of `doubtful` can never be claimed."""
+    """Never claim the speed of `doubtful`."""
 
     doubtful = ""
 
@@ -170,7 +177,7 @@ class Clock:
 
 @dataclass
 class Interrupted:
-    """An evaluator that is interrupted at its n-th piece of work."""
+    """Interrupt an evaluator after `after` pieces of work."""
 
     evaluator: FakeEvaluator
     after: int
@@ -184,7 +191,7 @@ class Interrupted:
 
 
 def profile(**search: object) -> Profile:
-    """U8S8 per channel by default, with a search table."""
+    """Return a profile for U8S8 per channel with this search table."""
     return Profile("test", "Test", "any", frozenset(), 1, "cpu", "1.20", Scheme(), search=search)
 
 
@@ -192,7 +199,7 @@ __all__ = ["FLOAT", "BusyWith", "Clock", "EdgeqError", "Fact", "FakeEvaluator", 
 
 
 class Notes:
-    """Progress that keeps what it is given."""
+    """Keep the notes of a search."""
 
     def __init__(self) -> None:
         self.texts: list[str] = []
@@ -205,7 +212,7 @@ class Notes:
 
 
 class Interrupting:
-    """Presses Ctrl-C when the accuracy is first measured."""
+    """Press Ctrl-C when the accuracy is first measured."""
 
     @contextmanager
     def stage(self, title: str, total: int | None = None) -> Iterator[Any]:

@@ -1,4 +1,4 @@
-"""Timings that do not depend on what else the machine does: every session runs, and its latency is made up."""
+"""Make timings independent of the machine's load: every session runs, but its latency is made up."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from edgeq.tune.trials import FLOAT
 
 
 class SteadyRunner:
-    """Two milliseconds for float32, one for everything else, and a little spread."""
+    """Take two milliseconds for float32 and one for everything else, with a little spread."""
 
     def __init__(self, name: str, run: Any) -> None:
         self._run = run
@@ -34,7 +34,7 @@ class SteadyRunner:
 
 @contextmanager
 def steady_timings() -> Iterator[None]:
-    """`edgeq tune` on a machine that nothing disturbs."""
+    """Run `edgeq tune` as on an undisturbed machine."""
 
     def steady(runners: Mapping[str, Any], **options: Any) -> Any:
         made = {name: [SteadyRunner(name, run) for run in several] for name, several in runners.items()}

@@ -1,4 +1,4 @@
-"""Accuracy from running sums: against labels, against float32's own opinion, and how sure both are."""
+"""Test accuracy from running sums: against labels, against float32's own answers, and the uncertainty of both."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def sample(label: object = None, values: np.ndarray | None = None) -> Sample:
 
 
 def scores(pairs: Pairs, labels: list[int] | None = None) -> Assessment:
-    """The assessment of (float32's, candidate's) scores [1, C]."""
+    """Return the assessment of pairs of scores [1, C], float32's and the candidate's."""
     task = Classification()
     agreement = AgreementEstimate()
     metrics = ResampledMeter(task), ResampledMeter(task)
@@ -64,7 +64,7 @@ def test_no_loss_of_top1_exceeds_the_disagreement() -> None:
 
 
 def test_few_labels_are_weighed_against_what_float_thinks() -> None:
-    """A lucky candidate: no label says that it is worse, its outputs do."""
+    """A lucky candidate is expected to be worse, because its outputs are, although no label shows a loss."""
     pairs = [(row(0.6, 0.4), row(0.4, 0.6)), (row(0.6, 0.4), row(0.4, 0.6))] * 20
     found = scores(pairs, [0, 1] * 20)
     assert found.drop == 0
@@ -73,7 +73,7 @@ def test_few_labels_are_weighed_against_what_float_thinks() -> None:
 
 
 def test_luck_on_few_labels_does_not_pay_for_other_answers() -> None:
-    """Two candidates that change the same answers; one happens to change them to what the labels say."""
+    """A candidate whose changed answers happen to match the labels still has an expected loss."""
     pairs = [(row(0.6, 0.4), row(0.4, 0.6))] * 4 + [(row(0.6, 0.4), row(0.6, 0.4))] * 76
     lucky, unlucky = scores(pairs, [1] * 80), scores(pairs, [0] * 80)
     assert lucky.drop < 0 < unlucky.drop
@@ -89,7 +89,7 @@ def test_many_labels_have_the_last_word() -> None:
 
 
 def test_the_interval_holds_the_truth() -> None:
-    """Of 60 sets of samples of one pair of models, 95 % of the intervals hold the loss of all of them."""
+    """At least 52 of 60 intervals of 95 %, each from its own samples, contain the loss on all samples."""
     pairs, labels = noisy(6000, 0.7)
     truth = scores(pairs, labels).drop
     parts = [scores(pairs[i : i + 100], labels[i : i + 100]) for i in range(0, 6000, 100)]
@@ -99,11 +99,11 @@ def test_the_interval_holds_the_truth() -> None:
 
 @pytest.mark.parametrize("noise", [0.1, 0.2, 0.4])
 def test_as_many_other_samples_show_no_more_than_predicted(noise: float) -> None:
-    """`bound` is of the model: over all samples it loses no more, on as many others chance adds to it."""
+    """`bound` limits the model's loss over all samples. On as many other samples the loss is only larger by chance."""
     count, size = 40_000, 100
     random = np.random.default_rng(3)
     labels = random.integers(0, 5, count)
-    # Twice the distance from the classes' centres: the softmax is the true probability.
+    # With twice the distance between the classes' centres, the softmax is the true probability.
     reference = (2 * random.normal(0, 1, (count, 5)) + 4 * np.eye(5)[labels]).astype(np.float32)
     candidate = reference + 2 * random.normal(0, noise, (count, 5)).astype(np.float32)
     right = [(made.argmax(1) == labels).astype(np.float64) for made in (reference, candidate)]
@@ -157,7 +157,7 @@ def test_scores_that_sum_to_one_are_probabilities_others_get_a_softmax() -> None
 
 
 def test_a_metric_that_is_no_mean_counts_its_doubt() -> None:
-    """Until now the doubt of such a metric was 0, and a lucky candidate qualified."""
+    """A metric that is not a mean has an uncertainty, so that a lucky candidate does not qualify."""
     task = Anomaly()
     good, bad = ResampledMeter(task), ResampledMeter(task)
     agreement = AgreementEstimate()
@@ -188,7 +188,10 @@ def test_a_metric_that_is_no_mean_counts_its_doubt() -> None:
 def test_that_no_class_changed_is_luck_where_scores_move_as_far_as_others_lead(
     moves: float, doubts: tuple[float, float]
 ) -> None:
-    """F1 is the same in all halves then, and their spread 0."""
+    """A loss is uncertain if scores move as far as the best class leads, even if no class changes.
+
+    F1 is then the same in all halves of the samples, and its spread is 0.
+    """
     leads = np.linspace(0.0, 0.3, 153)[2:].astype(np.float32)
     agreement = AgreementEstimate(Comparison(Classification()))
     for i, lead in enumerate(leads):
@@ -264,7 +267,7 @@ def test_nothing_is_claimed_of_all_samples_where_the_doubt_is_not_known(ends: di
 
 
 class Answers:
-    """A session that gives scores for the number in its input."""
+    """Give scores for the number in the input."""
 
     def __init__(self, wrong: set[int], score: float = 1) -> None:
         self.wrong, self.score = wrong, score
@@ -294,7 +297,7 @@ def test_a_loss_in_a_slow_engine_is_the_loss_here_and_what_is_lost_more_there(
     assert whole.drop == pytest.approx(0.05)
     part, reach = meter.simulate("m", here, there, 20, whole, lambda count: None)
     assert part.samples == 20
-    # One answer of 20 more is wrong, and the noise is twice as large: both say 5 points.
+    # One more answer of 20 is wrong and the noise is twice as large. Both mean a loss of 5 points.
     assert part.drop == pytest.approx(0.05 + 1 / 20)
     assert part.complete
     assert part.low < part.drop - reach < part.drop + reach < part.high

@@ -1,4 +1,4 @@
-"""Candidates built and looked at, in engines that take seconds to compile each."""
+"""Test the building and first assessment of candidates in engines that compile each one for seconds."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PROFILE = load_profiles()["x86-64-avx512-vnni"]
 
 
 def started(evaluator: FakeEvaluator) -> tuple[Trials, Candidate]:
-    """A table with one kernel choice in an engine."""
+    """Return a table with one kernel choice in an engine."""
     kernel = in_engine(kernel_candidates(PROFILE)[0], choose_engine("openvino"))
     table = Trials(evaluator, Goal(), Deadline(100, Clock()))
     assert build(table, kernel)
@@ -66,7 +66,7 @@ def test_a_method_that_gives_the_file_of_another_is_none_of_the_two() -> None:
 
 
 def test_methods_are_compared_with_one_kernel_choice_for_all_engines() -> None:
-    """What onnxruntime's own kernels have been built with already is not built again to find the two."""
+    """Methods are compared with one kernel choice, and builds for onnxruntime's own kernels are not repeated."""
     evaluator = FakeEvaluator({})
     table = Trials(evaluator, Goal(), Deadline(100, Clock()))
     own = kernel_candidates(PROFILE)[0]

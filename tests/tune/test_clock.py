@@ -1,4 +1,4 @@
-"""Races on this machine."""
+"""Test races on this machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What this machine's kernels say of a candidate, confirmed or refuted by a simulator of the target."""
+"""Test candidates found on this machine's kernels that a simulator of the target confirms or refutes."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def raising(
     methods: tuple[str, ...] = (),
     cut_short: tuple[str, ...] = (),
 ) -> tuple[FakeEvaluator, Outcome]:
-    """A search on hardware whose tensors may have 16 bits."""
+    """Run a search for hardware that allows tensors of 16 bits."""
     facts = {"a": FACTS["a"], "a, all": Fact(wide=1.0), **facts}
     ranked = ("n1", "n2", "n3", "n4", "n5")
     evaluator = FakeEvaluator(
@@ -104,7 +104,7 @@ def test_luck_on_few_samples_does_not_replace_what_holds_on_many() -> None:
 
 
 def test_where_all_in_16_bits_lose_a_little_too_much_fewer_are_tried() -> None:
-    """Which of two loses less is chance where they differ by roundings."""
+    """If all tensors in 16 bits lose slightly too much, fewer are tried: a difference of roundings is chance."""
     facts = {"a, all": Fact(wide=1.0, loss=0.011, width=0.002), "a, 2": Fact(wide=0.2, loss=0.009)}
     assert raising(facts, {"a, 2": 0.009})[1].chosen == "a, 2 tensors in 16 bits"
 

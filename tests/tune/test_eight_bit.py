@@ -1,4 +1,4 @@
-"""Which products of a 4-bit model are given 8 bits first."""
+"""Test which products of a 4-bit model get 8 bits first."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_the_noisiest_for_each_byte_come_first(tmp_path: Path) -> None:
     model = proto(NET)
     random = np.random.default_rng(0)
     held = {
-        "even": np.sign(random.normal(size=(32, 32))),  # two values: 4 bits hold them exactly
+        "even": np.sign(random.normal(size=(32, 32))),  # has two values, which 4 bits represent exactly
         "uneven": random.standard_t(2, (32, 32)),
         "last": random.uniform(-1, 1, (32, 64)),
     }

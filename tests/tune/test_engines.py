@@ -1,4 +1,4 @@
-"""The race of engines: decisions on figures that are made up, and one tune with a plug-in that is not there."""
+"""Test the race of engines: decisions on made-up figures, and one tuning run with a plug-in that is not installed."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def run(
     own: bool = True,
     **more: Any,
 ) -> tuple[Outcome, FakeEvaluator]:
-    """A search with the fake in both precisions; what of an engine is not in `facts` is slow."""
+    """Run a search with the fake engine in both precisions. Candidates in an engine are slow unless in `facts`."""
     slow = {f"{name} in fake": Fact(speed=0.1) for name in ("a", "b", "unquantized")}
     near = {f"{name} in fake:bf16": Fact(speed=0.2) for name in ("a", "b", "unquantized")}
     evaluator = FakeEvaluator({**slow, **near, **facts}, **more)
@@ -158,7 +158,11 @@ def test_a_lower_precision_that_is_no_faster_is_not_raced_further(fake: Engine) 
 
 
 def test_a_lower_precision_that_may_be_faster_by_chance_gives_way(fake: Engine) -> None:
-    """What is all in int8 runs the same in both; what recoveries put into float later would have the lower one."""
+    """A lower precision is dropped if it may be faster only by chance.
+
+    Candidates that are all in int8 run the same in both. Layers that a recovery later keeps in float would run in the
+    lower precision.
+    """
     facts = {"a": Fact(2.0), "b": Fact(1.5), "a in fake": Fact(4.0), "a in fake:bf16": Fact(4.2)}
     for reach, left in ((0.1, "fake"), (0.02, "fake:bf16")):
         outcome, evaluator = run(fake, facts, reach=reach)
@@ -299,7 +303,7 @@ def test_a_race_with_openvino_and_its_bundle_on_a_device(
     assert trials["unquantized in openvino"]["screening"]["sqnr_db"] > 90
     assert {trial["engine"] for trial in trials.values()} == {"onnxruntime", "openvino"}
     assert result.record["versions"]["openvino"]
-    # All candidates are equally fast here, so the most accurate one wins.
+    # All candidates are equally fast here, and so the most accurate one wins.
     assert result.record["chosen"] == "unquantized in openvino"
     with open_bundle(tmp_path / "t") as bundle:
         variants = {variant.ep: variant for variant in bundle.components["model"]}
@@ -308,7 +312,7 @@ def test_a_race_with_openvino_and_its_bundle_on_a_device(
     assert best.info["precision"] == "f32"
     assert best.info["coverage"]["how"] == "openvino, this machine"
     assert edgeq.verify(tmp_path / "t").passed
-    # The runner takes the winner where its plug-in is, and where it is not the fall-back.
+    # The runner uses the winner if its plug-in is installed, else the fallback.
     bundle_and_json = ["--bundle", str(tmp_path / "t"), "--json", "--force", "-o", str(tmp_path / "out.npz")]
     with np.load(demo.CALIBRATION) as samples:
         np.savez(tmp_path / "x.npz", image=samples["image"][:1])

@@ -1,4 +1,4 @@
-"""What is reported at the end."""
+"""Test the texts that report a search's outcome."""
 
 from __future__ import annotations
 
@@ -43,7 +43,10 @@ def test_that_int8_does_not_pay() -> None:
 
 
 def test_a_speed_that_is_unclear_counts_only_where_it_may_decide() -> None:
-    """What is as fast as another is dropped for a race that could not be claimed, and that says nothing of the rest."""
+    """The verdict mentions an unclear speed only if it could change the decision.
+
+    A candidate that is as fast as another may be dropped after a race without a claim. That does not affect the others.
+    """
     facts = {"a": Fact(speed=0.995), "b": Fact(speed=0.9)}
     doubtful = BusyWith(facts)
     doubtful.doubtful = "b"

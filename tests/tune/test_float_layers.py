@@ -1,4 +1,4 @@
-"""Layers to keep in float, on noises and losses that are made up."""
+"""Test the choice of layers to keep in float, on made-up noises and losses."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def recorded(
 
 @st.composite
 def monotone_losses(draw: st.DrawFn) -> Callable[[frozenset[str]], float]:
-    """The loss of a set is a weighted count of constraints that it does not hit: never more with more layers."""
+    """Draw a loss that never grows with more layers: the weighted count of constraints that a set of layers misses."""
     hits = st.tuples(st.frozensets(st.sampled_from(NAMES), min_size=1), st.integers(1, 8))
     constraints = draw(st.lists(hits, max_size=8))
     return lambda kept: float(sum(weight for needed, weight in constraints if not needed & kept))
@@ -84,7 +84,7 @@ def test_against_brute_force_on_losses_that_never_grow_with_more_layers_in_float
 
 
 def test_the_refinement_puts_back_what_is_not_needed() -> None:
-    """The costly one is noisy, but the others suffice."""
+    """The refinement puts layers back into integers if the others suffice: here the costly, noisy layer."""
     noise = {"costly": 4.0, "b": 5.0, "c": 5.0, "d": 1.0, "e": 0.0}
     ranked = ranking({"costly": 50, "b": 45, "c": 45, "d": 40, "e": 1})
     found = select_float_layers(ranked, lambda kept: sum(v for k, v in noise.items() if k not in kept), 5.5, never)
@@ -121,7 +121,10 @@ def test_whatever_the_losses_what_is_found_holds(losses: list[float], max_drop: 
 
 @pytest.mark.parametrize("last", [INF, 25.0])
 def test_sizes_around_the_best_are_tried_where_the_largest_is_no_better(last: float) -> None:
-    """Of 16 layers 9 to 13 are enough, but 15 lose everything: a power of two meets none of them."""
+    """Sizes around the best one are tried if the largest is not better.
+
+    Here 9 to 13 of 16 layers are enough, but 15 lose everything. No power of two is in that range.
+    """
     names = [f"n{i}" for i in range(16)]
     evaluated: list[tuple[str, ...]] = []
 
@@ -136,7 +139,7 @@ def test_sizes_around_the_best_are_tried_where_the_largest_is_no_better(last: fl
 @given(noises=st.lists(st.floats(0.01, 100), min_size=2, max_size=10), share=st.floats(0.001, 0.999))
 def test_the_first_set_leaves_as_much_noise_as_is_allowed(noises: list[float], share: float) -> None:
     evaluated: list[tuple[str, ...]] = []
-    names = [f"n{position}" for position in range(len(noises) + 1)]  # the last one never goes to float
+    names = [f"n{position}" for position in range(len(noises) + 1)]  # the last layer never goes to float
     layers = tuple(RankedLayer(name, (name,), noise) for name, noise in zip(names, [*noises, 0.0], strict=True))
     ranked = Ranking(layers, MacCosts(dict.fromkeys(names, 1)))
     select_float_layers(ranked, recorded(lambda kept: 1.0, evaluated), 0.0, lambda: bool(evaluated), share=share)

@@ -1,4 +1,4 @@
-"""The journal: what was measured once is not measured again, and nothing else is taken from it."""
+"""Test the journal: a measurement is not repeated, and nothing else is read from the journal."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_what_is_no_journal_is_refused(tmp_path: Path, text: str) -> None:
 
 
 def test_every_beginning_of_a_journal_is_gone_on_from(tmp_path: Path) -> None:
-    """A kill may cut it off anywhere, in the header too."""
+    """A search can resume from any beginning of a journal: a kill may cut it off anywhere, even in the header."""
     path = tmp_path / "j.jsonl"
     whole = Journal(path, SETTINGS, resume=False)
     for key in ("k", "l"):
@@ -163,7 +163,7 @@ def test_what_is_no_journal_is_not_replaced(tmp_path: Path, text: str) -> None:
 
 
 def test_the_threads_are_measured_again_before_the_last_race(tmp_path: Path) -> None:
-    """The journal must not answer with what it remembers of the first time."""
+    """Threads are measured again before the last race: the journal must not return the first measurement."""
     evaluator = FakeEvaluator({"a": Fact(speed=2)}, total=20_000, clock=Clock())
     journal = Journal(tmp_path / "journal.jsonl", {}, resume=False)
     measured = JournaledEvaluator(evaluator, journal)
@@ -172,7 +172,7 @@ def test_the_threads_are_measured_again_before_the_last_race(tmp_path: Path) -> 
 
 
 def test_a_race_on_a_busy_machine_is_run_again(tmp_path: Path) -> None:
-    """Nothing was learnt from it."""
+    """A race on a busy machine is run again, because it has no result."""
     runners = {"float32": (None, 0), "a": (Candidate("a", Scheme()), 0)}
     for busy, races in (("the machine was busy", 1), ("", 1), ("", 0)):
         evaluator = FakeEvaluator({"a": Fact(speed=2)}, busy=busy)

@@ -1,4 +1,4 @@
-"""`edgeq.tune.local.race_of` on latencies that are made up: six sessions of two rounds."""
+"""Test `edgeq.tune.local.race_of` on made-up latencies: six sessions of two rounds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SESSIONS, ROUNDS = 6, 12
 
 
 def _latencies(milliseconds: float) -> Distribution:
-    """Return latencies of one run a round."""
+    """Return latencies with one run in each round."""
     samples = np.full(ROUNDS, milliseconds) * (1 + 1e-4 * np.arange(ROUNDS))
     return Distribution(samples, np.arange(ROUNDS), sessions=SESSIONS)
 

@@ -1,4 +1,4 @@
-"""The evaluator of this machine, on the embedded demo model."""
+"""Test the evaluator for this machine on the embedded demo model."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_accuracy_in_steps_is_accuracy_in_one(evaluator: LocalEvaluator, job: Jo
     expected = evaluate(open_session(built.model, built.settings()), job.validation, task)
     assert whole.metrics == expected.metrics
     assert evaluator.float_metrics() == evaluate(job.prepared.path, job.validation, task).metrics
-    # Fewer again, as after an interruption: counted anew.
+    # With fewer samples, as after an interruption, the assessment starts again.
     assert evaluator.assess([first], 40)[first.name] == part
 
 
@@ -157,7 +157,7 @@ def test_what_is_simulated_has_no_clock_and_is_ranked_layer_by_layer(job: Job, n
 
 
 class SlowEngine:
-    """Stands for a simulator: the CPU's kernels, or always the same answer. `runs` counts samples."""
+    """Imitate a simulator with the CPU's kernels, or with the same answer for all inputs. `runs` counts samples."""
 
     def __init__(self, right: bool) -> None:
         self.right, self.runs = right, 0
@@ -178,7 +178,7 @@ class SlowEngine:
 
 @pytest.fixture
 def npu(job: Job, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[SlowEngine], LocalEvaluator]:
-    """An evaluator for an NPU that takes every node, and whose simulator is `engine`."""
+    """Return a function that makes an evaluator for an NPU, which runs every node, with a given simulator."""
     backend = "edgeq.backends.qnn.backend"
     monkeypatch.setattr(f"{backend}.find_library", lambda *arguments: Path())
     monkeypatch.setattr(f"{backend}.installed_version", lambda engine: "2.7.0")
@@ -240,7 +240,10 @@ def test_recoveries_edit_what_a_simulated_npu_gets(npu: Callable[[SlowEngine], L
 def test_of_many_candidates_for_a_simulator_none_is_taken_for_its_luck(
     npu: Callable[[SlowEngine], LocalEvaluator], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What float32 thinks of the changed answers counts next to the labels; the doubt does not."""
+    """No candidate for a simulator is chosen by luck: float32's scores for changed answers count, not only the labels.
+
+    The uncertainty is left out of the bound.
+    """
     monkeypatch.setattr("edgeq.tune.accuracy_estimate._combine", lambda drop, error, regret: (0.04, 0.02))
     evaluator = npu(SlowEngine(right=True))
     (candidate, *_) = kernel_candidates(resolve("hexagon-v73").profile)

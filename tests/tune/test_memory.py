@@ -1,4 +1,4 @@
-"""What earlier runs found: whom it is used for, what it leaves out, and that nothing is believed unmeasured."""
+"""Test the findings of earlier runs: which models use them, what they leave out, and that all are measured again."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SETTINGS: dict[str, Any] = {"machine": "m", "version": {"onnxruntime": "1.32.0"}
 
 
 def net(first: str, weight: tuple[int, ...]) -> ir.Model:
-    """x → a convolution 3 x 3 → a pointwise one."""
+    """Return x → a 3 x 3 convolution → a pointwise one."""
     made = proto(f"""g (float[1,4,8,8] x) => (float[1,4,8,8] z) {{
         [a] y = Conv<{first}pads = [1,1,1,1]>(x, w) [b] z = Conv(y, v)
     }}""")

@@ -1,4 +1,4 @@
-"""The choice, and the sentences on it, where nothing meets the goal beyond doubt."""
+"""Test the choice, and its sentences, if no candidate certainly meets the goal."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BUSY = "the machine was busy"
 
 @dataclass
 class Estimating(FakeEvaluator):
-    """Nothing can be claimed; speeds are estimated to within `spread`."""
+    """Claim no speed, but estimate each to within `spread`."""
 
     spread: float = 0.2
 

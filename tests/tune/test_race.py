@@ -1,4 +1,4 @@
-"""Layers that integers make slower."""
+"""Test layers that are slower in integers."""
 
 from __future__ import annotations
 
@@ -108,7 +108,10 @@ def test_nothing_slow_leaves_all_as_it_was() -> None:
 
 
 def test_two_races_are_compared_by_what_float32_took_in_each() -> None:
-    """The machine becomes twice as fast, so "b + recovery" has a lower median than "c" had before it."""
+    """Results of two races are compared by their ratios to float32 in the same race.
+
+    Here the machine becomes twice as fast, so "b + recovery" has a lower median than "c" had before.
+    """
 
     class FasterLater(FakeEvaluator):
         def time(self, runners: Mapping[str, Runner], baseline: str, **how: Any) -> Race:

@@ -1,4 +1,4 @@
-"""`edgeq tune` from end to end on the embedded demo model, on timings that are made up: see steady.py."""
+"""Run `edgeq tune` from end to end on the embedded demo model with made-up timings (see steady.py)."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_without_labels_float_is_the_judge(tmp_path: Path) -> None:
 
 
 def filters(folder: Path) -> tuple[Path, Path]:
-    """A convolution, whose outputs are not classes and never equal in int8, and samples for it."""
+    """Write a convolution and samples for it. Its outputs are not classes and are never equal in int8."""
     random = np.random.default_rng(0)
     weights = {"w": random.normal(0, 1, (8, 3, 3, 3)).astype(np.float32)}
     body = """filters (float[N, 3, 16, 16] x) => (float[N, 8, 16, 16] y) {
@@ -136,7 +136,7 @@ def test_what_comes_nearest_is_written_although_the_goal_is_missed(tmp_path: Pat
         found = report_bundle(place)
         assert found.verdict.status == "Goal not met"
         assert f"{record['chosen']} comes nearest" in found.verdict.sentence
-    # From what is known another limit is answered, and nothing is left behind.
+    # A resumed run meets a new limit with the measurements in the journal, and leaves nothing behind.
     edgeq.tune(model, Data(data), tmp_path / "t", goal=Goal(max_drop=0.5, budget_s=30), resume=True, force=True)
     assert json.loads((tmp_path / "t" / "report.json").read_text())["tuning"]["goal_met"]
 
@@ -209,7 +209,7 @@ def test_a_dry_run_looks_whether_the_samples_are_there(tmp_path: Path, option: s
 
 def test_the_command_says_the_verdict_first(tmp_path: Path) -> None:
     arguments = ["tune", str(demo.MODEL), "--data", str(demo.CALIBRATION), "--count", "10", "--budget", "60s"]
-    # Others are raced in test_engines.py.
+    # test_engines.py tests races with other engines.
     shown = CliRunner().invoke(group, [*arguments, "--engine", "onnxruntime", "-o", str(tmp_path / "t")])
     assert shown.exit_code == 0, shown.output
     assert "times float32's speed" in shown.stdout.splitlines()[0]

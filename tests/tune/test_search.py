@@ -1,4 +1,4 @@
-"""The decisions of the search, on figures that are made up."""
+"""Test the decisions of the search on made-up figures."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def run(
     progress: Progress = SILENT,
     **table: Any,
 ) -> Outcome:
-    goal = replace(goal or Goal(), strict=True)  # what is chosen otherwise: test_nearest.py
+    goal = replace(goal or Goal(), strict=True)  # test_nearest.py tests other choices
     deadline = Deadline(goal.budget_s, evaluator.clock or Clock())
     return search(candidates(*names), profile(**table), evaluator, goal, deadline, threads=threads, progress=progress)
 
@@ -197,7 +197,7 @@ def test_a_thorough_search_recovers_what_is_hardly_faster_too() -> None:
 
 
 class Crowded(FakeEvaluator):
-    """Another guest of the machine takes a core between the first races and the last."""
+    """Let another program take a core between the first races and the last."""
 
     def assess(self, candidates: Sequence[Candidate], samples: int) -> dict[str, Assessment]:
         self.thread_gain = {0: 3.0}
@@ -222,7 +222,10 @@ def test_what_is_far_behind_is_not_in_the_last_race() -> None:
 
 
 class SharedCore(FakeEvaluator):
-    """float32's second thread gains something in the last races alone: what is not raced again seems faster."""
+    """Make float32 faster in the last races, because its second thread helps only then.
+
+    A candidate that is not raced again then seems faster than it is.
+    """
 
     def time(self, runners: Mapping[str, Runner], baseline: str, **how: Any) -> Race:
         judged = any(line.startswith("assess") for line in self.log)
@@ -266,7 +269,10 @@ def test_threads_are_chosen_again_before_the_last_race() -> None:
 
 
 def test_speeds_with_other_threads_are_not_held_against_the_last_race() -> None:
-    """`b` is as `a`, less accurate, and was timed while all threads were quick; it must not win by that figure."""
+    """Speeds with other numbers of threads are not compared with the last race.
+
+    `b` is as fast as `a` but less accurate, and was timed when all threads were fast. It must not win by that figure.
+    """
 
     facts = {"a": Fact(speed=2, structure="s"), "b": Fact(speed=2, structure="s", loss=0.004)}
     outcome = run(Crowded(facts, total=20, thread_gain={0: 0.5}, clock=Clock()), "a", "b", threads=(0, 1))
@@ -291,7 +297,7 @@ def test_on_a_busy_machine_the_threads_are_left_to_the_device_and_nothing_is_cho
 
 
 class BusyFor(FakeEvaluator):
-    """Another process works next to the races until one may last half a minute."""
+    """Keep the machine busy in all races that last less than half a minute."""
 
     def time(self, runners: Mapping[str, Runner], baseline: str, **how: Any) -> Race:
         self.log.append(f"for {how['seconds']:g} s")
@@ -316,7 +322,7 @@ def test_the_last_race_goes_on_only_for_one_that_may_be_the_best(speed: float, r
 def test_a_busy_machine_is_not_waited_for_when_the_budget_is_used_up() -> None:
     evaluator = BusyFor({"a": Fact(speed=2)}, clock=Clock())
     assert run(evaluator, "a", goal=Goal(budget_s=1)).winner is None
-    assert evaluator.log.count("for 0 s") == 2  # the first race, and the last
+    assert evaluator.log.count("for 0 s") == 2  # in the first race and in the last
 
 
 def test_of_equally_fast_threads_the_fewest() -> None:
@@ -327,7 +333,7 @@ def test_of_equally_fast_threads_the_fewest() -> None:
 
 @pytest.mark.parametrize(("speed", "recovered"), [(0.97, False), (1.2, True)])
 def test_what_could_not_be_timed_is_timed_again_before_it_is_recovered(speed: float, recovered: bool) -> None:
-    """It seems fast while the machine is busy; recoveries take minutes."""
+    """A candidate that could not be timed is timed again before recoveries, which take minutes, are tried on it."""
 
     class BusyAtFirst(FakeEvaluator):
         def time(self, runners: Mapping[str, Runner], baseline: str, **how: Any) -> Race:
@@ -398,7 +404,7 @@ def test_of_those_of_about_one_speed_what_loses_least_is_recovered(speed: float,
 
 @pytest.mark.parametrize(("loss", "chosen"), [(0.002, "b + recovery"), (0.03, "")])
 def test_recoveries_that_fall_short_are_tried_with_other_ranges(loss: float, chosen: str) -> None:
-    """The ranges of `a` lose least by themselves."""
+    """If recoveries are not enough with the ranges that lose least (those of `a`), they are tried with other ranges."""
     facts = {
         "a": Fact(loss=0.05, structure="s"),
         "a + recovery": Fact(loss=0.02, structure="s"),
@@ -537,7 +543,7 @@ def test_halving_keeps_the_better_half_of_one_speed_and_measures_the_last_in_ful
 
 
 def test_an_early_surprise_does_not_decide() -> None:
-    """Few samples say that `a` is bad, but their interval is wide: it is measured on."""
+    """A candidate with a bad figure on few samples is measured further, because its interval is wide."""
     facts = {"a": Fact(loss=0.005, early=0.02, width=0.02), "b": Fact(speed=1.5)}
     assert run(FakeEvaluator(facts), "a", "b").chosen == "a"
 
@@ -596,7 +602,7 @@ def test_a_kernel_choice_that_is_no_faster_and_far_less_exact_gets_no_methods() 
 
 
 def test_what_cannot_be_timed_gives_way_to_nothing_for_its_median() -> None:
-    """The medians of races that allow no claim: the model that is not faster in the end has the better one."""
+    """A median from a race without a claim decides nothing: "exact" has the better one, but is not faster later."""
 
     class QuietLater(FakeEvaluator):
         def time(self, runners: Mapping[str, Runner], baseline: str, **how: Any) -> Race:

@@ -1,4 +1,4 @@
-"""Sessions that a search keeps."""
+"""Test the sessions that a search keeps open."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Session:
 
 
 class Opener:
-    """Counts, and takes `seconds` of a made-up clock for each."""
+    """Count the opened sessions. Each takes `seconds` of a made-up clock."""
 
     def __init__(self, seconds: float = 1.0) -> None:
         self.now, self.guest, self.opened = 0.0, Guest(), 0

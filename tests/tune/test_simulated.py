@@ -1,4 +1,4 @@
-"""`edgeq tune` for targets that are simulated here, on the embedded demo model."""
+"""Run `edgeq tune` for targets that are simulated here, on the embedded demo model."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_a_goal_out_of_reach_says_what_the_best_form_loses(
 
 
 def test_without_its_simulator_it_says_what_was_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every form was dropped then, as one of which nothing runs in int8."""
+    """Without the simulator, candidates are kept with a forecast of coverage, and the result gives the reason."""
 
     def missing(*arguments: object) -> Path:
         raise DeviceError("qnn needs the package onnxruntime-qnn, not installed here")

@@ -1,4 +1,4 @@
-"""What is tried, and what makes no sense to try."""
+"""Test which candidates are tried, and which are left out because they make no sense."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Threads: which are chosen, and when again."""
+"""Test which numbers of threads are chosen, and when they are chosen again."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_where_there_was_no_choice_it_holds() -> None:
 
 
 class Separated(FakeEvaluator):
-    """The two processors cease to share a core when the first race of structures begins."""
+    """Stop sharing a core between the two processors when the first race of structures begins."""
 
     def time(self, runners: Mapping[str, Runner], baseline: str, **how: Any) -> Race:
         if "a" in runners:

@@ -1,4 +1,4 @@
-"""Samples run at once, only where each is answered as it is alone."""
+"""Test that samples run at once only if each of them then gets the same output as alone."""
 
 from __future__ import annotations
 
@@ -72,5 +72,5 @@ def test_the_figures_are_those_of_samples_one_by_one(tmp_path: Path) -> None:
     (alone, _), (at_once, count) = found
     assert count == 70
     for one, other in zip(alone, at_once, strict=True):
-        assert other.cosine == pytest.approx(one.cosine)  # sums of products in another order
+        assert other.cosine == pytest.approx(one.cosine)  # the sums run in another order
         assert dataclasses.replace(other, cosine=one.cosine) == one

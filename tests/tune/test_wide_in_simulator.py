@@ -1,4 +1,4 @@
-"""A tensor that 8 bits cannot hold goes to 16, and the simulator confirms it: the whole way, where it is installed."""
+"""Test a tensor that needs 16 bits, from the search to the simulator's confirmation, if the simulator is installed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NET = """g (float[1,8] x, float[64,8] a, float[17,64] w, float[64,17] v, float[6
 
 
 def network(path: Path) -> Path:
-    """Four layers, and in the middle a channel that is 300 times as large as the rest, with no weight."""
+    """Write four layers with a channel in the middle that is 300 times as large as the others and has no weight."""
     random, made = np.random.default_rng(0), proto(NET)
     weights = {
         "a": random.normal(size=(64, 8)),
@@ -48,7 +48,10 @@ def network(path: Path) -> Path:
 def test_what_8_bits_cannot_hold_goes_to_16_in_the_simulator_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without what is tried before: other ranges, which leave the channel out, and recoveries."""
+    """A tensor that 8 bits cannot represent gets 16 bits, and the simulator confirms this.
+
+    The test disables the methods that would come first: ranges that leave the channel out, and recoveries.
+    """
     monkeypatch.setattr("edgeq.tune.build.method_candidates", lambda *arguments: ())
     monkeypatch.setattr("edgeq.tune.local.LocalEvaluator.recovery_groups", lambda self: ())
     model, random = network(tmp_path / "net.onnx"), np.random.default_rng(1)

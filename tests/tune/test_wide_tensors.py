@@ -1,4 +1,4 @@
-"""Which tensors are raised to 16 bits first."""
+"""Test which tensors get 16 bits first."""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""On the path of processes that run the pages: their clock is 50 times as fast, so that what measures for two seconds
-takes 40 ms. Timeouts of the standard library keep the real clock: they bind it when they are imported, here. Sessions
-take one thread, as those of the tests' own processes do."""
+"""Speed up the clock of processes that run the pages, and give their sessions one thread.
+
+The clock runs 50 times as fast, so that a measurement of two seconds takes 40 ms. The standard library's timeouts use
+the real clock, because this module imports them first. Sessions take one thread, as in the tests' own processes.
+"""
 
 import concurrent.futures
 import importlib.util
@@ -22,7 +24,7 @@ time.monotonic = lambda: _monotonic() * FACTOR
 
 
 class _OneThread:
-    """Finds onnxruntime, and calls tests/one_thread.py when it has been imported."""
+    """Find onnxruntime, and call tests/one_thread.py after its import."""
 
     def find_spec(self, name, path=None, target=None):
         if name != "onnxruntime":

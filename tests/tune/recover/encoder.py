@@ -1,4 +1,4 @@
-"""A transformer layer with random weights and outlier channels, as exporters write it, and samples for it."""
+"""Build a transformer layer with random weights and outlier channels, as exporters write it, and samples for it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WIDTH, HEADS, WIDE = 32, 4, 64
 
 
 class Sentences:
-    """Token rows with padding; the same ones each time."""
+    """Yield token rows with padding, the same ones each time."""
 
     source = "made up"
 
@@ -40,11 +40,11 @@ class Sentences:
 
 
 def encoder(folder: Path, *, unsqueeze_once: bool = False, pre_norm: bool = False) -> PreparedModel:
-    """x [N, S, 32], mask [N, S] → y [N, S, 32]: attention and a feed-forward part.
+    """Return x [N, S, 32], mask [N, S] → attention and a feed-forward part → y [N, S, 32].
 
     Args:
-        unsqueeze_once: the mask gets both axes from one node.
-        pre_norm: the normalization feeds the feed-forward part alone, and not also the sum behind it.
+        unsqueeze_once: whether one node adds both axes to the mask.
+        pre_norm: whether the normalization feeds only the feed-forward part, and not also the later sum.
     """
     random = np.random.default_rng(3)
     nodes: list[onnx.NodeProto] = []
@@ -64,7 +64,7 @@ def encoder(folder: Path, *, unsqueeze_once: bool = False, pre_norm: bool = Fals
         return op("Add", [f"{name}.mm", constant(f"{name}.b", np.full(outputs, 0.1, np.float32))], name)
 
     def norm(x: str, name: str) -> str:
-        # Channels of very different size, which is what SmoothQuant is for.
+        # The channels differ very much in size. SmoothQuant is for this case.
         scale = np.geomspace(0.05, 20, WIDTH, dtype=np.float32)
         shift = np.linspace(-0.1, 0.1, WIDTH, dtype=np.float32)
         return op("LayerNormalization", [x, constant(f"{name}.g", scale), constant(f"{name}.s", shift)], name, axis=-1)

@@ -1,5 +1,8 @@
-"""Random small graphs, with what users' models have: shared weights, several readers, tensors that are outputs too,
-bodies that read from outside, layers without bias, grouped ones, of zero to three spatial axes."""
+"""Draw random small graphs with the features of users' models.
+
+These are shared weights, tensors with several readers, tensors that are also outputs, bodies that read from outside,
+layers without bias, grouped layers, and layers with zero to three spatial axes.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +27,11 @@ _OTHERS = ("relu", "leaky relu", "clip", "silu", "gelu", "hard swish", "square",
 
 @st.composite
 def nets(draw: Any, *, axes: int | None = None, chain: tuple[str, ...] = ()) -> tuple[ir.Model, dict[str, np.ndarray]]:
-    """(model, inputs). All tensors have the shape of the input: [N, 4, 5 ...] with `axes` spatial axes.
+    """Draw (model, inputs). All tensors have the shape of the input: [N, 4, 5 ...] with `axes` spatial axes.
 
     Args:
-        chain: kinds of nodes that stand somewhere one behind the other; "layer" is a layer of any kind.
+        axes: number of spatial axes; None for 0 to 3.
+        chain: kinds of nodes that follow each other somewhere in the model; "layer" for a layer of any kind.
     """
     net = Net(draw(st.integers(0, 10**6)))
     spatial = draw(st.integers(0, 3)) if axes is None else axes
@@ -120,13 +124,13 @@ def _other(draw: Any, net: Net, kind: str, a: str, b: str, name: str) -> None:
 
 
 def _body(op_type: str, outer: str, name: str) -> onnx.GraphProto:
-    """A body that reads a tensor from outside."""
+    """Return a body that reads a tensor from outside."""
     made = helper.make_tensor_value_info(name, TensorProto.FLOAT, None)
     return helper.make_graph([helper.make_node(op_type, [outer], [name], name=name)], name, [], [made])
 
 
 def tensors_of(model: ir.Model, feed: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """All tensors of the main graph."""
+    """Return all tensors of the main graph."""
     from edgeq.run.session import SessionSettings, open_session
 
     names = [name_of(value) for node in model.graph for value in node.outputs]

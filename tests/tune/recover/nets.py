@@ -1,4 +1,4 @@
-"""Small networks with random weights, prepared and with statistics, and a target to build them for."""
+"""Build small networks with random weights, prepared and with statistics, and a target for them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SCHEME = Scheme()
 
 @dataclass
 class Net:
-    """Collects nodes and weights."""
+    """Collect nodes and weights."""
 
     seed: int = 0
     nodes: list[onnx.NodeProto] = field(default_factory=list)
@@ -57,7 +57,7 @@ class Net:
         channels: Any = 1.0,
         **attributes: Any,
     ) -> str:
-        """A Conv node called `name` that gives `{name}_out`; output channels are scaled by `channels`."""
+        """Add a Conv called `name` and return its output `{name}_out`. `channels` scales the output channels."""
         fan_in = inputs // groups * kernel * kernel
         scale = np.broadcast_to(np.asarray(channels, np.float64), (outputs,))
         w = self.random.normal(0, np.sqrt(2 / fan_in), (outputs, inputs // groups, kernel, kernel))
@@ -90,7 +90,7 @@ class Net:
 
 @dataclass(frozen=True)
 class FewSamples:
-    """Samples in memory."""
+    """Hold samples in memory."""
 
     samples: tuple[Sample, ...]
     source: str = "memory"
@@ -106,7 +106,7 @@ class FewSamples:
 
 
 def few(count: int, shape: Sequence[int], *, name: str = "x", seed: int = 1, mean: float = 0.0) -> FewSamples:
-    """Random samples of one input."""
+    """Return random samples with one input."""
     random = np.random.default_rng(seed)
     return FewSamples(
         tuple(Sample(f"s{i}", {name: random.normal(mean, 1, shape).astype(np.float32)}) for i in range(count))
@@ -114,14 +114,14 @@ def few(count: int, shape: Sequence[int], *, name: str = "x", seed: int = 1, mea
 
 
 def prepared_of(model: ir.Model, folder: Path) -> PreparedModel:
-    """A prepared model that is taken as it is."""
+    """Return a model as a prepared one, without any preparation."""
     path = folder / "source.onnx"
     path.write_bytes(to_bytes(model))
     return PreparedModel(GraphIndex(read_model(path), path), path, path, model_digest(path), model_signature(path), ())
 
 
 def job_of(model: ir.Model, folder: Path, samples: FewSamples, *, prepare: bool = False) -> Job:
-    """A job whose model is taken as it is, or prepared as a user's is."""
+    """Return a job for a model. The model is prepared only if `prepare` is True."""
     prepared = prepared_of(model, folder)
     path = prepared.path
     if prepare:
@@ -143,7 +143,7 @@ def run(model: ir.Model | Path, feed: Mapping[str, Any], **settings: Any) -> lis
 
 
 def noise_db(model: ir.Model | Path, other: Path, samples: FewSamples) -> float:
-    """SQNR of the first output over all samples."""
+    """Return the SQNR of the first output over all samples in dB."""
     pairs = [(run(model, sample.inputs)[0], run(other, sample.inputs)[0]) for sample in samples]
     return sqnr_db(np.stack([a for a, _ in pairs]), np.stack([b for _, b in pairs]))
 
@@ -154,7 +154,7 @@ def sqnr_db(reference: Any, other: Any) -> float:
 
 
 def two_gates(channels: Callable[[int], Any] = lambda n: 1.0) -> ir.Model:
-    """Conv, SiLU, Conv, SiLU, depthwise Conv, Conv: [1, 3, 12, 12] → [1, 4, 12, 12]."""
+    """Return Conv, SiLU, Conv, SiLU, depthwise Conv, SiLU, Conv: [1, 3, 12, 12] → [1, 4, 12, 12]."""
     net = Net()
     x = net.silu(net.conv("x", "first", 3, 8, channels=channels(8)), "first_act")
     x = net.silu(net.conv(x, "second", 8, 8, 1, channels=channels(8)), "second_act")
@@ -164,5 +164,5 @@ def two_gates(channels: Callable[[int], Any] = lambda n: 1.0) -> ir.Model:
 
 
 def uneven(count: int) -> Any:
-    """Channel scales from 1/16 to 16."""
+    """Return channel scales from 1/16 to 16."""
     return 2.0 ** np.linspace(-4, 4, count)

@@ -1,4 +1,4 @@
-"""`edgeq.tune.recover.layers`: integers read as what they stand for, and edited, in every format and type."""
+"""Test `edgeq.tune.recover.layers`: integers of every format and type are read as real values, and edited."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_integers_stand_for_the_weights_and_biases(tmp_path: Path, name: str) ->
 
 @pytest.mark.parametrize("name", SCHEMES)
 def test_what_is_set_is_what_runs(tmp_path: Path, name: str) -> None:
-    """Without weights, the last layer gives zeros."""
+    """A model runs with the weights that were set: with zeros, the last layer gives zeros."""
     file, model, path = _built(tmp_path, SCHEMES[name])
     (last,) = [f for f in file.integer_layers(find_layers(model)) if f.layer.name == "y_MatMul"]
     file.set_weight(last, np.zeros_like(file.weight(last)))

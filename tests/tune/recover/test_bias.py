@@ -1,4 +1,4 @@
-"""Bias correction: what it takes off is the mean error, where there is one, and nothing else."""
+"""Test bias correction: it subtracts the mean error if there is one, and nothing else."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SHAPE = [1, 3, 10, 10]
 
 
 def _biased(folder: Path, model: ir.Model, samples: FewSamples, form: str) -> State:
-    """A state whose integer weights are all rounded down, as rounding to zero would do to positive ones."""
+    """Return a state whose integer weights are all rounded down, as rounding towards zero does with positive ones."""
     state = Recoverer(job_of(model, folder, samples), target(), folder).state(
         SCHEME.replace(format=form), [], folder / "plain.onnx"
     )
@@ -52,7 +52,7 @@ def test_mean_errors_of_biased_weights_go(tmp_path: Path, form: str) -> None:
 
 
 def test_the_last_layers_mean_is_the_float_models(tmp_path: Path) -> None:
-    """Without anything behind it and many positions, what is left is a fraction of a step."""
+    """The corrected last layer has the float model's means to half a step."""
     net = Net()
     net.conv("x", "first", 3, 6, 3)
     net.node("Relu", ["first_out"], "r")

@@ -1,4 +1,4 @@
-"""Weights in blocks, rounded together: less error on samples that rounding did not see."""
+"""Test the joint rounding of weights in blocks: it reduces the error on samples that the rounding did not use."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def net() -> onnx.ModelProto:
 
 
 def samples(seed: int) -> FewSamples:
-    """Correlated inputs, as real ones are: that is what rounding together makes use of."""
+    """Return correlated inputs, as real ones are. Joint rounding uses the correlation."""
     random = np.random.default_rng(seed)
     mixing = np.random.default_rng(1).normal(size=(8, K))
     rows = random.normal(size=(20, 64, 8)) @ mixing + 0.2 * random.normal(size=(20, 64, K))
@@ -69,7 +69,7 @@ def test_held_out_samples_gain(tmp_path: Path, recoverer: Recoverer, bits: int, 
     source = tmp_path / "work" / "prepared.onnx"
     assert "3 products in blocks" in " ".join(better.artifact.notes)
     gain = sqnr(source, better.artifact.model) - sqnr(source, plain.artifact.model)
-    assert gain > (2 if bits == 4 else -0.5)  # of 8 bits, rounding inputs is most of the noise
+    assert gain > (2 if bits == 4 else -0.5)  # with 8 bits, most of the noise is the rounding of inputs
 
 
 def test_products_of_eight_bits_among_four(tmp_path: Path, recoverer: Recoverer) -> None:

@@ -1,4 +1,4 @@
-"""`edgeq.tune.recover.closer`: layers in float until the outputs are close enough, judged as the proof judges them."""
+"""Test `edgeq.tune.recover.closer`: it keeps layers in float until the outputs are close enough for the proof."""
 
 from __future__ import annotations
 
@@ -21,8 +21,7 @@ SHAPE = [4, 16]
 
 
 def outliers() -> ir.Model:
-    """Three layers; the tensors before and behind the first activation are ruled by one channel that the second layer
-    hardly reads."""
+    """Return three layers. One channel dominates the tensors around the first activation, but matters little later."""
     net = Net()
     columns = np.ones(16)
     columns[3] = 300.0
@@ -35,7 +34,7 @@ def outliers() -> ir.Model:
 
 
 def roots() -> ir.Model:
-    """A layer, a normalization written out whose root meets small negative numbers in 8 bits, and a layer."""
+    """Return two layers around a written-out normalization. In 8 bits the root's input has small negative values."""
     net = Net()
     x = net.node("MatMul", ["x", net.constant("w1", net.random.normal(0, 0.25, (16, 16)))], "in")
     power = net.node("ReduceSum", [net.node("Mul", [x, x], "square")], "power", keepdims=1)

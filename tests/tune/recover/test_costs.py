@@ -1,4 +1,4 @@
-"""`edgeq.tune.recover.costs`: the sum by its definition, kernels under their unit, and a real profile."""
+"""Test `edgeq.tune.recover.costs`: the sum by its definition, kernels counted for their unit, and a real profile."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def costs(draw: st.DrawFn) -> Costs:
 
 
 def total(made: Costs, kept: set[str]) -> float:
-    """Microseconds that `kept` in float cost over all units in integers, by definition."""
+    """Return the microseconds that `kept` in float adds to a model with all units in integers, by definition."""
     wanted = sum(made.float_us[unit] - made.int8_us[unit] for unit in kept)
     for tensor, price in made.conversion_us.items():
         kinds = [unit in kept for unit in (made.makers[tensor], *made.readers[tensor])]

@@ -1,4 +1,4 @@
-"""`edgeq.tune.recover.nonlinear`: what is found behind a tensor computes what the model does, and hides no reader."""
+"""Test `edgeq.tune.recover.nonlinear`: nodes after a tensor compute what the model does, and no reader is missed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_the_function_is_what_the_model_makes(drawn: tuple) -> None:
 @given(nets(axes=1))
 @settings(max_examples=40)
 def test_all_that_others_read_is_an_end(drawn: tuple) -> None:
-    """Without its ends, nothing of the rest of the model depends on the tensor: all nodes are followers."""
+    """All tensors that other nodes read are ends. Apart from its ends, only followers depend on the tensor."""
     model, _ = drawn
     followers = Followers(model)
     for node in model.graph:

@@ -1,4 +1,4 @@
-"""Cross-layer equalization: the function stays, the noise is as predicted, and uneven channels gain."""
+"""Test cross-layer equalization: the function stays, the noise is as predicted, and uneven channels improve."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_any_network_computes_what_it_did(drawn: tuple, seed: int) -> None:
     before = run(model, feed)
     random = np.random.default_rng(seed)
     for pair in find_pairs(model):
-        # What a Clip cuts limits the factors behind it: tested below.
+        # If the pair has a Clip, its bound limits the factors; another test below covers that.
         if math.isinf(pair.bound):
             scale_pair(Weights(model), pair, np.exp(random.normal(0, 1, pair.first.outputs)))
     for a, b in zip(before, run(model, feed), strict=True):
@@ -49,7 +49,7 @@ def test_any_network_computes_what_it_did(drawn: tuple, seed: int) -> None:
 
 
 def _chain(*, scales: np.ndarray, between: str = "Relu", depthwise: bool = True) -> ir.Model:
-    """Convolutions whose channels differ in size, as far as the next one takes it back."""
+    """Return convolutions whose channels differ in size. The weights of the last one undo the differences."""
     net = Net()
     x = net.node(between, [net.conv("x", "first", 3, 8, 3, channels=scales)], "r", **_arguments(between))
     if depthwise:
@@ -78,7 +78,7 @@ def test_functions_that_do_not_commute_part_them(between: str) -> None:
 
 
 def _clipped(low: float, high: float | None) -> ir.Model:
-    """Conv with uneven channels, Clip, depthwise Conv, 1x1 Conv; without `high` the bound is computed."""
+    """Return Conv with uneven channels, Clip, depthwise Conv, 1x1 Conv. Without `high` a node computes the bound."""
     net = Net()
     x = net.conv("x", "first", 3, 8, channels=uneven(8))
     if high is None:
@@ -120,7 +120,7 @@ def test_other_readers_part_them() -> None:
 )
 @pytest.mark.parametrize("scales", [np.ones(8), uneven(8)])
 def test_the_noise_is_what_is_measured(tmp_path: Path, scheme: Scheme, scales: np.ndarray) -> None:
-    """One pair, its input exact: what rounding costs at its output."""
+    """The predicted noise of a pair with an exact input is within 3.5 dB of the noise at its output."""
     model, samples = _chain(scales=scales, depthwise=False), few(8, SHAPE)
     job = job_of(model, tmp_path, samples)
     (pair,) = find_pairs(model)
@@ -132,7 +132,7 @@ def test_the_noise_is_what_is_measured(tmp_path: Path, scheme: Scheme, scales: n
     _without_rounding(quantized, {"x", "last_out", "last_out_QuantizeLinear_Input"})
     errors = [run(quantized, s.inputs, optimization="none")[0] - run(model, s.inputs)[0] for s in samples]
     measured = float(np.mean([(e**2).sum(1).mean() for e in errors]))
-    # That Relu takes away part of the errors in front of it is left out.
+    # The prediction ignores that the Relu removes part of the errors before it.
     assert abs(10 * np.log10(noises / measured)) < 3.5
 
 

@@ -1,4 +1,4 @@
-"""`edgeq.tune.recover.costs`: the order of layers, and that what is kept in float runs in float."""
+"""Test `edgeq.tune.recover.costs`: the order of layers, and that layers kept in float run in float."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_most_noise_for_each_microsecond_first(noise: dict[str, int], cost: dict
 
 
 def test_neighbours_are_worth_more_together() -> None:
-    """Between two units in float there is nothing to convert."""
+    """Two neighbours in float are worth more together, because nothing between them has to be converted."""
     costs = Costs(dict.fromkeys("abc", 2.0), dict.fromkeys("abc", 1.0), {"t": 100.0}, {"t": "a"}, {"t": ("b",)})
     ranked = [RankedLayer(name, (name,), noise) for name, noise in (("a", 2.0), ("b", 1.0), ("c", 1.5))]
     assert [layer.name for layer in by_worth(ranked, costs)] == ["c", "a", "b"]
@@ -61,7 +61,7 @@ def test_noise_of_a_rewritten_model_is_that_of_the_users_units() -> None:
 @pytest.mark.parametrize("form", ["QDQ", "QOperator"])
 @pytest.mark.parametrize("names", [(), ("split-gates",)])
 def test_what_is_kept_in_float_runs_in_float(tmp_path: Path, form: str, names: tuple[str, ...]) -> None:
-    """On the graph that ONNX Runtime really runs, in the session that ships."""
+    """Layers kept in float run in float in the graph that ONNX Runtime executes in the shipped session."""
     model, samples = two_gates(uneven), few(6, SHAPE)
     job = job_of(model, tmp_path, samples)
     recoverer = Recoverer(job, target(), tmp_path)
@@ -123,7 +123,10 @@ def test_in_another_engine_the_multiply_accumulates_limit_what_goes_to_float(tmp
 
 
 def test_what_only_moves_values_is_in_float_between_layers_in_float(tmp_path: Path) -> None:
-    """It causes no noise of its own, but would quantize what the layers around it hand over."""
+    """An operator that only moves values stays in float between float layers.
+
+    It causes no noise itself, but in int8 it would quantize the tensors between these layers.
+    """
     net = Net()
     score = net.node("Transpose", [net.conv("x", "score", 3, 4)], "moved", perm=[0, 2, 3, 1])
     net.node("ReduceMax", [net.node("Sigmoid", [score], "likely")], "best", axes=[3], keepdims=0)

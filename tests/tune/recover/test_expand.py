@@ -1,4 +1,4 @@
-"""`edgeq.tune.recover.layers`: written out, integer operators give what they gave."""
+"""Test `edgeq.tune.recover.layers`: integer operators that are written out give the same outputs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _same(path: Path, feed: dict[str, np.ndarray]) -> set[str]:
     plain = expanded(model)
     assert not {n.op_type for n in plain.graph} & {"QLinearConv", "QLinearMatMul", "QGemm"}
     for a, b in zip(run(model, feed, optimization="none"), run(plain, feed, optimization="none"), strict=True):
-        # Sums in integers and in floats may fall on different sides of a half.
+        # Integer and float sums may be rounded to different sides of a half.
         step = np.abs(a).max() / 100
         assert np.mean(np.abs(a - b) > 1e-5 + 1e-6 * step) < 0.03
         np.testing.assert_allclose(a, b, atol=4 * step)
@@ -44,7 +44,7 @@ def test_random_networks(tmp_path_factory: pytest.TempPathFactory, drawn: tuple)
     try:
         state = Recoverer(job, target(), folder).state(scheme, [], folder / "q.onnx")
     except ModelError:
-        return  # nothing in it could be quantized
+        return  # nothing in this model can be quantized
     assert state.artifact is not None
     _same(state.artifact.model, feed)
 
@@ -86,7 +86,7 @@ def test_batched_weights_have_their_channels_last() -> None:
 
 
 def test_bias_counts_in_the_unit_of_a_scaled_product() -> None:
-    """QGemm with alpha: ONNX Runtime adds the bias before it scales."""
+    """A QGemm with alpha is written out as ONNX Runtime computes it: the bias is added before the scaling."""
     model = text_model("""
     net (uint8[1,2] a) => (float[1,2] y)
     <float as = {0.1}, uint8 az = {0}, int8[2,2] b = {1, 0, 0, 1}, float bs = {0.5}, int8 bz = {0},

@@ -1,4 +1,4 @@
-"""`edgeq.tune.recover.methods.split_gates`: what is a gate and what is none; split, a network computes what it did."""
+"""Test `edgeq.tune.recover.methods.split_gates`: which nodes are gates, and that a split network computes the same."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_split_networks_have_both_forms() -> None:
     assert [[reader.name for reader in gate.readers] for gate in gates] == [["second"], ["depthwise"], ["last"]]
     x = {"x": np.random.default_rng(0).normal(size=(1, 3, 12, 12)).astype(np.float32)}
     before = run(model, x)[0]
-    # In whatever order they are given: a copy must be of the layer that an earlier gate has scaled.
+    # The order must not matter: a copy must be of the layer that an earlier gate has scaled.
     split_all(model, [(gate, np.geomspace(0.1, 10, 8)) for gate in reversed(gates)])
     np.testing.assert_allclose(run(model, x)[0], before, rtol=1e-3, atol=1e-4)
     index = GraphIndex(model)

@@ -1,4 +1,4 @@
-"""Float head: tails that join boxes and scores are found by what they are; ordinary joins are not."""
+"""Test the float head: tails that join boxes and scores are found by their structure; other joins are not found."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SHAPE = [1, 3, 16, 16]
 
 
 def _head(*, wide: float = 200.0, after: str = "") -> ir.Model:
-    """Two scales, each with boxes and scores: Concat, Reshape, Transpose, Concat, as detectors end."""
+    """Return two scales with boxes and scores, joined by Concat, Reshape, Concat and Transpose, as detectors do."""
     net = Net()
     parts = []
     for scale, stride in (("a", 1), ("b", 2)):
@@ -57,7 +57,7 @@ def test_parts_of_one_size_are_no_head(tmp_path: Path) -> None:
 
 
 def test_a_join_inside_the_network_is_no_head(tmp_path: Path) -> None:
-    """What computes behind it needs it in integers."""
+    """A join inside the network is not a head, because a later operator needs it in integers."""
     assert _found(tmp_path, _head(after="Softmax")) == ()
 
 
@@ -71,7 +71,7 @@ def test_what_computes_ends_the_tail(op_type: str) -> None:
 
 
 def test_an_ordinary_join_of_features_is_no_head(tmp_path: Path) -> None:
-    """As in an Inception block, also where it is an output."""
+    """A join of features, as in an Inception block, is not a head, even if it is an output."""
     net = Net()
     parts = [net.node("Relu", [net.conv("x", f"branch{i}", 3, 4, 3)], f"r{i}") for i in range(3)]
     net.node("Concat", parts, "y", axis=1)

@@ -1,4 +1,4 @@
-"""`edgeq.tune.recover.layers`: a layer times its patches is the layer."""
+"""Test `edgeq.tune.recover.layers`: a layer's weight times its patches gives the layer's output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`edgeq.tune.recover.methods.weight_rounding` against all patches at once."""
+"""Compare `edgeq.tune.recover.methods.weight_rounding` with a computation over all patches at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recoveries get the samples that backends need, are refused where they have no effect, and are kept if they help."""
+"""Test recoveries: they get the samples that backends need, are refused without effect, and are kept if they help."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ pytestmark = pytest.mark.usefixtures("exact_kernels")
 
 
 def test_a_build_with_recoveries_gets_the_samples(tmp_path: Path) -> None:
-    """The array's backend fits weights and biases to them."""
+    """A build with recoveries gets the samples, to which the systolic backend fits weights and biases."""
     target = resolve("gemmini")
     job = job_of(two_gates(uneven), tmp_path, few(9, SHAPE))
     scheme = target.profile.scheme
     (tmp_path / "plain").mkdir()
     plain = build(job, target, scheme, tmp_path / "plain" / "q.onnx")
     recoverer = Recoverer(job, target, tmp_path)
-    for again in range(2):  # the second one was built elsewhere before
+    for again in range(2):  # the second build was made in another folder before
         recoverer.state(scheme, ("float-head",), tmp_path / "tried.onnx")
         (folder := tmp_path / f"recovered{again}").mkdir()
         recovered = recoverer.build(scheme, ("float-head",), folder / "q.onnx")

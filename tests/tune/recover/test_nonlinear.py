@@ -1,4 +1,4 @@
-"""`edgeq.tune.recover.nonlinear` against trying many ranges on the values themselves."""
+"""Compare `edgeq.tune.recover.nonlinear` with a trial of many ranges on the values themselves."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_no_range_of_many_is_better(tmp_path: Path, function: str, kind: str, sy
     assert found is not None
     low, high = values.min(), values.max()
     tried = [Range(low * a, high * b) for a, b in itertools.product(np.geomspace(0.02, 1, 14), repeat=2)]
-    # The histogram has bins, and the candidates are steps.
+    # The histogram has bins and the candidates are discrete, so the found range is only nearly the best.
     assert error(found) <= 1.2 * min(error(chosen) for chosen in tried)
     assert error(found) <= 0.5 * error(Range(low, high)) or function == "tanh" or symmetric
 

@@ -1,4 +1,4 @@
-"""`edgeq.tune.recover.methods.weight_rounding` against all values at once, and what is kept of it."""
+"""Compare `edgeq.tune.recover.methods.weight_rounding` with a computation over all values, and check what it keeps."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_means_are_those_of_all_values(tmp_path: Path) -> None:
     model, samples = _model(), few(4, SHAPE)
     found, largest = float_means(prepared_of(model, tmp_path), _views(model), list(samples))
     tensors = [tensors_of(model, dict(sample.inputs)) for sample in samples]
-    for name, low in (("first", 0.0), ("second", LIMITS[0])):  # Relu is what follows the first
+    for name, low in (("first", 0.0), ("second", LIMITS[0])):  # a Relu follows the first layer
         clipped = [np.clip(t[f"{name}_out"].astype(np.float64), low, LIMITS[1]) for t in tensors]
         np.testing.assert_allclose(found[name], [[value.mean((0, 2, 3))] for value in clipped], atol=1e-6)
     assert largest == max(value.nbytes for t in tensors for name, value in t.items() if name.endswith("_out"))

@@ -1,4 +1,4 @@
-"""`edgeq.tune.recover.nonlinear`: some nodes of a model in a session of their own."""
+"""Test `edgeq.tune.recover.nonlinear`: some nodes of a model run in a session of their own."""
 
 from __future__ import annotations
 

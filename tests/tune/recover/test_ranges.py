@@ -1,4 +1,4 @@
-"""`edgeq.tune.recover.methods.nonlinear_ranges`: which tensors get another range, and that outputs gain."""
+"""Test `edgeq.tune.recover.methods.nonlinear_ranges`: which tensors get another range, and that outputs improve."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("exact_kernels")
 
 
 def _wide_silu() -> Net:
-    """Half of what stands in front of the SiLU lies far below zero."""
+    """Return a network with a SiLU, half of whose inputs are far below zero."""
     net = Net(3)
     net.conv("x", "c", 3, 8, 3, channels=3.0)
     net.weights[1].CopyFrom(numpy_helper.from_array(np.array([0, -80] * 4, np.float32), "c_b"))
@@ -47,7 +47,7 @@ def test_a_tensor_that_others_read_too_keeps_its_range(tmp_path: Path) -> None:
     job = job_of(net.model({"x": [1, 3, 10, 10]}, ["last_out", "n"]), tmp_path, few(4, [1, 3, 10, 10]))
     state = Recoverer(job, target(), tmp_path).state(SCHEME, [], tmp_path / "plain.onnx")
     found = NonlinearRanges().apply(state, few(1, [1]), tmp_path, SILENT)
-    # Neg is a function of each element itself: what counts is that both readers are looked at.
+    # Neg works on each element by itself. Both readers of the tensor count.
     assert found.ranges["c_out"] != state.ranges["c_out"]
     net.node("Softmax", ["c_out"], "s", axis=1)
     (tmp_path / "other").mkdir()

@@ -1,4 +1,4 @@
-"""`edgeq.tune.recover.methods.weight_rounding` against trying everything, and on a network."""
+"""Compare `edgeq.tune.recover.methods.weight_rounding` with a trial of all roundings, and test it on a network."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_close_to_the_best_of_all_roundings() -> None:
         plain = _error(row[0, 0] - np.rint(row[0, 0]), metric[0])
         mine = _error(row[0, 0] - found[0, 0], metric[0])
         shares.append((plain - mine) / (plain - best) if plain > best else 1.0)
-    # Of what rounding otherwise than to the nearest can gain at most.
+    # It reaches most of the largest gain that any rounding has over rounding to the nearest.
     assert np.median(shares) > 0.8
 
 
@@ -73,7 +73,7 @@ def test_a_network_gains_and_applying_it_twice_changes_nothing(tmp_path: Path, f
     samples = few(8, [1, 3, 12, 12], mean=3.0)
     model = two_gates()
     job = job_of(model, tmp_path, samples)
-    # One scale of seven bits for all weights: they cause most of the noise.
+    # With one scale of seven bits for all weights, the weights cause most of the noise.
     scheme = SCHEME.replace(
         format=form,
         weight_type=weight_type,
@@ -94,7 +94,7 @@ def test_a_network_gains_and_applying_it_twice_changes_nothing(tmp_path: Path, f
 
 
 def test_weights_and_not_only_biases_are_better(tmp_path: Path) -> None:
-    """Without the means, which the biases take up, what is left of each layer's error is less."""
+    """Rounding improves weights, not only biases: each layer's error is smaller even without the mean error."""
     samples = few(8, [1, 3, 12, 12], mean=3.0)
     model = two_gates()
     job = job_of(model, tmp_path, samples)

@@ -1,4 +1,4 @@
-"""`edgeq.tune.recover.run`: stages in their order, one model for several builds, and requests that cannot be met."""
+"""Test `edgeq.tune.recover.run`: the order of stages, one model for several builds, and requests that cannot be met."""
 
 from __future__ import annotations
 

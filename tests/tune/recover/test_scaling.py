@@ -1,4 +1,4 @@
-"""`edgeq.tune.recover.layers`: scaled where it is made and back where it is read, a network computes what it did."""
+"""Test `edgeq.tune.recover.layers`: a network computes the same if a layer's readers undo a scaling of its output."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.tune.recover.nets import Net, run
 @given(nets(), st.integers(0, 10**6))
 @settings(max_examples=60)
 def test_pairs_of_layers_keep_the_function(drawn: tuple, seed: int) -> None:
-    """Wherever one layer's output is read by layers alone, any positive factors may move from it to them."""
+    """If only layers read a layer's output, any positive factors can move from the layer to its readers."""
     model, feed = drawn
     before = run(model, feed)
     layers = {layer.name: layer for layer in find_layers(model)}
@@ -92,7 +92,7 @@ def test_importance_of_input_channels(groups: int) -> None:
 
 
 def test_channels_on_another_axis_are_not_the_same() -> None:
-    """A MatMul behind a convolution reads the last axis, whatever its size."""
+    """A MatMul after a convolution does not read the convolution's channels, because it reads the last axis."""
     net = Net()
     net.conv("x", "c", 4, 4, 1)
     net.node("MatMul", ["c_out", net.constant("w", net.random.normal(size=(4, 4)))], "y")

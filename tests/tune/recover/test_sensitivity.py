@@ -1,4 +1,4 @@
-"""`edgeq.tune.recover.costs` against one model for each layer, quantized nowhere else."""
+"""Compare `edgeq.tune.recover.costs` with one model for each layer that quantizes only this layer."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _ranked(folder: Path, model: ir.Model, samples: FewSamples, form: str) -> tu
 
 
 def _one_layer(model: ir.Model, quantized: onnx.ModelProto, unit: RankedLayer) -> ir.Model:
-    """The float model with the weights of one unit, and the rounding of what it makes, as in the QDQ model."""
+    """Return the float model with one unit's weights and outputs rounded as in the QDQ model."""
     constants = {t.name: t for t in quantized.graph.initializer}
     held = {name: numpy_helper.to_array(t) for name, t in constants.items()}
     nodes = {node.name: node for node in quantized.graph.node}
@@ -78,12 +78,15 @@ def _round(graph: onnx.GraphProto, tensor: str, how: list[onnx.TensorProto]) -> 
 
 def _noise(model: ir.Model, other: ir.Model, samples: FewSamples) -> float:
     pairs = [(run(model, s.inputs)[0], run(other, s.inputs, optimization="none")[0]) for s in samples]
-    # The last axis is 12 wide and there are 48 rows: too few to be judged by columns.
+    # The last axis has 12 columns and there are 48 rows, too few to judge each column.
     return sum(float(((a - b) ** 2).sum()) for a, b in pairs) / sum(float((a**2).sum()) for a, _ in pairs)
 
 
 def test_noise_is_that_of_quantizing_one_layer_alone(tmp_path: Path) -> None:
-    """But for the values that happen to be rounded: the errors are taken on inputs that are rounded themselves."""
+    """A layer's noise is nearly that of quantizing only this layer.
+
+    A small difference remains, because the errors are measured on inputs that are rounded themselves.
+    """
     model, samples = _chain(), few(12, SHAPE)
     ranked, artifact = _ranked(tmp_path, model, samples, "QDQ")
     quantized = onnx.load(artifact.model)
@@ -96,7 +99,7 @@ def test_noise_is_that_of_quantizing_one_layer_alone(tmp_path: Path) -> None:
 
 
 def test_little_memory_takes_several_passes(tmp_path: Path) -> None:
-    """A unit's tensors are then followed one by one, and their noises added."""
+    """With little memory, a unit's tensors are followed one by one, and the sum of their noises is about the same."""
     model, samples = two_gates(uneven), few(3, SHAPE)
     ranked, artifact = _ranked(tmp_path, model, samples, "QDQ")
     for found in rank_layers(job_of(model, tmp_path, samples).prepared, artifact, samples, count=3, memory=1):
@@ -104,7 +107,10 @@ def test_little_memory_takes_several_passes(tmp_path: Path) -> None:
 
 
 def test_units_of_several_tensors_come_close(tmp_path: Path) -> None:
-    """Their errors are added where they arise; what the first makes the second round differently is left out."""
+    """The noise of a unit with several tensors is right to 1 dB.
+
+    The errors are added where they arise. The effect of the first tensor's error on the second's rounding is left out.
+    """
     model, samples = two_gates(uneven), few(3, SHAPE)
     ranked, artifact = _ranked(tmp_path, model, samples, "QDQ")
     quantized = onnx.load(artifact.model)

@@ -75,7 +75,7 @@ def test_products_that_share_an_input_are_one_group(tmp_path: Path) -> None:
 
 
 def observed(rows: np.ndarray) -> Observed:
-    """Return what was seen of a tensor that has no other rows."""
+    """Return the record of a tensor that has only these rows."""
     return Observed(rows.min(axis=0, initial=0), rows.max(axis=0, initial=0), rows)
 
 
@@ -94,7 +94,7 @@ def test_outliers_get_a_factor_and_equal_channels_none() -> None:
 
 
 def test_the_step_is_that_of_all_rows() -> None:
-    """A factor that is right for the rows at hand is too small where rare tokens widen some channels."""
+    """The factor allows for rare tokens that widen some channels, although the rows at hand do not contain them."""
     random = np.random.default_rng(0)
     rows = random.uniform(-1, 1, (64, 16)).astype(np.float32)
     matrix = random.uniform(-1, 1, (16, 24)).astype(np.float32)

@@ -1,4 +1,4 @@
-"""`edgeq.tune.recover.methods.split_gates` and `gate_plans`: only gates that matter are split, and it helps."""
+"""Test `edgeq.tune.recover.methods.split_gates` and `gate_plans`: only gates that matter are split, and it helps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`edgeq.tune.recover.closer`: each recovery by itself, from Python and from the command line."""
+"""Run each recovery of `edgeq.tune.recover.closer` by itself, from Python and from the command line."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _quantized(workspace: Path, **options: object) -> Quantized:
 @pytest.mark.parametrize("name", RECOVERIES)
 def test_each_from_python(workspace: Path, name: str) -> None:
     found = _quantized(workspace, builder=edgeq.recovering(name))
-    # With the weights that the profile has: what is decided where they can saturate is another scheme.
+    # With the same range of weights: the mitigation of saturation may choose another scheme.
     plain = _quantized(workspace, overrides={"reduce_range": found.scheme.reduce_range})
     assert any(note.startswith(f"{name}: ") for note in found.notes)
     assert found.proof.agreement.sqnr_db > plain.proof.agreement.sqnr_db - 0.5

@@ -1,4 +1,4 @@
-"""`edgeq.tune.recover.nonlinear`: piece by piece, a model gives what it gives at once."""
+"""Test `edgeq.tune.recover.nonlinear`: a model run piece by piece gives the same outputs as at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`edgeq.tune.recover.costs`: every node of a kind in one unit, layers with what follows them."""
+"""Test `edgeq.tune.recover.costs`: every node is in one unit, and a layer's unit includes the nodes that follow it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A small transformer whose residual stream is ruled by two channels that its normalizations take out again."""
+"""Build a small transformer with two channels that dominate its residual stream and that its normalizations remove."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ SHAPE = (1, TOKENS, WIDTH)
 
 
 def transformer(layers: int = 2, outlier: float = 30.0) -> ir.Model:
-    """x [1, 16, 32] → y [1, 16, 10]. One scale for the stream leaves nothing of the other channels; a scale that is
-    measured at run time never meets it, as only the products are quantized then."""
+    """Return x [1, 16, 32] → y [1, 16, 10].
+
+    One scale for the residual stream rounds all other channels to zero. Dynamic quantization has no such scale, because
+    it quantizes only the products.
+    """
     net = Net()
     channels = np.ones(WIDTH)
     channels[[5, 20]] = outlier, -outlier / 2
