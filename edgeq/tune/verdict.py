@@ -55,7 +55,7 @@ def verdict(outcome: Outcome, goal: Goal) -> tuple[str, ...]:
     else:
         found = winner.judged
         assert found is not None
-        lines = [] if met(outcome, goal) else [f"goal missed: {asked}; {winner.name} comes nearest"]
+        lines = [] if met(outcome, goal) else [f"goal missed: {asked}; {winner.name} comes closest"]
         lines += [
             f"{winner.name} runs at {times(winner.timing, of='float32') or 'a speed that is not known'}",
             f"it loses {points(found.drop)}{interval(found)}, by {found.basis}, on {found.samples} samples; "

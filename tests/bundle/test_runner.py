@@ -181,7 +181,7 @@ def test_infer_leaves_the_bundle_readable(copy: Path, tmp_path: Path) -> None:
         for name in ("mine.npz", "other.npz"):
             assert output_place(bundle, copy / name) == copy / name
     line = one_line(run("edgeq_run.py", "infer", "../x.npy", "-o", "model.sig", "--force", cwd=copy), 6)
-    assert "model.sig lies in the bundle" in line
+    assert "model.sig is in the bundle" in line
     assert tree(copy) == before
 
 

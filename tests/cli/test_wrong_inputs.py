@@ -224,7 +224,7 @@ def test_a_bar_that_is_not_met_leaves_no_output(workspace: Workspace) -> None:
     ran = workspace.refused(
         CheckFailedError.exit_code, "quantize", *GOOD, *QUICK, *options, says="less than the 95.0% required"
     )
-    assert "the largest left in float is conv (kept in float on request)" in ran.line
+    assert "the largest operator in float is conv (kept in float on request)" in ran.line
     workspace.refused(
         CheckFailedError.exit_code, "package", *GOOD, "-o", "bundle", *options, says="less than the 95.0%"
     )

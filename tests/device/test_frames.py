@@ -35,7 +35,7 @@ def test_what_is_written_is_read() -> None:
 
 
 def test_texts_have_no_bytes() -> None:
-    with pytest.raises(DataError, match="'words' holds texts"):
+    with pytest.raises(DataError, match="'words' contains texts"):
         write_frame(io.BytesIO(), {}, {"words": np.array(["a"], dtype=object)})
 
 

@@ -99,7 +99,7 @@ def test_an_engine_is_announced_timed_and_noted(
 
 @pytest.mark.usefixtures("on_a_gpu")
 def test_a_provider_that_onnxruntime_left_out_is_an_error(for_tensorrt: Variant, models: dict[str, Path]) -> None:
-    with pytest.raises(RuntimeUnavailableError, match=r"lists TensorrtExecutionProvider and cannot start it"):
+    with pytest.raises(RuntimeUnavailableError, match=r"lists TensorrtExecutionProvider, but cannot start it"):
         open_on_gpu(for_tensorrt, Ort, lambda providers: Pretender(models["narrow"], ["CPUExecutionProvider"]))
 
 

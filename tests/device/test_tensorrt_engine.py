@@ -113,12 +113,12 @@ def test_a_table_is_laid_among_the_engines(built: Variant, tmp_path: Path) -> No
     assert laid.read_bytes() == b"table"
     plan_engine(with_table, [T4], "8.6.1")
     laid.write_bytes(b"mine")
-    with pytest.raises(OutputError, match="not a calibration table"):
+    with pytest.raises(OutputError, match="not one of edgeq's calibration tables"):
         plan_engine(with_table, [T4], "8.6.1")
     laid.unlink()
     (tmp_path / "mine").write_bytes(b"mine")
     laid.symlink_to(tmp_path / "mine")
-    with pytest.raises(OutputError, match="not a calibration table"):
+    with pytest.raises(OutputError, match="not one of edgeq's calibration tables"):
         plan_engine(with_table, [T4], "8.6.1")
     assert (tmp_path / "mine").read_bytes() == b"mine"
 

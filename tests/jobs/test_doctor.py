@@ -45,7 +45,7 @@ def test_a_gpu_that_an_installed_engine_does_not_take_is_no_fault(monkeypatch: p
     monkeypatch.setattr(room, "load_engines", {"onnxruntime": load_engines()["onnxruntime"], engine.name: engine}.copy)
     (check,) = room._engines(machine, SILENT)
     assert check.status == "absent"
-    assert check.detail.endswith("here is H100: 9.0")
+    assert check.detail.endswith("this machine has H100: 9.0")
 
 
 def test_an_installed_engine_that_does_not_take_this_cpu_is_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -127,7 +127,7 @@ def test_what_is_no_share(text: str) -> None:
         (("--percentile", "99"), "--percentile needs --method percentile"),
         (("--dynamic", "--method", "mse"), "--method and --dynamic exclude each other"),
         (("--dynamic", "--activation-asymmetric"), "--activation-symmetric and --dynamic exclude each other"),
-        (("--dynamic", "--weight-type", "int8"), "per operator type"),
+        (("--dynamic", "--weight-type", "int8"), "by operator type"),
     ],
 )
 def test_options_that_contradict_each_other(line: tuple[str, ...], problem: str) -> None:

@@ -84,7 +84,7 @@ def test_what_is_in_doubt_is_no_goal_met() -> None:
     assert verdict(tuning=doubted).status == "Accuracy in doubt"
     missed = verdict(tuning={**doubted, "goal_met": False})
     assert missed.status == "Goal not met"
-    assert f"{doubted['chosen']} comes nearest" in missed.sentence
+    assert f"{doubted['chosen']} comes closest" in missed.sentence
 
 
 def test_ratio_and_milliseconds_are_of_the_same_runs() -> None:

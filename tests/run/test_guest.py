@@ -80,7 +80,7 @@ def test_what_the_runtime_refuses_is_reported(here: Guest, model: Path) -> None:
     session = here.open(model, SessionSettings())
     with pytest.raises(ValueError, match=r"Got: 7 Expected: 8"):
         session.run(None, {"left": np.zeros((7, 64), np.uint8)})
-    with pytest.raises(DataError, match=r"'left' holds texts"):
+    with pytest.raises(DataError, match=r"'left' contains texts"):
         session.run(None, {"left": np.array(["a"], object)})
     with pytest.raises(RuntimeUnavailableError, match=r"refuses variant"):
         here.open(Path(__file__), SessionSettings())

@@ -91,7 +91,7 @@ def test_what_misses_the_goal_is_chosen_as_the_nearest_and_called_so(facts: dict
     outcome = found(FakeEvaluator(facts), *facts)
     assert (outcome.chosen, met(outcome, Goal())) == (chosen, False)
     assert verdict(outcome, Goal())[0].startswith("goal missed: no candidate loses at most 1.00 points")
-    assert verdict(outcome, Goal())[0].endswith(f"; {chosen} comes nearest")
+    assert verdict(outcome, Goal())[0].endswith(f"; {chosen} comes closest")
 
 
 def test_of_what_loses_too_much_the_least_on_fewer_samples_is_measured_in_full() -> None:

@@ -127,7 +127,7 @@ def test_a_strict_goal_that_cannot_be_met_is_an_error_with_the_front_and_leaves_
 
 def test_what_comes_nearest_is_written_although_the_goal_is_missed(tmp_path: Path) -> None:
     model, data = filters(tmp_path)
-    with pytest.raises(GoalNotMetError, match=r"^goal missed: no candidate .* comes nearest") as caught:
+    with pytest.raises(GoalNotMetError, match=r"^goal missed: no candidate .* comes closest") as caught:
         edgeq.tune(model, Data(data), tmp_path / "t", goal=Goal(max_drop=0, budget_s=5))
     record = caught.value.record
     assert (record["bundle"], record["goal_met"]) == (str(tmp_path / "t"), False)
@@ -135,7 +135,7 @@ def test_what_comes_nearest_is_written_although_the_goal_is_missed(tmp_path: Pat
     for place in (tmp_path / "t", tmp_path / "t.tuning"):
         found = report_bundle(place)
         assert found.verdict.status == "Goal not met"
-        assert f"{record['chosen']} comes nearest" in found.verdict.sentence
+        assert f"{record['chosen']} comes closest" in found.verdict.sentence
     # A resumed run meets a new limit with the measurements in the journal, and leaves nothing behind.
     edgeq.tune(model, Data(data), tmp_path / "t", goal=Goal(max_drop=0.5, budget_s=30), resume=True, force=True)
     assert json.loads((tmp_path / "t" / "report.json").read_text())["tuning"]["goal_met"]

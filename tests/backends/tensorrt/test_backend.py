@@ -27,7 +27,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Bench:
         ({"activation_type": "uint8"}, "signed"),
         ({"activation_symmetric": False}, "zero point"),
         ({"reduce_range": True}, "32 bits"),
-        ({"op_types": ("Softmax",)}, "no Softmax"),
+        ({"op_types": ("Softmax",)}, "does not quantize Softmax"),
     ],
 )
 def test_schemes_that_tensorrt_cannot_run_are_refused(change: dict[str, object], problem: str) -> None:
