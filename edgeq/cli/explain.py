@@ -47,7 +47,7 @@ _LEAST_SHARE = 0.0001
 def draw_diagnosis(found: Diagnosis, *, verbose: bool) -> Lines:
     """Yield the outputs first, then the error sources, then the layers in execution order."""
     variant = f", variant {found.variant}" if found.variant else ""
-    yield f"{found.quantized}{variant} against {found.float_model}, {found.comparison.count} samples"
+    yield f"{found.quantized}{variant} against {found.float_model}, {found.comparison.samples} samples"
     yield from (f"note: {note}" for note in found.notes)
     yield f"outputs: {closeness(found.optimised)} in the optimised session,"
     yield f"         {closeness(found.written)} on the graph as written"

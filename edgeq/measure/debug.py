@@ -222,10 +222,10 @@ class Diagnosis(Page):
             "sqnr_db": self.optimised.sqnr_db,
             "as_written_db": self.written.sqnr_db,
         }
-        return {**models, **agreement, **sources, "samples": self.comparison.count, "warnings": self.warnings}
+        return {**models, **agreement, **sources, "samples": self.comparison.samples, "warnings": self.warnings}
 
     def __page__(self) -> dict[str, Any]:
-        shown = {"samples": self.comparison.count, "warnings": list(self.warnings)}
+        shown = {"samples": self.comparison.samples, "warnings": list(self.warnings)}
         variant = {"agreement": plain(self.optimised), "layers": plain(self), **shown}
         return {"name": self.quantized.name, "variants": {"int8": variant}, "notes": list(self.notes)}
 
@@ -236,7 +236,7 @@ class Diagnosis(Page):
             "quantized_model": str(self.quantized),
             "variant": self.variant,
             "data": str(self.data),
-            "samples": self.comparison.count,
+            "samples": self.comparison.samples,
             "prepared": self.prepared,
             "verdict": self.verdict,
             "verdict_text": self.verdict_text,

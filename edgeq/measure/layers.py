@@ -232,11 +232,11 @@ def _float_input(graph: ir.Graph, name: str, like: ir.DataType | None) -> ir.Val
 
 @dataclass(frozen=True)
 class LayerComparison:
-    """Compare weights and activations in the float model's order of execution, over `count` samples."""
+    """Compare weights and activations in the float model's order of execution, over `samples` samples."""
 
     weights: tuple[WeightComparison, ...]
     activations: tuple[ActivationComparison, ...]
-    count: int
+    samples: int
 
 
 class Accumulator(Protocol):

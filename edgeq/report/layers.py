@@ -133,7 +133,7 @@ def layer_record(
     except EdgeqError as error:
         return {"error": str(error)}
     return {
-        "samples": found.count,
+        "samples": found.samples,
         "activations": [plain(parse(plain(a), Activation, "the comparison of layers")) for a in found.activations],
         "error_sources": plain(error_sources),
     }

@@ -174,5 +174,7 @@ def test_a_provider_that_does_not_start_is_an_error(on_gpu: Callable[[str], OnGp
     def open_with(providers: list[Any]) -> Any:
         return onnxruntime.InferenceSession(str(gpu.model), providers=["CPUExecutionProvider"])
 
-    with pytest.raises(RuntimeUnavailableError, match=r"onnxruntime 9\.9 lists CUDAExecutionProvider, but cannot start"):
+    with pytest.raises(
+        RuntimeUnavailableError, match=r"onnxruntime 9\.9 lists CUDAExecutionProvider, but cannot start"
+    ):
         gpu.open(open_with)

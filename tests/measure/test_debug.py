@@ -27,7 +27,7 @@ def test_it_answers_as_the_command_does(quantized: Quantized) -> None:
     model = next(iter(quantized.models.values()))
     found = edgeq.debug(str(quantized.source), model, quantized.data, count=4, worst=2)
     assert isinstance(found.comparison, LayerComparison)
-    assert found.comparison.count == 4
+    assert found.comparison.samples == 4
     asked = [str(quantized.source), str(model), "--data", str(quantized.data), "--count", "4", "--worst", "2", "--json"]
     said = CliRunner().invoke(group, ["debug", *asked])
     assert json.loads(said.stdout) == json.loads(json_text(plain(found)))

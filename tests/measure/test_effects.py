@@ -59,7 +59,7 @@ def test_the_effect_of_one_layer_is_that_of_a_model_with_only_this_layer_quantiz
     # Its input is rounded in both models, because that error belongs to the tensor before it. So round it here.
     for name in ("dw_act_scale", "dw_act_zero_point"):
         partly.graph.initializer.append(onnx.numpy_helper.from_array(constants[name], name))
-    assert found["pw_out"].count == len(quantized.samples)
+    assert found["pw_out"].samples == len(quantized.samples)
     by_hand = compare_sessions(
         open_session(_rounded(onnx.load(quantized.prepared.path), constants, {"dw_act": "rounded"}), NONE),
         open_session(_rounded(partly, constants, {"dw_act": "rounded", "pw_out": "rounded"}), NONE),
@@ -94,7 +94,7 @@ def test_layers_without_error_are_left_out(quantized: Quantized) -> None:
     matches = match_activations(reference, graph)
     found = output_effects(reference, graph, matches, ["sum", "pw_out"], quantized.samples, count=2)
     assert set(found) == {"pw_out"}
-    assert found["pw_out"].count == 2
+    assert found["pw_out"].samples == 2
 
 
 def test_samples_are_taken_evenly(quantized: Quantized) -> None:

@@ -174,7 +174,7 @@ KEYS = [
     "model",
     "variant",
     "data",
-    "count",
+    "samples",
     "task",
     "primary",
     "higher_is_better",

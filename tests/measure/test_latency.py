@@ -43,7 +43,7 @@ def measured(tmp_path: Path) -> Measurement:
 
 
 def test_a_measurement_carries_machine_versions_and_settings(measured: Measurement) -> None:
-    assert measured.machine["cpu"]
+    assert measured.machine["cpu_name"]
     assert set(measured.versions) == {"python", "onnxruntime", "numpy"}
     assert measured.settings["min_queries"] == 10
     assert measured.models["a"]["providers"] == ["CPUExecutionProvider"]

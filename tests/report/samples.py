@@ -46,7 +46,7 @@ def bench_report(base: float = 2.0, other: float = 0.8) -> dict[str, Any]:
     return {
         "baseline": "float32",
         "settings": {"threads": 0, "pin": [0, 1], "min_duration_s": 2.0},
-        "machine": {"cpu": "A CPU", "architecture": "x"},
+        "machine": {"cpu_name": "A CPU", "architecture": "x"},
         "versions": {"onnxruntime": "1.31.1"},
         "models": {"float32": {"memory": {"process_peak_bytes": 6e7}}, "int8": {"memory": None}},
         "scenarios": {
@@ -72,7 +72,7 @@ def assessment(drop: float, **changes: Any) -> dict[str, Any]:
 
 def accuracy(metrics: dict[str, float], **changes: Any) -> dict[str, Any]:
     primary = next(iter(metrics))
-    known = {"metrics": metrics, "count": 500, "task": "classification", "primary": primary, "higher_is_better": True}
+    known = {"metrics": metrics, "samples": 500, "task": "classification", "primary": primary, "higher_is_better": True}
     return {**known, **changes}
 
 
@@ -196,7 +196,7 @@ def variant(layers: int = 30) -> dict[str, Any]:
             ],
         },
         "agreement": {
-            "count": 500,
+            "samples": 500,
             "outputs": [output(31.5)],
         },
         "accuracy": {

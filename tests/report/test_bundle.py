@@ -151,7 +151,7 @@ def test_a_tuning_run_without_a_bundle_has_a_report(tmp_path: Path) -> None:
         report_bundle(place, measure=True)
 
 
-@pytest.mark.parametrize("content", ["{}", "[1]", '{"schema": "edgeq.bench/1"}', "{"])
+@pytest.mark.parametrize("content", ["{}", "[1]", '{"schema": "edgeq.bench/2"}', "{"])
 def test_any_other_json_is_refused(tmp_path: Path, content: str) -> None:
     place = tmp_path / "other.json"
     place.write_text(content, "utf-8")

@@ -130,7 +130,7 @@ def test_the_words_follow_the_interval() -> None:
     found = compared((2.0, 1.9, 2.1), (100, 250))
     assert found.verdict()[0].startswith("B runs at 2.00 times A's speed")
     assert found.verdict()[1] == "B is 2.50× A's size."
-    assert found.rows()[1] == ("latency p50", "2.00\u202fms", "1.00\u202fms", "")
+    assert found.rows()[1] == ("latency p50", "2.00\u202fms", "1.00\u202fms", "2.00× the speed (1.90 to 2.10)")
     assert "no difference in speed is settled" in compared((2.0, 0.9, 2.1)).verdict()[0]
     assert "SLOWER" in compared((0.5, 0.4, 0.6)).verdict()[0]
 

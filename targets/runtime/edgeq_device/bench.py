@@ -161,7 +161,7 @@ def _machine(report: Mapping[str, Any]) -> List[str]:
     threads = f"{count} thread{'s' if count > 1 else ''}" if count else "onnxruntime's choice of threads"
     pin = f", pinned to {','.join(map(str, settings['pin']))}" if settings["pin"] else ""
     return [
-        f"{machine['cpu']} ({machine['architecture']}), {len(machine['allowed_cores'])} cores",
+        f"{machine['cpu_name']} ({machine['architecture']}), {len(machine['allowed_cores'])} cores",
         *([versions] if versions else []),
         f"{threads}{pin}; at least {settings['min_duration_s']:g} s and {settings['min_queries']} queries each",
     ]
