@@ -203,7 +203,7 @@ def test_a_file_that_comes_while_calibrating_survives(workspace: Workspace, monk
 
     monkeypatch.setattr(run, "collect", slow)
     ran = workspace.run(*CALIBRATE, "-o", "cal", "--force")
-    assert (ran.code, ran.line.startswith("edgeq: cal holds notes.txt")) == (OUTPUT, True), ran.err
+    assert (ran.code, ran.line.startswith("edgeq: cal contains notes.txt")) == (OUTPUT, True), ran.err
     assert {k: v for k, v in ran.after.items() if k != "cal/notes.txt"} == ran.before
 
 

@@ -180,7 +180,7 @@ def test_images_without_a_preprocessing_get_the_likely_ones(colours: Path) -> No
     assert result.exit_code == 4
     assert result.stderr.count("\n") == 1
     assert "Type --preprocess" in result.stderr
-    likely = result.stderr.split("apart: ")[1]
+    likely = result.stderr.split("images: ")[1]
     assert "1.00" in likely
     for raw in ("none", "preprocess_method2", "bilinear,layout"):
         assert raw not in likely
