@@ -1,10 +1,12 @@
-# Sourced by the scripts beside it: finds a Python and keeps one virtual environment per purpose in the repository.
+# Find a Python, and keep one virtual environment for each purpose in the repository. The scripts in this folder source
+# this file.
 # shellcheck shell=bash
 
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 export PIP_DISABLE_PIP_VERSION_CHECK=1
 export ORT_DISABLE_TELEMETRY=1
-# Of the environment that lint, test and fuzz share: with other extras each would install it anew. In CI docs uses it too.
+# The environment that lint, test and fuzz share. With different extras, each script would reinstall it. CI also uses it for
+# docs.
 test_extras="[cpu,coco,sign,dev]"
 docs_environment=docs docs_extras="[cpu,docs]"
 if [[ -n "${EDGEQ_ONE_ENVIRONMENT:-}" ]]; then
@@ -53,7 +55,7 @@ use_environment() {
   if [[ "$mode" == copy ]]; then
     wanted+=" $(fingerprint pyproject.toml README.md edgeq profiles targets)"
   else
-    # What is included from outside of the package is copied, even so.
+    # Files included from outside the package are copied, even so.
     wanted+=" $(fingerprint pyproject.toml profiles targets)"
   fi
   if [[ -f "$stamp" && "$(cat "$stamp")" == "$wanted" ]]; then
@@ -70,7 +72,8 @@ use_environment() {
   printf '%s\n' "$wanted" >"$stamp"
 }
 
-# create_environment DIRECTORY. Debian's python3 comes without ensurepip; there the outer pip puts pip inside.
+# create_environment DIRECTORY: make a virtual environment. Debian's python3 has no ensurepip; there the outer pip installs
+# pip into the environment.
 create_environment() {
   local venv="$1" outer
   outer="$(find_python)"
@@ -83,7 +86,7 @@ create_environment() {
     fail "$outer has neither ensurepip nor a pip of 22.3 or newer. Install one (Debian: apt install python3-venv)"
 }
 
-# add_engines EXTRA...: those plug-in engines (docs/engines.md) into $python's environment, where they can be had.
+# add_engines EXTRA...: install these plug-in engines (docs/engines.md) into $python's environment if they are available.
 add_engines() {
   local extra
   for extra in "$@"; do
