@@ -172,7 +172,7 @@ def table_of_text(step: type[Step], op: str, parts: Sequence[str]) -> dict[str, 
         fitting = [name for name, value in values.items() if value is not None]
         name = next((name for name in fitting if name not in found), None)
         if name is None:
-            problem = f"a second {fitting[0]}, {part!r}" if fitting else f"no field takes {part!r}"
+            problem = f"a second {fitting[0]}, {part!r}" if fitting else f"it does not accept {part!r}"
             raise DataError(f"{op}: {problem}", SEE_LIST)
         found[name] = values[name]
     return found

@@ -77,7 +77,7 @@ def test_profiles_show() -> None:
         (("targets", "show", "rasberry-pi-4"), 5, "Did you mean raspberry-pi-4?"),
         (("targets", "show"), 2, "no target named"),
         (("targets", "list", "gemmini"), 2, "gemmini does not go with a list of all targets. Leave it out, or type"),
-        (("profiles", "list", "x86-64"), 2, "or say `edgeq profiles show x86-64`"),
+        (("profiles", "list", "x86-64"), 2, "or type `edgeq profiles show x86-64`"),
         (("profiles", "--why"), 2, "--why does not go with a list of all profiles"),
         (("targets", "show", "./ABSENT.TOML"), 5, "ABSENT.TOML cannot be read: No such file"),
     ],

@@ -31,7 +31,7 @@ def test_what_a_model_is(tmp_path: Path) -> None:
     assert [(o.op_type, o.count) for o in report.operators][:2] == [("Conv", 1), ("Gemm", 1)]
     assert sum(o.macs for o in report.operators) == report.macs
     assert report.dynamic == ("x[0] N",)
-    assert report.file_bytes == path.stat().st_size
+    assert report.bytes == path.stat().st_size
     assert report.targets == ()
     assert not report.quantized
 
@@ -41,7 +41,7 @@ def test_forecasts_are_of_the_prepared_model(tmp_path: Path) -> None:
     report = inspect_model(path, [("here", "cpu", Scheme()), ("there", "systolic", Scheme())])
     assert [t.target for t in report.targets] == ["here", "there"]
     assert report.preparation == ("opset 11 → 17", "1 BatchNormalization folded")
-    assert report.targets[0].int8_macs_share == 1.0
+    assert report.targets[0].int8_mac_share == 1.0
     assert any("quantizing raises it to 17" in note for note in report.notes)
     assert "BatchNormalization" not in {n.op_type for n in report.targets[0].nodes}
     assert sorted(p.name for p in tmp_path.iterdir()) == ["m.onnx"]
@@ -52,7 +52,7 @@ def test_external_data_counts(tmp_path: Path) -> None:
     onnx.save(small_cnn(), path, save_as_external_data=True, location="w.bin", size_threshold=64)
     report = inspect_model(path)
     assert report.files == (path, tmp_path / "w.bin")
-    assert report.file_bytes == path.stat().st_size + (tmp_path / "w.bin").stat().st_size
+    assert report.bytes == path.stat().st_size + (tmp_path / "w.bin").stat().st_size
     assert report.parameters == 8 * 27 + 4 * 8 + 40 + 5
 
 
@@ -114,7 +114,7 @@ class TestCommand:
         (target,) = content["targets"]
         assert target["target"] == "gemmini"
         assert target["backend"] == "systolic"
-        assert target["int8_macs_share"] == 1.0
+        assert target["int8_mac_share"] == 1.0
         floats = [n["op_type"] for n in target["nodes"] if n["verdict"] == "float"]
         assert floats == []
         assert target["float_nodes"] == 0
