@@ -18,7 +18,7 @@ from typing import Any
 from edgeq.errors import EdgeqError
 from edgeq.util.display import Progress, in_python
 
-_BEFORE = {"validation": "val"}
+_BEFORE = {"validation": "val", "first": "start"}
 """Former name → current name of arguments. A function that has the current one also accepts the former one."""
 
 
