@@ -37,14 +37,6 @@ def test_options_of_other_tools_are_answered(typed: str, meant: str) -> None:
     assert f"Did you mean '{meant}'?" in run("quantize", "m.onnx", typed, "x").stderr
 
 
-def test_quiet_is_quiet(tmp_path: Path) -> None:
-    words = ("quantize", demo.MODEL, "--data", demo.CALIBRATION, "--count", "4", "--no-timing", "-q")
-    done = run(*words, "-o", tmp_path / "q.onnx")
-    assert (done.exit_code, done.stdout, done.stderr) == (0, "", "")
-    shown = run("eval", demo.MODEL, "--data", demo.VALIDATION, "--task", "classification", "--count", "8", "-q")
-    assert "100.00" in shown.stdout  # a command that writes no file still prints its result
-
-
 @pytest.mark.parametrize(
     ("option", "begun", "name"),
     [
