@@ -1,13 +1,13 @@
-"""Run the command line: `edgeq` and `python -m edgeq`."""
+"""Run the command line, for `edgeq` and for `python -m edgeq`."""
 
 from __future__ import annotations
 
 import os
 import sys
 
-# `python -m edgeq` looks for modules in the working directory first, and a `numpy.py` may be there next to the model.
-# If edgeq was found elsewhere, this removes the working directory from the path. `python -P` and the program `edgeq` do
-# not need it.
+# `python -m edgeq` looks for modules in the working directory first, where a file such as `numpy.py` may be next to the
+# model. If edgeq itself was found elsewhere, remove the working directory from the path. `python -P` and the program
+# `edgeq` do not add it.
 try:
     here = os.getcwd()  # noqa: PTH109 (pathlib may lie there)
 except FileNotFoundError:  # the directory was removed, so it has no modules

@@ -39,8 +39,7 @@ class EdgeqError(Exception):
     """Serve as the base of all deliberate failures.
 
     Args:
-        problem: what is wrong and where, one sentence. A full stop at its end, as in other libraries' texts, is
-            dropped.
+        problem: what is wrong and where, in one sentence. A full stop at the end is dropped.
         fix: what the reader can do about it, in the imperative.
     """
 
@@ -56,11 +55,11 @@ class EdgeqError(Exception):
         EdgeqError.__init__(self, words(self.problem), words(self.fix))
 
     def _render_traceback_(self) -> list[str]:
-        """Return what IPython and notebooks show instead of a traceback: only the message."""
+        """Return only the message, which IPython and notebooks show instead of a traceback."""
         return [f"{type(self).__name__}: {self}"]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # the inherited method would pass the joined text as the only argument
+        # The inherited method would pass the joined text as the only argument.
         return type(self), (self.problem, self.fix)
 
 
@@ -129,7 +128,7 @@ class CheckFailedError(EdgeqError):
 
 
 class GoalNotMetError(EdgeqError):
-    """Report a missed goal. `record` is the tuning record of what was found anyway, as plain values."""
+    """Report a missed goal. `record` is the tuning record of the candidates that edgeq found, as plain values."""
 
     exit_code = 11
 
@@ -178,7 +177,7 @@ def closest(given: str, known: Iterable[str], otherwise: str, *, most: int = 1) 
 def suggest(given: str, known: Iterable[str]) -> str:
     """Return a fix for an unknown name: "Did you mean …?" with similar names, or all of `known` if none is similar.
 
-    Parts of names count as similar, whatever separates them ("pi5" of "raspberry-pi-5").
+    A part of a name also counts as similar, whatever separates the parts: "pi5" matches "raspberry-pi-5".
     """
     names, part = sorted(set(known) - {"*"}), _joined(given)
     near = [name for name in names if part in _SEPARATORS.split(name) or (len(part) > 2 and part in _joined(name))]

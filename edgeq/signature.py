@@ -33,7 +33,9 @@ class Signature:
 
 
 def signature_differences(a: Signature, b: Signature) -> tuple[str, ...]:
-    """Return one sentence for each input or output that is missing, added or changed. The order is A's, then B's."""
+    """Return one sentence for each input or output that is missing, added or changed, in the order of `a` and then of
+    `b`.
+    """
     found = []
     for kind, left, right in (("input", a.inputs, b.inputs), ("output", a.outputs, b.outputs)):
         before, after = ({spec.name: spec for spec in specs} for specs in (left, right))

@@ -1,4 +1,4 @@
-"""Write the parts that operators with windows and operators that move elements share: images, padding, slices."""
+"""Handle images, padding and slices for operators with windows and for operators that move elements."""
 
 from __future__ import annotations
 
@@ -51,7 +51,9 @@ def write_image(
     *,
     like: Tensor | None = None,
 ) -> None:
-    """Write the operator that makes an image, like `Lowering.write`. For a sequence, make one row and reshape it."""
+    """Write the operator that makes an image, like `Lowering.write`. For a sequence, write an image of one row and
+    reshape it.
+    """
     value, shape = node.outputs[0], work.sizes(node.outputs[0])
     if len(shape) == 4:
         work.write(node, kind, inputs, NHWC, options, like=like)
@@ -74,7 +76,7 @@ def dilations(shape: Geometry) -> dict[str, Any]:
 
 
 def same_pads(size: int, kernel: int, stride: int, dilation: int = 1) -> tuple[int, int]:
-    """Return the padding that SAME means, as (before, after)."""
+    """Return the padding that SAME stands for, as (before, after)."""
     total = max((-(-size // stride) - 1) * stride + (kernel - 1) * dilation + 1 - size, 0)
     return total // 2, total - total // 2
 
