@@ -1,5 +1,4 @@
-"""Write the files that accompany a .tflite file for a microcontroller: C++ sources, and a model compiled for the NPU.
-"""
+"""Write the files that accompany a .tflite file for a microcontroller: C++ sources and an NPU version of the model."""
 
 from __future__ import annotations
 
