@@ -19,10 +19,11 @@ IntegerType = Literal["int8", "uint8"]
 WEIGHT_BITS = (4, 8)
 BLOCK_SIZES = (16, 32, 64, 128, 256)
 SYMMETRIC_BLOCKS = {4: False, 8: True}
-"""Bits per weight → whether blocks of such weights have their zero point in the middle. A block whose weights are not
-centred then leaves one or two steps unused. Of 16 steps, that adds a tenth to its noise; of 256 steps, nothing."""
+"""Whether the zero point of a block of weights is in the middle of the range, for each number of bits. In a block
+whose weights are not centred, one or two steps then stay unused. With 4 bits (16 steps), that adds a tenth to the
+block's noise. With 8 bits (256 steps), it adds nothing."""
 ALL_NODES = "*"
-"""Stands for every node, in place of names."""
+"""Value that means every node, instead of a list of names."""
 WEIGHT_ONLY_TYPES = ("Gather", "Gemm", "MatMul")
 """Operator types that weight-only quantization supports."""
 

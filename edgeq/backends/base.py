@@ -119,7 +119,7 @@ class Artifact:
 
 
 ESTIMATE = "estimate"
-"""Key in an artifact's `details` for the estimate of the hardware's own tools, a record. No part of it was measured."""
+"""Key in an artifact's `details` for the estimate of the hardware's own tools, as a record. Nothing in it was measured."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ class Alternative:
 
 
 DeviceSimulator = Callable[[Target], AbstractContextManager[Callable[[Path, SessionSettings], Session]]]
-"""Simulates the device of a target: opens models as sessions that give the outputs of the device."""
+"""Simulate the device of a target: open models as sessions that give the device's outputs."""
 
 Status = Literal["ok", "absent", "failed", "not run"]
 

@@ -47,7 +47,7 @@ from edgeq.run.session import onnxruntime
 from edgeq.scheme import ALL_NODES, WEIGHT_ONLY_TYPES, Scheme
 
 LEAST_ELEMENTS = 1024
-"""Smaller tensors would save less space than the two extra nodes take."""
+"""Minimum number of elements to store as integers. Smaller tensors would save less space than two extra nodes take."""
 
 
 def store_weights(model: ir.Model, op_types: Collection[str], exclude: Collection[str] = ()) -> tuple[str, ...]:

@@ -364,13 +364,13 @@ def _add_asset(files: Mapping[str, StoredFile], assets: dict[str, StoredFile]) -
 
 Content = bytes | Path
 TABLES = "calibration.zip"
-"""The zip with the calibration tables of all variants."""
+"""The zip that contains the calibration tables of all variants."""
 CALIBRATION = "calibration"
-"""The zip's folder for the first variant's tables. Variants with other ranges have folders inside it."""
+"""The folder in that zip for the first variant's tables. Variants with other ranges have subfolders of it."""
 VECTORS = "selftest.npz"
-"""The inputs and outputs of all self-tests, in groups. An array in group `inputs-0` is named `inputs-0/NAME`."""
+"""The file with the arrays of all self-tests, in groups. An array in group `inputs-0` is `inputs-0/NAME`."""
 FILES = "files"
-"""The folder for files that accompany variants besides their models."""
+"""The folder for files other than models that accompany variants."""
 
 
 def plan_bundle(spec: BundleSpec) -> dict[str, Content]:

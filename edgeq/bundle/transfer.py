@@ -33,7 +33,7 @@ _KINDS = {
     ".sig": "doc",
     ".npz": "dataset",
 }
-"""Name or suffix of a file → its type in ModelPack. Other files are weights."""
+"""Type of a file in ModelPack, by the file's name or suffix. All other files are weights."""
 _TITLE = "org.opencontainers.image.title"
 """The annotation from which `oras pull` takes a layer's path."""
 

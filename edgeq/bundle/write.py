@@ -117,7 +117,7 @@ def check_archive(path: Path) -> None:
 
 
 BUNDLE = Ownership("bundle", _judge)
-"""It has a manifest of edgeq's, and every file has the hash in the manifest."""
+"""Recognise a bundle by edgeq's manifest. Every file must have the hash that the manifest lists."""
 
 
 _LARGE = 1 << 31

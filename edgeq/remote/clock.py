@@ -36,7 +36,7 @@ from edgeq.util.records import Count, Share, parse
 T = TypeVar("T")
 _Model = tuple[Path, SessionSettings]
 COOL_S = 60.0
-"""Seconds that a board rests after throttling, before its race runs again."""
+"""Seconds that a board rests after throttling, before its measurement is repeated."""
 
 
 @dataclass(frozen=True)

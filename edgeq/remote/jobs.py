@@ -162,7 +162,7 @@ def evaluate_on(request: EvalRequest, board: Board, *, progress: Progress = SILE
 
 
 OnStatus = Callable[[str, str], None]
-"""A function that gets a board's name and its current activity. Several threads call it."""
+"""A function that receives a board's name and its current activity. Several threads call it."""
 _AT_ONCE = 64
 
 

@@ -96,9 +96,9 @@ class Done:
 
 # Time limits in seconds.
 ANSWER_S = 120.0
-"""Limit for a request to the program that holds the board. Hashing a gigabyte on a slow card takes a minute."""
+"""Limit for a request to the program that holds the board. Hashing a gigabyte on a slow memory card takes a minute."""
 LEAST_BYTES_PER_S = 1 << 14
-"""A request that carries a file gets extra time, at this rate."""
+"""Slowest transfer to allow for. A request that carries a file gets extra time according to this rate."""
 COMMAND_S = 60.0
 """Limit for sending edgeq's program to the board."""
 REQUEST_S = 900.0
@@ -108,7 +108,7 @@ VERIFY_S = 1800.0
 INSTALL_S = 3600.0
 """Limit for pip on the board."""
 BENCH_S = 900.0
-"""Limit for the rest of a benchmark besides its runs: opening, warming up, measuring memory."""
+"""Limit for everything in a benchmark except its runs: opening, warming up, measuring memory."""
 BENCH_FACTOR = 20.0
 """Limit for the runs of a benchmark, as a multiple of their duration."""
 ALIVE_S = 15.0
@@ -118,18 +118,18 @@ EXIT_S = 5.0
 
 # Limits in bytes and counts.
 ANSWER_BYTES = 1 << 21
-"""Most bytes of one answer, and of one command's standard output."""
+"""Maximum number of bytes in one answer, and in one command's standard output."""
 VALUES = 1 << 17
-"""Most values in one answer, because its objects take far more memory than its text."""
+"""Maximum number of values in one answer. It is limited because the objects take far more memory than the text."""
 ARRAYS = 1 << 12
-"""Most arrays in one answer."""
+"""Maximum number of arrays in one answer."""
 SYSTEM_FILES = 1 << 11
 KERNELS, KERNEL_VALUES = 1 << 17, 1 << 12
-"""Most kernel events in a profile, and most values in each."""
+"""Maximum number of kernel events in a profile, and of values in each event."""
 SHOWN = 300
-"""Most characters in a message from the board."""
+"""Maximum number of characters to show of a message from the board."""
 TABLE = 1 << 16
-"""Most characters in a benchmark's tables."""
+"""Maximum number of characters in a benchmark's tables."""
 
 _ON_ONE_LINE = r"^[^\n\t]*$"
 Line = Annotated[str, Meta(max_length=SHOWN, pattern=_ON_ONE_LINE, description="a short text on one line")]
@@ -147,7 +147,7 @@ CONNECT_S = 15
 # Seconds between keep-alive messages. After three of them without an answer, ssh gives up the link.
 _ALIVE_S = 10
 LINK_FAILED = 255
-"""ssh's exit code if the link failed, not the command."""
+"""ssh's exit code if the link failed and not the command."""
 
 
 class Link:
@@ -261,7 +261,7 @@ _FAILURES = (
     ("connection refused", "no SSH server listens there", "Start sshd on it, or correct the port"),
     ("timed? ?out|no route|unreachable", "it cannot be reached", "Check that it is switched on and on the network"),
 )
-"""Pattern in ssh's messages → problem, solution."""
+"""Patterns in ssh's messages, each with the problem and its solution."""
 
 
 def lines_of(errors: bytes) -> list[str]:

@@ -46,7 +46,7 @@ from edgeq.util.registry import device_errors, shipped
 _SHORT = "/tmp"
 OLDEST_PYTHON = (3, 9)
 KILLED = 128 + 9
-"""Exit code of a command that was killed on the board, at the end of the session or for lack of memory."""
+"""Exit code of a command that the board killed, because the session ended or memory ran out."""
 _LATEST = 253402300799  # the end of the year 9999, the last date that Python has
 
 

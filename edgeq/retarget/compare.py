@@ -29,8 +29,8 @@ from edgeq.run.engines import DEFAULT, as_engine
 from edgeq.run.session import OptimizationLevel, SessionSettings, open_session, start_engine
 
 USUAL = 0.1
-"""Integer operators scale and round in one step, Q/DQ in two. So an integer may differ by one, and later layers pass
-the difference on. In most networks it stays below this share of the largest output."""
+"""Largest usual difference between QDQ and QOperator models, as a share of the largest output. Integer operators scale
+and round in one step, but Q/DQ pairs in two. So an integer may differ by one, and later layers pass this on."""
 _TRIES = 2
 _REPORT = "Please report this model"
 

@@ -33,7 +33,7 @@ from edgeq.model.products import integers
 from edgeq.model.quant_params import QuantParams
 
 INTEGERS: Mapping[str, ir.DataType] = {"uint8": ir.DataType.UINT8, "int8": ir.DataType.INT8}
-"""Types of activations and weights by the names that users give."""
+"""Types of activations and weights, keyed by the names that users write."""
 _KNOWN = (*INTEGERS.values(), ir.DataType.INT32)
 
 

@@ -222,7 +222,7 @@ def _is_utf8(path: str) -> bool:
 Array = NDArray[Any]
 
 REQUEST_S = 3600.0
-"""Seconds after which a program that has not answered is ended. An emulated inference can take minutes."""
+"""Seconds that a program has to answer before it is ended. An emulated inference can take minutes."""
 _EXIT_S = 60.0
 
 
@@ -362,9 +362,9 @@ class EngineFiles:
 
 
 ANSWER_S = 600.0
-"""Seconds after which an engine that has not answered counts as hung. Compiling a large model takes a minute or two."""
+"""Seconds that an engine has to answer before it counts as hung. Compiling a large model takes a minute or two."""
 _KEPT_BYTES = 2**26
-"""Size of the largest model file whose compiled form is kept. Those of larger files would fill the disk."""
+"""Size of the largest model file whose compiled form is kept. Compiled forms of larger files would fill the disk."""
 
 
 @contextmanager

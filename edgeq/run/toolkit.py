@@ -26,7 +26,7 @@ from edgeq.util.outputs import is_full
 from edgeq.util.registry import user_folder
 
 SECONDS = "EDGEQ_TOOLKIT_SECONDS"
-"""Environment variable that sets another time limit for a job, in seconds."""
+"""Environment variable that overrides the time limit of a job, in seconds."""
 _PROBE_S = 60.0
 _LAST = 300
 _POLL_S = 0.002

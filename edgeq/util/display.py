@@ -15,7 +15,7 @@ from edgeq.util.registry import RENDERERS, Registry
 _LINE, _TEXT, _SENTENCE, _FEW = 390, 40, 160, 3
 
 REGISTRY: Registry[Callable[[Mapping[str, Any]], str]] = Registry(RENDERERS, callable, "function")
-"""Draw a result for notebooks. `edgeq.report` registers them, because it is in a higher layer than most results."""
+"""Functions that draw a result in notebooks. `edgeq.report` registers them, as it is in a higher layer than results."""
 
 
 class Displayed:
@@ -65,7 +65,7 @@ _ARGUMENTS = {
     "update": "update=True",
     "with-float": "with_float=True",
 }
-"""Options whose Python argument is not simply their name with underscores."""
+"""Options whose Python argument is not just the option's name with underscores."""
 _OPTION = re.compile(r"(?<![\w-])--([a-z][a-z0-9]*(?:-[a-z0-9]+)*)")
 
 

@@ -30,7 +30,7 @@ from edgeq.util import placement
 from edgeq.util.placement import NEW, alone_in
 
 MARKER = ".edgeq"
-"""The file in a folder that names the kind of folder. It is written before anything else."""
+"""The file that names the kind of its folder. It is written before anything else."""
 SCHEMA = 1
 _MOST_BYTES = 1 << 24
 
@@ -222,9 +222,9 @@ Kind = Literal["file", "directory"]
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _MOUNTS = Path("/proc/self/mountinfo")
 _LAST = ("manifest.json", ".edgeq")
-"""Files that are moved last when a folder is filled in place, because they show that all others are there."""
+"""Files that are moved last when a folder is filled in place, because they show that all other files are there."""
 _ROOM = 1 << 20
-"""Bytes. With less free space, the file system counts as full."""
+"""Number of bytes. A file system with less free space counts as full."""
 _REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.EFBIG)
 
 

@@ -35,7 +35,7 @@ NEW, OLD, RECORD = "new", "old", "placing.json"
 STEM = 100
 
 Identity = tuple[int, int]
-"""The inode number of a file and the time when it was written. A rename changes neither."""
+"""The inode number of a file and the time of its last change. A rename changes neither."""
 
 
 def stages(path: Path) -> Sequence[Path]:

@@ -19,7 +19,7 @@ from edgeq.errors import EdgeqError
 from edgeq.util.display import Progress, in_python
 
 _BEFORE = {"validation": "val"}
-"""Former name → current name of arguments. A function that has the current one also accepts the former one."""
+"""Current name of an argument, by its former name. Functions with the current argument also accept the former name."""
 
 
 @functools.cache

@@ -24,7 +24,7 @@ from edgeq.run.session import Engines, SessionSettings
 
 FOLDER = "micro"
 ARENA = "arena_bytes"
-"""Option of the engine that sets the arena's size. The engine then does not enlarge the arena."""
+"""Option that sets the size of the engine's arena. With this option, the engine does not enlarge the arena."""
 _TEXTS = Path(__file__).parent / "micro_files"
 _STEP, _MOST_STEPS = 1024, 1 << 18
 _MOST_CASES = 8

@@ -159,4 +159,4 @@ RULES: Mapping[str, Callable[[Operator], Iterator[str]]] = {
     "weights-3": _weights(3),
     "bias": _bias,
 }
-"""The rules that targets/litert/operators.toml names."""
+"""The rules that targets/litert/operators.toml refers to by name."""

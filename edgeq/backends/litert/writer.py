@@ -17,7 +17,7 @@ from edgeq.errors import RuntimeUnavailableError
 
 ALIGNMENT = 16
 METADATA = "edgeq"
-"""Name of the metadata with the order in which the file stores the axes of its inputs and outputs."""
+"""Name of the metadata entry that states in which order the file stores the axes of its inputs and outputs."""
 _OLD_CODES = 127
 _ENUMS = {
     "padding": "Padding",

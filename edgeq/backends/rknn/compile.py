@@ -33,7 +33,7 @@ from edgeq.run.toolkit import Job, Ran
 from edgeq.signature import Signature, TensorSpec
 
 UNFUSED = SessionSettings(optimization="none")
-"""Runs ONNX Runtime's kernels for the operators in the file, unfused. The simulator equals them bit for bit."""
+"""Run the file's operators in ONNX Runtime's kernels without fusing them. The simulator equals them bit for bit."""
 PLATFORM = "target_platform"
 _JOB, _SAMPLES, _ANSWERS = "job.json", "samples", "answers"
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")

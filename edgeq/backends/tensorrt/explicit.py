@@ -312,7 +312,7 @@ def insert_pairs(
 
 
 NATIVE = "calibration.tensorrt"
-"""The table in TensorRT's own form, for trtexec and for builders other than ONNX Runtime."""
+"""File name of the calibration table in TensorRT's own format, for trtexec and builders other than ONNX Runtime."""
 FILES = (FLATBUFFERS, JSON, CACHE, NATIVE)
 
 
@@ -375,7 +375,7 @@ _TYPED_BY_ATTRIBUTE = frozenset({"dtype", "to", "output_dtype"})
 
 
 Slots = tuple[tuple[bool, ...], tuple[bool, ...]]
-"""For each input and each output of a node, whether it may be in 16 bits."""
+"""Whether each input and each output of a node may be in 16 bits."""
 
 
 def cast_float_nodes(model: ir.Model, half: str, observed: Mapping[str, Range]) -> dict[str, str]:

@@ -81,7 +81,7 @@ def write_unary(kind: str, **options: Any) -> Callable[[Lowering, ir.Node], None
 
 
 _FIXED = {"LOGISTIC": Scales.of(1 / 256, -128), "TANH": Scales.of(1 / 128, 0)}
-"""Output scales that the file's kernels always use, whatever scales the file contains."""
+"""Output scales that the kernels of .tflite files always use, whatever scales a file contains."""
 
 
 def write_leaky(work: Lowering, node: ir.Node) -> None:
