@@ -53,8 +53,8 @@ class Scheme(Displayed):
         exclude: names of nodes kept in float.
         wide: names of nodes that compute on 16-bit activations and 8-bit weights, for hardware that has such kernels;
             "*" means every node.
-        dynamic_weight_types: weight type of each operator type in dynamic mode; operator types without an entry stay
-            in float.
+        dynamic_weight_types: weight type of each operator type in dynamic mode; operator types without an entry stay in
+            float.
         rest: float type of everything in the file that is not quantized.
         stored_types: operator types that compute in float, but whose weights are 8-bit integers in the file.
         weight_bits, block_size: in weight-only mode, bits per weight, and number of weights that share a scale.

@@ -119,7 +119,7 @@ class Artifact:
 
 
 ESTIMATE = "estimate"
-"""Key in an artifact's `details` for the estimate of the hardware's own tools, as a record. Nothing in it was measured."""
+"""Key in an artifact's `details` for a record with the estimate of the hardware's tools. No part of it was measured."""
 
 
 @dataclass(frozen=True)
@@ -222,8 +222,7 @@ class Backend:
 
         Args:
             reach: for each node, by name, one figure per output channel: the largest sum of two products on the
-                samples, as
-                a share of the 16-bit range, with weights of the full range.
+                samples, as a share of the 16-bit range, with weights of the full range.
 
         Raises:
             UsageError: the backend cannot fit the ranges of weights to samples.

@@ -116,15 +116,13 @@ class VariantSpec:
             The bundle itself writes options that refer to its files.
         info: content of executor_info.edgeq. The runner reads `architecture` ("x86_64", "arm64", "any"),
             `required_features` (a list), `rank` (an integer; the highest rank that fits wins), `min_onnxruntime`
-                ("1.17"),
-            `optimization` ("none", "basic", "extended", "all") and `threads` (the best number, which is used if the
-            caller sets none). All other keys are for people.
+            ("1.17"), `optimization` ("none", "basic", "extended", "all") and `threads` (the best number, which is used
+            if the caller sets none). All other keys are for people.
         files: other files that the target needs (such as a file for its own runtime), by relative path. In the bundle
             they are under files/NAME. The runner on the device ignores them.
         calibration: folder with three calibration tables that contain its ranges. In the bundle, the tables of the
-            first
-            variant are in calibration/, and different tables are in calibration/NAME/. `info` names the folder that the
-            variant uses.
+            first variant are in calibration/, and different tables are in calibration/NAME/. `info` names the folder
+            that the variant uses.
     """
 
     name: str
@@ -174,8 +172,7 @@ class BundleSpec:
     Attributes:
         name: the model's name for display.
         variants: variants in order of preference. ONNX Runtime takes the first one whose execution provider fits, so
-            the
-            first variant of each architecture must be correct on every machine of that architecture. edgeq's runner
+            the first variant of each architecture must be correct on every machine of that architecture. edgeq's runner
             chooses by features and rank.
         metadata: content of additional_metadata.edgeq, such as the sha256 of the source model and of the calibration
             set.

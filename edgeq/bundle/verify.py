@@ -190,8 +190,7 @@ def check_trusted(path: Path, *, trust: Path | None, required: bool, expect: str
 
     Returns:
         The sha256 that the manifest must have when the bundle is opened again. This is the hash of the checked
-            manifest,
-            or `expect` if there are no trusted keys.
+            manifest, or `expect` if there are no trusted keys.
     """
     with device_errors():
         trusted = trust_for(trust, required=required)

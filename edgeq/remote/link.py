@@ -46,8 +46,7 @@ def within(limit_s: float, call: Callable[[], T]) -> T:
 
     Raises:
         TimeoutError: the call takes longer than `limit_s`. Its thread ends as soon as the process at the other end of
-            the
-            pipe ends.
+            the pipe ends.
     """
     found: Future[T] = Future()
 

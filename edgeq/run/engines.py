@@ -34,8 +34,7 @@ class Int8:
         operators: operator types that it runs on integers; empty if `backend` defines them.
         backend: the backend whose int8 rules define them.
         saturates_without: CPU features. If a CPU has none of them, the engine's kernels add two U8S8 products in 16
-            bits,
-            which saturates. Empty if another file describes this, or if the kernels are exact everywhere.
+            bits, which saturates. Empty if another file describes this, or if the kernels are exact everywhere.
         saturation: the file under targets/ that names the kernels that saturate.
         remedy_cost: latency with each mitigation against saturation, relative to no mitigation. The keys are fields of
             `Scheme`.
@@ -113,8 +112,7 @@ class Engine(EngineSpec):
         cap: how to limit its kernels to those of older CPUs.
         graph: how to see what it executes.
         cache: provider options that make it keep compiled models in a folder, which the options name as "{folder}";
-            empty
-            if it cannot keep them.
+            empty if it cannot keep them.
         present_on: platforms on which every machine has hardware for it; for a CPU engine these are all of `platforms`.
         boards: parts of board names, as in device trees. Boards with such a name have hardware for it.
         compute_capabilities: NVIDIA GPUs on which it runs, such as "8.6", or "12.0+" for 12.0 and all newer ones; empty

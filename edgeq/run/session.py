@@ -236,8 +236,7 @@ class Command:
         environment: environment of the process.
         folders: folders in which Python looks for modules first. Python runs isolated, so PYTHONPATH has no effect.
         compiled: folder that keeps compiled modules between starts. If it is None, Python writes no compiled modules
-            and
-            reads only those next to the source files.
+            and reads only those next to the source files.
     """
 
     interpreter: tuple[str, ...]

@@ -220,8 +220,7 @@ class Job:
 
     Args:
         folder: an empty folder in which the script runs. It is also the process's home folder and contains its
-            temporary
-            files.
+            temporary files.
 
     Raises:
         RuntimeUnavailableError: the toolkit is not installed.

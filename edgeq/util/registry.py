@@ -269,8 +269,7 @@ class Registry(Generic[T]):
         Raises:
             EdgeqError: the name is unknown (of the type `Group.error`).
             UsageError: the name is registered twice, its plug-in cannot be imported, or its object is not of the
-                group's
-                kind. The message names the distribution.
+                group's kind. The message names the distribution.
         """
         place, owner = self.group.place(name)
         if (name, place) not in self._loaded:

@@ -338,8 +338,7 @@ class Lowering:
 
         Args:
             scales: scales of its integer output. If the QuantizeLinear after the node has other scales, a QUANTIZE
-                follows.
-                None means the scales of that QuantizeLinear.
+                follows. None means the scales of that QuantizeLinear.
             like: a tensor whose type and scales the output keeps.
         """
         value = node.outputs[output]

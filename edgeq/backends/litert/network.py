@@ -73,8 +73,7 @@ class Port:
         name: the ONNX name.
         order: for each axis in the file, its number in the ONNX model: (0, 2, 3, 1) for NCHW stored as NHWC.
         type, shape: type and shape in the ONNX model as onnxruntime reports them, with names for open sizes; "" and
-            None
-            if the file does not state them.
+            None if the file does not state them.
     """
 
     name: str

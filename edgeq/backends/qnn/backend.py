@@ -391,8 +391,7 @@ class QnnBackend(Backend):
 
     Attributes:
         target: the target to build for, whose `[device] engine_options` configure the simulator. None means the
-            engine's
-            defaults.
+            engine's defaults.
     """
 
     name = "qnn"
