@@ -51,7 +51,9 @@ class EdgeqError(Exception):
         super().__init__(f"{self.problem}. {fix}" if fix else self.problem)
 
     def reword(self, words: Callable[[str], str]) -> None:
-        """Apply `words` to the message, for example to turn options of commands into arguments of Python functions."""
+        """Apply `words` to the message. For example, `words` can turn command-line options into arguments of Python
+        functions.
+        """
         EdgeqError.__init__(self, words(self.problem), words(self.fix))
 
     def _render_traceback_(self) -> list[str]:
@@ -82,7 +84,7 @@ class DataError(EdgeqError):
 
 
 class HardwareError(EdgeqError):
-    """Report a profile or target that is unknown, malformed or does not fit."""
+    """Report a profile or target that is unknown or malformed, or that does not fit the request."""
 
     exit_code = 5
 
@@ -100,13 +102,13 @@ class BundleError(EdgeqError):
 
 
 class RuntimeUnavailableError(EdgeqError):
-    """Report that onnxruntime or an extra is missing, or that it refuses the artifact."""
+    """Report that onnxruntime or an extra is missing, or that onnxruntime refuses the artifact."""
 
     exit_code = 8
 
 
 class EngineError(RuntimeUnavailableError):
-    """Report that an engine failed in its own process. edgeq continues without the engine if something else can run the
+    """Report that an engine failed in its own process. edgeq continues without the engine if other kernels can run the
     model.
     """
 
@@ -116,13 +118,13 @@ class BoardError(RuntimeUnavailableError):
 
 
 class CalibrationError(EdgeqError):
-    """Report statistics or a calibration table that are incomplete, not finite or of another model."""
+    """Report statistics or a calibration table that are incomplete, not finite or from another model."""
 
     exit_code = 9
 
 
 class CheckFailedError(EdgeqError):
-    """Report a failed check: self-test, accuracy, coverage, speed or another size."""
+    """Report a failed check of the self-test, accuracy, coverage, speed or size."""
 
     exit_code = 10
 
@@ -138,7 +140,7 @@ class GoalNotMetError(EdgeqError):
 
 
 class BudgetError(EdgeqError):
-    """Report that reading something would take more memory or processor time than `EDGEQ_BUDGET` allows."""
+    """Report that the work would take more memory or processor time than `EDGEQ_BUDGET` allows."""
 
     exit_code = 12
 

@@ -50,7 +50,9 @@ def signature_differences(a: Signature, b: Signature) -> tuple[str, ...]:
 
 
 def interchangeable(a: Signature, b: Signature) -> bool:
-    """Return whether each model accepts what the other accepts: same names, same dtypes, and no conflicting sizes."""
+    """Return whether each model accepts the inputs of the other. Names and dtypes must be the same, and fixed sizes
+    must not differ.
+    """
     left, right = ({spec.name: spec for spec in s.inputs} for s in (a, b))
     return left.keys() == right.keys() and all(_agree(left[name], right[name]) for name in left)
 

@@ -310,7 +310,7 @@ class Backend:
         return None
 
     def doctor(self, machine: Machine) -> Iterator[Check]:
-        """Yield a check for each thing that the backend needs on a machine."""
+        """Check the things that the backend needs on a machine, and yield one result for each."""
         del machine
         yield from ()
 
@@ -329,7 +329,7 @@ class _Adapted(Backend):
 
 
 def as_backend(found: Any) -> Backend:
-    """Return a plug-in's class or object as a backend."""
+    """Turn a plug-in's class or object into a backend."""
     found = found() if isinstance(found, type) else found
     return found if isinstance(found, Backend) else _Adapted(found)
 
@@ -337,8 +337,11 @@ def as_backend(found: Any) -> Backend:
 def refuse_wide(scheme: Scheme, where: str) -> None:
     """Refuse 16-bit activations for hardware that has no kernels for them.
 
+    Args:
+        where: the hardware, for the message.
+
     Raises:
-        UsageError: `where` names the hardware.
+        UsageError: the scheme has 16-bit activations.
     """
     if scheme.wide:
         raise UsageError(f"{where} has no kernels for 16-bit activations", "Leave --wide out")
@@ -390,7 +393,7 @@ def _is_backend(found: Backend) -> bool:
 
 
 def toolkits() -> dict[str, Toolkit]:
-    """Return the toolkits of all backends, by their names."""
+    """Return the toolkits of all backends, keyed by name."""
     found = (backend.toolkit() for _, backend in REGISTRY.items())
     return {toolkit.name: toolkit for toolkit in found if toolkit is not None}
 

@@ -525,7 +525,7 @@ def _runner_files() -> dict[str, Content]:
     code = _zip({f"edgeq_device/{module.name}": module for module in modules})
     text = (runtime / "edgeq_run.py").read_bytes()
     program = text.replace(b'SHA256 = ""', b'SHA256 = "%s"' % hashlib.sha256(code).hexdigest().encode(), 1)
-    # __main__.py is a copy of the program, because Python runs a folder or a zip that contains one.
+    # __main__.py is a copy of the program, so that Python can also run the folder or zip itself.
     return {"edgeq_run.py": program, "__main__.py": program, "edgeq_device.zip": code}
 
 

@@ -57,7 +57,7 @@ class Pushed(Displayed):
 
 @dataclass(frozen=True)
 class Pulled(Displayed):
-    """Report the result of `pull_bundle`. `signer` is None if no key is trusted."""
+    """Report the result of `pull_bundle`. `signer` is None if the user trusts no key."""
 
     output: Path
     reference: str

@@ -41,7 +41,8 @@ def check_cryptography() -> None:
 
 
 def verified_key(chain: Sequence[bytes], trusted: Sequence[bytes]) -> PublicKey:
-    """Return the key of the first certificate of `chain`, if the chain is valid today and leads to one of `trusted`.
+    """Return the key of the first certificate in `chain`. The chain must be valid today and lead to a certificate in
+    `trusted`.
 
     All certificates are in DER. The first one must allow digital signatures or code signing. The others must belong to
     certificate authorities.

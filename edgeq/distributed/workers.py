@@ -194,7 +194,7 @@ class Workers:
         most = _WAITING * max(1, len(crew.free))
         pending: deque[_Pending] = deque()
         remaining = iter(items)
-        upcoming = next(remaining, None)  # fetched ahead, so that it is ready when a worker becomes free
+        upcoming = next(remaining, None)  # fetched in advance, so that it is ready when a worker becomes free
         try:
             while pending or upcoming is not None:
                 for one in pending:
@@ -327,7 +327,7 @@ class _Pending:
             )
 
     def result(self) -> Any:
-        """Return the result of a fetched item, or raise its error."""
+        """Return the result after it was fetched, or raise the item's error."""
         with _explained():
             return self._results[0] if self._results else self.future.result()
 
@@ -436,8 +436,8 @@ class Files:
     """Describe a file or folder together with the files that belong to it.
 
     Attributes:
-        path: absolute path.
-        names: names of all its files, relative to the folder that contains `path`.
+        path: absolute path of the file or folder.
+        names: names of all the files, relative to the folder that contains `path`.
         sha256: hash of the names and contents.
         contents: contents by name, if the workers cannot see the files.
     """
@@ -485,6 +485,6 @@ def _digest(folder: Path, names: Iterable[str]) -> str:
     for name in names:
         with (folder / name).open("rb") as stream:
             content = hashlib.file_digest(stream, "sha256").hexdigest()
-            # Names that are not UTF-8 contain lone surrogates.
+            # A name that is not UTF-8 contains lone surrogates, which plain UTF-8 cannot encode.
             digest.update(f"{name}\0{content}\0".encode("utf-8", "surrogatepass"))
     return digest.hexdigest()

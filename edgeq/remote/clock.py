@@ -86,7 +86,7 @@ class BoardClock:
 
     @property
     def engines(self) -> Mapping[str, Installed]:
-        """Return the engines on the first board, by name."""
+        """Return the engines that the first board has, by name."""
         return self._first.engines
 
     @property

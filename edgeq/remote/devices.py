@@ -20,7 +20,7 @@ DEVICES = "devices.toml"
 """Name of the devices file, in the user's configuration folder and in the working directory."""
 SSH = "ssh://"
 _FIX = "See docs/boards.md for the contents of a devices file"
-# No part begins with "-", because ssh would take it for an option.
+# No part may begin with "-", because ssh would interpret it as an option.
 _NAME, _V6, _USER = r"[A-Za-z0-9_][A-Za-z0-9_.-]*", r"[0-9A-Fa-f]*:[0-9A-Za-z:.%]+", r"[A-Za-z0-9_][A-Za-z0-9_.@+\\-]*"
 _ADDRESS = re.compile(rf"ssh://((?P<user>{_USER})@)?(?P<host>{_NAME}|\[{_V6}\])(:(?P<port>\d{{1,5}}))?/?")
 _LARGEST_PORT = 65535

@@ -64,7 +64,7 @@ class Cpuid:
 
 @dataclass(frozen=True)
 class Reported:
-    """Hold the CPU evidence that a board reports. See `edgeq_device.features.Evidence`."""
+    """Hold the information on the CPU that a board reports. See `edgeq_device.features.Evidence`."""
 
     system: Line
     machine: Line
@@ -76,7 +76,7 @@ class Reported:
 
 @dataclass(frozen=True)
 class ReportedGpu:
-    """Hold a GPU that a board reports. See `edgeq_device.cuda.Gpu`."""
+    """Describe a GPU that a board reports. See `edgeq_device.cuda.Gpu`."""
 
     name: Line
     compute_capability: Annotated[str, Meta(pattern=r"^\d{1,3}\.\d{1,3}$")]
@@ -119,7 +119,7 @@ class State:
 
 @dataclass(frozen=True)
 class _Engine:
-    """Hold an engine that a board reports. See `edgeq.hardware.engines.Installed`."""
+    """Describe an engine that a board reports. See `edgeq.hardware.engines.Installed`."""
 
     version: Line
     problem: Text

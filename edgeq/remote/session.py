@@ -47,7 +47,7 @@ _SHORT = "/tmp"
 OLDEST_PYTHON = (3, 9)
 KILLED = 128 + 9
 """Exit code of a command that the board killed, because the session ended or memory ran out."""
-_LATEST = 253402300799  # the end of the year 9999, the last date that Python has
+_LATEST = 253402300799  # the end of the year 9999, which is the last year that Python's dates support
 
 
 @dataclass(frozen=True)

@@ -204,7 +204,7 @@ def check_target(model: ir.Model, target: Target, given: Path, before: Form) -> 
 
 
 def _traits(model: ir.Model) -> dict[_Trait, dict[str, None]]:
-    """Return the names of the tensors that have each property."""
+    """Return each property that some tensors have, with the names of these tensors."""
     found: dict[_Trait, dict[str, None]] = {}
     for place in (place for node in every_node(model) for place in places(node)):
         low, high = LIMITS[place.params.dtype]

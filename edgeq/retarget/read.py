@@ -108,7 +108,7 @@ class Place(NamedTuple):
 
 
 def places(node: ir.Node) -> Iterator[Place]:
-    """Yield the 8-bit input of a DequantizeLinear, or the operands of an operator with two integer operands."""
+    """Yield the 8-bit input of a DequantizeLinear, or both operands of an operator that has two integer operands."""
     if is_op(node, "DequantizeLinear"):
         params = params_of(node)
         if params is not None and params.dtype is not ir.DataType.INT32:

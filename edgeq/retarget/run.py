@@ -90,7 +90,7 @@ def to_qoperator(model: ir.Model, wanted: Callable[[ir.Node], bool] = lambda nod
         wanted: function that selects the operators to rewrite.
 
     Returns:
-        The number of rewritten operators, and the operators with weights that were not rewritten, each with the reason.
+        The number of rewritten operators, and the operators with weights that stayed in float, each with the reason.
     """
     editor = Editor(model)
     _share_quantizers(editor)
@@ -207,7 +207,9 @@ def _data_movement(node: ir.Node, inputs: list[In], out: Out, editor: Editor) ->
 
 
 def _clamp(node: ir.Node, inputs: list[In], out: Out, editor: Editor) -> str:
-    """Replace a standalone Relu or Clip with a Clip of the integers. The scale before and after it must be the same."""
+    """Replace a standalone Relu or Clip with a Clip of the integers. The DequantizeLinear before it and the
+    QuantizeLinear after it must have the same parameters.
+    """
     source, alone = inputs[0], Out(out.quantize, out.params, node)
     if out.clamp is not None or not source.params.same(out.params) or not constant_clamp(alone):
         return "its scale or a bound changes"

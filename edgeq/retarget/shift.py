@@ -91,7 +91,7 @@ class Group:
 
 
 def is_weight(node: ir.Node) -> bool:
-    """Return whether a DequantizeLinear reads a constant, and every reader uses its output as a weight."""
+    """Return whether a DequantizeLinear reads a constant, and all readers of its output use that output as a weight."""
     uses = node.outputs[0].uses()
     return is_constant(node.inputs[0]) and bool(uses) and all(_is_weight_place(use.node, use.idx) for use in uses)
 
@@ -102,7 +102,7 @@ def _is_weight_place(node: ir.Node, place: int) -> bool:
 
 
 def shift_weights(model: ir.Model, dtype: ir.DataType) -> int:
-    """Change 8-bit weights to `dtype`, in place, and return how many were changed."""
+    """Change 8-bit weights to `dtype`, in place, and return the number of changed weights."""
     editor, count = Editor(model), 0
     for node in list(model.graph):
         params = params_of(node) if is_op(node, "DequantizeLinear") and is_weight(node) else None
@@ -196,7 +196,8 @@ def _grown(seed: ir.Value, graph: ir.Graph) -> Group:
         if maker is not None:
             _visit(maker, value, graph, group, reach)
         for node, place in value.uses():
-            # A bound or fill value is a constant of its operator, and is shifted together with the operator's group.
+            # A bound or fill value must be a constant of its operator, and is then shifted together with the operator's
+            # group.
             if node.op_type in _BOUNDS and place >= _BOUNDS[node.op_type]:
                 group.blocked = group.blocked or f"{node.op_type} {node.name} reads {value.name} as a bound"
                 continue

@@ -141,7 +141,7 @@ class Engine(EngineSpec):
         return not self.module or _THREADS in str(self.options)
 
     def fast_precisions(self, features: frozenset[str]) -> tuple[str, ...]:
-        """Return the precisions for which a CPU with these features has instructions."""
+        """Return the precisions in which a CPU with these features can compute with its own instructions."""
         return tuple(n for n, p in self.precisions.items() if not p.fast_on or features.intersection(p.fast_on))
 
     def watched(self) -> Engine:
@@ -184,7 +184,7 @@ class EngineChoice:
 
     @property
     def name(self) -> str:
-        """Return the name as users write it: "openvino", "openvino:bf16"."""
+        """Return the name in the form that users write: "openvino" or "openvino:bf16"."""
         return self.engine.name if self.precision == FLOAT else f"{self.engine.name}:{self.precision}"
 
     def __record__(self) -> str:
@@ -308,6 +308,6 @@ def only_engine(backend: str) -> Engine | None:
 
 
 def device_table(engines: Mapping[str, Engine]) -> str:
-    """Return the content of `edgeq_device/engines.json`: the descriptions of the engines for devices."""
+    """Return the content of `edgeq_device/engines.json`, which describes the engines to devices."""
     values: dict[str, Any] = {name: engine.to_dict() for name, engine in sorted(engines.items())}
     return json.dumps(values, indent=1) + "\n"

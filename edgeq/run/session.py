@@ -70,7 +70,11 @@ def float_settings(backend: str, threads: int = 0) -> SessionSettings:
 
 
 def onnxruntime() -> Any:
-    """Return the onnxruntime module. Raise a clear error if neither of its two packages is installed."""
+    """Return the onnxruntime module.
+
+    Raises:
+        RuntimeUnavailableError: neither of the two packages that contain it is installed.
+    """
     try:
         import onnxruntime as module
     except ImportError as error:
@@ -247,13 +251,13 @@ class Command:
 
     @property
     def python(self) -> tuple[str, ...]:
-        """Return the interpreter with its own options, up to the script."""
+        """Return the interpreter and its own options, which is the command line up to the script."""
         kept = ("-X", f"pycache_prefix={self.compiled}") if self.compiled is not None else ("-B",)
         return (*self.interpreter, "-I", *kept)
 
 
 class Guest(edgeq_device.serve.Guest):
-    """Control a running guest program. `start_guest` makes it."""
+    """Control a running guest program. `start_guest` makes this object."""
 
     def exchange(
         self, request: Mapping[str, Any], arrays: Mapping[str, Array] | None = None
@@ -332,7 +336,7 @@ def guest_environment(base: Mapping[str, str]) -> dict[str, str]:
 
 
 class EngineFiles:
-    """Convert model files to an engine's own format when they are opened. Each file is converted once.
+    """Convert model files to an engine's own format when the engine opens them. Each file is converted only once.
 
     Args:
         folder: a private folder for the converted files.

@@ -86,7 +86,7 @@ class Toolkit:
         return cache / "toolkits" / f"{self.name}-{self.version}"
 
     def plan(self) -> str:
-        """Return one sentence that describes what an installation adds."""
+        """Return one sentence that describes what an installation would add to the machine."""
         names = ", ".join((*self.packages, *self.alone))
         return f"installs {names} into {self.folder}, about {self.megabytes} MB; {self.terms}"
 
@@ -101,7 +101,7 @@ class Ran:
 
     @property
     def ending(self) -> str:
-        """Return how the job ended, in a few words."""
+        """Return a few words that describe how the job ended."""
         if self.code >= 0:
             return f"ends with status {self.code}"
         with suppress(ValueError):

@@ -148,7 +148,7 @@ class Progress(Protocol):
 
 
 class Silent:
-    """Ignore progress, for callers that do not want any."""
+    """Ignore progress, for callers that do not want to show any."""
 
     @contextmanager
     def stage(self, title: str, total: int | None = None) -> Iterator[Advance]:
@@ -173,7 +173,7 @@ class Stopwatch:
 
     @contextmanager
     def stage(self, title: str, total: int | None = None) -> Iterator[Advance]:
-        """Open a stage; see `Progress.stage`. The times of stages with the same title add up."""
+        """Open a stage; see `Progress.stage`. If several stages have the same title, their times are added."""
         start = perf_counter()
         try:
             with self._shown.stage(title, total) as advance:

@@ -92,7 +92,7 @@ class Ownership:
             )
 
     def remove(self, folder: Path) -> str | None:
-        """Remove the files in `folder` that edgeq wrote, and the folder itself if it is then empty.
+        """Remove the files in `folder` that edgeq wrote, and then the folder itself if it is empty.
 
         Returns:
             The name of a file that was kept because edgeq did not write it, or None if there is no such file.
@@ -116,8 +116,8 @@ def content(folder: Path, opaque: Collection[str] = ()) -> Iterator[tuple[str, b
     """Yield the relative POSIX path of each file under `folder`, and whether it is a regular file. Links are not
     followed.
 
-    The paths are sorted, and the files of a folder come before its subfolders. An empty folder or a folder in `opaque`
-    is yielded as one path that ends with a slash.
+    The paths are sorted, and the files of a folder come before its subfolders. For an empty folder or a folder in
+    `opaque`, one path that ends with a slash is yielded.
     """
     with os.scandir(folder) as entries:
         listed = sorted(entries, key=lambda entry: entry.name)
@@ -542,7 +542,7 @@ def _full(path: Path) -> OutputError:
 
 
 def work_folder() -> Path | None:
-    """Return the folder for work files (TMPDIR), or None if no such folder can be written."""
+    """Return the folder for work files (TMPDIR), or None if no such folder is writable."""
     try:
         return Path(tempfile.gettempdir())
     except FileNotFoundError:

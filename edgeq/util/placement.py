@@ -60,7 +60,7 @@ def interrupted(path: Path) -> bool:
 
 
 def check_own(stage: Path) -> None:
-    """Refuse a private folder that no run of this user can have left.
+    """Refuse a private folder that cannot come from a run of this user.
 
     Raises:
         OutputError: the folder or a folder in it is a link, belongs to somebody else, or can be written by others.
@@ -293,7 +293,7 @@ def _undo(stage: Path, folder: Path, drafts: dict[str, Identity | None]) -> None
         draft = stage / NEW / name
         if not os.path.lexists(draft):
             os.replace(folder / name, draft)
-        # a move by hard link was interrupted between its two steps
+        # The move used a hard link and was interrupted between its two steps.
         elif os.path.samestat(draft.lstat(), (folder / name).lstat()):
             (folder / name).unlink()
     for name in drafts:

@@ -52,9 +52,9 @@ def begin() -> Budget | None:
     """
     with ends_in_one_line(), device_errors():
         budget = confine("edgeq")
-    endings.unwind()  # so that a signal still removes temporary files
-    # Without this setting onnxruntime's wheels report their use to their maker. targets/runtime/edgeq_run.py sets it on
-    # devices.
+    endings.unwind()  # needed so that a signal still removes temporary files
+    # Without this setting, onnxruntime's wheels send usage data to their maker. On devices,
+    # targets/runtime/edgeq_run.py sets it.
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     return budget
 

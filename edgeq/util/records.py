@@ -178,7 +178,7 @@ else:
         """Mark a float that may be infinite. It is written as null, and null is read back as infinity."""
 
     class computed(property):  # noqa: N801
-        """Define a property that `plain` writes after the fields."""
+        """Define a property that `plain` also writes, after the fields."""
 
 
 Metadata = Mapping[str, Any]
@@ -306,13 +306,13 @@ def json_object(path: Path, error: type[EdgeqError], fix: str) -> dict[str, Any]
 
 
 def is_longer(path: Path, most: int) -> bool:
-    """Return whether a file has more than `most` bytes or is endless, such as a link to /dev/zero."""
+    """Return whether a file has more than `most` bytes, or is endless like /dev/zero."""
     found = path.stat()
     return found.st_size > most or stat.S_ISCHR(found.st_mode)
 
 
 def read_toml(path: Path, kind: type[T], error: type[EdgeqError], fix: str, *, unknown_keys: bool = False) -> T:
-    """Return the record in a TOML file, which may be untrusted: see `toml_table` and `parse`.
+    """Return the record in a TOML file, which may be untrusted. See `toml_table` and `parse`.
 
     Raises:
         EdgeqError: of the type `error`; its advice is `fix` if the file is not TOML at all.
@@ -395,7 +395,7 @@ def plain(value: Any) -> Any:
         return int(value)
     if hasattr(value, "__record__"):
         return plain(value.__record__())
-    if hasattr(value, "to_dict"):  # classes of edgeq_device, which does not use this module
+    if hasattr(value, "to_dict"):  # classes of edgeq_device have this method, because they do not use this module
         return value.to_dict()
     if dataclasses.is_dataclass(value):
         return dict(_entries(value))

@@ -128,7 +128,7 @@ class Group:
         return tuple(dict.fromkeys((*self.builtin(), *sorted(point.name for point in self.plugins()))))
 
     def builtin(self) -> Mapping[str, str]:
-        """Return edgeq's own extensions as name → "module:attribute"."""
+        """Return where edgeq's own extensions are defined, as name → "module:attribute"."""
         return self.own or _modules(self.package, self.attribute)
 
     def plugins(self) -> tuple[EntryPoint, ...]:
@@ -161,7 +161,7 @@ class Group:
         return found[0]
 
     def check(self, name: str) -> None:
-        """Raise `error` if nothing is registered as `name`. The error suggests the nearest name."""
+        """Raise an error of the type `error` if nothing is registered as `name`. It suggests the nearest name."""
         if name not in self.names():
             self.place(name)
 

@@ -67,7 +67,8 @@ class LitertBackend(Backend):
     """Build int8 .tflite files.
 
     Attributes:
-        target: the target to build for, whose `[device] engine` proves the file; None means LiteRT with XNNPACK.
+        target: the target to build for, whose `[device] engine` runs the file for the proof; None means LiteRT with
+            XNNPACK.
     """
 
     name = "litert"
@@ -141,7 +142,7 @@ class LitertBackend(Backend):
         return dataclasses.replace(found, options={**found.options, _INTERFACE: _INTEGERS})
 
     def estimated(self, artifact: Artifact) -> Artifact:
-        """Return `artifact` with vela's estimate if the target has an Ethos-U. See `Backend.estimated`."""
+        """If the target has an Ethos-U, return `artifact` with vela's estimate. See `Backend.estimated`."""
         with tempfile.TemporaryDirectory(prefix="edgeq-estimate-") as folder:
             return with_estimate(artifact, self.engine, self._options, Path(folder))
 

@@ -14,7 +14,7 @@ from edgeq.util.registry import shipped
 
 @dataclass(frozen=True)
 class Row:
-    """Describe one operator of the file; targets/litert/operators.toml explains the fields."""
+    """Describe one operator of a .tflite file. targets/litert/operators.toml explains the fields."""
 
     kind: str
     float32: int

@@ -34,7 +34,7 @@ def _stating(port: Port, value: ir.Value) -> Port:
         return port
     fixed = stored_shape(port.tensor.shape, moves(port.order, plain(len(port.order))))
     shape = (own if isinstance(own, int) else own.value for own in value.shape)
-    # Only the first size may stay open, because all other sizes are fixed in the file.
+    # Only the batch size may stay open, because the file fixes all other sizes.
     sizes = tuple(own if place == 0 else have for place, (own, have) in enumerate(zip(shape, fixed, strict=True)))
     return replace(port, type=f"tensor({_NAMES.get(value.dtype, value.dtype.name.lower())})", shape=sizes)
 

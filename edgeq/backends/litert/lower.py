@@ -238,7 +238,7 @@ class Lowering:
         return found
 
     def read(self, value: ir.Value | None) -> Stored:
-        """Return an activation in the form in which the current node computes: integers or floats."""
+        """Return an activation as integers if the current node computes on integers, or else as floats."""
         found = self.stored(value)
         if self.integer or found.tensor.type != "int8":
             return found
@@ -251,7 +251,7 @@ class Lowering:
         return Stored(dequantized.tensor, found.order, found.shape, found.features)
 
     def arranged(self, found: Stored, order: Order) -> Stored:
-        """Return a tensor with its axes in another order."""
+        """Return a tensor with its axes stored in another order."""
         if found.features is not None:
             found = self._in_order(found)
         if found.order == order:
@@ -270,7 +270,7 @@ class Lowering:
         return Stored(made, order, found.shape)
 
     def _in_order(self, found: Stored) -> Stored:
-        """Return a tensor of two axes with its features back in the model's order."""
+        """Return a tensor of two axes, after moving its features back into the model's order."""
         assert found.features is not None
         made = self._like(found, f"{found.tensor.name}/in_order", found.tensor.shape)
         places = self.fixed("places", np.argsort(found.features).astype(np.int32))
@@ -311,7 +311,7 @@ class Lowering:
         self._emit("RESHAPE", (source, self.fixed("shape", shape)), (made,), {"newShape": list(made.shape)})
 
     def fixed(self, name: str, values: NDArray[Any], scales: Scales | None = None) -> Tensor:
-        """Return the tensor of a constant. Equal constants share one tensor."""
+        """Return the tensor that stores a constant. Equal constants share one tensor."""
         if values.dtype == np.int64:
             values = values.astype(np.int32)
         values = np.ascontiguousarray(values)

@@ -101,7 +101,8 @@ def method(kind: str) -> str:
 
 
 def arena_bytes(file: Path, engine: Engine) -> int:
-    """Return the smallest arena, in steps of 1 KiB, in which TFLite Micro's interpreter can prepare the file.
+    """Return the size of the smallest arena in which TFLite Micro's interpreter can prepare the file, in steps of 1
+    KiB.
 
     Raises:
         EngineError: even an arena of 256 MiB is too small.

@@ -56,7 +56,7 @@ def write_pairs(
     """Write the quantized model and return the nodes that stay in float, each with its reason.
 
     Args:
-        rules: the rules that decide what is quantized; None means those of the NPU.
+        rules: the rules that decide which nodes are quantized; None means the rules for the NPU.
 
     Raises:
         CalibrationError: a tensor has no range.
@@ -132,7 +132,7 @@ def _grouped_transposed(model: ir.Model) -> set[str]:
 
 @dataclass(frozen=True)
 class Row:
-    """Describe how the NPU treats one operator in one form; targets/qnn/htp.toml explains the fields."""
+    """Describe how the NPU runs one form of an operator. targets/qnn/htp.toml explains the fields."""
 
     operator: str
     form: str

@@ -240,7 +240,7 @@ def _in_float(prepared: PreparedModel, scheme: Scheme) -> dict[str, str]:
 
 
 def placement(layers: Sequence[Layer]) -> tuple[str, ...]:
-    """Return sentences that describe where the layers run."""
+    """Return sentences that state which layers run on the NPU, in int8 or in float16, and which run on the CPU."""
     layers = [layer for layer in layers if layer.op_type not in dialect().table.conversions]
     npu = [layer for layer in layers if layer.place == "NPU"]
     integer = [layer for layer in npu if layer.dtype == "INT8"]

@@ -68,7 +68,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Compiled:
-    """Hold a compiled file, its layers, and the simulator's answers to each sample."""
+    """Hold a compiled file, its layers, and the simulator's answers for each sample."""
 
     file: Path
     layers: tuple[Layer, ...]
@@ -203,7 +203,7 @@ def simulated_chip(target: Target) -> Iterator[Callable[[Path, SessionSettings],
 
 
 def platform_of(target: Target) -> str:
-    """Return the compiler's name for the chip of a target.
+    """Return the compiler's name for the target's chip.
 
     Raises:
         HardwareError: the target's file names no chip, or sets other options of the compiler.

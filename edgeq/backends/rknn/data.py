@@ -24,7 +24,7 @@ class Opset:
 
 @dataclass(frozen=True)
 class ZeroPoint:
-    """Name the zero point that the compiler does not keep."""
+    """Name the one zero point that the compiler does not preserve."""
 
     avoided: int
     why: str

@@ -54,10 +54,10 @@ def write_dialect(
     chosen: Collection[str],
     floats: Collection[str],
 ) -> ir.Model:
-    """Return the quantized model.
+    """Return the quantized model in the compiler's dialect.
 
     Args:
-        chosen: names of the nodes that get pairs.
+        chosen: names of the nodes that get Q/DQ pairs.
         floats: names of the chosen nodes whose weights stay in float.
 
     Raises:

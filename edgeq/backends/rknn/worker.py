@@ -52,10 +52,10 @@ class _Stub(ModuleType):
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Find a replacement for torch, which the toolkit imports but does not need to compile."""
+    """Provide a replacement for torch. The toolkit imports torch but does not need it to compile."""
 
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> Any:
-        """Return the spec of a replacement for torch and its modules."""
+        """Return a spec for the replacement of torch or of one of its modules."""
         del path, target
         if fullname.partition(".")[0] != "torch":
             return None

@@ -85,7 +85,9 @@ class NodeType:
 
 @dataclass(frozen=True)
 class Placement:
-    """Hold the checker's result. `findings` has one sentence for each broken rule, and is empty for a good file."""
+    """Hold the checker's result. `findings` has one sentence for each rule that the file breaks, and is empty for a
+    good file.
+    """
 
     pairs: tuple[Pair, ...]
     nodes: tuple[NodeType, ...]
@@ -604,7 +606,7 @@ def _save(model: ir.Model, path: Path, prepared: PreparedModel) -> None:
     try:
         check_valid(written, path)
         onnx.shape_inference.infer_shapes(proto_skeleton(written), check_type=True, strict_mode=True)
-    except Exception as error:  # onnx raises InferenceError and other exceptions from C++
+    except Exception as error:  # onnx raises InferenceError and other exceptions from its C++ code
         problem = f"{prepared.source}: the file for TensorRT is not valid: {one_line(error, most=200)}"
         raise EdgeqError(problem, "This is a bug in edgeq: report it") from error
 

@@ -108,7 +108,7 @@ class Plan:
 
 
 def weighted_operators(rules: Mapping[str, Rule]) -> frozenset[str]:
-    """Return the operator types that run in int8 by themselves, not only between other int8 operators."""
+    """Return the operator types that can run in int8 alone, not only between other int8 operators."""
     conditions = {op: rule.condition.split(", ") for op, rule in rules.items() if rule.int8}
     return frozenset(op for op, names in conditions.items() if _AFTER not in names)
 
@@ -278,7 +278,7 @@ def insert_pairs(
     """Write the pairs of `plan` into `model`, in place. If several layers read a tensor in int8, they share one pair.
 
     Raises:
-        CalibrationError: a tensor of the plan has no range.
+        CalibrationError: a tensor in the plan has no range.
     """
     missing = next((name for name in plan.activations if name not in ranges), None)
     if missing is not None:

@@ -246,10 +246,10 @@ def write_resize(work: Lowering, node: ir.Node) -> None:
 
 
 def write_depth_to_space(work: Lowering, node: ir.Node) -> None:
-    """Write DEPTH_TO_SPACE. In the file, the blocks come before the channels."""
+    """Write DEPTH_TO_SPACE. In the file, the index inside a block comes before the channel."""
     source, block = image(work, node), node.attributes.get_int("blocksize", 1)
     if node.attributes.get_string("mode", "DCR") != "DCR":
-        # In the file, the blocks come before the channels.
+        # In the file, the index inside a block comes before the channel.
         channels = source.shape[1]
         places = np.arange(channels, dtype=np.int32).reshape(-1, block * block).T.ravel()
         moved = work.like(source.tensor, f"{node.outputs[0].name}/channels", source.tensor.shape)

@@ -37,7 +37,7 @@ def window(node: ir.Node, source: Stored, kernel: Sequence[int]) -> Geometry:
 
 
 def image_size(work: Lowering, node: ir.Node) -> tuple[int, int]:
-    """Return the rows and columns of a node's output."""
+    """Return the number of rows and columns of the image that a node makes."""
     *rows, columns = work.sizes(node.outputs[0])[2:]
     return (rows[0] if rows else 1), columns
 
