@@ -160,7 +160,7 @@ class Backend:
         name: name of the backend in profiles and targets.
         title: short description of the hardware or runtime that it builds for.
         adopts_quantized: whether it accepts models that are already quantized (Q/DQ pairs) and keeps their parameters.
-        targeted: whether its artifacts depend on more of the target than the scheme: see `configured`.
+        targeted: whether its artifacts depend on properties of the target besides the scheme; see `configured`.
         simulated: whether `Artifact.proof_model` computes on any CPU what the artifact computes on its target.
         recoverable: whether its file is a Q/DQ model, which accuracy recoveries can edit.
         runs_engines: whether plug-in engines can run its artifacts.

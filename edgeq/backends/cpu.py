@@ -96,14 +96,15 @@ def _quantize(values: NDArray[np.float32], node: ir.Node, place: int) -> tuple[N
 
 
 def _summed_axes(node: ir.Node, place: int, rank: int) -> tuple[int, ...]:
-    """Return the axes of a weight that its product sums over. All weights of one output share a scale."""
+    """Return the axes of a weight that its product sums over. The weights along these axes share a scale."""
     if place == 1 and node.op_type in ("Conv", "ConvTranspose", "Gemm"):
         return tuple(axis for axis in range(rank) if axis != channel_axis(node) % rank)
     if node.op_type == "MatMul" and place == 1:
         return (rank - 2,)
     if node.op_type == "Gemm":
         return (0,) if node.attributes.get_int("transA", 0) else (1,)
-    # This covers a constant left matrix of a MatMul, recurrent layers [direction, gates, inputs] and tables of rows.
+    # This covers a constant left matrix of a MatMul, the weights of recurrent layers [direction, gates, inputs], and
+    # tables of rows.
     return (rank - 1,)
 
 
@@ -255,7 +256,7 @@ def _static(
     graph = prepared.model.graph
     dtype = integer_type(scheme.activation_type)
     float_nodes |= lasting_clamps(graph, chosen_params(ranges, dtype, symmetric=scheme.activation_symmetric))
-    # In this format, onnxruntime's quantizer gives every Softmax the range 0..1.
+    # In the QOperator format, onnxruntime's quantizer gives every Softmax the range 0..1.
     outputs = {str(node.name): ranges.get(name_of(node.outputs[0])) for node in graph if is_op(node, "Softmax")}
     float_nodes |= {name for name, found in outputs.items() if found is not None and spreads_thin(found)}
     _write_operators(prepared, ranges, scheme, destination, float_nodes, types)
@@ -272,7 +273,7 @@ def _write_operators(
 ) -> None:
     from onnxruntime.quantization import QuantFormat
 
-    # In this format, onnxruntime's quantizer drops the quantized inputs of a Where.
+    # In the QOperator format, onnxruntime's quantizer drops the quantized inputs of a Where.
     lost = any(node.op_type == "Where" for node in prepared.model.graph)
     quantize_with_ranges(
         prepared,

@@ -1,7 +1,7 @@
 """Write a bundle as a directory or a zip: completely or not at all, and with the same bytes every time.
 
-If several models share large tensors, this module also moves each tensor into a file that is named by its content, so
-that a bundle contains it only once.
+If several models have a large tensor in common, this module also moves that tensor into a file named after its content,
+so that a bundle contains the tensor only once.
 
 Models built for different targets from one source differ in their graphs and small tensors, but many of their weights
 have the same bytes. Each tensor that several models have becomes an external data file, whose name is its shortened

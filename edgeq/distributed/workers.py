@@ -98,8 +98,8 @@ class Job(Protocol[Item, Result]):
     """Define the work of the workers. Each worker receives the job once, as a pickle."""
 
     def open(self, stack: ExitStack) -> Callable[[Item], Result]:
-        """Prepare the job in a worker, and return the function that runs it for one item. Register everything that must
-        be closed at the end on `stack`.
+        """Prepare the job in a worker, and return the function that runs it for one item. Register on `stack`
+        everything that must be closed at the end.
         """
         ...
 

@@ -1,7 +1,7 @@
 """Implement `edgeq tune --on`: speed comparisons, self-tests and profiles on boards of one kind.
 
-If a board fails, edgeq continues with the others, as long as there are any. If a board throttles because of heat, edgeq
-waits for it once. If it throttles again, edgeq leaves it out.
+If a board fails, edgeq continues with the other boards, if any are left. If a board throttles because of heat, edgeq
+lets it rest once. If it throttles again, edgeq leaves it out.
 """
 
 from __future__ import annotations

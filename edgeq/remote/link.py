@@ -1,8 +1,9 @@
 """Run commands on a board through the system's ssh. It uses the user's ssh configuration: keys, agents, jump hosts and
 known host keys. Each failure becomes a one-line error.
 
-A board is not trusted. This module limits the size of its messages and the time it may take. Other code reads a limit
-from this module each time it needs it (`link.ANSWER_S`), so each limit can be changed in one place.
+A board is not trusted. This module limits the size of the board's messages and the time that the board may take. Other
+code reads a limit from this module each time the limit is needed (`link.ANSWER_S`), so each limit can be changed in one
+place.
 
 `Channel` is the connection to the program that holds the board's lock. Requests go one way and answers the other, with
 keep-alive messages in between. The program on the board is targets/runtime/edgeq_board.py.
@@ -376,7 +377,7 @@ class Channel:
             self._process.kill()
             code = self._process.wait()
         # A negative code means that a signal killed ssh, so the link is gone. Code 0 means that the board's program
-        # ended because it considered the link cut.
+        # ended because it treated the link as cut.
         return self.link.failed(code if code > 0 else LINK_FAILED, self.errors())
 
     def _read(self) -> bytes:

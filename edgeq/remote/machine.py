@@ -166,7 +166,7 @@ def describe_board(session: BoardSession) -> Description:
 
 
 def board_record(session: BoardSession, before: Description, after: Description | None = None) -> dict[str, Any]:
-    """Return the record of a board that is stored with measurements on it."""
+    """Return the record of a board that is stored with the measurements made on it."""
     return {
         "name": session.board.name,
         "kind": session.board.kind,

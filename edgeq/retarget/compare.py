@@ -163,7 +163,7 @@ def made_up_inputs(model: Path, *, seed: int, free: int = 1) -> dict[str, Any]:
 
 
 class _Trait(NamedTuple):
-    """Describe a property of tensors. `words` name it, and a scheme with `value` in its `field` builds it."""
+    """Describe a property of tensors. `words` name it in messages. A scheme has it if its `field` is `value`."""
 
     field: str
     value: bool

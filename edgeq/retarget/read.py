@@ -180,7 +180,7 @@ def normalise(model: ir.Model) -> list[str]:
 
 
 def _write_plainly(node: ir.Node, editor: Editor) -> bool:
-    """Rewrite two forms that ONNX Runtime's optimiser handles wrongly in equivalent ways.
+    """Replace two forms that ONNX Runtime's optimiser handles wrongly with equivalent forms.
 
     A scale that is a list with one element becomes a scalar. The attribute that states the integer type is removed if
     there is a zero point.

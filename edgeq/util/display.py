@@ -103,7 +103,7 @@ def _brief(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.4g}"
     if isinstance(value, str | PurePath):
-        # Numbers and their units have a narrow space between them. repr would show its escape code.
+        # Numbers and their units have a narrow space between them. repr would show the escape code of that space.
         text = str(value).replace("\u202f", " ")
         return repr(_cut(in_python(text), _SENTENCE if ". " in text or text.endswith(".") else _TEXT))
     if hasattr(value, "dtype") and hasattr(value, "shape"):

@@ -261,8 +261,8 @@ def _move_away(source: Path, place: Path) -> None:
 
 
 def settle(path: Path, *, filled: bool = False) -> None:
-    """Complete or undo the moves to `path` that a killed run began. If the output itself has arrived, all files have
-    arrived. Otherwise, undo the moves.
+    """Complete or undo the moves to `path` that a killed run began. If the output itself is in place, so are all other
+    files. Otherwise, undo the moves.
 
     Call this only while no other process works in the folder.
 

@@ -146,7 +146,7 @@ def _end_unforeseen(error: Exception, *, verbose: bool) -> NoReturn:
 
 
 def _end_usage(error: click.UsageError) -> NoReturn:
-    """Print click's message of three lines as one line. If no command was given, print the help."""
+    """Print click's three-line message as one line. If no command was given, print the help."""
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
         error.show()
         sys.exit(error.exit_code)

@@ -4,10 +4,10 @@ In a wheel, the shipped folders (`profiles/`, `targets/`) are inside the package
 they are at the top of the repository.
 
 Plug-ins can add calibration methods, tasks, decoders, steps, recoveries and backends. A `Group` knows the names of one
-kind of extension without importing anything. edgeq's own extensions are the modules of one package (the file
-`moving_average.py` is "moving-average"). Extensions of plug-ins are entry points of the group. A `Registry` imports the
-object for a name when it is first needed, and checks it. Data files of plug-ins (targets, profiles, int8 rules) are
-found through the entry points of the group `edgeq.data`.
+kind of extension without importing anything. edgeq's own extensions are the modules of one package: the module
+`moving_average.py` is the extension "moving-average". Extensions of plug-ins are entry points of the group. A
+`Registry` imports the object for a name when it is first needed, and checks it. Data files of plug-ins (targets,
+profiles, int8 rules) are found through the entry points of the group `edgeq.data`.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ class Group:
         return found[0]
 
     def check(self, name: str) -> None:
-        """Raise an error of the type `error` if nothing is registered as `name`. It suggests the nearest name."""
+        """Raise an error of the type `error` that suggests the nearest name, if nothing is registered as `name`."""
         if name not in self.names():
             self.place(name)
 

@@ -98,7 +98,7 @@ class LitertBackend(Backend):
         *,
         samples: Samples | None = None,
     ) -> Artifact:
-        """Write the Q/DQ model from which the .tflite file is made to `destination`. See `Backend.build`.
+        """Write to `destination` the Q/DQ model from which the .tflite file is made. See `Backend.build`.
 
         Raises:
             RuntimeUnavailableError: ai-edge-litert is not installed.

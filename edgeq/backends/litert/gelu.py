@@ -1,5 +1,6 @@
-"""Replace the operators from which exporters build a Gelu, x / 2 (1 + erf(x / sqrt 2)), by one Gelu. A .tflite file has
-no Erf operator.
+"""Find each group of operators from which an exporter built a Gelu, and replace the group with one Gelu.
+
+The formula is x / 2 (1 + erf(x / sqrt 2)), but a .tflite file has no Erf operator.
 """
 
 from __future__ import annotations

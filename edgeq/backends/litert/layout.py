@@ -62,7 +62,7 @@ def groups(before: Sequence[int], after: Sequence[int]) -> list[tuple[list[int],
 
 
 def reshaped(before: Sequence[int], order: Order, after: Sequence[int]) -> tuple[Order, Order]:
-    """Return two orders for a Reshape that moves no element: the one its input must be stored in, and that of its
+    """Return the order in which the input of a Reshape must be stored so that no element moves, and the order of its
     output.
 
     The input's order is as close to `order` as possible. The output's order is channels-last or the model's order if
@@ -85,8 +85,8 @@ def reshaped(before: Sequence[int], order: Order, after: Sequence[int]) -> tuple
 
 
 def _with_units(wide: Sequence[int], shape: Sequence[int], order: Order) -> Order:
-    """Return a full order: the axes wider than 1 follow each other as in `wide`, and axes of size 1 keep their places
-    in `order`.
+    """Return a full order. It has the axes wider than 1 in the sequence of `wide`, and the axes of size 1 at their
+    places in `order`.
     """
     rest = list(wide)
     return tuple(axis if shape[axis] == 1 else rest.pop(0) for axis in order)

@@ -266,8 +266,8 @@ class Delegation:
         return tuple(n for n in self.source.graph if n.name in taken and n.name in self.reasons)
 
     def _merged(self, node: ir.Node, taken: frozenset[str]) -> bool:
-        """Return whether `node` is a Relu or Clip that the quantizer removed, because the range of its input clips
-        already.
+        """Return whether `node` is a Relu or Clip that the quantizer removed because the range of its input already has
+        the same effect.
         """
         maker = node.inputs[0].producer() if node.inputs and node.inputs[0] is not None else None
         return node.op_type in ("Relu", "Clip") and maker is not None and maker.name in taken

@@ -221,9 +221,9 @@ def shift_constants(model: ir.Model) -> None:
 def shifts(values: NDArray[np.int8], zeros: NDArray[np.int8], axis: int) -> NDArray[np.int16]:
     """Return for each channel the number to add to its integers and to its zero point, so that no zero point is 0.
 
-    A shift is -1 or 1, away from the integer of the largest magnitude. So no integer becomes -128, unless a channel
-    contains both -127 and 127. Some kernels of ONNX Runtime on ARM multiply -128 wrongly. A channel that uses all 256
-    integers keeps its zero point, because its integers cannot be shifted.
+    The number is -1 or 1. It moves the integer with the largest magnitude towards 0. So no integer becomes -128, unless
+    a channel contains both -127 and 127. Some kernels of ONNX Runtime on ARM multiply -128 wrongly. A channel that uses
+    all 256 integers keeps its zero point, because its integers cannot be shifted.
     """
     low, high = LIMITS[ir.DataType.INT8]
     flat = values.reshape(1, -1) if not zeros.ndim else np.moveaxis(values, axis, 0).reshape(zeros.size, -1)

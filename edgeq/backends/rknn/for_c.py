@@ -3,8 +3,8 @@
     tensors.json    {"edgeq_tensors": 1, "inputs": [...], "outputs": [...], "cases": [...]}
     selftest.bin    16 bytes "edgeq-selftest", then the arrays as they are in memory: C order, little-endian
 
-Each tensor has a name, a dtype and a shape. Each case lists the byte offset of an array for every input and output, in
-order. The runtime's C interface uses floats if `rknn_input.type` and `want_float` request them.
+Each tensor has a name, a dtype and a shape. For every input and output, in order, a case lists the byte offset of its
+array. The runtime's C interface uses floats if `rknn_input.type` and `want_float` request them.
 """
 
 from __future__ import annotations

@@ -133,7 +133,8 @@ def plan_placement(
         cut: share of each tensor's power that its range cuts off (`edgeq.calibrate.ranges`).
         most_cut: the largest share that may be cut off.
         gains: whether to quantize only layers that int8 is expected to make faster.
-        hazards: tensors that must not be in 8 bits, each with the text that follows its name in the reason.
+        hazards: tensors that must not be in 8 bits, each with a reason, which continues a sentence that begins with the
+            tensor's name.
     """
     lost = {name: _too_wide(share) for name, share in (cut or {}).items() if share > most_cut} | dict(hazards or {})
     types = element_types(model)
