@@ -198,8 +198,8 @@ class Backend:
         """Write the quantized model to `destination`, a path in an existing folder, and describe the artifact.
 
         Args:
-            samples: calibration samples, for backends that correct the shift of quantization. Pass them if there are
-                any, because a build without samples gives another model.
+            samples: calibration samples, for backends that use them to correct the shift that quantization causes. Pass
+                them if there are any, because a build without samples gives another model.
 
         Raises:
             CalibrationError: a range that the scheme needs is missing.
@@ -237,7 +237,7 @@ class Backend:
             artifact: an artifact whose scheme differs from `scheme` only in session options.
 
         Returns:
-            None if the backend has to build the artifact.
+            The artifact, or None if a full build is needed.
         """
         del artifact, scheme, destination
         return None
@@ -316,8 +316,8 @@ class Backend:
 
 
 class _Adapted(Backend):
-    """Wrap an object that has only the documented members of a backend. The wrapper supplies the defaults of all
-    others.
+    """Wrap an object that has only the documented members of a backend. The wrapper has the default of every other
+    member.
     """
 
     def __init__(self, plain: Any) -> None:
@@ -362,7 +362,7 @@ def require_fields(scheme: Scheme, needed: Mapping[str, Any], backend: str, fix:
 
 
 def described(artifact: Artifact, compute: BlockCompute) -> Artifact:
-    """Return `artifact`, with the types in which its matrix products compute added to its scheme, details and notes."""
+    """Return an artifact whose scheme, details and notes state in which types its matrix products compute."""
     before = artifact.details.get(DETAIL)
     kept = [note for note in artifact.notes if before is None or note != before.note]
     return dataclasses.replace(

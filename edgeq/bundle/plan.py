@@ -178,8 +178,8 @@ class BundleSpec:
             set.
         float_model: model of the component "float32", so that one call of `bench` can run the quantized and the float
             model.
-        extras: further files by plain name, such as the report and its data. They are next to the manifest, which lists
-            their hashes like all others.
+        extras: further files by plain name, such as the report and its data. They are next to the manifest, which also
+            lists their hashes.
     """
 
     name: str
@@ -371,7 +371,8 @@ FILES = "files"
 
 
 def plan_bundle(spec: BundleSpec) -> dict[str, Content]:
-    """Return the content of every file in the bundle, keyed by path. A content is bytes, or the path of a file to copy.
+    """Return the content of every file in the bundle, keyed by path. A value is either bytes or the path of a file to
+    copy.
 
     The paths are sorted. They include the manifest, which has all hashes.
 
@@ -471,7 +472,7 @@ def _selftest(variant: VariantSpec, vectors: dict[bytes, tuple[str, Arrays]]) ->
     """Return the self-test entry of one variant. Add its arrays to `vectors` unless they are already in it.
 
     Args:
-        vectors: arrays of each group and the group's name, keyed by the arrays' bytes.
+        vectors: name and arrays of each group, keyed by the arrays' bytes.
     """
     cases = []
     for case in variant.selftest.cases:

@@ -131,9 +131,7 @@ def opened(path: Path, *, expect: str | None = None) -> Iterator[Bundle]:
 
 
 def contents(bundle: Bundle) -> dict[str, bytes | Path]:
-    """Return the content of every file in the bundle, sorted by path. A content is bytes, or the path of a file with
-    them.
-    """
+    """Return the content of every file in the bundle, sorted by path. A value is either bytes or the path of a file."""
     found: dict[str, bytes | Path] = {name: bundle.root / name for name in bundle.files}
     found[MANIFEST] = bundle.manifest
     if bundle.signature is not None:

@@ -44,7 +44,7 @@ def starting(modules: Sequence[str]) -> Iterator[dict[str, Any]]:
     On Linux, also start the process from which the workers are forked.
 
     Args:
-        modules: modules that this process imports once for all workers.
+        modules: modules that the process imports once, for all workers.
     """
     before = {name: os.environ.get(name) for name in _ENVIRONMENT}
     os.environ.update(_ENVIRONMENT)
@@ -81,7 +81,7 @@ def _local_cluster(count: int, stack: ExitStack) -> Any:
         processes=True,
         dashboard_address="127.0.0.1:0",
         scheduler_kwargs={"dashboard": False},
-        memory_limit=None,  # only the system limits the workers, as it limits this process without workers
+        memory_limit=None,  # no limit other than the system's, as without workers
         local_directory=stack.enter_context(folder),
         silence_logs=logging.CRITICAL,
         security=True,
@@ -346,7 +346,7 @@ def _explained() -> Iterator[None]:
 
 
 def check_workers(given: str) -> None:
-    """Refuse a `given` that `open_workers` would not accept.
+    """Check that `open_workers` would accept `given`.
 
     Raises:
         UsageError: `given` is neither a number of processes nor an address.
@@ -365,7 +365,7 @@ def open_workers(given: int | str | Workers | None, modules: Sequence[str] = ())
     Args:
         given: a number of processes of this machine, with one thread each, or the address of a trusted Dask scheduler
             ("tcp://host:port"). None and workers that are already open are yielded unchanged. Processes of this machine
-            start while the block already runs, so their errors appear at their first use.
+            start while the block already runs, so an error in their start is raised at their first use.
         modules: modules that jobs need; processes of this machine import them while they start.
 
     Raises:
@@ -468,8 +468,8 @@ class Files:
 
 
 def files_for(workers: Workers, path: Path, beside: Iterable[Path] = ()) -> Files:
-    """Return the file or folder `path` in a form that all `workers` can use. A file comes with the files `beside` it,
-    which it needs.
+    """Return the file or folder `path` in a form that all `workers` can use. For a file, the result includes the files
+    in `beside`, which that file needs.
     """
     path = path.absolute()
     found = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path, *map(Path.absolute, beside)]

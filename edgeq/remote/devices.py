@@ -117,8 +117,8 @@ def one_board(given: str) -> Board:
 
 
 def known_boards() -> dict[str, Board]:
-    """Return the boards in the devices files of the working directory and of the user, by name. If both files have a
-    name, the user's file wins.
+    """Return the boards in the devices files of the working directory and of the user, by name. If both files contain
+    the same name, the user's file wins.
 
     Raises:
         HardwareError: a file is not valid.

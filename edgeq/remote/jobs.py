@@ -106,7 +106,8 @@ class BoardBench:
 
 
 def check_amounts(value: Any, name: str = "") -> None:
-    """Refuse a report with a duration, size or count that no measurement gives. The last part of a key tells its kind.
+    """Refuse a report with an amount that no measurement gives. Amounts are durations, sizes and counts, recognised by
+    the end of their keys.
 
     Raises:
         ValueError: an amount is negative or far too large.
@@ -193,7 +194,7 @@ def _row(board: Board, run: Callable[..., Measurement], on_status: OnStatus) -> 
 
 
 class _BoardProgress:
-    """Report the progress of one board among several. Its status is its current stage."""
+    """Report the progress of one board among several. The status of the board is its current stage."""
 
     def __init__(self, name: str, on_status: OnStatus) -> None:
         self._name = name
@@ -367,7 +368,7 @@ def _sensible(found: Verification, bundle: Bundle, variant: str | None) -> bool:
 
 
 def _compared(request: VerifyRequest, session: BoardSession, machine: Machine, progress: Progress) -> EmulatedCheck:
-    """Run the variant that runs on the board also on this machine, and compare the outputs of both on samples."""
+    """Run the variant that the board uses on this machine too, and compare the outputs of both machines on samples."""
     task = make_task(request.task, request.options or TaskOptions()) if request.task is not None else None
     target = replace(resolve(AUTO, machine), name=session.board.name)
     with BoardModels(session, progress) as models, opened(request.bundle, expect=request.expect) as bundle:

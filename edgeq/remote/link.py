@@ -87,7 +87,7 @@ def stop(process: subprocess.Popen[bytes]) -> None:
 
 @dataclass(frozen=True)
 class Done:
-    """Describe a process that has ended by its exit code, its standard output, and the end of its stderr."""
+    """Describe an ended process: its exit code, its standard output, and the end of its stderr."""
 
     code: int
     out: bytes

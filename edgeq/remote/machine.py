@@ -1,4 +1,7 @@
-"""Describe a board from the data that it reports. They are interpreted by the same rules as data of this machine."""
+"""Describe a board from the data that it reports.
+
+edgeq interprets these data on this machine, by the same rules as for this machine.
+"""
 
 from __future__ import annotations
 
@@ -367,7 +370,9 @@ def set_up(board: Board, *, wheels: Path | None = None, progress: Progress = SIL
 
 
 def _missing(found: Description) -> Iterator[str]:
-    """Yield the package to install for each engine that the board has hardware for. The board's name tells this."""
+    """Yield the package to install for each engine that the board has hardware for. The board's name shows its
+    hardware.
+    """
     known = load_engines()
     for state in detect_engines(found.machine, known, found.engines):
         if known[state.name].boards and not state.version:

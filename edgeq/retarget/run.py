@@ -198,7 +198,7 @@ def _compute(node: ir.Node, found: list[In], out: Out, editor: Editor) -> str:
 
 
 def _data_movement(node: ir.Node, inputs: list[In], out: Out, editor: Editor) -> str:
-    """Make an operator that only moves values move integers. The parameters before and after it must be the same."""
+    """Apply an operator that only moves values to the integers. The parameters before and after it must be the same."""
     if node.op_type in ("Pad", "Expand", "Tile", "Split") or len(node.outputs) != 1:
         return "no integer form"
     if out.clamp is not None or not inputs[0].params.same(out.params):
@@ -386,8 +386,8 @@ def retarget(
     same.
 
     Args:
-        model: a model with QuantizeLinear and DequantizeLinear (from training in PyTorch or TensorFlow, or any tool) or
-            with QLinear operators.
+        model: a model with QuantizeLinear and DequantizeLinear nodes (from any tool, or from training in PyTorch or
+            TensorFlow), or a model with QLinear operators.
         target: "auto" (this machine), a profile, a target or a .toml file. It sets the format and the integer types
             that the arguments below do not set. None keeps those of the model.
         format: "QDQ" or "QOperator".
@@ -397,8 +397,8 @@ def retarget(
 
     Raises:
         UsageError: a format or type is unknown, or int8 activations are combined with uint8 weights.
-        ModelError: the model is not quantized, quantized dynamically, or damaged; or the kernels of `target` do not
-            support its zero points or scales.
+        ModelError: the model is not quantized, is quantized dynamically, or is damaged; or the kernels of `target` do
+            not support its zero points or scales.
         CheckFailedError: only types were to change, but the new model's outputs differ; or the new model does not run.
             In both cases nothing is written.
     """

@@ -71,7 +71,8 @@ def _known(params: QuantParams | None, node: ir.Node, zero_point: int) -> QuantP
 
 # These operators look up rows or elements of a weight, which is their first input.
 _LOOKUPS = frozenset({"Gather", "GatherElements"})
-# These data-movement operators also have constant inputs of the same type as their data, from this input index on.
+# These data-movement operators also have constant inputs of the same type as their data. The value is the index of the
+# first such input.
 _BOUNDS = {"Clip": 1, "Pad": 2}
 
 

@@ -1,4 +1,4 @@
-"""Open ONNX Runtime sessions. Settings are a value, sessions open with them, and failures become edgeq errors."""
+"""Open ONNX Runtime sessions with the settings in a `SessionSettings`, and turn failures into edgeq errors."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def open_session(
 
     Args:
         options: a caller's own `SessionOptions`; if given, only the providers of `settings` are used.
-        weights: values of the initializers that `model` declares as external data without a file, by name.
+        weights: values by name, for the initializers that `model` declares as external data without a file.
 
     Raises:
         RuntimeUnavailableError: onnxruntime is missing, or refuses the model or the settings.
@@ -156,7 +156,7 @@ def with_carried(model: Path | bytes, settings: SessionSettings) -> SessionSetti
 
 
 def in_own_engine(model: Path, settings: SessionSettings) -> SessionSettings:
-    """Return `settings`, with the engine of the model file if the file has an engine's own format.
+    """Return `settings`. If the model file has the format of an engine, set that engine in the result.
 
     Raises:
         UsageError: the settings name another engine.
@@ -207,7 +207,9 @@ def _options(ort: Any, settings: SessionSettings) -> Any:
 
 
 def _check_space(model: Path | bytes, more: int, written: Path | None) -> None:
-    """Raise OSError if the disk is full. Otherwise onnxruntime would call a graph that it could not write invalid."""
+    """Raise OSError if the disk is full. Otherwise, onnxruntime would report an invalid graph when it could not write
+    the graph.
+    """
     if written is None or not written.parent.is_dir():
         return
     size = len(model) if isinstance(model, bytes) else model.stat().st_size if model.is_file() else 0
@@ -262,7 +264,7 @@ class Guest(edgeq_device.serve.Guest):
     def exchange(
         self, request: Mapping[str, Any], arrays: Mapping[str, Array] | None = None
     ) -> tuple[dict[str, Any], dict[str, Array]]:
-        """Send a request and return the answer, as a device would give it. Failures raise edgeq's errors."""
+        """Send a request to the guest and return its answer. Failures raise edgeq's errors."""
         with device_errors():
             return super().exchange(request, arrays)
 

@@ -93,7 +93,7 @@ class Toolkit:
 
 @dataclass(frozen=True)
 class Ran:
-    """Describe a job that has ended by its exit status (negative for a signal), its stdout and its stderr."""
+    """Describe an ended job: its exit status (negative for a signal), its stdout and its stderr."""
 
     code: int
     out: str

@@ -86,8 +86,8 @@ def read_record(stage: Path, output: str | None) -> dict[str, Identity | None]:
             any names.
 
     Raises:
-        OutputError: see `check_own`. Also, the record is damaged, or it names a file that does not belong to the
-            output.
+        OutputError: for the same reasons as `check_own`, or if the record is damaged or names a file that does not
+            belong to the output.
     """
     check_own(stage)
     record = stage / RECORD
@@ -198,8 +198,8 @@ def stage_name(path: Path) -> str:
 
 
 def identity(path: Path) -> Identity | None:
-    """Return the identity of the file at `path`, or None if there is no file. A link is identified itself, not its
-    target.
+    """Return the identity of the file at `path`, or None if there is no file. If the file is a link, this is the
+    identity of the link, not of its target.
     """
     try:
         found = path.lstat()

@@ -61,7 +61,7 @@ def begin() -> Budget | None:
 
 def check_threads() -> None:
     """Check that the system can start as many threads as numpy starts when it is imported. numpy's library would
-    interrupt the program if it could not start one.
+    interrupt the program if it could not start a thread.
 
     Raises:
         RuntimeError: the system refuses to start more threads.
@@ -96,7 +96,7 @@ def ends_in_one_line(*, verbose: bool = False) -> Iterator[None]:
     except (KeyboardInterrupt, click.Abort):
         _end(_INTERRUPTED_LINE, INTERRUPTED)
     except BrokenPipeError:
-        # Its reader is gone, so Python must not try to write the buffered output again at exit.
+        # The reader of stdout is gone, so Python must not try to write the buffered output again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(READER_GONE)
     except MemoryError:

@@ -116,8 +116,8 @@ def explained(message: str, data: Any, kind: type, where: object, error: type[Ed
 def _found(steps: list[str], data: Any, got: str | None) -> tuple[Place, Any]:
     """Return the place that msgspec's path names, and the value at that place.
 
-    msgspec writes "..." instead of the key of a mapping. Then return the first matching place with a value of the type
-    `got`.
+    msgspec writes "..." instead of the key of a mapping. If the path has "...", return the first matching place with a
+    value of the type `got`.
     """
     if not steps:
         return (), data

@@ -38,7 +38,7 @@ Text = Annotated[str, Meta(max_length=4096)]
 
 @dataclass(frozen=True)
 class CpuOperator:
-    """Describe an operator that stays on the CPU, by its type, its output tensor, and vela's reason."""
+    """Hold the type and the output tensor of an operator that stays on the CPU, and vela's reason."""
 
     operator: Text
     output: Text
@@ -99,7 +99,7 @@ def compile_for(model: Path, options: Mapping[str, str], destination: Path) -> E
 
     Args:
         options: vela's "accelerator-config", "config", "system-config" and "memory-mode". All are required, because
-            vela's defaults would change the result and match no particular chip.
+            they affect the result, and vela's defaults match no particular chip.
 
     Raises:
         RuntimeUnavailableError: vela is not installed.

@@ -1,6 +1,6 @@
 """Find each group of operators from which an exporter built a Gelu, and replace the group with one Gelu.
 
-The formula is x / 2 (1 + erf(x / sqrt 2)), but a .tflite file has no Erf operator.
+A Gelu is x / 2 (1 + erf(x / sqrt 2)). A .tflite file has no Erf operator.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ _TOLERANCE = 1e-4
 
 
 def join_gelu(model: ir.Model) -> int:
-    """Rewrite every such group of operators in `model` as one Gelu, in place, whatever the model's opset is.
+    """Replace every group of operators that computes a Gelu with one Gelu, in place, whatever the model's opset is.
 
     Returns:
-        The number of groups that were rewritten.
+        The number of groups that were replaced.
     """
     count = 0
     for node in list(model.graph):
@@ -40,7 +40,7 @@ def join_gelu(model: ir.Model) -> int:
 
 
 def parts_of_gelu(model: ir.Model) -> frozenset[str]:
-    """Return the names of all the nodes that belong to such groups."""
+    """Return the names of all nodes in groups of operators that compute a Gelu."""
     joined = model.clone()
     join_gelu(joined)
     kept = {node.name for node in joined.graph if not is_op(node, "Gelu")}

@@ -347,7 +347,7 @@ def delegated(
 
 
 def _at_node(error: EngineError, engine: Engine, engines: Engines, model: Path) -> EngineError:
-    """Return `error`, extended by the node at which the engine fails. If the engine does not fail again, the new error
+    """Return `error` with the node at which the engine fails. If the engine does not fail again, return an error that
     advises the user to try again.
     """
 

@@ -16,10 +16,10 @@ each scale in the 16-bit type of the rest of the graph, so each scale is rounded
 are quantized with the rounded scale.
 
 ONNX Runtime would change the biases of int8 layers. When it loads a model, before any provider gets the graph, its
-optimizer WeightBiasQuantization converts the bias of a Conv, ConvTranspose or Gemm after a Q/DQ pair to int32: it
-divides the bias by the product of the layer's scales. It divides in the type of the bias. In float16, a bias of more
-than 65504 steps overflows and makes the layer's result useless. TensorRT does not support an int32 bias either. The
-optimizer matches only a constant bias with one axis. So edgeq gives the biases another form:
+optimizer WeightBiasQuantization converts the biases of Conv, ConvTranspose and Gemm layers after Q/DQ pairs to int32.
+It divides a bias by the product of the layer's scales, in the type of the bias. In float16, a bias of more than 65504
+steps overflows and makes the layer's result useless. TensorRT does not support an int32 bias either. The optimizer
+matches only a constant bias with one axis. So edgeq gives the biases another form:
 
 - a Gemm's bias gets a second axis;
 - a convolution's bias becomes the shift of a BatchNormalization after it. Networks trained with Q/DQ pairs reach
@@ -31,7 +31,7 @@ the type's limit in calibration, and no constant overflows or vanishes in the ty
 and edgeq records the reason. Cast nodes connect the two types. Inputs and outputs of the graph keep their types.
 
 With implicit quantization, edgeq writes the float model with all its shapes, and a table that contains the range of
-every tensor. TensorRT then chooses by itself which nodes run in int8. This works only up to version 10. A model cannot
+every tensor. TensorRT then chooses by itself which nodes run in int8. This works only up to TensorRT 10. A model cannot
 have both Q/DQ pairs and a table.
 """
 

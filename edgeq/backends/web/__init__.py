@@ -1,3 +1,3 @@
-"""Build for ONNX Runtime Web. The models are the CPU backend's, but edgeq runs and times them in the wasm runtime and
+"""Build for ONNX Runtime Web. The CPU backend builds the models. edgeq runs and times them in the wasm runtime, and
 adds a page that checks them.
 """
