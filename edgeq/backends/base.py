@@ -348,7 +348,7 @@ def refuse_wide(scheme: Scheme, where: str) -> None:
 
 
 def require_fields(scheme: Scheme, needed: Mapping[str, Any], backend: str, fix: str) -> None:
-    """Refuse a scheme that has a field value which `backend` cannot build.
+    """Refuse a scheme with a field value that `backend` does not support.
 
     Args:
         needed: the only value that each field may have, by name of the field.

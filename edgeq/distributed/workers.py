@@ -313,7 +313,7 @@ class _Pending:
         """Make the item available to another worker if its own worker is in `gone`.
 
         Raises:
-            DataError: the item has now ended two workers.
+            DataError: two workers have now died while they ran the item.
         """
         if self.fetched or self.worker not in gone:
             return

@@ -368,7 +368,7 @@ def _sensible(found: Verification, bundle: Bundle, variant: str | None) -> bool:
 
 
 def _compared(request: VerifyRequest, session: BoardSession, machine: Machine, progress: Progress) -> EmulatedCheck:
-    """Run the variant that the board uses on this machine too, and compare the outputs of both machines on samples."""
+    """Run the board's variant on this machine as well, and compare the outputs of both machines on samples."""
     task = make_task(request.task, request.options or TaskOptions()) if request.task is not None else None
     target = replace(resolve(AUTO, machine), name=session.board.name)
     with BoardModels(session, progress) as models, opened(request.bundle, expect=request.expect) as bundle:

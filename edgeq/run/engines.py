@@ -32,7 +32,7 @@ class Int8:
     Attributes:
         pairs: pairs of activation and weight types for which it has integer kernels, such as "U8S8".
         operators: operator types that it runs on integers; empty if `backend` defines them.
-        backend: the backend whose int8 rules define them.
+        backend: the backend whose int8 rules define the operators.
         saturates_without: CPU features. If a CPU has none of them, the engine's kernels add two U8S8 products in 16
             bits, which saturates. Empty if another file describes this, or if the kernels are exact everywhere.
         saturation: the file under targets/ that names the kernels that saturate.

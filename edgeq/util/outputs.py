@@ -383,8 +383,8 @@ def output_directory(path: Path, *, force: bool = False, check: Callable[[Path],
 
     Args:
         check: function that raises OutputError if the old directory contains files that must not be replaced. It is
-            called twice, because hours may pass in between: before anything is written, and before the old directory is
-            removed.
+            called before anything is written. Hours may pass, so it is called again before the old directory is
+                removed.
 
     Raises:
         OutputError: `path` exists and `force` is not set, even if another process made it in the meantime.
@@ -515,7 +515,7 @@ def _beside(path: Path, kind: Kind) -> Path:
 
 
 def _remove(stage: Path, parents: list[Path]) -> None:
-    """Remove the private folder. Also remove parent folders that were made for the output if they are empty."""
+    """Remove the private folder, and remove the parent folders that were made for the output, if they are empty."""
     # An open folder contains files that could not be moved back. The next run moves them back.
     if not placement.is_open(stage):
         shutil.rmtree(stage, ignore_errors=True)

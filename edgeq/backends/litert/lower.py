@@ -278,7 +278,9 @@ class Lowering:
         return Stored(made, found.order, found.shape)
 
     def as_shape(self, found: Stored, shape: Sequence[int], name: str) -> Stored:
-        """Return a tensor reshaped to `shape`, a shape in the model. The file moves as few elements as possible."""
+        """Return a tensor reshaped to `shape`, which is in the model's order of axes. The file moves as few elements as
+        possible.
+        """
         if found.features is not None:
             found = self._in_order(found)
         if tuple(shape) == found.shape:

@@ -10,10 +10,10 @@ These rules decide which tensors of the float graph get Q/DQ pairs:
   these operators.
 - Nothing else is quantized. A tensor is also not quantized if its int8 range cuts off too much of its power.
 
-Pairs are symmetric int8 with zero point 0. The scale is largest magnitude / 127, and q is x / scale, rounded to the
-nearest integer with ties to even. For weights q is limited to -127..127, and each channel has a scale. The file stores
-each scale in the 16-bit type of the rest of the graph, so each scale is rounded up to a value of that type. The weights
-are quantized with the rounded scale.
+Pairs are symmetric int8 with zero point 0. The scale is the tensor's largest magnitude / 127. A number x becomes the
+integer q = x / scale, rounded to nearest with ties to even. For weights q is limited to -127..127, and each channel has
+a scale. The file stores each scale in the 16-bit type of the rest of the graph, so each scale is rounded up to a value
+of that type. The weights are quantized with the rounded scale.
 
 ONNX Runtime would change the biases of int8 layers. When it loads a model, before any provider gets the graph, its
 optimizer WeightBiasQuantization converts the biases of Conv, ConvTranspose and Gemm layers after Q/DQ pairs to int32.
@@ -94,7 +94,7 @@ class Plan:
     Attributes:
         edges: activations and constant weights to quantize, in graph order.
         weights: names of the tensors among them that are constant.
-        reasons: the reason why a node is not in int8, by node name, for all nodes whose operator type could be.
+        reasons: the reason why a node is not in int8, by node name, for all nodes whose operator type could be in int8.
     """
 
     edges: tuple[Edge, ...]
@@ -242,8 +242,8 @@ _STORED: Mapping[str, type] = {"float32": np.float32, "float16": np.float16, "bf
 
 
 def stored_scale(magnitude: NDArray[np.floating] | float, float_type: FloatType = "float32") -> NDArray[np.float32]:
-    """Return scales that cover `magnitude` and that `float_type` represents exactly, as float32. The scale for a
-    magnitude of 0 is 1/127.
+    """Return float32 scales that cover `magnitude` and that `float_type` represents exactly. The scale for a magnitude
+    of 0 is 1/127.
     """
     wanted = np.asarray(magnitude, np.float64) / LEVELS
     wanted = np.where(wanted == 0, 1 / LEVELS, np.maximum(wanted, _LEAST_SCALE))
