@@ -221,8 +221,8 @@ class Backend:
         """Return the backend with the data that `fit_seen` needs.
 
         Args:
-            reach: for each node, by name, one figure per output channel: the largest sum of two products on the
-                samples, as a share of the 16-bit range, with weights of the full range.
+            reach: for each node, by name, one figure for each output channel. The figure is the largest sum of two
+                products on the samples, as a share of the 16-bit range, with weights of the full range.
 
         Raises:
             UsageError: the backend cannot fit the ranges of weights to samples.

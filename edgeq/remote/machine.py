@@ -1,6 +1,6 @@
 """Describe a board from the data that it reports.
 
-edgeq interprets these data on this machine, by the same rules as for this machine.
+edgeq interprets the board's data by the same rules as the data of the machine that edgeq runs on.
 """
 
 from __future__ import annotations

@@ -292,7 +292,7 @@ def product_problem(node: ir.Node, found: list[In]) -> str:
 
 
 def clamped(value: ir.Value, out: Out, editor: Editor) -> ir.Value:
-    """Clamp integers as the Relu or Clip before the QuantizeLinear clamps floats, and return the result."""
+    """Clamp integers the way the Relu or Clip before the QuantizeLinear clamps floats, and return the result."""
     bounds = clamp_bounds(out.clamp) if out.clamp is not None else None
     if bounds is None:
         return value

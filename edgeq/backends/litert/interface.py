@@ -19,8 +19,8 @@ _NAMES = {ir.DataType.FLOAT: "float", ir.DataType.DOUBLE: "double"}
 
 
 def stating(network: Network, source: ir.Model) -> Network:
-    """Return the network with the types and sizes of the model's inputs and outputs, which its file then states. If the
-    batch size is open, samples run one by one.
+    """Return the network with the types and sizes of the model's inputs and outputs, so that its file states them. If
+    the batch size is open, samples run one by one.
     """
     values = {value.name: value for value in (*source.graph.inputs, *source.graph.outputs)}
     inputs, outputs = (

@@ -25,10 +25,11 @@ matches only a constant bias with one axis. So edgeq gives the biases another fo
 - a convolution's bias becomes the shift of a BatchNormalization after it. Networks trained with Q/DQ pairs reach
   TensorRT in that form, and TensorRT folds the node into the convolution.
 
-The graph itself casts nodes that are not in int8 to 16 bits, if calibration shows that their values fit. A node
-computes in 16 bits if three conditions are true: its operator supports them, no tensor that it reads or makes exceeded
-the type's limit in calibration, and no constant overflows or vanishes in the type. Every other node stays in float32,
-and edgeq records the reason. Cast nodes connect the two types. Inputs and outputs of the graph keep their types.
+In the graph itself, edgeq casts nodes that are not in int8 to 16 bits, if calibration shows that their values fit. A
+node computes in 16 bits if three conditions are true: its operator supports 16-bit types, no tensor that it reads or
+makes exceeded the type's limit in calibration, and no constant overflows or vanishes in the type. Every other node
+stays in float32, and edgeq records the reason. Cast nodes connect the two types. Inputs and outputs of the graph keep
+their types.
 
 With implicit quantization, edgeq writes the float model with all its shapes, and a table that contains the range of
 every tensor. TensorRT then chooses by itself which nodes run in int8. This works only up to TensorRT 10. A model cannot
