@@ -277,7 +277,7 @@ class _Peak:
 
 
 def _ranking(session: BoardSession, answer: Mapping[str, Any], arrays: Mapping[str, Any]) -> Ranking:
-    """Return the ranking from a comparison of speeds that a board made."""
+    """Return the ranking of the models whose speed a board compared."""
     found = parse(answer, _Race, session.board.name, BoardError)
     try:
         distributions = {}
