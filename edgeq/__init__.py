@@ -1,7 +1,7 @@
 """Quantize ONNX models for the hardware they will run on, prove the result, and ship it as a bundle.
 
-The command line only calls these functions. Each is imported when it is first used, so `edgeq --help` and `import
-edgeq` start at once.
+The command line only calls these functions. Each function is imported when it is first used, so `edgeq --help` and
+`import edgeq` start at once.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from edgeq.util.display import SILENT
     from edgeq.util.records import plain
 
-# Public name → module and attribute. Without ":", the name is a package that is itself callable (see
+# Map each public name to its module and attribute. An entry without ":" is a package that is itself callable (see
 # edgeq.util.registry).
 _PUBLIC = {
     "BenchData": "edgeq.measure.bench:BenchData",

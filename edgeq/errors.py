@@ -39,8 +39,7 @@ class EdgeqError(Exception):
     """Serve as the base of all deliberate failures.
 
     Args:
-        problem: what is wrong and where, one sentence. A full stop at its end, as in other libraries' texts, is
-            dropped.
+        problem: what is wrong and where, in one sentence. A full stop at the end is dropped.
         fix: what the reader can do about it, in the imperative.
     """
 
@@ -52,15 +51,17 @@ class EdgeqError(Exception):
         super().__init__(f"{self.problem}. {fix}" if fix else self.problem)
 
     def reword(self, words: Callable[[str], str]) -> None:
-        """Apply `words` to the message, for example to turn options of commands into arguments of Python functions."""
+        """Apply `words` to the message. For example, `words` can turn command-line options into arguments of Python
+        functions.
+        """
         EdgeqError.__init__(self, words(self.problem), words(self.fix))
 
     def _render_traceback_(self) -> list[str]:
-        """Return what IPython and notebooks show instead of a traceback: only the message."""
+        """Return only the message, which IPython and notebooks show instead of a traceback."""
         return [f"{type(self).__name__}: {self}"]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # the inherited method would pass the joined text as the only argument
+        # The inherited method would pass the joined text as the only argument.
         return type(self), (self.problem, self.fix)
 
 
@@ -83,7 +84,7 @@ class DataError(EdgeqError):
 
 
 class HardwareError(EdgeqError):
-    """Report a profile or target that is unknown, malformed or does not fit."""
+    """Report a profile or target that is unknown or malformed, or that does not fit the request."""
 
     exit_code = 5
 
@@ -101,13 +102,13 @@ class BundleError(EdgeqError):
 
 
 class RuntimeUnavailableError(EdgeqError):
-    """Report that onnxruntime or an extra is missing, or that it refuses the artifact."""
+    """Report that onnxruntime or an extra is missing, or that onnxruntime refuses the artifact."""
 
     exit_code = 8
 
 
 class EngineError(RuntimeUnavailableError):
-    """Report that an engine failed in its own process. edgeq continues without the engine if something else can run the
+    """Report that an engine failed in its own process. edgeq continues without the engine if other kernels can run the
     model.
     """
 
@@ -117,19 +118,19 @@ class BoardError(RuntimeUnavailableError):
 
 
 class CalibrationError(EdgeqError):
-    """Report statistics or a calibration table that are incomplete, not finite or of another model."""
+    """Report statistics or a calibration table that are incomplete, not finite or from another model."""
 
     exit_code = 9
 
 
 class CheckFailedError(EdgeqError):
-    """Report a failed check: self-test, accuracy, coverage, speed or another size."""
+    """Report a failed check of the self-test, accuracy, coverage, speed or size."""
 
     exit_code = 10
 
 
 class GoalNotMetError(EdgeqError):
-    """Report a missed goal. `record` is the tuning record of what was found anyway, as plain values."""
+    """Report a missed goal. `record` is the tuning record of the candidates that edgeq found, as plain values."""
 
     exit_code = 11
 
@@ -139,7 +140,7 @@ class GoalNotMetError(EdgeqError):
 
 
 class BudgetError(EdgeqError):
-    """Report that reading something would take more memory or processor time than `EDGEQ_BUDGET` allows."""
+    """Report that the work would take more memory or processor time than `EDGEQ_BUDGET` allows."""
 
     exit_code = 12
 
@@ -178,7 +179,7 @@ def closest(given: str, known: Iterable[str], otherwise: str, *, most: int = 1) 
 def suggest(given: str, known: Iterable[str]) -> str:
     """Return a fix for an unknown name: "Did you mean …?" with similar names, or all of `known` if none is similar.
 
-    Parts of names count as similar, whatever separates them ("pi5" of "raspberry-pi-5").
+    A part of a name also counts as similar, whatever separates the parts: "pi5" matches "raspberry-pi-5".
     """
     names, part = sorted(set(known) - {"*"}), _joined(given)
     near = [name for name in names if part in _SEPARATORS.split(name) or (len(part) > 2 and part in _joined(name))]

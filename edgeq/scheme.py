@@ -1,4 +1,4 @@
-"""Describe how to quantize: the choices that a profile makes, a user overrides and a backend applies."""
+"""Describe how to quantize. A profile chooses the settings, a user overrides them, and a backend applies them."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ IntegerType = Literal["int8", "uint8"]
 WEIGHT_BITS = (4, 8)
 BLOCK_SIZES = (16, 32, 64, 128, 256)
 SYMMETRIC_BLOCKS = {4: False, 8: True}
-"""Bits per weight → whether blocks of such weights have their zero point in the middle. A block whose weights are not
-centred then leaves one or two steps unused. Of 16 steps, that adds a tenth to its noise; of 256 steps, nothing."""
+"""Whether the zero point of a block of weights is in the middle of the range, for each number of bits. In a block
+whose weights are not centred, one or two steps then stay unused. With 4 bits (16 steps), that adds a tenth to the
+block's noise. With 8 bits (256 steps), it adds nothing."""
 ALL_NODES = "*"
-"""Stands for every node, in place of names."""
+"""Value that means every node, instead of a list of names."""
 WEIGHT_ONLY_TYPES = ("Gather", "Gemm", "MatMul")
 """Operator types that weight-only quantization supports."""
 
@@ -36,30 +37,32 @@ class Scheme(Displayed):
             (constant matrices as blocks of integers, activations in the type that the kernel prefers) or "float" (the
             unchanged model, for an engine that computes it faster).
         format: "QDQ" (QuantizeLinear/DequantizeLinear pairs), "QOperator" (QLinearConv and similar operators) or
-            "table" (the float model, with a calibration table next to it from which the runtime quantizes).
+            "table" (the float model and a calibration table, which the runtime uses to quantize the model itself).
         activation_type, weight_type: integer types.
-        activation_symmetric, weight_symmetric: zero point in the middle of the integer range.
-        per_channel: one weight scale per output channel.
-        reduce_range: 7-bit weights, for kernels that add two products in 16 bits.
-        fit_pairs: 8-bit weights. If two neighbouring weights could overflow such a 16-bit sum, the scale of their
-            output channel grows just enough to prevent it. As safe as `reduce_range`, at a fraction of its noise.
+        activation_symmetric, weight_symmetric: whether the zero point is in the middle of the integer range.
+        per_channel: whether each output channel of a weight has its own scale.
+        reduce_range: whether weights have only 7 bits, for kernels that add two products in 16 bits.
+        fit_pairs: whether to fit 8-bit weights to such kernels. If two neighbouring weights could overflow the 16-bit
+            sum, the scale of their output channel grows just enough to prevent it. This is as safe as `reduce_range`,
+            with a fraction of its noise.
         fit_seen: with `fit_pairs`, grow the scale only as far as the calibration samples need, plus a tenth. Adds
             hardly any noise, but sums that overflow on other samples are clipped.
-        method: name of the calibration method that derives ranges from the statistics; any registered one.
+        method: name of any registered calibration method, which derives ranges from the statistics.
         method_options: parameters of the method, for example {"percentile": 99.99}.
-        op_types: operator types to quantize; None means all that the backend can.
+        op_types: operator types to quantize; None means every type that the backend can quantize.
         exclude: names of nodes kept in float.
         wide: names of nodes that compute on 16-bit activations and 8-bit weights, for hardware that has such kernels;
             "*" means every node.
-        dynamic_weight_types: weight type per operator type in dynamic mode; types that are not named stay float.
+        dynamic_weight_types: weight type of each operator type in dynamic mode; operator types without an entry stay in
+            float.
         rest: float type of everything in the file that is not quantized.
         stored_types: operator types that compute in float, but whose weights are 8-bit integers in the file.
         weight_bits, block_size: in weight-only mode, bits per weight, and number of weights that share a scale.
         eight_bit: in weight-only mode, names of nodes whose weights have 8 bits, whatever `weight_bits` is.
         float_compute: in weight-only mode, names of nodes that compute in float, or "*" for all nodes with 4-bit
-            weights. None means the nodes whose int8 activations add more noise than 4-bit weights on the calibration
-            samples.
-        session_options: ONNX Runtime session configuration entries that the artifact needs to be correct; they travel
+            weights. None means the nodes where, on the calibration samples, int8 activations add more noise than the
+            4-bit weights do.
+        session_options: ONNX Runtime session configuration entries that the artifact needs to be correct, and that ship
             with it.
     """
 
@@ -108,13 +111,13 @@ class Scheme(Displayed):
 
     @property
     def pair(self) -> str:
-        """Return the activation and weight type in the field's short form, such as "U8S8"."""
+        """Return the activation and weight types in the field's short form, such as "U8S8"."""
         short = {"uint8": "U8", "int8": "S8"}
         return short[self.activation_type] + short[self.weight_type]
 
     @property
     def quantized_types(self) -> frozenset[str] | None:
-        """Return the operator types that the scheme quantizes; None means all that the backend can."""
+        """Return the operator types that the scheme quantizes; None means every type that the backend can quantize."""
         if self.mode == "static":
             return frozenset(self.op_types) if self.op_types is not None else None
         if self.mode == "float":
@@ -124,8 +127,8 @@ class Scheme(Displayed):
 
     @property
     def title(self) -> str:
-        """Return the scheme in a few words: "static QDQ U8S8", "dynamic (Gemm int8, MatMul int8)", "weight-only 4
-        bits".
+        """Return a short description of the scheme, such as "static QDQ U8S8", "dynamic (Gemm int8, MatMul int8)" or
+        "weight-only 4 bits".
         """
         if self.mode == "static":
             wide = f", {_nodes(self.wide)} on 16-bit activations" if self.wide else ""
@@ -140,8 +143,8 @@ class Scheme(Displayed):
         return f"dynamic ({', '.join(f'{t} {self.dynamic_weight_types[t]}' for t in types)})"
 
     def replace(self, **changes: Any) -> Scheme:
-        """Return a copy with `changes`. A value of None leaves its field unchanged, so callers can pass unset options
-        through.
+        """Return a copy with `changes`. A value of None leaves its field unchanged, so callers can pass options that
+        are not set.
         """
         return dataclasses.replace(self, **{k: v for k, v in changes.items() if v is not None})
 

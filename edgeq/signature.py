@@ -33,7 +33,9 @@ class Signature:
 
 
 def signature_differences(a: Signature, b: Signature) -> tuple[str, ...]:
-    """Return one sentence for each input or output that is missing, added or changed. The order is A's, then B's."""
+    """Return one sentence for each input or output that is missing, added or changed, in the order of `a` and then of
+    `b`.
+    """
     found = []
     for kind, left, right in (("input", a.inputs, b.inputs), ("output", a.outputs, b.outputs)):
         before, after = ({spec.name: spec for spec in specs} for specs in (left, right))
@@ -48,7 +50,9 @@ def signature_differences(a: Signature, b: Signature) -> tuple[str, ...]:
 
 
 def interchangeable(a: Signature, b: Signature) -> bool:
-    """Return whether each model accepts what the other accepts: same names, same dtypes, and no conflicting sizes."""
+    """Return whether each model accepts the inputs of the other. Names and dtypes must be the same, and fixed sizes
+    must not differ.
+    """
     left, right = ({spec.name: spec for spec in s.inputs} for s in (a, b))
     return left.keys() == right.keys() and all(_agree(left[name], right[name]) for name in left)
 

@@ -1,4 +1,4 @@
-"""Define the backend interface: a function from a prepared model, ranges and a scheme to an artifact."""
+"""Define the interface of a backend, which turns a prepared model, ranges and a scheme into an artifact."""
 
 from __future__ import annotations
 
@@ -35,23 +35,25 @@ class Artifact:
 
     Attributes:
         model: the file to deploy; external data is next to it.
-        scheme: what was actually built (a backend may add node exclusions or session options, each with a note).
+        scheme: the scheme that was built. The backend may have added node exclusions or session options, each with a
+            note.
         provider: ONNX Runtime execution provider that the artifact is for.
         session_options: session configuration entries that the artifact needs to be correct.
         provider_options: options of the execution provider.
         min_onnxruntime: the oldest onnxruntime that has every kernel.
-        notes: what a reader should know, one sentence each.
-        files: other files that travel with the model, by relative path; they are next to it.
+        notes: facts that the user should know, one sentence each.
+        files: other files that ship with the model and are next to it, keyed by relative path.
         device: "cpu", "gpu" or "npu".
-        requires: what a device must have; the runner uses it to choose a variant, see `edgeq_device.select`.
+        requires: properties that a device must have; the runner uses them to choose a variant, see
+            `edgeq_device.select`.
         simulation: a model that computes on a CPU what `model` computes on its target; set if `model` cannot run here.
         simulation_settings: session settings for `simulation`.
-        proof_options: extra session options with which this machine's kernels compute what the target's kernels do.
-        coverage: what runs on integers; set if a run on this machine cannot show it.
-        details: more for reports: plain JSON values, or records.
-        tables: calibration tables that must be next to the model where it runs.
-        alternatives: the same model for devices of the target's kind that cannot run this artifact.
-        engine: the engine that runs the model in place of the kernels of `provider`, with the precision of the float
+        proof_options: extra session options that make this machine's kernels compute what the target's kernels compute.
+        coverage: the nodes that run on integers; set if a run on this machine cannot show it.
+        details: further data for reports: plain JSON values, or records.
+        tables: calibration tables that must be next to the model on the machine that runs it.
+        alternatives: other builds of the model, for devices of the target's kind that cannot run this artifact.
+        engine: the engine that runs the model instead of the kernels of `provider`, and the precision of the float
             operators.
     """
 
@@ -83,7 +85,7 @@ class Artifact:
 
     @property
     def in_simulator(self) -> bool:
-        """Return whether the engine of the artifact simulates its hardware on this machine, which is slow."""
+        """Return whether the artifact's engine simulates its hardware on this machine, which is slow."""
         return self.simulation is None and self.plugin is not None and self.plugin.engine.simulated
 
     @property
@@ -92,7 +94,7 @@ class Artifact:
         return self.engine if self.engine is not None and self.engine.engine.module else None
 
     def in_engine(self, choice: EngineChoice) -> Artifact:
-        """Return the same model, executed by `choice`.
+        """Return an artifact with the same model, but executed by `choice`.
 
         Raises:
             UsageError: the artifact is for another kind of hardware than the engine.
@@ -117,13 +119,13 @@ class Artifact:
 
 
 ESTIMATE = "estimate"
-"""Key in an artifact's `details` for the estimate of the hardware's own tools, a record. No part of it was measured."""
+"""Key in an artifact's `details` for a record with the estimate of the hardware's tools. No part of it was measured."""
 
 
 @dataclass(frozen=True)
 class Alternative:
-    """Describe an artifact that can replace another: `name` and `title` for the bundle, `rank` among its variants,
-    and the `architecture` that it needs.
+    """Describe an artifact that can replace another one: its `name` and `title` for the bundle, its `rank` among the
+    variants, and the `architecture` that it needs.
     """
 
     name: str
@@ -134,14 +136,14 @@ class Alternative:
 
 
 DeviceSimulator = Callable[[Target], AbstractContextManager[Callable[[Path, SessionSettings], Session]]]
-"""Simulates the device of a target: opens models as sessions that give the outputs of the device."""
+"""Simulate the device of a target: open models as sessions that give the device's outputs."""
 
 Status = Literal["ok", "absent", "failed", "not run"]
 
 
 @dataclass(frozen=True)
 class Check:
-    """Record one check of `edgeq doctor`. "absent" is not a failure: not every machine has a GPU."""
+    """Record one check of `edgeq doctor`. "absent" is not a failure, because not every machine has a GPU."""
 
     name: str
     status: Status
@@ -151,19 +153,19 @@ class Check:
 class Backend:
     """Build artifacts for one kind of hardware or runtime.
 
-    A backend has a `name` and a `title`, and defines `check` and `build`. All other members have defaults for a backend
-    whose artifacts run on onnxruntime's own kernels.
+    A backend has a `name` and a `title`, and defines `check` and `build`. The defaults of all other members suit a
+    backend whose artifacts run on onnxruntime's own kernels.
 
     Attributes:
         name: name of the backend in profiles and targets.
-        title: what it builds for, in a few words.
-        adopts_quantized: whether it accepts models that are already quantized (Q/DQ pairs), with their parameters.
-        targeted: whether its artifacts depend on more of the target than the scheme: see `configured`.
+        title: short description of the hardware or runtime that it builds for.
+        adopts_quantized: whether it accepts models that are already quantized (Q/DQ pairs) and keeps their parameters.
+        targeted: whether its artifacts depend on properties of the target besides the scheme; see `configured`.
         simulated: whether `Artifact.proof_model` computes on any CPU what the artifact computes on its target.
         recoverable: whether its file is a Q/DQ model, which accuracy recoveries can edit.
         runs_engines: whether plug-in engines can run its artifacts.
         modes: modes of a scheme (`edgeq.scheme`) that it builds and that searches may try.
-        suffix: file name suffix of the files that its targets' engine runs; "" for ONNX files.
+        suffix: file name suffix that its targets' engine expects; "" for ONNX files.
     """
 
     name: str = ""
@@ -177,7 +179,7 @@ class Backend:
     modes: tuple[str, ...] = ("static",)
 
     def check(self, scheme: Scheme) -> None:
-        """Refuse a scheme that cannot be built for any model, before any work is done.
+        """Refuse a scheme that this backend cannot build for any model. Call it before any work is done.
 
         Raises:
             UsageError: names the field.
@@ -193,11 +195,11 @@ class Backend:
         *,
         samples: Samples | None = None,
     ) -> Artifact:
-        """Write the quantized model to `destination` (a path in an existing folder) and describe it.
+        """Write the quantized model to `destination`, a path in an existing folder, and describe the artifact.
 
         Args:
-            samples: calibration samples, for backends that correct the shift of quantization. Pass them if there are
-                any, because a build without them gives another model.
+            samples: calibration samples, for backends that use them to correct the shift that quantization causes. Pass
+                them if there are any, because a build without samples gives another model.
 
         Raises:
             CalibrationError: a range that the scheme needs is missing.
@@ -209,18 +211,18 @@ class Backend:
         """Return the backend for `target`.
 
         Args:
-            observed: extrema that calibration saw, by tensor, unclipped.
+            observed: smallest and largest value of each tensor in calibration, not clipped.
             cut: share of each tensor's power that its range cuts off.
         """
         del target, observed, cut
         return self
 
     def fitting(self, reach: Mapping[str, NDArray[np.float64]]) -> Backend:
-        """Return the backend with data that `fit_seen` needs.
+        """Return the backend with the data that `fit_seen` needs.
 
         Args:
-            reach: by node name, the largest sum of two products on the samples for each output channel, as a share of
-                the 16-bit range, with weights of the full range.
+            reach: for each node, by name, one figure for each output channel. The figure is the largest sum of two
+                products on the samples, as a share of the 16-bit range, with weights of the full range.
 
         Raises:
             UsageError: the backend cannot fit the ranges of weights to samples.
@@ -229,18 +231,22 @@ class Backend:
         raise UsageError(f"the {self.name} backend cannot build with fit_seen = True", "Use fit_pairs")
 
     def with_options(self, artifact: Artifact, scheme: Scheme, destination: Path) -> Artifact | None:
-        """Return the artifact that `build` would give for `scheme`, made from `artifact`, whose scheme differs only in
-        session options. Return None if it has to be built.
+        """Return the artifact that `build` would give for `scheme`, without a full build.
+
+        Args:
+            artifact: an artifact whose scheme differs from `scheme` only in session options.
+
+        Returns:
+            The artifact, or None if a full build is needed.
         """
         del artifact, scheme, destination
         return None
 
     def convert(self, model: Path, destination: Path, options: Mapping[str, Any]) -> None:
-        """Write an ONNX model, float or with Q/DQ pairs, to `destination` in the format of an engine that opens no ONNX
-        files.
+        """Convert an ONNX model for an engine that cannot open ONNX files, and write the result to `destination`.
 
-        The engine names this backend in its `[int8] backend`. A session of the file has the inputs and outputs of the
-        model.
+        The model is float or has Q/DQ pairs. The engine names this backend in its `[int8] backend`. A session of the
+        converted file has the inputs and outputs of the model.
 
         Args:
             options: options of the engine.
@@ -252,8 +258,8 @@ class Backend:
         raise UsageError(f"the {self.name} backend cannot convert models", "Choose another engine")
 
     def estimated(self, artifact: Artifact) -> Artifact:
-        """Return `artifact` with the estimate of the hardware's own tools in its notes and in its details, under
-        `ESTIMATE`.
+        """Return `artifact` with an estimate made by the hardware's own tools, in its notes and in its details (key
+        `ESTIMATE`).
         """
         return artifact
 
@@ -261,8 +267,8 @@ class Backend:
         """Return `artifact` with the files that accompany it only in a bundle.
 
         Args:
-            folder: where to write them; private, and does not exist yet.
-            count: how many of `samples` they may contain.
+            folder: private folder for the files; it does not exist yet.
+            count: number of `samples` that the files may contain.
         """
         del samples, folder, count
         return artifact
@@ -276,13 +282,13 @@ class Backend:
         *,
         progress: Progress = SILENT,
     ) -> Artifact:
-        """Return `artifact` as it ships, after edgeq chose it among the builds. A backend with its own compiler
-        compiles it.
+        """Return `artifact` in its final form. edgeq calls this for the build that it chose. A backend with its own
+        compiler compiles the model here.
 
         Args:
             prepared: the model that was quantized.
             samples: samples on which the compiled form is compared with the file.
-            folder: where to write the compiled form; private and empty.
+            folder: private, empty folder for the compiled form.
 
         Raises:
             EdgeqError: the model cannot be compiled, or the compiled form gives other answers.
@@ -291,7 +297,7 @@ class Backend:
         return artifact
 
     def owns(self, place: Path) -> bool:
-        """Return whether `place` is a file that this backend wrote, next to a model or instead of it."""
+        """Return whether this backend wrote the file `place`, next to a model or instead of one."""
         del place
         return False
 
@@ -304,24 +310,26 @@ class Backend:
         return None
 
     def doctor(self, machine: Machine) -> Iterator[Check]:
-        """Yield a check for each thing that the backend needs on a machine."""
+        """Check the things that the backend needs on a machine, and yield one result for each."""
         del machine
         yield from ()
 
 
 class _Adapted(Backend):
-    """Wrap an object that has only the documented members of a backend. All other members have their defaults."""
+    """Wrap an object that has only the documented members of a backend. The wrapper has the default of every other
+    member.
+    """
 
     def __init__(self, plain: Any) -> None:
         members = (name for name in dir(Backend) if not name.startswith("_") and hasattr(plain, name))
         self.__dict__.update({name: getattr(plain, name) for name in members})
-        # Only the members of such an object show what it can do.
+        # Such an object may not set these two flags, so derive them from the members that it has.
         self.targeted = getattr(plain, "targeted", hasattr(plain, "configured"))
         self.recoverable = getattr(plain, "recoverable", not self.targeted)
 
 
 def as_backend(found: Any) -> Backend:
-    """Return a plug-in's class or object as a backend."""
+    """Turn a plug-in's class or object into a backend."""
     found = found() if isinstance(found, type) else found
     return found if isinstance(found, Backend) else _Adapted(found)
 
@@ -329,15 +337,18 @@ def as_backend(found: Any) -> Backend:
 def refuse_wide(scheme: Scheme, where: str) -> None:
     """Refuse 16-bit activations for hardware that has no kernels for them.
 
+    Args:
+        where: the hardware, for the message.
+
     Raises:
-        UsageError: `where` names the hardware.
+        UsageError: the scheme has 16-bit activations.
     """
     if scheme.wide:
         raise UsageError(f"{where} has no kernels for 16-bit activations", "Leave --wide out")
 
 
 def require_fields(scheme: Scheme, needed: Mapping[str, Any], backend: str, fix: str) -> None:
-    """Refuse a scheme with a field that `backend` cannot build with.
+    """Refuse a scheme with a field value that `backend` does not support.
 
     Args:
         needed: the only value that each field may have, by name of the field.
@@ -351,7 +362,7 @@ def require_fields(scheme: Scheme, needed: Mapping[str, Any], backend: str, fix:
 
 
 def described(artifact: Artifact, compute: BlockCompute) -> Artifact:
-    """Return an artifact whose scheme, details and notes record what its matrix products compute in."""
+    """Return an artifact whose scheme, details and notes state in which types its matrix products compute."""
     before = artifact.details.get(DETAIL)
     kept = [note for note in artifact.notes if before is None or note != before.note]
     return dataclasses.replace(
@@ -382,7 +393,7 @@ def _is_backend(found: Backend) -> bool:
 
 
 def toolkits() -> dict[str, Toolkit]:
-    """Return the toolkits of all backends, by their names."""
+    """Return the toolkits of all backends, keyed by name."""
     found = (backend.toolkit() for _, backend in REGISTRY.items())
     return {toolkit.name: toolkit for toolkit in found if toolkit is not None}
 
@@ -391,7 +402,7 @@ REGISTRY: Registry[Backend] = Registry(BACKENDS, _is_backend, "edgeq.backends.ba
 
 
 def backend_named(name: str) -> Backend:
-    """Return the backend with this name in profiles and targets: edgeq's own, or one of a plug-in.
+    """Return edgeq's own backend or a plug-in's backend by its name in profiles and targets.
 
     Raises:
         HardwareError: no backend has that name.
@@ -406,14 +417,14 @@ def backend_for(
     """Return the backend of `target`, configured for it if its artifacts depend on more than the scheme.
 
     Args:
-        observed: extrema that calibration saw, by tensor, unclipped.
+        observed: smallest and largest value of each tensor in calibration, not clipped.
         cut: share of each tensor's power that its range cuts off (`edgeq.calibrate.ranges`).
     """
     return as_backend(backend_named(target.backend).configured(target, observed or {}, cut or {}))
 
 
 class _Simulators(Mapping[str, DeviceSimulator]):
-    """Hold the simulators of all backends, by the name in a profile's `[emulate] simulator`."""
+    """Hold the simulators of all backends, keyed by the name in a profile's `[emulate] simulator`."""
 
     def __getitem__(self, name: str) -> DeviceSimulator:
         found = backend_named(name).simulator() if name in BACKENDS.names() else None

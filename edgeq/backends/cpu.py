@@ -1,8 +1,9 @@
 """Build models for ONNX Runtime's CPU kernels: static, dynamic and weight-only quantization.
 
-For operators whose kernels compute in float, `store_weights` writes weights that are 8-bit integers in the file and
-float32 at run time. The file shrinks to a quarter. The runtime folds the conversion when it loads the model, so it
-costs no time afterwards. The conversion is a Cast and a Mul, because ONNX Runtime does not fold a DequantizeLinear.
+Some operators have kernels that compute in float. For these, `store_weights` writes weights that are 8-bit integers in
+the file and float32 at run time, so the weights take a quarter of the space. The runtime folds the conversion when it
+loads the model, so it costs no time afterwards. The conversion is a Cast and a Mul, because ONNX Runtime does not fold
+a DequantizeLinear.
 """
 
 from __future__ import annotations
@@ -46,19 +47,19 @@ from edgeq.run.session import onnxruntime
 from edgeq.scheme import ALL_NODES, WEIGHT_ONLY_TYPES, Scheme
 
 LEAST_ELEMENTS = 1024
-"""Smaller tensors would save less space than the two extra nodes take."""
+"""Minimum number of elements to store as integers. Smaller tensors would save less space than two extra nodes take."""
 
 
 def store_weights(model: ir.Model, op_types: Collection[str], exclude: Collection[str] = ()) -> tuple[str, ...]:
-    """Store as integers, in place, the float32 weights that only operators of these types read.
+    """Store float32 weights as integers, in place, if only operators of `op_types` read them.
 
-    Each output has one symmetric scale: largest magnitude / 127.
+    The weights of each output share one symmetric scale: their largest magnitude / 127.
 
     Args:
         exclude: names of nodes whose weights stay unchanged.
 
     Returns:
-        Names of the tensors.
+        Names of the weights that were converted.
     """
     graph = model.graph
     editor, first = Editor(model), next(iter(graph), None)
@@ -95,14 +96,15 @@ def _quantize(values: NDArray[np.float32], node: ir.Node, place: int) -> tuple[N
 
 
 def _summed_axes(node: ir.Node, place: int, rank: int) -> tuple[int, ...]:
-    """Return the axes of a weight that a product sums over. All weights of one output share a scale."""
+    """Return the axes of a weight that its product sums over. The weights along these axes share a scale."""
     if place == 1 and node.op_type in ("Conv", "ConvTranspose", "Gemm"):
         return tuple(axis for axis in range(rank) if axis != channel_axis(node) % rank)
     if node.op_type == "MatMul" and place == 1:
         return (rank - 2,)
     if node.op_type == "Gemm":
         return (0,) if node.attributes.get_int("transA", 0) else (1,)
-    # This covers the left matrix of a MatMul, recurrent layers [direction, gates, inputs] and tables of rows.
+    # This covers a constant left matrix of a MatMul, the weights of recurrent layers [direction, gates, inputs], and
+    # tables of rows.
     return (rank - 1,)
 
 
@@ -120,7 +122,7 @@ class CpuBackend(Backend):
         self._reach = reach
 
     def fitting(self, reach: Mapping[str, NDArray[np.float64]]) -> CpuBackend:
-        """Return a backend that fits ranges of weights to samples. See `Backend.fitting`."""
+        """Return a backend that fits the ranges of weights to samples. See `Backend.fitting`."""
         return CpuBackend(reach)
 
     def check(self, scheme: Scheme) -> None:
@@ -154,10 +156,10 @@ class CpuBackend(Backend):
         *,
         samples: Samples | None = None,
     ) -> Artifact:
-        """Write the quantized model to `destination`. For weights in blocks, the samples decide what the products
-        compute in. See `Backend.build`.
+        """Write the quantized model to `destination`. For weights in blocks, the samples decide in which type the
+        matrix products compute. See `Backend.build`.
         """
-        onnxruntime()  # the quantizer is part of onnxruntime: if it is missing, give one clear error
+        onnxruntime()  # The quantizer is part of onnxruntime. If onnxruntime is missing, give one clear error.
         self.check(scheme)
         check_names(
             prepared, (*scheme.exclude, *scheme.eight_bit, *(n for n in scheme.float_compute or () if n != ALL_NODES))
@@ -217,7 +219,7 @@ def _quantizable(scheme: Scheme) -> tuple[str, ...]:
 
 
 def _why_nothing(prepared: PreparedModel, scheme: Scheme) -> str:
-    """Explain what a user can do about a model in which nothing was quantized, citing the node with the most work."""
+    """Explain what a user can do about a model in which nothing was quantized, naming the node with the most work."""
     rules, hazards = int8_rules("cpu"), prepared.hazards if scheme.mode == "static" else {}
     for node in sorted(predict_int8(prepared.graph, rules, hazards=hazards), key=lambda n: -n.macs):
         if node.name in scheme.exclude:
@@ -240,7 +242,7 @@ def _static(
     destination: Path,
     reach: Mapping[str, NDArray[np.float64]] | None,
 ) -> ir.Model:
-    """Return the statically quantized model; `destination` may serve as a scratch file."""
+    """Return the statically quantized model. The function may use `destination` as a scratch file."""
     rules = int8_rules("cpu")
     types = scheme.op_types or quantizable_operators(rules)
     float_nodes = {*scheme.exclude, *_float_nodes(prepared, rules, scheme)}
@@ -254,7 +256,7 @@ def _static(
     graph = prepared.model.graph
     dtype = integer_type(scheme.activation_type)
     float_nodes |= lasting_clamps(graph, chosen_params(ranges, dtype, symmetric=scheme.activation_symmetric))
-    # In this format, onnxruntime's quantizer gives every Softmax the range 0..1.
+    # In the QOperator format, onnxruntime's quantizer gives every Softmax the range 0..1.
     outputs = {str(node.name): ranges.get(name_of(node.outputs[0])) for node in graph if is_op(node, "Softmax")}
     float_nodes |= {name for name, found in outputs.items() if found is not None and spreads_thin(found)}
     _write_operators(prepared, ranges, scheme, destination, float_nodes, types)
@@ -271,7 +273,7 @@ def _write_operators(
 ) -> None:
     from onnxruntime.quantization import QuantFormat
 
-    # In this format, onnxruntime's quantizer drops the quantized inputs of a Where.
+    # In the QOperator format, onnxruntime's quantizer drops the quantized inputs of a Where.
     lost = any(node.op_type == "Where" for node in prepared.model.graph)
     quantize_with_ranges(
         prepared,
@@ -294,10 +296,10 @@ def _write_operators(
 
 
 def _float_nodes(prepared: PreparedModel, rules: Mapping[str, Rule], scheme: Scheme) -> list[str]:
-    """Return the nodes of quantizable types that have no integer form in this model.
+    """Return the nodes whose type can be quantized, but that have no integer form in this model.
 
-    Q/DQ pairs around them would cost time and accuracy. With some of them, ONNX Runtime would refuse the file: a
-    dilated AveragePool, or per-channel scales for weights of a MatMul that are not a matrix.
+    Q/DQ pairs around them would cost time and accuracy. ONNX Runtime would even refuse a file with such pairs around
+    some of them: a dilated AveragePool, or a MatMul with per-channel scales whose weights are not a matrix.
     """
     predicted = predict_int8(prepared.graph, rules, hazards=prepared.hazards)
     found = [node.name for node in predicted if node.verdict == "float"]

@@ -1,11 +1,11 @@
-"""Plan a bundle: list every file of it, by path, before the first byte is written.
+"""Plan a bundle: list all its files by path, before the first byte is written.
 
-The plan also places each model file, so that files that several variants have in common are stored once. The
+The plan also chooses the place of each model file, so that files that several variants share are stored once. The
 model-package format has two ways to share:
 
-- Variants whose model and weights are all the same refer to one shared asset with both.
-- Variants with different models but the same external data files keep their models. They refer to one shared asset of
-  weights through `session.model_external_initializers_file_folder_path`.
+- Variants with the same model and the same weights refer to one shared asset that contains both.
+- Variants with different models but the same external data files keep their own models. They refer to one shared asset
+  of weights through `session.model_external_initializers_file_folder_path`.
 
 Files that only one variant uses stay in its directory.
 """
@@ -69,7 +69,7 @@ _RESERVED_METADATA = ("bundle_schema", "tools", "files")
 
 @dataclass(frozen=True)
 class SelfTestCase:
-    """Store one input and its expected outputs, by name, in the form that `session.run` takes and returns."""
+    """Store the inputs of one sample and the expected outputs by name, as `session.run` takes and returns them."""
 
     inputs: Arrays
     outputs: Arrays
@@ -80,7 +80,7 @@ class SelfTest:
     """Describe the self-test of a variant.
 
     Attributes:
-        tolerance: allowed absolute difference for each output of the cases.
+        tolerance: allowed absolute difference of each output, for all cases.
         slices: allowed differences for parts of an output whose values have another unit.
     """
 
@@ -89,7 +89,11 @@ class SelfTest:
     slices: Mapping[str, tuple[SliceTolerance, ...]] = field(default_factory=dict)
 
     def check(self, where: str) -> None:
-        """Raise UsageError if an output has no tolerance, or a tolerance names an output that no case has."""
+        """Check that every output has a tolerance.
+
+        Raises:
+            UsageError: an output has no tolerance, or a tolerance names an output that no case has.
+        """
         outputs = {name for case in self.cases for name in case.outputs}
         if outputs != set(self.tolerance):
             odd = sorted(outputs ^ set(self.tolerance))
@@ -103,7 +107,7 @@ class VariantSpec:
     """Describe one way to run the model.
 
     Attributes:
-        name: letters, digits and `._+-`.
+        name: a name made of letters, digits and `._+-`.
         model: an ONNX file, with its external data files next to it, or a file in the format of an engine.
         ep: execution provider.
         device: "cpu", "gpu" or "npu".
@@ -111,14 +115,14 @@ class VariantSpec:
         provider_options: options of `ep`. Like session options, they are limited to those in edgeq_device/options.json.
             The bundle itself writes options that refer to its files.
         info: content of executor_info.edgeq. The runner reads `architecture` ("x86_64", "arm64", "any"),
-            `required_features` (list), `rank` (int; the highest that fits wins), `min_onnxruntime` ("1.17"),
-            `optimization` ("none", "basic", "extended", "all") and `threads` (the best number, used if the caller sets
-            none). The rest is for people.
-        files: other files that the target needs (such as a file for its own runtime), by relative path; in the bundle
+            `required_features` (a list), `rank` (an integer; the highest rank that fits wins), `min_onnxruntime`
+            ("1.17"), `optimization` ("none", "basic", "extended", "all") and `threads` (the best number, which is used
+            if the caller sets none). All other keys are for people.
+        files: other files that the target needs (such as a file for its own runtime), by relative path. In the bundle
             they are under files/NAME. The runner on the device ignores them.
-        calibration: folder with the three calibration tables of its ranges. In the bundle, the first variant's tables
-            are in calibration/, and tables that differ are in calibration/NAME/; `info` names the folder of the
-            variant's own.
+        calibration: folder with three calibration tables that contain its ranges. In the bundle, the tables of the
+            first variant are in calibration/, and different tables are in calibration/NAME/. `info` names the folder
+            that the variant uses.
     """
 
     name: str
@@ -148,7 +152,7 @@ class VariantSpec:
         self.selftest.check(where)
 
     def _check_options(self, where: str) -> None:
-        """Refuse options that the reader of the bundle would refuse."""
+        """Refuse options that the bundle's reader would refuse."""
         if not is_plain_name(self.ep):
             raise UsageError(f"{where}: {self.ep!r} cannot name an execution provider")
         problems = {}
@@ -167,13 +171,15 @@ class BundleSpec:
 
     Attributes:
         name: the model's name for display.
-        variants: variants in order of preference. ONNX Runtime takes the first whose execution provider fits, so the
-            first variant of each architecture must be right on every machine of it. edgeq's runner chooses by features
-            and rank.
-        metadata: content of additional_metadata.edgeq: sha256 of the source model and of the calibration set, ...
-        float_model: model of the component "float32", so that `bench` can run both in one call.
-        extras: further files by plain name, such as the report and its data. They are next to the manifest and hashed
-            like all others.
+        variants: variants in order of preference. ONNX Runtime takes the first one whose execution provider fits, so
+            the first variant of each architecture must be correct on every machine of that architecture. edgeq's runner
+            chooses by features and rank.
+        metadata: content of additional_metadata.edgeq, such as the sha256 of the source model and of the calibration
+            set.
+        float_model: model of the component "float32", so that one call of `bench` can run the quantized and the float
+            model.
+        extras: further files by plain name, such as the report and its data. They are next to the manifest, which also
+            lists their hashes.
     """
 
     name: str
@@ -205,8 +211,8 @@ def make_sbom(spec: BundleSpec, models: Mapping[str, str], tools: Mapping[str, s
     """Return the bill of materials: the sources of the bundle and the tools that built it.
 
     Args:
-        models: path inside the bundle → sha256 in hex, for models and their external data.
-        tools: package → version.
+        models: sha256 in hex of each model and external data file, by path inside the bundle.
+        tools: version of each package.
     """
     sources = [
         _component(kind, name, spec.metadata[key])
@@ -267,7 +273,7 @@ class StoredFile:
 
 @dataclass(frozen=True)
 class ModelFiles:
-    """List a model file and its external data files. Those are named by their paths relative to the model."""
+    """List a model file and its external data files. The data files are keyed by their paths relative to the model."""
 
     model: StoredFile
     external: Mapping[str, StoredFile]
@@ -280,18 +286,18 @@ class ModelFiles:
 
     @property
     def together(self) -> dict[str, StoredFile]:
-        """Return the model and its external data, by their paths in the model's folder of a bundle."""
+        """Return the model and its external data, keyed by their paths in the model's folder of a bundle."""
         return {self.name: self.model, **self.external}
 
 
 @dataclass(frozen=True)
 class Placement:
-    """Locate the files of one variant.
+    """Describe where the files of one variant are.
 
     Attributes:
         model_file: the value of `executor_info.ort.model_file`.
-        weights: reference to the asset with its external data; "" if they are next to the model.
-        own: files of the variant's directory, by name.
+        weights: reference to the asset with the external data; "" if the data are next to the model.
+        own: files in the variant's directory, by name.
     """
 
     model_file: str
@@ -300,10 +306,10 @@ class Placement:
 
 
 def share(variants: Mapping[str, ModelFiles]) -> tuple[dict[str, Placement], dict[str, StoredFile]]:
-    """Place the files of `variants`.
+    """Decide where to place the files of `variants`.
 
     Returns:
-        The placement of each variant, and the files of the shared assets by their path inside the package.
+        The placement of each variant, and the files of the shared assets, keyed by their paths inside the package.
     """
     placements: dict[str, Placement] = {}
     assets: dict[str, StoredFile] = {}
@@ -330,9 +336,9 @@ def share(variants: Mapping[str, ModelFiles]) -> tuple[dict[str, Placement], dic
 
 
 def _groups(variants: Mapping[str, ModelFiles]) -> Sequence[tuple[list[str], dict[str, StoredFile]]]:
-    # A model reads all its external data from one folder, so a group's asset is the union of its members' files. A
-    # variant joins the first group that shares a file with it, if no file of the same name differs. A variant without
-    # external data joins a group of the same model.
+    # A model reads all its external data from one folder, so the asset of a group contains the external data of all its
+    # members. A variant joins the first group that has a file in common with it, unless another file of the same name
+    # differs. A variant without external data joins a group that has the same model.
     groups: list[tuple[list[str], dict[str, StoredFile]]] = []
     for name, files in variants.items():
         for names, union in groups:
@@ -355,19 +361,20 @@ def _add_asset(files: Mapping[str, StoredFile], assets: dict[str, StoredFile]) -
 
 Content = bytes | Path
 TABLES = "calibration.zip"
-"""The zip with the calibration tables of all variants."""
+"""The zip that contains the calibration tables of all variants."""
 CALIBRATION = "calibration"
-"""The zip's folder for the first variant's tables. Variants with other ranges have folders inside it."""
+"""The folder in that zip for the first variant's tables. Variants with other ranges have subfolders of it."""
 VECTORS = "selftest.npz"
-"""The inputs and outputs of all self-tests, in groups. An array in group `inputs-0` is named `inputs-0/NAME`."""
+"""The file with the arrays of all self-tests, in groups. An array in group `inputs-0` is `inputs-0/NAME`."""
 FILES = "files"
-"""The folder for files that accompany variants besides their models."""
+"""The folder for files other than models that accompany variants."""
 
 
 def plan_bundle(spec: BundleSpec) -> dict[str, Content]:
-    """Return the content of every file in the bundle, by path: bytes, or a file to copy.
+    """Return the content of every file in the bundle, keyed by path. A value is either bytes or the path of a file to
+    copy.
 
-    The paths are sorted, and the manifest with all hashes is among them.
+    The paths are sorted. They include the manifest, which has all hashes.
 
     Raises:
         ModelError: a model or its external data cannot be read.
@@ -405,7 +412,7 @@ def plan_bundle(spec: BundleSpec) -> dict[str, Content]:
                 info["calibration"] = tables[variant.calibration]
             if slices := variant.selftest.slices:
                 info["selftest_slices"] = {name: [asdict(part) for part in slices[name]] for name in sorted(slices)}
-            if not placement.own:  # the variant's directory must contain a file, or it would not exist
+            if not placement.own:  # an empty directory would not be written, so give the variant's directory a file
                 files[f"{directory}/edgeq.json"] = _json(info, f"variant {variant.name}: info")
             bodies[variant.name] = _variant_body(variant, placement, info if placement.own else "edgeq.json")
             files.update({f"{FILES}/{variant.name}/{name}": path for name, path in sorted(variant.files.items())})
@@ -423,8 +430,8 @@ def plan_bundle(spec: BundleSpec) -> dict[str, Content]:
 
 
 def _float_variants(spec: BundleSpec, model: Path) -> tuple[VariantSpec, ...]:
-    # Make one for each provider and device of the int8 variants, so that comparisons use the same hardware. The
-    # variants of a plug-in are compared with onnxruntime's own kernels.
+    # Make one float variant for each provider and device of the int8 variants, so that comparisons use the same
+    # hardware. Variants of a plug-in are compared with onnxruntime's own kernels.
     places = list(dict.fromkeys((v.ep, v.device) for v in spec.variants if plugin_of(v.ep) is None))
     suffix = len(places) > 1
     return tuple(
@@ -447,8 +454,8 @@ def _variant_body(variant: VariantSpec, placement: Placement, info: Mapping[str,
     if placement.weights:
         session_options[EXTERNAL_FOLDER] = placement.weights
     return {
-        # "device" is left out: ONNX Runtime 1.31.1 compares a device only with providers that were added through its
-        # newer device interface. It would skip these variants if a provider was added by its name.
+        # "device" is left out. ONNX Runtime 1.31.1 compares a device only with providers that were added through its
+        # newer device interface. If a provider was added by its name, ONNX Runtime would skip variants with a device.
         "ep": variant.ep,
         "executor_info": {
             "ort": {
@@ -462,10 +469,10 @@ def _variant_body(variant: VariantSpec, placement: Placement, info: Mapping[str,
 
 
 def _selftest(variant: VariantSpec, vectors: dict[bytes, tuple[str, Arrays]]) -> dict[str, Any]:
-    """Return the self-test entry of one variant. Add its vectors to `vectors` unless they are already in it.
+    """Return the self-test entry of one variant. Add its arrays to `vectors` unless they are already in it.
 
     Args:
-        vectors: bytes → name of the group and its arrays.
+        vectors: name and arrays of each group, keyed by the arrays' bytes.
     """
     cases = []
     for case in variant.selftest.cases:
@@ -495,7 +502,7 @@ def _npz(arrays: Arrays) -> bytes:
 
 
 def _table_places(variants: tuple[VariantSpec, ...]) -> dict[Path, str]:
-    """Return the directory in the bundle for each folder of calibration tables."""
+    """Return the directory in the bundle to which each folder of calibration tables goes."""
     places: dict[Path, str] = {}
     for variant in variants:
         if variant.calibration is not None:
@@ -511,13 +518,15 @@ def _table_files(folder: Path, directory: str) -> Iterator[tuple[str, Path]]:
 
 
 def _runner_files() -> dict[str, Content]:
-    """Return the runner: its code as one zip, and the program that checks the zip's hash before it imports the code."""
+    """Return the runner's files: its code as one zip, and a program that checks the zip's hash before it imports the
+    code.
+    """
     runtime = shipped("targets") / "runtime"
     modules = sorted(p for p in (runtime / "edgeq_device").iterdir() if p.suffix in (".py", ".json", ".mjs"))
     code = _zip({f"edgeq_device/{module.name}": module for module in modules})
     text = (runtime / "edgeq_run.py").read_bytes()
     program = text.replace(b'SHA256 = ""', b'SHA256 = "%s"' % hashlib.sha256(code).hexdigest().encode(), 1)
-    # __main__.py is a copy of the program, because Python runs a folder or a zip that contains one.
+    # __main__.py is a copy of the program, so that Python can also run the folder or zip itself.
     return {"edgeq_run.py": program, "__main__.py": program, "edgeq_device.zip": code}
 
 

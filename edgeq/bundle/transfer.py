@@ -33,7 +33,7 @@ _KINDS = {
     ".sig": "doc",
     ".npz": "dataset",
 }
-"""Name or suffix of a file → its type in ModelPack. Other files are weights."""
+"""Type of a file in ModelPack, by the file's name or suffix. All other files are weights."""
 _TITLE = "org.opencontainers.image.title"
 """The annotation from which `oras pull` takes a layer's path."""
 
@@ -43,7 +43,7 @@ class Pushed(Displayed):
     """Report the result of `push_bundle`.
 
     Attributes:
-        reference: the reference by digest, with which `pull` gets the same bytes.
+        reference: the reference by digest. `pull` gets the same bytes with it.
         uploaded: number of bytes that were uploaded.
     """
 
@@ -57,7 +57,7 @@ class Pushed(Displayed):
 
 @dataclass(frozen=True)
 class Pulled(Displayed):
-    """Report the result of `pull_bundle`. `signer` is None if no key is trusted."""
+    """Report the result of `pull_bundle`. `signer` is None if the user trusts no key."""
 
     output: Path
     reference: str
@@ -66,16 +66,16 @@ class Pulled(Displayed):
 
 
 def push_bundle(path: str | Path, reference: str, *, limits: Limits = LIMITS, progress: Progress = SILENT) -> Pushed:
-    """Upload the bundle at `path` with its signature. Each file is a layer; files that the registry already has are
-    skipped.
+    """Upload the bundle at `path` with its signature. Each file becomes a layer. Files that the registry already has
+    are skipped.
 
     Args:
         reference: HOST/REPOSITORY[:TAG].
-        limits: how slow the registry may be.
+        limits: minimum speed of the registry.
 
     Raises:
         UsageError: the reference is not valid.
-        BundleError: it is not a bundle, or it is damaged.
+        BundleError: `path` is not a bundle, or the bundle is damaged.
         RuntimeUnavailableError: the registry does not answer, is slower than `limits`, or refuses.
     """
     with device_errors():
@@ -120,12 +120,12 @@ def pull_bundle(
     limits: Limits = LIMITS,
     progress: Progress = SILENT,
 ) -> Pulled:
-    """Write the bundle at `reference` (HOST/REPOSITORY@sha256:…) to `output`.
+    """Download the bundle at `reference` (HOST/REPOSITORY@sha256:…) and write it to `output`.
 
     Args:
         output: a directory, or a file that ends in ".edgeq".
-        trust, require_signature: as in `edgeq.verify`.
-        limits: how slow the registry may be.
+        trust, require_signature: the same as in `edgeq.verify`.
+        limits: minimum speed of the registry.
 
     Raises:
         UsageError: the reference is not valid, or has no digest.
@@ -154,7 +154,7 @@ def pull_bundle(
 
 
 def _blobs(bundle: Bundle) -> dict[str, tuple[str, bytes | Path]]:
-    """Return digest and content of every file of a bundle, by path inside the bundle, sorted."""
+    """Return the digest and the content of every file of a bundle, sorted and keyed by path inside the bundle."""
     return {
         name: (_digest(content) if isinstance(content, bytes) else f"sha256:{bundle.files[name].sha256}", content)
         for name, content in contents(bundle).items()
@@ -162,7 +162,7 @@ def _blobs(bundle: Bundle) -> dict[str, tuple[str, bytes | Path]]:
 
 
 def _upload(registry: Registry, digest: str, content: bytes | Path) -> int:
-    """Upload one blob unless the registry has it. Return the number of uploaded bytes."""
+    """Upload one blob unless the registry has it already. Return the number of uploaded bytes."""
     if registry.has(f"blobs/{digest}"):
         return 0
     with registry.send(Request("POST", body=b""), "blobs/uploads/") as begun, connected(str(registry.reference)):
@@ -174,7 +174,7 @@ def _upload(registry: Registry, digest: str, content: bytes | Path) -> int:
 
 
 def _config(bundle: Bundle, digests: Sequence[str]) -> dict[str, Any]:
-    """Return the description of a model in ModelPack's form."""
+    """Return the description of a model in the ModelPack format."""
     licence = bundle.metadata.get("license")
     return {
         "descriptor": {"name": bundle.name, **({"licenses": [licence]} if isinstance(licence, str) else {})},

@@ -1,4 +1,4 @@
-"""Verify bundles: their contents, their signatures, and certificate chains (with `cryptography`)."""
+"""Verify bundles: their contents, their signatures, and certificate chains. Certificates need `cryptography`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,11 @@ _FIX = "Do not use it, unless its certificate authority should be trusted"
 
 
 def check_cryptography() -> None:
-    """Raise RuntimeUnavailableError if `cryptography` is not installed."""
+    """Check that `cryptography` is installed.
+
+    Raises:
+        RuntimeUnavailableError: it is not installed.
+    """
     try:
         import cryptography  # noqa: F401
     except ImportError as error:
@@ -37,7 +41,8 @@ def check_cryptography() -> None:
 
 
 def verified_key(chain: Sequence[bytes], trusted: Sequence[bytes]) -> PublicKey:
-    """Return the key of the first certificate of `chain`, if the chain is valid today and leads to one of `trusted`.
+    """Return the key of the first certificate in `chain`. The chain must be valid today and lead to a certificate in
+    `trusted`.
 
     All certificates are in DER. The first one must allow digital signatures or code signing. The others must belong to
     certificate authorities.
@@ -59,7 +64,7 @@ def verified_key(chain: Sequence[bytes], trusted: Sequence[bytes]) -> PublicKey:
         raise UsageError(f"a trusted certificate cannot be read ({error})") from error
     try:
         leaf, *others = (x509.load_der_x509_certificate(der) for der in chain)
-        # Use the client verifier, because it does not compare host names.
+        # Use the verifier for clients, because it does not compare host names.
         _policy().store(store).build_client_verifier().verify(leaf, others)
         usable = _may_sign(leaf)
     except (ValueError, VerificationError) as error:
@@ -86,7 +91,7 @@ def _policy() -> PolicyBuilder:
         if found is not None and not found.key_cert_sign:
             raise ValueError("an issuer may not sign certificates")
 
-    # The library's own policies are for the web: they require a host name and the usages of TLS.
+    # cryptography's own policies are for the web: they require a host name and key usages of TLS.
     anything = ExtensionPolicy.permit_all()
     authorities = anything.require_present(x509.BasicConstraints, Criticality.AGNOSTIC, authority)
     authorities = authorities.may_be_present(x509.KeyUsage, Criticality.AGNOSTIC, issues)
@@ -112,11 +117,11 @@ def _may_sign(certificate: Certificate) -> bool:
 
 @contextmanager
 def opened(path: Path, *, expect: str | None = None) -> Iterator[Bundle]:
-    """Open and check the bundle at `path` (a directory or an .edgeq file). Inside the block, device errors become
-    edgeq's.
+    """Open and check the bundle at `path` (a directory or an .edgeq file). Inside the `with` block, errors of
+    edgeq_device become edgeq errors.
 
     Args:
-        expect: the sha256 that its manifest must have.
+        expect: the sha256 that the bundle's manifest must have.
 
     Raises:
         BundleError: names, sizes, hashes or keys are wrong.
@@ -126,7 +131,7 @@ def opened(path: Path, *, expect: str | None = None) -> Iterator[Bundle]:
 
 
 def contents(bundle: Bundle) -> dict[str, bytes | Path]:
-    """Return the content of every file in the bundle, sorted by path: bytes, or the file that contains them."""
+    """Return the content of every file in the bundle, sorted by path. A value is either bytes or the path of a file."""
     found: dict[str, bytes | Path] = {name: bundle.root / name for name in bundle.files}
     found[MANIFEST] = bundle.manifest
     if bundle.signature is not None:
@@ -143,15 +148,15 @@ def verify_bundle(
     expect: str | None = None,
     progress: Progress = SILENT,
 ) -> Report:
-    """Open the bundle at `path` with every check, then load and self-test the variants that can run here.
+    """Open the bundle at `path` with every check. Then load the variants that can run here, and run their self-tests.
 
-    The report lists all variants. `check_report` turns a failed one into an error.
+    The report lists all variants. `check_report` raises an error if one failed.
 
     Args:
-        trust: file or folder of keys and certificates, one of which must have signed the bundle (docs/signing.md); None
-            uses this machine's, in $EDGEQ_TRUST or /etc/edgeq/trust, if there are any.
+        trust: file or folder of keys and certificates, one of which must have signed the bundle (docs/signing.md). None
+            uses the keys of this machine, in $EDGEQ_TRUST or /etc/edgeq/trust, if there are any.
         require_signature: whether to refuse the bundle if there are no trusted keys.
-        expect: the sha256 that its manifest must have, as stated by the sender.
+        expect: the sha256 that the bundle's manifest must have, as stated by the sender.
 
     Raises:
         BundleError: the bundle is damaged, was changed, is not signed as required, is not the expected one, or has no
@@ -169,7 +174,12 @@ def verify_bundle(
 
 
 def check_report(report: Report) -> None:
-    """Raise CheckFailedError if a variant failed, BundleError if none could run here."""
+    """Check that no variant failed and that at least one could run here.
+
+    Raises:
+        CheckFailedError: a variant failed.
+        BundleError: no variant could run here.
+    """
     with device_errors():
         report.check()
 
@@ -178,8 +188,8 @@ def check_trusted(path: Path, *, trust: Path | None, required: bool, expect: str
     """Refuse a bundle that is not signed as `verify_bundle` requires. Without trusted keys, do nothing.
 
     Returns:
-        The sha256 that the manifest must have when the bundle is opened again: that of the checked one, or `expect`
-            without trusted keys.
+        The sha256 that the manifest must have when the bundle is opened again. This is the hash of the checked
+            manifest, or `expect` if there are no trusted keys.
     """
     with device_errors():
         trusted = trust_for(trust, required=required)

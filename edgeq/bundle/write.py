@@ -1,11 +1,11 @@
 """Write a bundle as a directory or a zip: completely or not at all, and with the same bytes every time.
 
-The module also turns large tensors that several models share into files named by their content, so that a bundle
-contains each of them once.
+If several models have a large tensor in common, this module also moves that tensor into a file named after its content,
+so that a bundle contains the tensor only once.
 
 Models built for different targets from one source differ in their graphs and small tensors, but many of their weights
-have the same bytes. Each tensor that several models have becomes an external data file, named by its sha256
-(shortened). Equal tensors get the same name, and the plan of the bundle (`edgeq.bundle.plan`) puts all of them into one
+have the same bytes. Each tensor that several models have becomes an external data file, whose name is its shortened
+sha256. Equal tensors get the same name, and the plan of the bundle (`edgeq.bundle.plan`) puts all of them into one
 shared asset.
 """
 
@@ -55,7 +55,7 @@ from edgeq.util.registry import device_errors
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 
-# Python writes these files next to the runner's modules when it imports them.
+# Python writes compiled files next to the runner's modules when it imports them.
 _COMPILED = re.compile(r"(?P<folder>(?:.*/)?)__pycache__/(?P<module>[^/.]+)\.[^/]+\.pyc")
 
 
@@ -66,8 +66,8 @@ def _judge(folder: Path) -> Judge | None:
     digests = {name: record.sha256 for name, record in records.items()}
 
     def judge(name: str) -> bool:
-        """Return whether `name` has the hash in the manifest, or is the compiled file of a Python module in the
-        manifest.
+        """Return whether the manifest lists `name` with the file's hash, or lists the Python module from which `name`
+        was compiled.
         """
         compiled = _COMPILED.fullmatch(name)
         if compiled is not None:
@@ -80,7 +80,9 @@ def _judge(folder: Path) -> Judge | None:
 
 
 def is_signature(path: Path) -> bool:
-    """Return whether the file is a signature, by `edgeq sign` or another tool. A signature can be made again."""
+    """Return whether the file is a signature, by `edgeq sign` or another tool. edgeq may remove it, as it can be made
+    again.
+    """
     if not is_plain(path) or path.stat().st_size > MAX_BYTES:
         return False
     try:
@@ -100,7 +102,7 @@ def _records(manifest: Path) -> dict[str, FileRecord] | None:
 
 
 def check_archive(path: Path) -> None:
-    """Refuse a path at which there is anything but a bundle in one file.
+    """Refuse a path at which there is something other than a bundle in one file.
 
     Raises:
         OutputError: there is something else.
@@ -117,16 +119,16 @@ def check_archive(path: Path) -> None:
 
 
 BUNDLE = Ownership("bundle", _judge)
-"""It has a manifest of edgeq's, and every file has the hash in the manifest."""
+"""Recognise a bundle by edgeq's manifest. Every file must have the hash that the manifest lists."""
 
 
 _LARGE = 1 << 31
 
 
 def write_bundle(spec: BundleSpec, destination: Path, *, force: bool = False) -> None:
-    """Write `spec` to `destination`: an ONNX Runtime model package that a device can check, run and time by itself.
+    """Write `spec` to `destination` as an ONNX Runtime model package that a device can check, run and time by itself.
 
-    A `destination` that ends in ".edgeq" becomes a deterministic zip of that directory. Before the result replaces
+    If `destination` ends in ".edgeq", the package becomes a deterministic zip. Before the result replaces
     `destination`, the device's own reader opens it with all its checks.
 
     Raises:
@@ -158,7 +160,11 @@ def _write_directory(files: Mapping[str, Content], folder: Path) -> None:
 
 
 def write_archive(files: Mapping[str, Content], path: Path) -> None:
-    """Write `files` (path inside the bundle → content) as a zip. The same content always gives the same bytes."""
+    """Write `files` as a zip. The same content always gives the same bytes.
+
+    Args:
+        files: contents, keyed by path inside the bundle.
+    """
     with zipfile.ZipFile(path, "w") as archive:
         for name, content in files.items():
             entry = plain_entry(name)
@@ -173,14 +179,15 @@ def write_archive(files: Mapping[str, Content], path: Path) -> None:
                     shutil.copyfileobj(source, sink, 1 << 20)
 
 
-# A separate file costs a line in the manifest and a header in a zip. For smaller tensors that exceeds the savings.
+# A separate file costs a line in the manifest and a header in a zip. For smaller tensors, this cost exceeds the
+# savings.
 _SMALLEST = 1024
 _NAME_DIGITS = 32
 
 
 def share_weights(models: Mapping[str, Path], folder: Path) -> dict[str, Path]:
-    """Rewrite `models` so that the large tensors they have in common can be shared. Models without such tensors stay as
-    is.
+    """Rewrite `models` so that a bundle can store their common large tensors once. Models without such tensors stay
+    unchanged.
 
     Args:
         models: models by variant; several variants may name the same file.
@@ -213,7 +220,7 @@ def _large(model: onnx.ModelProto) -> list[TensorProto]:
 
 
 def _raw(tensor: TensorProto) -> bytes:
-    """Return the tensor's bytes in the form of external data: little-endian."""
+    """Return the tensor's bytes as external data stores them, in little-endian order."""
     return bytes(tensor.raw_data) if tensor.HasField("raw_data") else numpy_helper.to_array(tensor).tobytes()
 
 
@@ -242,10 +249,10 @@ PASSWORD = "EDGEQ_KEY_PASSWORD"
 
 @dataclass(frozen=True)
 class SigningKey:
-    """Hold a private key, its public key, and its chain of certificates, if any.
+    """Hold a private key, its public key, and its certificate chain, if it has one.
 
     Attributes:
-        chain: certificates in DER, the key's own first; empty if there are none.
+        chain: certificates in DER, the key's own certificate first; empty if there are none.
     """
 
     private: EllipticCurvePrivateKey
@@ -254,7 +261,7 @@ class SigningKey:
 
 
 def read_signing_key(path: Path, certificates: Sequence[Path] = ()) -> SigningKey:
-    """Return the private key in a PEM file. $EDGEQ_KEY_PASSWORD decrypts an encrypted one.
+    """Return the private key in a PEM file. $EDGEQ_KEY_PASSWORD decrypts an encrypted key.
 
     Args:
         certificates: PEM files: the key's own certificate first, then those of its issuers. The root may be left out.
@@ -297,8 +304,8 @@ def read_signing_key(path: Path, certificates: Sequence[Path] = ()) -> SigningKe
             raise UsageError(f"{file} is not the certificate of {path}", "Name the key's own certificate first")
         chain += [certificate.public_bytes(Encoding.DER) for certificate in found]
     if chain:
-        # Refuse an expired certificate, or one that is not for signing, already here. Everyone who verifies would
-        # refuse it.
+        # Refuse a certificate that has expired or is not for signing. Otherwise, everyone who verifies the bundle would
+        # refuse it later.
         try:
             verified_key(chain, chain[-1:])
         except BundleError as error:
@@ -307,7 +314,11 @@ def read_signing_key(path: Path, certificates: Sequence[Path] = ()) -> SigningKe
 
 
 def sign_files(files: Mapping[str, str], name: str, key: SigningKey) -> bytes:
-    """Return the signature file over `files` (relative path → sha256 in hex) of the model called `name`."""
+    """Return a signature file for the files of the model called `name`.
+
+    Args:
+        files: sha256 of each file in hex, by relative path.
+    """
     from cryptography.hazmat.primitives import hashes
     from cryptography.hazmat.primitives.asymmetric.ec import ECDSA
 
@@ -374,16 +385,17 @@ class Signed(Displayed):
 def sign_bundle(
     path: str | Path, key: str | Path, *, certificates: Sequence[str | Path] = (), force: bool = False
 ) -> Signed:
-    """Sign the bundle at `path`: write `model.sig` next to its manifest, in a directory or in an .edgeq file.
+    """Sign the bundle at `path`, which is a directory or an .edgeq file. The signature `model.sig` goes next to its
+    manifest.
 
     Args:
-        key: private key, PEM.
+        key: path of the private key, a PEM file.
         certificates: see `read_signing_key`.
-        force: replace an existing signature.
+        force: whether to replace an existing signature.
 
     Raises:
-        BundleError: it is not a bundle, or it is damaged.
-        OutputError: it is already signed, or cannot be written.
+        BundleError: `path` is not a bundle, or the bundle is damaged.
+        OutputError: the bundle is already signed, or cannot be written.
         DataError, UsageError, RuntimeUnavailableError: see `read_signing_key`.
     """
     path = path_of(path, "bundle")

@@ -1,4 +1,4 @@
-"""Set up each Dask worker at its start. A plugin keeps a job open in it."""
+"""Set up each Dask worker when it starts, and keep a job open in it with a plugin."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from distributed import WorkerPlugin, get_worker
 def dask_setup(worker: Any) -> None:
     """Ignore Ctrl-C in a worker, and import onnx_ir.
 
-    A terminal sends Ctrl-C to all processes, but the main process ends the workers. onnx_ir is the slowest import of
-    all jobs, so the worker loads it while the main process prepares the first job.
+    A terminal sends Ctrl-C to all processes, but here the main process ends the workers. onnx_ir is the slowest import
+    of all jobs, so the worker loads it while the main process prepares the first job.
     """
     del worker
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -23,7 +23,7 @@ def dask_setup(worker: Any) -> None:
 
 
 class JobPlugin(WorkerPlugin):  # type: ignore[misc]  # Dask has no types
-    """Keep a job open in a worker, from its first item on.
+    """Open a job in a worker at its first item, and keep the job open.
 
     Args:
         open: the job's `open`; see `edgeq.distributed.workers.Job`.
@@ -39,12 +39,12 @@ class JobPlugin(WorkerPlugin):  # type: ignore[misc]  # Dask has no types
         self._opened: Callable[[Any], Any] | None = None
 
     def teardown(self, worker: Any) -> None:
-        """Close the job when the worker ends or there are no more items."""
+        """Close the job when the worker ends or no items are left."""
         self._stack.close()
 
     def run(self, item: Any) -> Any:
-        """Return the job's result for one item."""
-        with self._lock:  # a worker with several threads opens the job once
+        """Run the job for one item and return its result."""
+        with self._lock:  # several threads of a worker share one open job
             if self._opened is None:
                 self._check()
                 self._opened = self._open(self._stack)
@@ -52,5 +52,5 @@ class JobPlugin(WorkerPlugin):  # type: ignore[misc]  # Dask has no types
 
 
 def run_item(name: str, item: Any) -> Any:
-    """Return the result of the job called `name` for `item`, in a worker."""
+    """Run the job called `name` for `item` in a worker, and return its result."""
     return get_worker().plugins[name].run(item)

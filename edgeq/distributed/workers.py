@@ -26,24 +26,25 @@ from typing import Any, Protocol, TypeVar
 from edgeq import __version__
 from edgeq.errors import DataError, RuntimeUnavailableError, UsageError
 
-# multiprocessing starts Python with -c. Without PYTHONSAFEPATH, Python would look in the working directory for
-# multiprocessing's own modules. Dask's default environment also makes glibc return the memory of every image to the
-# system at once. This causes 12 times the page faults and takes a fifth of the time.
+# multiprocessing starts Python with -c. Without PYTHONSAFEPATH, Python would look for multiprocessing's own modules in
+# the working directory. Dask's default environment also makes glibc return the memory of every image to the system at
+# once. That causes 12 times as many page faults and takes a fifth of the time.
 _ENVIRONMENT = dict.fromkeys(("PYTHONSAFEPATH", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
-# This is multiprocessing's own default on Linux since Python 3.14. Slow modules are imported once for all workers,
-# while this process does other work. On other systems, system libraries do not survive a fork.
+# "forkserver" is multiprocessing's own default on Linux since Python 3.14. It imports slow modules once for all
+# workers, while this process does other work. On other systems, the system's libraries do not survive a fork.
 _METHOD = "forkserver" if sys.platform == "linux" else "spawn"
 _SHARED = ("distributed", "onnx_ir", "onnxruntime", "PIL.Image")
 
 
 @contextmanager
 def starting(modules: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Yield Dask's options for worker processes, and set the environment for their start during the `with` block.
+    """Yield Dask's options for worker processes. During the `with` block, set the environment variables that workers
+    need when they start.
 
-    On Linux, also start the process from which they are forked.
+    On Linux, also start the process from which the workers are forked.
 
     Args:
-        modules: modules to import there once for all workers.
+        modules: modules that the process imports once, for all workers.
     """
     before = {name: os.environ.get(name) for name in _ENVIRONMENT}
     os.environ.update(_ENVIRONMENT)
@@ -66,10 +67,10 @@ def starting(modules: Sequence[str]) -> Iterator[dict[str, Any]]:
 
 
 def _local_cluster(count: int, stack: ExitStack) -> Any:
-    """Return a cluster on this machine's loopback device that keeps its files in its own folder.
+    """Return a cluster on this machine's loopback device. The cluster keeps its files in its own folder.
 
-    Anyone who can connect to it can run code, and every user of the machine can reach the loopback device. So it uses
-    TLS with a key that only these processes have.
+    Anyone who can connect to the cluster can run code, and every user of the machine can reach the loopback device. So
+    the cluster uses TLS with a key that only its processes have.
     """
     from distributed import LocalCluster
 
@@ -80,7 +81,7 @@ def _local_cluster(count: int, stack: ExitStack) -> Any:
         processes=True,
         dashboard_address="127.0.0.1:0",
         scheduler_kwargs={"dashboard": False},
-        memory_limit=None,  # workers have no limit besides the system's, the same as without workers
+        memory_limit=None,  # no limit other than the system's, as without workers
         local_directory=stack.enter_context(folder),
         silence_logs=logging.CRITICAL,
         security=True,
@@ -94,17 +95,17 @@ Result = TypeVar("Result", covariant=True)
 
 
 class Job(Protocol[Item, Result]):
-    """Define the work of the workers. Each worker receives it once, by pickle."""
+    """Define the work of the workers. Each worker receives the job once, as a pickle."""
 
     def open(self, stack: ExitStack) -> Callable[[Item], Result]:
-        """Prepare the job in a worker, and return the function that runs it for one item. Register on `stack` what to
-        close at the end.
+        """Prepare the job in a worker, and return the function that runs it for one item. Register on `stack`
+        everything that must be closed at the end.
         """
         ...
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of edgeq, numpy and onnxruntime in this process; "none" for a missing package."""
+    """Return the versions of edgeq, numpy and onnxruntime in this process, with "none" for a missing package."""
     found = {"edgeq": __version__}
     for name in ("numpy", "onnxruntime"):
         try:
@@ -115,7 +116,7 @@ def versions() -> dict[str, str]:
 
 
 def check_versions(expected: Mapping[str, str]) -> None:
-    """Refuse to work in a process with other versions, because its results would differ.
+    """Refuse to work in a process whose package versions differ from `expected`, because its results would differ.
 
     Raises:
         RuntimeUnavailableError: names the first package with another version.
@@ -131,23 +132,24 @@ def check_versions(expected: Mapping[str, str]) -> None:
 _ADDRESS = re.compile(r"(tcp|tls|ucx|ws|wss)://[^@]+")
 _MOST = 4096
 _CONNECT_S = 10
-# For each thread, the number of results that may wait for an earlier result. So memory does not grow with the items.
+# The number of results per thread that may wait for an earlier result. It keeps memory from growing with the items.
 _WAITING = 4
-# Seconds between two looks at the workers, to wait for a dead worker's replacement, and to wait for a result.
+# Seconds between two checks of the workers, seconds to wait for a dead worker's replacement, and seconds to wait for a
+# result.
 _LOOK_S, _RESTART_S, _FETCH_S = 0.5, 120.0, 60.0
-# If an item ends this many workers, it is not tried again.
+# An item that has ended this many workers is not tried again.
 _MOST_DEATHS = 2
 _CONFIG = {
-    # A streamed item contains its samples. The code that makes it limits its size, so Dask need not warn.
+    # A streamed item contains its samples. The code that makes the item limits its size, so Dask need not warn.
     "distributed.admin.large-graph-warning-threshold": "1GiB",
 }
 
 
 class Workers:
-    """Open workers; see `open_workers`.
+    """Control open workers. `open_workers` makes this object.
 
     Args:
-        client: function that returns a Dask client; called when the client is first needed.
+        client: function that returns a Dask client. It is called when the client is first needed.
     """
 
     def __init__(self, client: Callable[[], Any]) -> None:
@@ -163,19 +165,19 @@ class Workers:
         return str(self._client.scheduler.address)
 
     def everywhere(self, question: Callable[..., bool], *arguments: Any) -> bool:
-        """Return whether `question`, a module-level function, returns True in every worker."""
+        """Return whether `question`, a function at module level, returns True in every worker."""
         return all(self._client.run(question, *arguments).values())
 
     def map(self, job: Job[Item, Result], items: Iterable[Item]) -> Iterator[Result]:
-        """Run `job` for each item, and yield the results in the order of the items. Workers take items as they become
-        free.
+        """Run `job` for each item, and yield the results in the order of the items. A worker gets another item when it
+        is free.
 
-        A worker has one item for each of its threads, and gets the next item when the last result has arrived here. If
-        a worker dies, only these items have to run again.
+        Each worker thread has one item at a time. It gets the next item when its last result has arrived in this
+        process. If a worker dies, only the items that it had must run again.
 
         Raises:
             DataError: two workers died while they ran the same item.
-            RuntimeUnavailableError: the scheduler went away.
+            RuntimeUnavailableError: the scheduler is gone.
             EdgeqError: any error that the job raises.
         """
         from edgeq.distributed.plugin import JobPlugin, run_item
@@ -192,7 +194,7 @@ class Workers:
         most = _WAITING * max(1, len(crew.free))
         pending: deque[_Pending] = deque()
         remaining = iter(items)
-        upcoming = next(remaining, None)  # fetched ahead, so that it is ready when a worker becomes free
+        upcoming = next(remaining, None)  # fetched in advance, so that it is ready when a worker becomes free
         try:
             while pending or upcoming is not None:
                 for one in pending:
@@ -219,7 +221,7 @@ class Workers:
             self._forget(name)
 
     def _forget(self, name: str) -> None:
-        # A worker that has just started, or is gone, does not have the plugin.
+        # A worker that has just started or has ended does not have the plugin.
         with suppress(KeyError, OSError):
             self._client.unregister_worker_plugin(name)
 
@@ -227,8 +229,8 @@ class Workers:
 class _Crew:
     """Keep track of the current workers, and assign each item to one of them by name.
 
-    Dask by itself would also give an item to a worker whose last result has not been fetched. It would also queue a
-    dead worker's item after another item.
+    If Dask assigned the items, it would give an item to a worker even before that worker's last result is fetched. It
+    would also run a dead worker's item only after another item.
 
     Attributes:
         free: addresses of workers, once for each idle thread.
@@ -242,9 +244,9 @@ class _Crew:
         self.gone()
 
     def gone(self) -> set[str]:
-        """Return the workers that have ended since the last look, and add new workers to `free`.
+        """Return the workers that have ended since the last check, and add new workers to `free`.
 
-        Between two looks, which are at least half a second apart, return an empty set.
+        Checks are at least half a second apart. A call before the next check returns an empty set.
         """
         if time.monotonic() < self._look:
             return set()
@@ -262,7 +264,7 @@ class _Crew:
             self.free.append(worker)
 
     def wait(self, futures: Sequence[Any]) -> None:
-        """Wait until a future is done, or workers may have started or ended."""
+        """Wait until a future is done, or until it is time to check for workers that started or ended."""
         from distributed import wait
 
         try:
@@ -276,7 +278,7 @@ class _Crew:
 
 
 class _Pending:
-    """Track an item until its result is returned. The result is fetched as soon as it exists, so it is not lost with
+    """Track an item until its result is returned. The result is fetched as soon as it exists, so it survives the end of
     its worker.
 
     Attributes:
@@ -292,8 +294,8 @@ class _Pending:
         self._results: list[Any] = []
 
     def fetch(self) -> bool:
-        """Fetch the result if it exists, and return whether this makes the worker free. An error is kept until
-        `result`.
+        """Fetch the result if it exists, and return whether this makes the worker free. If the item failed, keep its
+        error for `result`.
         """
         if self.fetched or not self.worker or not self.future.done():
             return False
@@ -301,17 +303,17 @@ class _Pending:
             with _explained():
                 try:
                     self._results.append(self.future.result(timeout=_FETCH_S))
-                except TimeoutError:  # its worker has died meanwhile
+                except TimeoutError:  # its worker has died in the meantime
                     return False
             self.future.release()  # otherwise Dask would run the item again when its worker dies
         self.fetched = True
         return True
 
     def lose(self, gone: Collection[str]) -> None:
-        """Make the item available to another worker if its own worker is gone.
+        """Make the item available to another worker if its own worker is in `gone`.
 
         Raises:
-            DataError: the item has now ended two workers.
+            DataError: two workers have now died while they ran the item.
         """
         if self.fetched or self.worker not in gone:
             return
@@ -325,14 +327,14 @@ class _Pending:
             )
 
     def result(self) -> Any:
-        """Return the result of a fetched item, or raise its error."""
+        """Return the result after it was fetched, or raise the item's error."""
         with _explained():
             return self._results[0] if self._results else self.future.result()
 
 
 @contextmanager
 def _explained() -> Iterator[None]:
-    """Raise Dask's errors as edgeq's."""
+    """Raise Dask's errors as edgeq errors."""
     from asyncio import CancelledError
 
     from distributed.comm import CommClosedError
@@ -344,7 +346,11 @@ def _explained() -> Iterator[None]:
 
 
 def check_workers(given: str) -> None:
-    """Raise UsageError unless `given` is a number of processes, or an address, that `open_workers` accepts."""
+    """Check that `open_workers` would accept `given`.
+
+    Raises:
+        UsageError: `given` is neither a number of processes nor an address.
+    """
     if not _ADDRESS.fullmatch(given) and not (given.isdecimal() and 1 <= int(given) <= _MOST):
         raise UsageError(
             f"{given!r} is neither a number of workers, from 1 to {_MOST}, nor an address",
@@ -356,12 +362,10 @@ def check_workers(given: str) -> None:
 def open_workers(given: int | str | Workers | None, modules: Sequence[str] = ()) -> Iterator[Workers | None]:
     """Open workers for the duration of a `with` block.
 
-    `given` is a number of processes of this machine, with one thread each, or the address of a Dask scheduler
-    ("tcp://host:port"), which must be trusted. None and workers that are already open are yielded unchanged.
-
-    Processes of this machine start while the block already runs. Their errors appear at their first use.
-
     Args:
+        given: a number of processes of this machine, with one thread each, or the address of a trusted Dask scheduler
+            ("tcp://host:port"). None and workers that are already open are yielded unchanged. Processes of this machine
+            start while the block already runs, so an error in their start is raised at their first use.
         modules: modules that jobs need; processes of this machine import them while they start.
 
     Raises:
@@ -373,8 +377,9 @@ def open_workers(given: int | str | Workers | None, modules: Sequence[str] = ())
         return
     text = str(given)
     check_workers(text)
-    # A process that multiprocessing is starting first imports the script that started it, and runs again what is not
-    # under `if __name__ == "__main__":` there. Exit here, because the parent process has the error that explains why.
+    # multiprocessing first imports the main script in each process that it starts. This repeats everything in the
+    # script that is not under `if __name__ == "__main__":`. In such a process, exit here. The parent process raises the
+    # error that explains why.
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         raise SystemExit(1)
     with ExitStack() as stack, ThreadPoolExecutor(1) as thread:
@@ -396,13 +401,13 @@ def open_workers(given: int | str | Workers | None, modules: Sequence[str] = ())
 
 
 def _connected(text: str, stack: ExitStack) -> Any:
-    """Return a client with checked workers. `stack` closes it."""
+    """Return a client whose workers have been checked. `stack` closes the client."""
     import distributed
 
     try:
         address: Any = _local_cluster(int(text), stack) if text.isdecimal() else text
-        # On a cluster this process may not reach the workers. On one machine, the way through the scheduler is a
-        # detour.
+        # On a cluster, this process may be unable to reach the workers, so the scheduler passes everything on. On one
+        # machine, that would be a detour.
         direct = text.isdecimal()
         client = stack.enter_context(
             distributed.Client(address, timeout=_CONNECT_S, set_as_default=False, direct_to_workers=direct)
@@ -431,8 +436,8 @@ class Files:
     """Describe a file or folder together with the files that belong to it.
 
     Attributes:
-        path: absolute path.
-        names: names of all its files, relative to the folder that contains `path`.
+        path: absolute path of the file or folder.
+        names: names of all the files, relative to the folder that contains `path`.
         sha256: hash of the names and contents.
         contents: contents by name, if the workers cannot see the files.
     """
@@ -450,7 +455,9 @@ class Files:
             return False
 
     def place(self, stack: ExitStack) -> Path:
-        """Return the path of the files in a worker: their own, or one in a temporary folder that `stack` removes."""
+        """Return the path of the files in a worker: their original path, or a path in a temporary folder that `stack`
+        removes.
+        """
         if self.contents is None:
             return self.path
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="edgeq-worker-")))
@@ -461,7 +468,9 @@ class Files:
 
 
 def files_for(workers: Workers, path: Path, beside: Iterable[Path] = ()) -> Files:
-    """Return the file or folder `path`, with the files `beside` it that it needs, for use by all `workers`."""
+    """Return the file or folder `path` in a form that all `workers` can use. For a file, the result includes the files
+    in `beside`, which that file needs.
+    """
     path = path.absolute()
     found = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path, *map(Path.absolute, beside)]
     names = tuple(dict.fromkeys(file.relative_to(path.parent).as_posix() for file in found))
@@ -476,6 +485,6 @@ def _digest(folder: Path, names: Iterable[str]) -> str:
     for name in names:
         with (folder / name).open("rb") as stream:
             content = hashlib.file_digest(stream, "sha256").hexdigest()
-            # Names that are not UTF-8 contain lone surrogates.
+            # A name that is not UTF-8 contains lone surrogates, which plain UTF-8 cannot encode.
             digest.update(f"{name}\0{content}\0".encode("utf-8", "surrogatepass"))
     return digest.hexdigest()

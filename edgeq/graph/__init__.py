@@ -1,1 +1,1 @@
-"""Keep the former name of `edgeq.model`'s in-memory graph importable, because it was documented."""
+"""Keep the former, documented name of `edgeq.model`'s in-memory graph importable."""

@@ -1,7 +1,7 @@
-"""Implement `edgeq tune --on`: races, self-tests and profiles on boards of one kind.
+"""Implement `edgeq tune --on`: speed comparisons, self-tests and profiles on boards of one kind.
 
-If a board fails, edgeq goes on with the others while any is left. If a board throttles for heat, edgeq waits for it
-once, then leaves it out.
+If a board fails, edgeq continues with the other boards, if any are left. If a board throttles because of heat, edgeq
+lets it rest once. If it throttles again, edgeq leaves it out.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from edgeq.util.records import Count, Share, parse
 T = TypeVar("T")
 _Model = tuple[Path, SessionSettings]
 COOL_S = 60.0
-"""Seconds that a board rests after throttling, before its race runs again."""
+"""Seconds that a board rests after throttling, before its measurement is repeated."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class _Ready:
 
 
 class BoardClock:
-    """Time models on boards of one kind that take turns, so that each rests while another works.
+    """Time models on boards of one kind. The boards take turns, so that one rests while another works.
 
     See `edgeq.tune.sessions.Clock`.
     """
@@ -81,17 +81,17 @@ class BoardClock:
 
     @property
     def machine(self) -> Machine:
-        """Return the machine of the first board, as it describes itself."""
+        """Return the first board's machine, as the board describes it."""
         return self._first.machine
 
     @property
     def engines(self) -> Mapping[str, Installed]:
-        """Return the engines on the first board, by name."""
+        """Return the engines that the first board has, by name."""
         return self._first.engines
 
     @property
     def route(self) -> ExecutionRoute:
-        """Return how models run on the boards under the profiler."""
+        """Return how the boards run models under the profiler."""
         where = f"{', '.join(board.name for board in self._boards)}, over SSH"
 
         @contextmanager
@@ -101,15 +101,15 @@ class BoardClock:
         return ExecutionRoute(NATIVE, where, native_speed=True, start=running)
 
     def checks(self) -> tuple[Check, ...]:
-        """Return the checks that every built candidate passed on a board."""
+        """Return the checks that each built candidate has passed on a board."""
         return tuple(Check(name, "native", self.route.how, "", True) for name in ("load", "self-test"))
 
     def record(self) -> dict[str, Any]:
-        """Return the boards that were used, by name, each with its machine and its state at the start."""
+        """Return the boards that were used, by name. Each entry has the board's machine and its state at the start."""
         return {name: {"machine": found.machine, "state": found.state} for name, found in self._used.items()}
 
     def answers(self, model: Path, settings: SessionSettings, judge: Callable[[Any], T]) -> T:
-        """See `Clock.answers`."""
+        """Open a session on a board and return the result of `judge` for it. See `Clock.answers`."""
 
         def run(ready: _Ready) -> T:
             session = ready.models.open(model, settings)
@@ -122,7 +122,7 @@ class BoardClock:
     def race(
         self, models: Mapping[str, _Model], feed: Mapping[str, Any], rules: RaceRules, on_round: Callable[[], None]
     ) -> Ranking:
-        """Run a whole race on one board. See `Clock.race`."""
+        """Compare the speed of all models on one board. See `Clock.race`."""
 
         def run(ready: _Ready) -> Ranking:
             requests = [
@@ -134,7 +134,7 @@ class BoardClock:
             ]
             request = {"do": "race", "models": requests, "feed": ready.session.send_samples([feed])[0], **asdict(rules)}
             guest = ready.models.guest()
-            # opening the models takes at most as long as the race
+            # allow as much time for opening the models as for the comparison itself
             guest.request_s = link.REQUEST_S + 2 * rules.how["max_duration_s"]
             found = _ranking(ready.session, *guest.exchange(request))
             if found.distributions.keys() != models.keys():
@@ -145,11 +145,11 @@ class BoardClock:
         return self.on_one(lambda ready: self._undisturbed(ready, run))
 
     def open_profiled(self, model: Path, settings: SessionSettings) -> Any:
-        """See `Clock.open_profiled`."""
+        """Return a session under the profiler on a board. See `Clock.open_profiled`."""
         return _Profiled(self, model, settings)
 
     def peak_memory(self, model: Path, settings: SessionSettings, shapes: Mapping[str, list[int]]) -> int:
-        """See `Clock.peak_memory`."""
+        """Return the peak memory of a session on a board. See `Clock.peak_memory`."""
 
         def run(ready: _Ready) -> int:
             opened = open_request(ready.session.send_model(model, settings.engine), settings)
@@ -160,7 +160,7 @@ class BoardClock:
         return self.on_one(run)
 
     def on_one(self, run: Callable[[_Ready], T]) -> T:
-        """Run on the next board in turn. If that fails, drop the board and try the one after it."""
+        """Call `run` for the next board in turn. If that fails, drop the board and try the next one."""
         while True:
             ready = self._ready[0]
             self._ready.append(self._ready.pop(0))
@@ -176,7 +176,7 @@ class BoardClock:
             return done
 
     def _undisturbed(self, ready: _Ready, run: Callable[[_Ready], T]) -> T:
-        """Run on a board. If it throttled meanwhile, let it rest and run once more."""
+        """Call `run` for a board. If the board throttled during the call, let it rest and call `run` once more."""
         name = ready.session.board.name
         for rest in (True, False):
             before = describe_board(ready.session).state.thermal_throttles
@@ -203,7 +203,7 @@ class BoardClock:
 class _Profiled:
     """Act as a session under the profiler on a board.
 
-    The board runs everything when the profiler ends, so that another board can repeat it if the first one fails.
+    The board runs all inputs when profiling ends. So another board can repeat them if the first one fails.
     """
 
     def __init__(self, clock: BoardClock, model: Path, settings: SessionSettings) -> None:
@@ -211,13 +211,15 @@ class _Profiled:
         self._feeds: list[Mapping[str, Any]] = []
 
     def run(self, names: Sequence[str] | None, feed: Mapping[str, Any]) -> list[Any]:
-        """Store an input for the board. Unlike onnxruntime's method, return no outputs, because callers need none."""
+        """Store an input for the board. Unlike onnxruntime's method, this returns no outputs, because callers need
+        none.
+        """
         del names
         self._feeds.append(feed)
         return []
 
     def end_profiling(self) -> str:
-        """Run the stored inputs on a board and return the path of the profile on this machine."""
+        """Run the stored inputs on a board, and return the path of the profile on this machine."""
         return self._clock.on_one(self._profile)
 
     def _profile(self, ready: _Ready) -> str:
@@ -248,7 +250,7 @@ def _read(guest: BoardGuest, file: str) -> bytes:
 
 @dataclass(frozen=True)
 class _Raced:
-    """Describe one runner of a race. The names of its arrays begin with `index`."""
+    """Describe one model in a board's comparison of speeds. The names of its arrays begin with `index`."""
 
     index: Count
     samples_per_query: Annotated[int, Meta(ge=1, le=1 << 20)]
@@ -260,7 +262,7 @@ class _Raced:
 
 @dataclass(frozen=True)
 class _Race:
-    """Describe a board's answer to a race. See `edgeq_device.claim.Ranking`."""
+    """Describe a board's answer to a comparison of speeds. See `edgeq_device.claim.Ranking`."""
 
     order: tuple[Text, ...]
     settled: bool
@@ -275,7 +277,7 @@ class _Peak:
 
 
 def _ranking(session: BoardSession, answer: Mapping[str, Any], arrays: Mapping[str, Any]) -> Ranking:
-    """Return the ranking of a race that ran on a board."""
+    """Return the ranking of the models whose speed a board compared."""
     found = parse(answer, _Race, session.board.name, BoardError)
     try:
         distributions = {}

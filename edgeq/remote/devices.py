@@ -1,4 +1,6 @@
-"""Resolve `--on`: a board by its address or by its name in a devices file, or all boards of such a file."""
+"""Find the boards that `--on` names: one board by its address or by its name in a devices file, or all boards of a
+file.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ DEVICES = "devices.toml"
 """Name of the devices file, in the user's configuration folder and in the working directory."""
 SSH = "ssh://"
 _FIX = "See docs/boards.md for the contents of a devices file"
-# No part begins with "-", because ssh would take it for an option.
+# No part may begin with "-", because ssh would interpret it as an option.
 _NAME, _V6, _USER = r"[A-Za-z0-9_][A-Za-z0-9_.-]*", r"[0-9A-Fa-f]*:[0-9A-Za-z:.%]+", r"[A-Za-z0-9_][A-Za-z0-9_.@+\\-]*"
 _ADDRESS = re.compile(rf"ssh://((?P<user>{_USER})@)?(?P<host>{_NAME}|\[{_V6}\])(:(?P<port>\d{{1,5}}))?/?")
 _LARGEST_PORT = 65535
@@ -30,13 +32,13 @@ Text = Annotated[str, Meta(pattern=r"^[^\x00-\x1f]+$", description="text")]
 
 @dataclass(frozen=True)
 class Entry:
-    """Describe [devices.NAME].
+    """Describe the table [devices.NAME] of a devices file.
 
     Attributes:
-        host: a host as ssh accepts it, including aliases of ssh's configuration.
-        kind: boards of one kind are compared with each other and share work; the default is the name.
+        host: a host in a form that ssh accepts, including aliases from ssh's configuration.
+        kind: kind of board. Boards of one kind are compared with each other and share work. The default is the name.
         python: the board's interpreter, with its arguments.
-        folder: the only directory on the board that edgeq writes to; the default is edgeq-device in the user's cache.
+        folder: the only directory on the board that edgeq writes to. The default is edgeq-device in the user's cache.
     """
 
     host: Host
@@ -48,7 +50,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class DevicesFile:
-    """Describe devices.toml and fleet.toml."""
+    """Describe the contents of devices.toml and fleet.toml."""
 
     devices: Mapping[str, Entry]
 
@@ -59,7 +61,7 @@ class Board(Entry):
 
     Attributes:
         name: the name or address that the user wrote.
-        user: the login; "" leaves it to ssh.
+        user: the login name; "" leaves the choice to ssh.
     """
 
     name: str = ""
@@ -67,7 +69,8 @@ class Board(Entry):
 
 
 def boards_of(given: str) -> tuple[Board, ...]:
-    """Return the boards that an `--on` names; empty if it names something else, such as a target.
+    """Return the boards that the value of an `--on` option names. The result is empty if the value names something
+    else, such as a target.
 
     Raises:
         UsageError: an address is not valid, or the name means one thing in the working directory and another for the
@@ -101,7 +104,7 @@ def one_board(given: str) -> Board:
     """Return the one board that `given` names.
 
     Raises:
-        UsageError: it names no board, or several.
+        UsageError: `given` names no board, or several boards.
         HardwareError: a devices file is not valid.
     """
     found = boards_of(given)
@@ -114,7 +117,8 @@ def one_board(given: str) -> Board:
 
 
 def known_boards() -> dict[str, Board]:
-    """Return the boards of the working directory's and the user's devices files, by name. The user's file wins.
+    """Return the boards in the devices files of the working directory and of the user, by name. If both files contain
+    the same name, the user's file wins.
 
     Raises:
         HardwareError: a file is not valid.
@@ -147,13 +151,13 @@ def _addressed(address: str) -> Board:
         raise UsageError(f"{address!r} is not the address of a board", fix)
     host, user = parts["host"].strip("[]"), parts["user"] or ""
     board = Board(host, port, kind=host, name=address, user=user)
-    # only the user's file: `python` is a command, so the working directory's file is not trusted
+    # only the user's file counts: `python` is a command, so a file in the working directory is not trusted
     own = _boards_in(user_folder("config")).values()
     return next((replace(b, name=address) for b in own if (b.host, b.user, b.port) == (host, user, port)), board)
 
 
 def fleet_of(given: Sequence[str]) -> tuple[Board, ...]:
-    """Return all boards that several `--on` options name, each once.
+    """Return all boards that several `--on` options name, without duplicates.
 
     Raises:
         UsageError: an option names no board.

@@ -1,4 +1,6 @@
-"""Run benchmarks, evaluations, gates and checks of bundles on boards. Report each board's machine and its state."""
+"""Run benchmarks, evaluations, gates and bundle checks on boards. Each result includes the board's machine and its
+state.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,7 @@ class BoardBench:
         self._progress = progress
 
     def models(self, models: Mapping[str, tuple[Path, SessionSettings]], work: Workload) -> Measurement:
-        """See `BenchPlace.models`."""
+        """Measure models on the board. See `BenchPlace.models`."""
         requests = [
             open_request(
                 self._session.send_model(path, how.engine, progress=self._progress), with_carried(path, how), name
@@ -59,7 +61,9 @@ class BoardBench:
         return self._bench({"models": requests, "bundle": ""}, work, models)
 
     def loaded(self, models: Mapping[str, LoadedModel], sessions: int, work: Workload) -> Measurement:
-        """Measure loaded models side by side, each in `sessions` sessions. A bundle runs the variant that is open."""
+        """Measure loaded models side by side, each in `sessions` sessions. For a bundle, measure the variant that is
+        open.
+        """
         requests = [{**self._request(one), "name": name, "sessions": sessions} for name, one in models.items()]
         return self._bench({"models": requests, "bundle": ""}, work, models)
 
@@ -70,7 +74,7 @@ class BoardBench:
         return open_request(place, one.settings)
 
     def bundle(self, bundle: Path, variant: str | None, work: Workload) -> Measurement:
-        """Send the bundle unless the board already has it, and measure it. See `BenchPlace.bundle`."""
+        """Send the bundle, unless the board already has it, and measure it. See `BenchPlace.bundle`."""
         place = self._session.send_bundle(bundle, self._progress)
         return self._bench({"bundle": place, "variant": variant}, work)
 
@@ -102,7 +106,8 @@ class BoardBench:
 
 
 def check_amounts(value: Any, name: str = "") -> None:
-    """Refuse a report with a duration, size or count that no measurement gives. The end of a key tells what it is.
+    """Refuse a report with an amount that no measurement gives. Amounts are durations, sizes and counts, recognised by
+    the end of their keys.
 
     Raises:
         ValueError: an amount is negative or far too large.
@@ -125,7 +130,7 @@ def bench_on(board: Board, run: Callable[..., Measurement], *, progress: Progres
 
     Raises:
         BoardError: the board cannot be used.
-        EdgeqError: as in `run`.
+        EdgeqError: any error that `run` raises.
     """
     with open_board(board) as session:
         return run(place=BoardBench(session, progress), progress=progress)
@@ -133,7 +138,7 @@ def bench_on(board: Board, run: Callable[..., Measurement], *, progress: Progres
 
 @dataclass(frozen=True)
 class BoardEvaluated:
-    """Hold an evaluation, and the board's machine and state (plain values)."""
+    """Hold an evaluation, together with the board's machine and state as plain values."""
 
     result: EvalResult
     board: Mapping[str, Any]
@@ -143,11 +148,12 @@ class BoardEvaluated:
 
 
 def evaluate_on(request: EvalRequest, board: Board, *, progress: Progress = SILENT) -> BoardEvaluated:
-    """Return the accuracy of a model or bundle on a board, or its agreement with a reference on this machine.
+    """Run a model or bundle on a board, and return its accuracy or its agreement with a reference that runs on this
+    machine.
 
     Raises:
         BoardError: the board cannot be used.
-        EdgeqError: as in `run_evaluation`.
+        EdgeqError: any error that `run_evaluation` raises.
     """
     with open_board(board) as session:
         before = describe_board(session)
@@ -157,12 +163,12 @@ def evaluate_on(request: EvalRequest, board: Board, *, progress: Progress = SILE
 
 
 OnStatus = Callable[[str, str], None]
-"""A function that gets a board's name and its current activity. Several threads call it."""
+"""A function that receives a board's name and its current activity. Several threads call it."""
 _AT_ONCE = 64
 
 
 def measure_fleet(boards: Sequence[Board], run: Callable[..., Measurement], on_status: OnStatus) -> FleetRecord:
-    """Run a benchmark on all boards in parallel, and compare the results of its first scenario.
+    """Run a benchmark on all boards in parallel, and compare the boards' results in the first scenario.
 
     Args:
         run: `edgeq.measure.bench.bench`, with the models to measure already bound.
@@ -188,7 +194,7 @@ def _row(board: Board, run: Callable[..., Measurement], on_status: OnStatus) -> 
 
 
 class _BoardProgress:
-    """Report the progress of one board among many. Its current stage is its status."""
+    """Report the progress of one board among several. The status of the board is its current stage."""
 
     def __init__(self, name: str, on_status: OnStatus) -> None:
         self._name = name
@@ -197,7 +203,7 @@ class _BoardProgress:
 
     @contextmanager
     def stage(self, title: str, total: int | None = None) -> Iterator[Advance]:
-        """See `Progress.stage`."""
+        """Show the stage as the board's status. See `Progress.stage`."""
         del total
         self._on_status(self._name, title)
         yield lambda steps: None
@@ -227,7 +233,7 @@ def gate_on(
 
     Raises:
         BoardError: the board cannot be used.
-        EdgeqError: as in `gate`.
+        EdgeqError: any error that `gate` raises.
     """
     if not request.a.exists():
         return gate(request, limits, update=update, progress=progress)
@@ -240,7 +246,7 @@ _CHECK_FAILED = 10
 
 @dataclass(frozen=True)
 class OutputFound:
-    """Report one output of a self-test.
+    """Report the check of one output in a self-test.
 
     Attributes:
         max_abs_error: the largest error; None if there is a `problem`.
@@ -255,7 +261,7 @@ class OutputFound:
 
 @dataclass(frozen=True)
 class VariantFound:
-    """Report one variant in the form of the runner. See `edgeq_device.verify.VariantReport`."""
+    """Report the check of one variant in the form that the runner writes. See `edgeq_device.verify.VariantReport`."""
 
     component: Text
     variant: Text
@@ -282,7 +288,7 @@ class BoardVerified:
     Attributes:
         board: the board's machine and state, as plain values.
         verification: the report of the bundle's own runner.
-        check: the comparison of its outputs with this machine's; None without samples.
+        check: the comparison between the outputs on the board and on this machine; None without samples.
     """
 
     name: str
@@ -291,7 +297,12 @@ class BoardVerified:
     check: EmulatedCheck | None = None
 
     def check_passed(self, max_drop: float | None) -> None:
-        """Raise CheckFailedError if a variant failed, or BundleError if no variant could run."""
+        """Check that no variant failed and that at least one could run.
+
+        Raises:
+            CheckFailedError: a variant failed.
+            BundleError: no variant could run.
+        """
         failed = [found for found in self.verification.variants if found.status == "failed"]
         if failed:
             problem = f"variant {failed[0].variant} fails on {self.name}: {failed[0].reason}"
@@ -303,7 +314,7 @@ class BoardVerified:
             self.check.check(max_drop)
 
     def lines(self) -> Iterator[str]:
-        """Yield lines of text for the user."""
+        """Yield lines of text that describe the result to the user."""
         found = self.verification
         yield f"{self.name}: {found.architecture}, onnxruntime {found.onnxruntime}; {self.board['before'].text()}"
         for one in found.variants:
@@ -311,12 +322,12 @@ class BoardVerified:
 
 
 def verify_on_board(request: VerifyRequest, board: Board, *, progress: Progress = SILENT) -> BoardVerified:
-    """Check a bundle on a board. `BoardVerified.check_passed` turns a failed check into an error.
+    """Check a bundle on a board. To turn a failed check into an error, call `BoardVerified.check_passed` on the result.
 
     Raises:
         BundleError: the bundle is damaged.
         BoardError: the board cannot be used.
-        UsageError, DataError: something is wrong with the request, or the samples.
+        UsageError, DataError: something is wrong with the request or with the samples.
     """
     with open_board(board) as session, opened(request.bundle, expect=request.expect) as bundle:
         session.require("numpy", "onnxruntime")
@@ -340,7 +351,7 @@ def verify_on_board(request: VerifyRequest, board: Board, *, progress: Progress 
 
 
 def _sensible(found: Verification, bundle: Bundle, variant: str | None) -> bool:
-    """Return whether a runner can have written this report.
+    """Return whether a correct runner could have written this report.
 
     The bundle's hash must match, each variant must appear once, and the results must not contradict each other.
     """
@@ -349,7 +360,7 @@ def _sensible(found: Verification, bundle: Bundle, variant: str | None) -> bool:
     outputs = [output for one in found.variants for output in one.outputs.values()]
     statuses = {one.status for one in found.variants}
     return (
-        found.manifest_sha256 in ("", bundle.manifest_sha256)  # early runners do not report the hash
+        found.manifest_sha256 in ("", bundle.manifest_sha256)  # older runners do not report the hash
         and named == sorted(pair for pair in known if variant in (None, pair[1]))
         and all(output.problem or output.max_abs_error is not None for output in outputs)
         and not (found.passed and ("failed" in statuses or statuses.isdisjoint(("passed", "loaded"))))
@@ -357,7 +368,7 @@ def _sensible(found: Verification, bundle: Bundle, variant: str | None) -> bool:
 
 
 def _compared(request: VerifyRequest, session: BoardSession, machine: Machine, progress: Progress) -> EmulatedCheck:
-    """Compare the variant that runs on the board with the same variant on this machine, on samples."""
+    """Run the board's variant on this machine as well, and compare the outputs of both machines on samples."""
     task = make_task(request.task, request.options or TaskOptions()) if request.task is not None else None
     target = replace(resolve(AUTO, machine), name=session.board.name)
     with BoardModels(session, progress) as models, opened(request.bundle, expect=request.expect) as bundle:
@@ -384,7 +395,7 @@ def _compared(request: VerifyRequest, session: BoardSession, machine: Machine, p
 
 @dataclass(frozen=True)
 class VerifiedEverywhere:
-    """Report the checks of a bundle on boards, and on the kernels of targets."""
+    """Report the checks of a bundle on boards and on the kernels of targets."""
 
     bundle: Path
     boards: tuple[BoardVerified, ...]
@@ -399,7 +410,7 @@ class VerifiedEverywhere:
             self.targets.check()
 
     def lines(self) -> list[str]:
-        """Return lines of text for the user."""
+        """Return lines of text that describe the result to the user."""
         checks = (*(b.check for b in self.boards if b.check), *(self.targets.checks if self.targets else ()))
         lines = (line for board in self.boards for line in board.lines())
         return [hash_line(self.manifest_sha256), *lines, *summary(checks)]
@@ -418,7 +429,7 @@ class VerifiedEverywhere:
 def verify_everywhere(
     bundle: Path, variant: str | None, options: Mapping[str, Any], *, progress: Progress = SILENT
 ) -> VerifiedEverywhere:
-    """Run `edgeq verify --on` from its flat options. Each name is a board or a target."""
+    """Run `edgeq verify --on` with its command-line options. Each name in `--on` is a board or a target."""
     request = verify_request(bundle, variant, options)
     boards = {name: boards_of(name) for name in request.on}
     targets = tuple(name for name, found in boards.items() if not found)

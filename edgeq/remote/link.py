@@ -1,11 +1,12 @@
-"""Run commands on a board through the system's ssh, with the user's ssh configuration: keys, agents, jump hosts and
-known host keys. Each failure becomes an error in one line.
+"""Run commands on a board through the system's ssh. It uses the user's ssh configuration: keys, agents, jump hosts and
+known host keys. Each failure becomes a one-line error.
 
-A board is not trusted. This module has the limits on the size of its messages and on the time it may take. Other code
-reads a limit from this module when it needs it (`link.ANSWER_S`), so that each limit has one place to change.
+A board is not trusted. This module limits the size of the board's messages and the time that the board may take. Other
+code reads a limit from this module each time the limit is needed (`link.ANSWER_S`), so each limit can be changed in one
+place.
 
 `Channel` is the connection to the program that holds the board's lock. Requests go one way and answers the other, with
-keep-alive messages in between. The other side is targets/runtime/edgeq_board.py.
+keep-alive messages in between. The program on the board is targets/runtime/edgeq_board.py.
 """
 
 from __future__ import annotations
@@ -41,10 +42,12 @@ _STOP_S = 1.0
 
 
 def within(limit_s: float, call: Callable[[], T]) -> T:
-    """Return the result of `call`. It runs in a thread, because reading from or writing to a pipe may block for ever.
+    """Return the result of `call`. It runs in a thread, because reading from a pipe or writing to it may block for
+    ever.
 
     Raises:
-        TimeoutError: the call takes longer. Its thread ends as soon as the process at the other end of the pipe does.
+        TimeoutError: the call takes longer than `limit_s`. Its thread ends as soon as the process at the other end of
+            the pipe ends.
     """
     found: Future[T] = Future()
 
@@ -59,15 +62,15 @@ def within(limit_s: float, call: Callable[[], T]) -> T:
 
 
 def start(command: Sequence[str]) -> tuple[subprocess.Popen[bytes], Tail]:
-    """Start a process. Return it with a reader of the end of its stderr."""
+    """Start a process. Return it together with a reader that keeps the end of its stderr."""
     pipe = subprocess.PIPE
     process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe)
     return process, Tail(process)
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
-    """End and reap a process, and close its pipes. SIGTERM comes first, so that ssh ends the processes it connects
-    through.
+    """End and reap a process, and close its pipes. It gets SIGTERM first, so that ssh can end the processes through
+    which it connects.
     """
     if process.poll() is None:
         process.terminate()
@@ -78,7 +81,7 @@ def stop(process: subprocess.Popen[bytes]) -> None:
             process.wait()
     for stream in (process.stdin, process.stdout):
         assert stream is not None
-        with suppress(TimeoutError, OSError):  # a reader still waits, or nobody will read what remains
+        with suppress(TimeoutError, OSError):  # a reader is still waiting, or nobody will read the rest
             within(_STOP_S, stream.close)
 
 
@@ -93,9 +96,9 @@ class Done:
 
 # Time limits in seconds.
 ANSWER_S = 120.0
-"""Limit for a request to the program that holds the board. Hashing a gigabyte on a slow card takes a minute."""
+"""Limit for a request to the program that holds the board. Hashing a gigabyte on a slow memory card takes a minute."""
 LEAST_BYTES_PER_S = 1 << 14
-"""A request that carries a file gets extra time, at this rate."""
+"""Slowest transfer to allow for. A request that carries a file gets extra time according to this rate."""
 COMMAND_S = 60.0
 """Limit for sending edgeq's program to the board."""
 REQUEST_S = 900.0
@@ -105,7 +108,7 @@ VERIFY_S = 1800.0
 INSTALL_S = 3600.0
 """Limit for pip on the board."""
 BENCH_S = 900.0
-"""Limit for the rest of a benchmark besides its runs: opening, warming up, measuring memory."""
+"""Limit for everything in a benchmark except its runs: opening, warming up, measuring memory."""
 BENCH_FACTOR = 20.0
 """Limit for the runs of a benchmark, as a multiple of their duration."""
 ALIVE_S = 15.0
@@ -115,18 +118,18 @@ EXIT_S = 5.0
 
 # Limits in bytes and counts.
 ANSWER_BYTES = 1 << 21
-"""Most bytes of one answer, and of one command's standard output."""
+"""Maximum number of bytes in one answer, and in one command's standard output."""
 VALUES = 1 << 17
-"""Most values in one answer, because its objects take far more memory than its text."""
+"""Maximum number of values in one answer. It is limited because the objects take far more memory than the text."""
 ARRAYS = 1 << 12
-"""Most arrays in one answer."""
+"""Maximum number of arrays in one answer."""
 SYSTEM_FILES = 1 << 11
 KERNELS, KERNEL_VALUES = 1 << 17, 1 << 12
-"""Most kernel events in a profile, and most values in each."""
+"""Maximum number of kernel events in a profile, and of values in each event."""
 SHOWN = 300
-"""Most characters in a message from the board."""
+"""Maximum number of characters to show of a message from the board."""
 TABLE = 1 << 16
-"""Most characters in a benchmark's tables."""
+"""Maximum number of characters in a benchmark's tables."""
 
 _ON_ONE_LINE = r"^[^\n\t]*$"
 Line = Annotated[str, Meta(max_length=SHOWN, pattern=_ON_ONE_LINE, description="a short text on one line")]
@@ -135,23 +138,23 @@ SystemFile = Annotated[str, Meta(max_length=1 << 13, description="a small system
 
 
 def brief(text: object) -> str:
-    """Return a text from the board on one line, cut if it is too long to read."""
+    """Return a text from the board as one line, shortened if it is too long to read."""
     line = " ".join(str(text)[: 4 * SHOWN].split())
     return line if len(line) <= SHOWN else f"{line[: SHOWN - 1]}…"
 
 
 CONNECT_S = 15
-# Seconds between keep-alive messages. ssh gives up a dead link after three of them.
+# Seconds between keep-alive messages. After three of them without an answer, ssh gives up the link.
 _ALIVE_S = 10
 LINK_FAILED = 255
-"""ssh's exit code if the link failed, not the command."""
+"""ssh's exit code if the link failed and not the command."""
 
 
 class Link:
     """Describe how to reach one board.
 
     Args:
-        sockets: a folder for the socket through which all commands share one connection; its path must be short.
+        sockets: folder for the socket through which all commands share one connection. Its path must be short.
     """
 
     def __init__(self, board: Board, sockets: Path) -> None:
@@ -167,19 +170,19 @@ class Link:
             *("-o", f"ConnectTimeout={CONNECT_S}"),
             *("-o", f"ServerAliveInterval={_ALIVE_S}"),
             *("-o", "ServerAliveCountMax=3"),
-            # ssh on Windows has no sockets for sharing a connection.
+            # On Windows, ssh cannot share a connection through a socket.
             *(shared if os.name == "posix" else ()),
             *(("-p", str(board.port)) if board.port else ()),
             *(("-l", board.user) if board.user else ()),
         ]
 
     def command(self, script: str, *arguments: str) -> list[str]:
-        """Return the command line that runs a POSIX shell script on the board, whatever its login shell is."""
+        """Return the command line that runs a POSIX shell script on the board, whatever the user's login shell is."""
         words = ["exec", "sh", "-c", shlex.quote(script), "sh", *map(shlex.quote, arguments)]
         return [self._ssh, *self._options, "--", self.board.host, " ".join(words)]
 
     def failed(self, code: int, errors: bytes) -> BoardError:
-        """Return a one-line error for a failed command, from its exit code and stderr."""
+        """Return a one-line error for a failed command, made from its exit code and stderr."""
         lines = lines_of(errors)
         text = "\n".join(lines)
         problem, fix = next(((p, f) for pattern, p, f in _FAILURES if re.search(pattern, text, re.I)), ("", ""))
@@ -193,7 +196,7 @@ class Link:
 
 
 def run(link: Link, script: str, *arguments: str, data: bytes = b"") -> None:
-    """Run a script on the board that must succeed. `data` is its standard input.
+    """Run a script on the board and check that it succeeds. `data` is its standard input.
 
     Raises:
         BoardError: the script failed, or took too long.
@@ -204,7 +207,7 @@ def run(link: Link, script: str, *arguments: str, data: bytes = b"") -> None:
 
 
 def finished(board: Board, command: Sequence[str], limit_s: float, data: bytes = b"") -> Done:
-    """Run a command line of `Link.command` to its end.
+    """Run a command line from `Link.command` until it ends.
 
     Raises:
         BoardError: the command takes longer than `limit_s`, or writes too much.
@@ -258,12 +261,12 @@ _FAILURES = (
     ("connection refused", "no SSH server listens there", "Start sshd on it, or correct the port"),
     ("timed? ?out|no route|unreachable", "it cannot be reached", "Check that it is switched on and on the network"),
 )
-"""Pattern in ssh's messages → problem, solution."""
+"""Patterns in ssh's messages, each with the problem and its solution."""
 
 
 def lines_of(errors: bytes) -> list[str]:
-    """Return the lines of a command's stderr, without empty lines and without characters that could move a terminal's
-    cursor.
+    """Return the lines of a command's stderr. Empty lines are left out, and so are characters that could move a
+    terminal's cursor.
     """
     return [printable(line.strip()) for line in errors.decode("utf-8", "replace").splitlines() if line.strip()]
 
@@ -272,7 +275,7 @@ _CHUNK = 1 << 20
 _ABSENT, _NO_PYTHON = 94, 95
 _PLACE = 'd=${1:-${XDG_CACHE_HOME:-$HOME/.cache}/edgeq-device}; p="$d/board-$2.py"; umask 077; '
 _SEND = _PLACE + 'mkdir -p "$d" && cat >"$p.new" && mv "$p.new" "$p"'
-# $3 is the user; the interpreter follows. The private Python of `edgeq device setup` takes precedence.
+# $3 is the user, and the interpreter follows. The private Python from `edgeq device setup` takes precedence.
 _SERVE = (
     f'{_PLACE}w=$3; shift 3; test -f "$p" || exit {_ABSENT}; '
     'test -x "$d/venv/bin/python" && set -- "$d/venv/bin/python"; '
@@ -281,7 +284,7 @@ _SERVE = (
 
 
 class Channel:
-    """Talk to the running program on a board. `open_channel` makes it.
+    """Exchange messages with the program that runs on a board. `open_channel` makes this object.
 
     Attributes:
         sent: number of bytes sent to the board.
@@ -300,7 +303,7 @@ class Channel:
         """Return the first message of the program.
 
         Raises:
-            BoardError: the link was cut, no message came within `ANSWER_S`, or it is not a valid answer.
+            BoardError: the link was cut, no message came within `ANSWER_S`, or the message is not a valid answer.
         """
         return self._answered(ANSWER_S, self._read)
 
@@ -308,7 +311,7 @@ class Channel:
         """Send a request, followed by the bytes of `data`, and return the answer.
 
         Raises:
-            BoardError: as in `answer`.
+            BoardError: for the same reasons as `answer`.
         """
         size = os.fstat(data.fileno()).st_size if data is not None else 0
 
@@ -319,7 +322,7 @@ class Channel:
         return self._answered(ANSWER_S + size / LEAST_BYTES_PER_S, asked)
 
     def end(self) -> None:
-        """Release the board. A second call does no harm."""
+        """Release the board. It is safe to call this a second time."""
         self._ended.set()
         assert self._process.stdin is not None
         with suppress(TimeoutError, subprocess.TimeoutExpired, OSError, ValueError):
@@ -328,11 +331,13 @@ class Channel:
         stop(self._process)
 
     def errors(self) -> bytes:
-        """Return the end of the stderr of ssh and the program."""
+        """Return the end of the stderr, which contains the errors of ssh and of the program."""
         return self._errors.read()
 
     def ends(self, within_s: float) -> bool:
-        """Wait for the program, and everything that runs in its session, to end. Return False after `within_s`."""
+        """Wait until the program and everything in its session have ended. Return False if this takes longer than
+        `within_s`.
+        """
         try:
             self._process.wait(within_s)
         except subprocess.TimeoutExpired:
@@ -340,7 +345,7 @@ class Channel:
         return True
 
     def exit_code(self) -> int | None:
-        """Return the exit code of the program; None while it runs."""
+        """Return the exit code of the program, or None while it runs."""
         return self._process.poll()
 
     def _answered(self, limit_s: float, call: Callable[[], bytes]) -> dict[str, Any]:
@@ -349,9 +354,9 @@ class Channel:
         except TimeoutError as error:
             stop(self._process)
             raise hangs(self.link.board, limit_s) from error
-        except (OSError, ValueError) as error:  # the pipe is broken or closed
+        except (OSError, ValueError) as error:  # the pipe was broken or closed
             raise self._cut() from error
-        except BaseException:  # the user interrupts: do not wait for the board
+        except BaseException:  # the user interrupted, so do not wait for the board
             self._process.kill()
             raise
         if len(line) <= ANSWER_BYTES and not line.endswith(b"\n"):
@@ -359,19 +364,20 @@ class Channel:
         try:
             if len(line) > ANSWER_BYTES:
                 raise too_much(self.link.board)
-            return read_json(line, self.link.board, kept="\n\t")  # system files contain line breaks and tabs
-        except BoardError:  # the program that writes this does not end by itself
+            # Answers contain system files, which have line breaks and tabs.
+            return read_json(line, self.link.board, kept="\n\t")
+        except BoardError:  # a program that writes such an answer does not end by itself
             stop(self._process)
             raise
 
     def _cut(self) -> BoardError:
         try:
-            code = self._process.wait(EXIT_S)  # ssh exits after the end of the output
+            code = self._process.wait(EXIT_S)  # ssh exits shortly after its output ends
         except subprocess.TimeoutExpired:
             self._process.kill()
             code = self._process.wait()
-        # A negative code means that a signal killed ssh, so the link is gone. With 0, the board's program took the link
-        # for cut.
+        # A negative code means that a signal killed ssh, so the link is gone. Code 0 means that the board's program
+        # ended because it treated the link as cut.
         return self.link.failed(code if code > 0 else LINK_FAILED, self.errors())
 
     def _read(self) -> bytes:
@@ -399,7 +405,8 @@ class Channel:
 
 @contextmanager
 def open_channel(link: Link) -> Iterator[tuple[Channel, dict[str, Any]]]:
-    """Start the board's program and yield the channel with its first message. Send the program first if it is missing.
+    """Start the program on the board, and yield the channel and the program's first message. If the board lacks the
+    program, send it first.
 
     Raises:
         BoardError: the board cannot be reached, or has no Python.
@@ -429,14 +436,14 @@ PROGRAM = shipped("targets") / "runtime" / "edgeq_board.py"
 
 
 def program_version() -> str:
-    """Return the version of the board's program: a hash of its content."""
+    """Return the version of the board's program, which is a hash of its content."""
     return sha256(PROGRAM)[:16]
 
 
 def _start(link: Link, version: str) -> Channel:
     try:
         user = getpass.getuser()
-    except (OSError, KeyError):  # containers may have neither a variable nor an entry in the list of users
+    except (OSError, KeyError):  # containers may have neither the variable nor an entry in the list of users
         user = str(os.getuid())
     who = f"{user}@{platform.node()}"
     command = link.command(_SERVE, link.board.folder, version, who, *link.board.python)
@@ -444,7 +451,7 @@ def _start(link: Link, version: str) -> Channel:
 
 
 def _hello(channel: Channel) -> dict[str, Any] | None:
-    """Return the first message of the program; None if the board does not have the program."""
+    """Return the first message of the program, or None if the board does not have the program."""
     try:
         return channel.answer()
     except BoardError:
@@ -460,11 +467,11 @@ def _hello(channel: Channel) -> dict[str, Any] | None:
 
 
 def read_json(data: bytes, board: Board, *, kept: str = "") -> dict[str, Any]:
-    """Return JSON from a program on the board, within limits and without control characters other than `kept` in its
-    texts.
+    """Parse JSON from a program on the board, within size and depth limits. Control characters are removed from its
+    texts, except those in `kept`.
 
     Raises:
-        BoardError: it is too large, too deep, or not JSON.
+        BoardError: the data are too large, too deep, or not JSON.
     """
     try:
         found = parse_json(data, f"the answer of {board.name}", values=VALUES)
@@ -475,7 +482,7 @@ def read_json(data: bytes, board: Board, *, kept: str = "") -> dict[str, Any]:
 
 
 def without_controls(value: Any, *, kept: str = "") -> Any:
-    """Return JSON from a board without characters that could move a terminal's cursor, except those in `kept`."""
+    """Return JSON from a board without characters that could move a terminal's cursor. Characters in `kept` stay."""
     if isinstance(value, str):
         return re.sub(f"[^{kept}]+", lambda part: printable(part[0]), value) if kept else printable(value)
     if isinstance(value, dict):

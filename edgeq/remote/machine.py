@@ -1,4 +1,7 @@
-"""Describe a board from the data that it reports, interpreted here by the same rules as for this machine."""
+"""Describe a board from the data that it reports.
+
+edgeq interprets the board's data by the same rules as the data of the machine that edgeq runs on.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +44,7 @@ from edgeq.run.session import SessionSettings, onnxruntime, open_session
 from edgeq.util.display import SILENT, Progress
 from edgeq.util.records import Count, parse
 
-# System files that the readers of edgeq/hardware/detect.py know. No other file from a board is written here.
+# The system files that edgeq/hardware/detect.py can read. No other file from a board is written to this machine.
 _SYSTEM_FILE = re.compile(r"(proc|sys)(/(?!\.\.?(/|$))[\w.:@-]+)+")
 _LARGEST_BYTES, _LARGEST_CACHE = 1 << 56, 1 << 40
 Base64 = Annotated[str, Meta(pattern=r"^[A-Za-z0-9+/]*=*$", max_length=1 << 16)]
@@ -54,7 +57,7 @@ Degrees = Annotated[float, Meta(ge=-273.15, le=1e4)]
 
 @dataclass(frozen=True)
 class Cpuid:
-    """Hold CPUID's answers (leaf, subleaf, EAX, EBX, ECX, EDX each) and XCR0."""
+    """Hold CPUID's answers (leaf, subleaf, EAX, EBX, ECX and EDX for each) and the register XCR0."""
 
     leaves: Annotated[
         tuple[tuple[Register, Register, Register, Register, Register, Register], ...], Meta(max_length=4096)
@@ -64,7 +67,7 @@ class Cpuid:
 
 @dataclass(frozen=True)
 class Reported:
-    """Hold the CPU evidence that a board reports. See `edgeq_device.features.Evidence`."""
+    """Hold the information on the CPU that a board reports. See `edgeq_device.features.Evidence`."""
 
     system: Line
     machine: Line
@@ -76,7 +79,7 @@ class Reported:
 
 @dataclass(frozen=True)
 class ReportedGpu:
-    """Hold a GPU that a board reports. See `edgeq_device.cuda.Gpu`."""
+    """Describe a GPU that a board reports. See `edgeq_device.cuda.Gpu`."""
 
     name: Line
     compute_capability: Annotated[str, Meta(pattern=r"^\d{1,3}\.\d{1,3}$")]
@@ -90,9 +93,9 @@ class State:
 
     Attributes:
         clock_mhz: current clock of the fastest core.
-        temperature_c: degrees Celsius by thermal zone.
-        thermal_throttles: how often cores were throttled for heat since the board started.
-        load: average load of the last minute.
+        temperature_c: temperature of each thermal zone, in degrees Celsius.
+        thermal_throttles: number of times that cores were throttled because of heat since the board started.
+        load: average load over the last minute.
         free_bytes: free space for edgeq's directory.
     """
 
@@ -104,7 +107,7 @@ class State:
     free_bytes: Bytes = 0
 
     def text(self) -> str:
-        """Return the state in one line for the user."""
+        """Return the state as one line for the user."""
         hottest = max(self.temperature_c.values(), default=None)
         parts = (
             f"{self.clock_mhz:.0f} MHz" if self.clock_mhz else "",
@@ -119,7 +122,7 @@ class State:
 
 @dataclass(frozen=True)
 class _Engine:
-    """Hold an engine that a board reports. See `edgeq.hardware.engines.Installed`."""
+    """Describe an engine that a board reports. See `edgeq.hardware.engines.Installed`."""
 
     version: Line
     problem: Text
@@ -147,7 +150,7 @@ class Description:
 
 
 def describe_board(session: BoardSession) -> Description:
-    """Return the description of a board.
+    """Get a board's description from the board.
 
     Raises:
         BoardError: the board does not answer, or its answer makes no sense.
@@ -156,7 +159,7 @@ def describe_board(session: BoardSession) -> Description:
     found = parse(answer, _Described, session.board.name, BoardError)
     try:
         info = _system(found, session.hello.python)
-        # py-cpuinfo would only add CPUID's answers, which the evidence already contains.
+        # py-cpuinfo would only add CPUID's answers, and the evidence already contains these.
         machine = describe(_evidence(found.evidence), {}, info)
     except (ValueError, LookupError, OverflowError, OSError) as error:
         problem = f"{session.board.name}: its system files are not valid ({link.brief(error)})"
@@ -166,7 +169,7 @@ def describe_board(session: BoardSession) -> Description:
 
 
 def board_record(session: BoardSession, before: Description, after: Description | None = None) -> dict[str, Any]:
-    """Return the record of a board that accompanies measurements on it."""
+    """Return the record of a board that is stored with the measurements made on it."""
     return {
         "name": session.board.name,
         "kind": session.board.kind,
@@ -193,9 +196,9 @@ def _evidence(reported: Reported) -> Evidence:
 
 
 def _system(found: _Described, python: str) -> Machine:
-    """Return everything of the machine but its CPU.
+    """Return the description of the machine except for its CPU.
 
-    The readers for this machine read the board's files, which are written to a temporary folder.
+    The board's files are written to a temporary folder, and the readers for this machine read them there.
     """
     gpus = tuple(
         Gpu(gpu.name, parse_version(gpu.compute_capability)[:2], gpu.memory_bytes, gpu.driver)  # type: ignore[arg-type]
@@ -236,7 +239,7 @@ class _Arguments:
 
 @dataclass(frozen=True)
 class _Run:
-    """Describe a kernel's event in onnxruntime's profile. `dur` is in microseconds."""
+    """Describe an event of a kernel in onnxruntime's profile. `dur` is in microseconds."""
 
     cat: Literal["Node"]
     name: Text
@@ -245,13 +248,13 @@ class _Run:
 
 
 def kernel_events(profile: bytes) -> bytes:
-    """Return the kernels' events from onnxruntime's profile, reduced to the fields that edgeq reads.
+    """Return the events of kernels in onnxruntime's profile, reduced to the fields that edgeq reads.
 
     Args:
         profile: JSON with one event on each line.
 
     Raises:
-        ValueError: an event is not valid, or there are more than `link.KERNELS`.
+        ValueError: an event is not valid, or there are more events than `link.KERNELS`.
     """
     kept: list[str] = []
     stream = io.BytesIO(profile)
@@ -272,10 +275,10 @@ def kernel_events(profile: bytes) -> bytes:
 
 
 def check_graph(model: bytes, original: int) -> None:
-    """Refuse an optimised model that is not a model, or is far larger than its source.
+    """Refuse an optimised model that is not a valid model, or that is far larger than its source.
 
     Args:
-        original: size in bytes of the model that it was made from.
+        original: size in bytes of the model from which it was made.
 
     Raises:
         ValueError: the model is refused.
@@ -293,10 +296,10 @@ _PACKAGES = ("numpy", "onnxruntime")
 
 @dataclass(frozen=True)
 class DeviceSetUp:
-    """Report the private environment on a board: its folder and versions.
+    """Report the private environment on a board, with its folder and its versions.
 
     Attributes:
-        engines: what to install for the board's other hardware.
+        engines: the packages to install for other hardware of the board.
     """
 
     device: str
@@ -307,7 +310,7 @@ class DeviceSetUp:
     engines: tuple[str, ...] = ()
 
     def lines(self) -> list[str]:
-        """Return lines of text for the user."""
+        """Return lines of text that describe the result to the user."""
         versions = f"Python {self.python}, numpy {self.numpy}, onnxruntime {self.onnxruntime}"
         return [f"{self.device}: {versions} in {self.folder}/venv", *self.engines]
 
@@ -317,7 +320,7 @@ class DeviceCleaned:
     """Report that edgeq's folder was removed from a board.
 
     Attributes:
-        bytes: the size of the folder.
+        bytes: size of the removed folder.
     """
 
     device: str
@@ -325,20 +328,20 @@ class DeviceCleaned:
     bytes: Count
 
     def lines(self) -> list[str]:
-        """Return lines of text for the user."""
+        """Return lines of text that describe the result to the user."""
         return [f"{self.device}: {self.folder} is removed ({self.bytes / 1e6:.1f} MB)"]
 
 
 def set_up(board: Board, *, wheels: Path | None = None, progress: Progress = SILENT) -> DeviceSetUp:
-    """Make an environment on a board with numpy and onnxruntime.
+    """Make an environment with numpy and onnxruntime on a board.
 
-    The version of onnxruntime is the newest that is not newer than the one on this machine.
+    It gets the newest onnxruntime that is not newer than the onnxruntime on this machine.
 
     Args:
-        wheels: a folder of wheels to install from, if the board's pip reaches no index.
+        wheels: a folder of wheels to install from, if the board's pip cannot reach a package index.
 
     Raises:
-        BoardError: the environment cannot be made; names what to install or copy.
+        BoardError: the environment cannot be made; names the packages or files to install or copy.
         DataError: there are no wheels in the folder.
     """
     with open_board(board) as session:
@@ -367,7 +370,9 @@ def set_up(board: Board, *, wheels: Path | None = None, progress: Progress = SIL
 
 
 def _missing(found: Description) -> Iterator[str]:
-    """Yield what to install for each engine whose hardware the board has, judged by the board's name."""
+    """Yield the package to install for each engine that the board has hardware for. The board's name shows its
+    hardware.
+    """
     known = load_engines()
     for state in detect_engines(found.machine, known, found.engines):
         if known[state.name].boards and not state.version:
@@ -378,7 +383,7 @@ def clean(board: Board) -> DeviceCleaned:
     """Remove everything that edgeq keeps on a board.
 
     Raises:
-        BoardError: the board cannot be reached, or somebody uses it.
+        BoardError: the board cannot be reached, or somebody is using it.
     """
     with open_board(board) as session:
         place = {"device": board.name, "folder": session.hello.folder}
@@ -408,7 +413,7 @@ def _what_to_copy(session: BoardSession, newest: str) -> str:
 
 
 def detect_board(board: Board) -> Description:
-    """Return the description of a board. The board needs neither numpy nor onnxruntime for this.
+    """Connect to a board and return its description. For this, the board needs neither numpy nor onnxruntime.
 
     Raises:
         BoardError: the board cannot be used.
@@ -418,9 +423,9 @@ def detect_board(board: Board) -> Description:
 
 
 def doctor_board(board: Board, *, progress: Progress = SILENT) -> Diagnosis:
-    """Check the connection to a board, its software and engines, and whether a model runs correctly on it.
+    """Check the connection to a board, its software, its engines, and whether a model runs correctly on it.
 
-    Each problem becomes a failed check.
+    Each problem is reported as a failed check.
     """
     checks: list[Check] = []
     try:

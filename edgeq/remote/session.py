@@ -1,4 +1,4 @@
-"""Run a session on one board: take its lock, send files by their hashes, and run programs on it."""
+"""Run a session on one board: take the board's lock, send files that it does not have yet, and run programs on it."""
 
 from __future__ import annotations
 
@@ -46,17 +46,17 @@ from edgeq.util.registry import device_errors, shipped
 _SHORT = "/tmp"
 OLDEST_PYTHON = (3, 9)
 KILLED = 128 + 9
-"""Exit code of a command that was killed on the board, at the end of the session or for lack of memory."""
-_LATEST = 253402300799  # the end of the year 9999, the last date that Python has
+"""Exit code of a command that the board killed, because the session ended or memory ran out."""
+_LATEST = 253402300799  # the end of the year 9999, which is the last year that Python's dates support
 
 
 @dataclass(frozen=True)
 class Holder:
-    """Name the user of a board.
+    """Name the user who has a board.
 
     Attributes:
         who: user and host.
-        since: seconds since the epoch, on the board's clock.
+        since: start time in seconds since the epoch, on the board's clock.
     """
 
     who: bounds.Line = ""
@@ -68,11 +68,11 @@ class Hello:
     """Hold the first message of a board.
 
     Attributes:
-        folder: the only directory that edgeq writes to.
-        busy: the holder of the board, if somebody else has it.
+        folder: the only directory on the board that edgeq writes to.
+        busy: the user who has the board, if it is somebody else.
         token: token of the lock that this session holds.
-        private: whether its Python is the one from `edgeq device setup`.
-        free: free bytes for the folder.
+        private: whether the board's Python is the one from `edgeq device setup`.
+        free: number of free bytes for the folder.
         modules: versions of numpy and onnxruntime, if they are installed.
         paths: extra folders to search for modules.
     """
@@ -96,7 +96,7 @@ class _Answer:
 
 
 class BoardSession:
-    """Hold a board for one user. `open_board` makes it."""
+    """Hold a board for one user. `open_board` makes this object."""
 
     def __init__(self, channel: bounds.Channel, hello: Hello) -> None:
         self.channel = channel
@@ -108,7 +108,7 @@ class BoardSession:
         """Refuse a board that lacks one of the modules.
 
         Raises:
-            BoardError: a module is missing; names how to install it.
+            BoardError: a module is missing; the message explains how to install it.
         """
         lacks = [name for name in modules if name not in self.hello.modules]
         if lacks:
@@ -138,16 +138,16 @@ class BoardSession:
         digests: Mapping[str, str] | None = None,
         progress: Progress = SILENT,
     ) -> str:
-        """Send `files` to a directory on the board, by their names, and return its path.
+        """Send `files` to a directory on the board, keeping their names, and return the directory's path.
 
         Files that the board already has are not sent again.
 
         Args:
-            keep: whether to keep the files for later sessions; else they are removed with this one.
-            digests: SHA-256 of files for which it is known.
+            keep: whether to keep the files for later sessions. Otherwise, they are removed at the end of this session.
+            digests: SHA-256 of each file for which it is already known.
 
         Raises:
-            BoardError: there is no space for the files, or as in `ask`.
+            BoardError: there is no space for the files, or for the same reasons as `ask`.
         """
         known = digests or {}
         sizes = {name: path.stat().st_size for name, path in files.items()}
@@ -176,27 +176,31 @@ class BoardSession:
         return path
 
     def send_model(self, model: Path, engine: EngineSpec | None = None, *, progress: Progress = SILENT) -> str:
-        """Send `model` with its external data, for the time of the session, and return its path on the board.
+        """Send `model` with its external data, and return its path on the board. It stays there until the session ends.
 
         Args:
-            engine: the engine that opens it there; if the engine has its own format, a file in that format is sent.
+            engine: the engine that opens the model on the board. If the engine has its own file format, a file in that
+                format is sent.
 
         Raises:
-            BoardError: as in `send`.
+            BoardError: for the same reasons as `send`.
         """
         with tempfile.TemporaryDirectory(prefix="edgeq-converted-") as folder:
             sent = EngineFiles(Path(folder)).file(model, engine)
             files = {file.relative_to(sent.parent).as_posix(): file for file in model_files(sent)}
-            # The file gets a fixed name, because its own may contain anything.
+            # Give the file a fixed name, because its own name may contain any characters.
             name = f"model{engine.suffix if engine is not None and engine.suffix else '.onnx'}"
             files[name] = files.pop(sent.name)
             return f"{self.send(files, keep=False, progress=progress)}/{name}"
 
     def send_samples(self, samples: Sequence[Mapping[str, Any]], progress: Progress = SILENT) -> list[str]:
-        """Send samples (inputs by name), for the time of the session, and return the path of each on the board.
+        """Send samples and return the path of each on the board. They stay there until the session ends.
+
+        Args:
+            samples: inputs by name, for each sample.
 
         Raises:
-            BoardError: as in `send`.
+            BoardError: for the same reasons as `send`.
         """
         with tempfile.TemporaryDirectory(prefix="edgeq-samples-") as folder, device_errors():
             files = {f"{index}.npz": Path(folder) / f"{index}.npz" for index in range(len(samples))}
@@ -206,23 +210,24 @@ class BoardSession:
         return [f"{place}/{name}" for name in files]
 
     def send_bundle(self, bundle: Path, progress: Progress = SILENT) -> str:
-        """Check `bundle` here, send it, and return its path on the board.
+        """Check `bundle` on this machine, send it, and return its path on the board.
 
         Raises:
             BundleError: the bundle is damaged.
-            BoardError: as in `send`.
+            BoardError: for the same reasons as `send`.
         """
         with opened(bundle) as found, tempfile.TemporaryDirectory() as folder:
             digests = {name: record.sha256 for name, record in found.files.items()}
             files = {}
             for name, content in contents(found).items():
                 files[name] = content if isinstance(content, Path) else Path(folder) / name
-                if isinstance(content, bytes):  # manifest and signature, which are not unpacked from a zip
+                # These are the manifest and the signature.
+                if isinstance(content, bytes):
                     files[name].write_bytes(content)
             return self.send(files, digests=digests, progress=progress)
 
     def runtime(self) -> str:
-        """Send edgeq's programs for devices and return their path on the board."""
+        """Send edgeq's programs for devices, and return the path of their folder on the board."""
         root = shipped("targets") / "runtime"
         files = [root / "edgeq_guest.py", *sorted((root / "edgeq_device").iterdir())]
         taken = {f.relative_to(root).as_posix(): f for f in files if f.suffix in (".py", ".json")}
@@ -230,11 +235,11 @@ class BoardSession:
 
     @property
     def python(self) -> tuple[str, ...]:
-        """Return the command of the board's interpreter."""
+        """Return the command that starts the board's interpreter."""
         return (f"{self.hello.folder}/venv/bin/python",) if self.hello.private else self.board.python
 
     def attached(self, *command: str) -> list[str]:
-        """Return the command line that runs a command on the board. The command ends with this session."""
+        """Return the command line that runs `command` on the board. The command ends when this session ends."""
         folder = self.hello.folder
         program = f"{folder}/board-{bounds.program_version()}.py"
         held = (*self.python, "-I", "-B", program, "attach", folder, self.hello.token, "--")
@@ -244,7 +249,7 @@ class BoardSession:
         """Run a command on the board.
 
         Returns:
-            Its exit code, its standard output, and the last line of its stderr.
+            The command's exit code, its standard output, and the last line of its stderr.
 
         Raises:
             BoardError: the link was cut, or the command takes longer than `limit_s`.
@@ -255,13 +260,16 @@ class BoardSession:
         return done.code, done.out, bounds.brief((bounds.lines_of(done.errors) or [""])[-1])
 
     def lost(self, code: int) -> bool:
-        """Return whether a command's exit code means that it lost its link, or was killed at the end of the session."""
+        """Return whether a command's exit code means that the command lost its link, or was killed at the end of the
+        session.
+        """
         return code == bounds.LINK_FAILED or code < 0 or (code == KILLED and self.channel.ends(bounds.EXIT_S))
 
     def cut(self, errors: bytes) -> BoardError:
-        """Return the error for a command that lost its link, from its stderr.
+        """Return the error for a command that lost its link, made from the command's stderr.
 
-        The stderr is empty if the shared connection of the session ended. The reason is then on the session's stderr.
+        The command's stderr is empty if the shared connection of the session ended. The session's stderr then has the
+        reason.
         """
         return self.link.failed(bounds.LINK_FAILED, errors.strip() or self.channel.errors())
 
@@ -274,13 +282,14 @@ class BoardSession:
 
 @contextmanager
 def open_board(board: Board) -> Iterator[BoardSession]:
-    """Connect to a board and take its lock. After the block, release the board; nothing of edgeq runs on it then.
+    """Connect to a board and take its lock. After the `with` block, release the board. Nothing of edgeq runs on it
+    then.
 
     Raises:
         BoardError: the board cannot be reached, somebody else has it, or its Python is missing or too old.
     """
     with ExitStack() as stack:
-        # A socket's path must be short, and the temporary folder of some systems is too long for it.
+        # The path of a socket must be short, and on some systems the path of the temporary folder is too long.
         place = _SHORT if Path(_SHORT).is_dir() else None
         sockets = stack.enter_context(tempfile.TemporaryDirectory(prefix="eq-", dir=place))
         channel, said = stack.enter_context(bounds.open_channel(bounds.Link(board, Path(sockets))))
@@ -316,7 +325,7 @@ _Tensor = tuple[bounds.Text, bounds.Line, tuple[Count | bounds.Text | None, ...]
 
 @dataclass(frozen=True)
 class _Opened:
-    """Describe an opened session: its number, its inputs and outputs (name, type and shape each), and its providers."""
+    """Describe an opened session: its number, the name, type and shape of each input and output, and its providers."""
 
     session: Count
     inputs: tuple[_Tensor, ...]
@@ -325,7 +334,7 @@ class _Opened:
 
 
 class BoardGuest(Guest):
-    """Run edgeq's program for models on the board. `start_board_guest` makes it."""
+    """Run edgeq's program for models on the board. `start_board_guest` makes this object."""
 
     session: BoardSession
 
@@ -335,7 +344,7 @@ class BoardGuest(Guest):
         """Send a request and return the answer. See `Guest.exchange`.
 
         Raises:
-            BoardError: the link was cut, or the answer does not fit the request.
+            BoardError: the link was cut, or the answer does not match the request.
             ValueError: the model refuses the inputs.
         """
         try:
@@ -343,12 +352,12 @@ class BoardGuest(Guest):
         except SENSELESS as error:
             raise senseless(self.session) from error
         except ValueError as error:
-            if request["do"] == "run":  # the model refuses the inputs
+            if request["do"] == "run":  # the model refused the inputs
                 raise
             raise BoardError(f"{self.session.board.name}: {error}") from error
 
     def opened(self, request: Mapping[str, Any]) -> GuestSession:
-        """Open a model and return its session, after checking the board's answer. See `Guest.opened`."""
+        """Open a model, check the board's answer, and return the model's session. See `Guest.opened`."""
         reply, _ = self.exchange({"do": "open", **request})
         found = parse(reply, _Opened, self.session.board.name, BoardError)
         inputs, outputs = (
@@ -377,8 +386,8 @@ class BoardGuest(Guest):
         if self._late:
             raise bounds.hangs(self.session.board, self.request_s)
         try:
-            code = self._process.wait(bounds.EXIT_S)  # ssh exits after the end of the output
-        except subprocess.TimeoutExpired:  # its output has ended, but it still runs
+            code = self._process.wait(bounds.EXIT_S)  # ssh exits shortly after its output ends
+        except subprocess.TimeoutExpired:  # the output has ended, but ssh still runs
             self._process.kill()
             code = bounds.LINK_FAILED
         if self.session.lost(code):
@@ -387,13 +396,13 @@ class BoardGuest(Guest):
 
 
 def senseless(session: BoardSession) -> BoardError:
-    """Return the error for an answer that no program of edgeq would give."""
+    """Return the error for an answer that none of edgeq's programs would give."""
     return BoardError(f"{session.board.name} sends an answer that is not from edgeq's program", "Check what runs there")
 
 
 @contextmanager
 def start_board_guest(session: BoardSession, *, request_s: float | None = None) -> Iterator[BoardGuest]:
-    """Run the program for models on the board, and end it after the block.
+    """Run edgeq's program for models on the board, and end it after the `with` block.
 
     Raises:
         BoardError: the board lacks numpy or onnxruntime.
@@ -416,7 +425,7 @@ def start_board_guest(session: BoardSession, *, request_s: float | None = None) 
 
 @dataclass(frozen=True, eq=False)
 class _BoardModel(GuestSession):
-    """A session on a board. Its outputs must have the dtypes that the model declares."""
+    """Run a model in a session on a board. The outputs must have the dtypes that the model declares."""
 
     declared: Mapping[str, np.dtype[Any]] = field(default_factory=dict)
 
@@ -424,7 +433,7 @@ class _BoardModel(GuestSession):
         """Run the model on the board. See `GuestSession.run`.
 
         Raises:
-            BoardError: an output is missing or has another dtype, or as in `BoardGuest.exchange`.
+            BoardError: an output is missing or has another dtype, or for the same reasons as `BoardGuest.exchange`.
         """
         names = list(output_names or [output.name for output in self.outputs])
         values = super().run(names, input_feed)
@@ -438,8 +447,8 @@ class _BoardModel(GuestSession):
 class BoardModels:
     """Open models on a board, and end all programs after the `with` block.
 
-    One program runs onnxruntime's own kernels, and one more runs for each plug-in engine. Each starts when it is first
-    needed.
+    One program runs onnxruntime's own kernels, and another one runs for each plug-in engine. Each program starts when
+    it is first needed.
     """
 
     def __init__(self, session: BoardSession, progress: Progress = SILENT) -> None:
@@ -449,7 +458,7 @@ class BoardModels:
         self._running: dict[str, BoardGuest] = {}
 
     def open(self, model: Path, settings: SessionSettings) -> GuestSession:
-        """Send the local file `model` to the board and return a session of it.
+        """Send the local file `model` to the board, open it there, and return its session.
 
         Raises:
             BoardError: the link was cut, or there is no space.
@@ -461,7 +470,8 @@ class BoardModels:
         return self._model(self.guest(engine), request, model)
 
     def open_bundle(self, bundle: Path, variant: str | None, threads: int) -> tuple[str, GuestSession]:
-        """Send a bundle and open the variant that runs on the board, or the named one.
+        """Send a bundle and open one variant of it: the variant with the given name, or the one that the board's runner
+        chooses.
 
         Returns:
             The variant's name and its session.
@@ -490,7 +500,7 @@ class BoardModels:
         return _BoardModel(**vars(session), declared=_dtypes(graph.output))
 
     def guest(self, engine: str = "") -> BoardGuest:
-        """Return the program for an engine; "" means onnxruntime's own kernels."""
+        """Return the program for an engine. For "", return the program for onnxruntime's own kernels."""
         if engine not in self._running or self._running[engine].ended:
             self._running[engine] = self._stack.enter_context(start_board_guest(self._session))
         return self._running[engine]
@@ -503,7 +513,7 @@ class BoardModels:
 
 
 def _dtypes(outputs: Iterable[onnx.ValueInfoProto]) -> dict[str, np.dtype[Any]]:
-    """Return the dtypes of the outputs that are arrays of numbers in a numpy type."""
+    """Return the dtype of each output that is an array of numbers in a numpy type."""
     kinds = {one.name: one.type.tensor_type.elem_type for one in outputs if one.type.HasField("tensor_type")}
     dtypes = {name: onnx.helper.tensor_dtype_to_np_dtype(kind) for name, kind in kinds.items() if kind}
     return {name: dtype for name, dtype in dtypes.items() if dtype.kind in "biufc"}

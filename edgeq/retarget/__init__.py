@@ -1,4 +1,4 @@
-"""Rewrite models that are already quantized for another runtime: `edgeq.retarget(...)` is
+"""Rewrite models that are already quantized for another runtime. Calling this package calls
 `edgeq.retarget.run.retarget`.
 """
 

@@ -1,8 +1,8 @@
 """Compare two forms of one model on the same made-up inputs, and check whether a target can run a quantized model.
 
-`check_target` checks whether the target's kernels accept the model's zero points and its scales, one for a tensor or
-one for each channel. Retargeting cannot change either of them without changing numbers: integers around another zero
-point reach further to one side than integers around 0.
+`check_target` checks whether the target's kernels accept the model's zero points, and its scales per tensor or per
+channel. Retargeting cannot change either of them without changing numbers: integers around a zero point other than 0
+reach further to one side than integers around 0.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from edgeq.run.engines import DEFAULT, as_engine
 from edgeq.run.session import OptimizationLevel, SessionSettings, open_session, start_engine
 
 USUAL = 0.1
-"""Integer operators scale and round in one step, Q/DQ in two. So an integer may differ by one, and later layers pass
-the difference on. In most networks it stays below this share of the largest output."""
+"""Largest usual difference between QDQ and QOperator models, as a share of the largest output. Integer operators scale
+and round in one step, but Q/DQ pairs in two. So an integer may differ by one, and later layers pass this on."""
 _TRIES = 2
 _REPORT = "Please report this model"
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Hold the result of comparing the outputs of both models on made-up inputs.
+    """Hold the result of comparing the outputs of two models on made-up inputs.
 
     Attributes:
         identical: whether the outputs are equal to the last bit.
@@ -50,14 +50,14 @@ class Comparison:
 
 
 def compare(given: Path, rewritten: Path, *, same_operators: bool, branches: bool = False) -> Comparison | None:
-    """Compare the outputs of both models. Return None if the given model does not run on made-up inputs.
+    """Compare the outputs of both models. Return None if the model `given` does not run on made-up inputs.
 
-    If the operators changed as well, compare with and without ONNX Runtime's optimiser, which itself makes integer
-    operators of Q/DQ pairs, and return the closer result.
+    If the operators changed as well, compare once with and once without ONNX Runtime's optimiser, and return the closer
+    result. The optimiser itself turns Q/DQ pairs into integer operators.
 
     Args:
-        branches: whether the models have control flow. The optimiser of some releases ends the process on it, so it
-            then runs in a process of its own.
+        branches: whether the models have control flow. On such models, the optimiser of some releases ends the process,
+            so it then runs in its own process.
 
     Raises:
         CheckFailedError: the operators are the same but the outputs differ; or the rewritten model does not run, or
@@ -83,7 +83,10 @@ def compare(given: Path, rewritten: Path, *, same_operators: bool, branches: boo
 def optimiser_problem(given: Path, rewritten: Path, *, branches: bool = False) -> str:
     """Return why ONNX Runtime cannot run the rewritten model with its optimiser on.
 
-    Return "" if it can, or if it cannot run the given model either. `branches` is as in `compare`.
+    Return "" if it can, or if it cannot run the model `given` either.
+
+    Args:
+        branches: whether the models have control flow; see `compare`.
     """
     problem = _optimised_problem(rewritten, branches)
     return problem if problem and not _optimised_problem(given, branches) else ""
@@ -111,7 +114,7 @@ def compare_outputs(one: Path, other: Path, *, optimization: OptimizationLevel =
     for number in range(_TRIES):
         inputs = made_up_inputs(one, seed=number, free=1 + number)
         wanted, _ = _run(sessions[0], inputs)
-        if wanted is None and number:  # a batch, or another size, is fixed inside the model
+        if wanted is None and number:  # the model fixes the batch size or another size inside
             continue
         if wanted is None:
             return None
@@ -134,7 +137,7 @@ def _difference(a: NDArray[Any], b: NDArray[Any]) -> float:
 
 
 def _run(session: Any, inputs: Mapping[str, Any]) -> tuple[list[NDArray[Any]] | None, str]:
-    """Return the outputs and "", or None and the reason."""
+    """Return the outputs and "", or None and the reason for the failure."""
     try:
         return session.run(None, dict(inputs)), ""
     except Exception as error:  # onnxruntime raises a dozen unrelated types here, and sometimes a bare Exception
@@ -142,8 +145,8 @@ def _run(session: Any, inputs: Mapping[str, Any]) -> tuple[list[NDArray[Any]] | 
 
 
 def made_up_inputs(model: Path, *, seed: int, free: int = 1) -> dict[str, Any]:
-    """Return noise for numbers, and 1 for indices, masks and lengths, which is nearly always valid. Open sizes become
-    `free`.
+    """Return noise for inputs of numbers, and 1 for indices, masks and lengths, because 1 is nearly always valid. Open
+    sizes become `free`.
     """
     random = np.random.default_rng(seed)
     inputs: dict[str, Any] = {}
@@ -160,7 +163,7 @@ def made_up_inputs(model: Path, *, seed: int, free: int = 1) -> dict[str, Any]:
 
 
 class _Trait(NamedTuple):
-    """Describe a property of a model's tensors: `value` of a scheme's `field`, in `words`."""
+    """Describe a property of tensors. `words` name it in messages. A scheme has it if its `field` is `value`."""
 
     field: str
     value: bool
@@ -173,10 +176,11 @@ _PER_CHANNEL = _Trait("per_channel", True, "weights with a scale for each channe
 
 
 def check_target(model: ir.Model, target: Target, given: Path, before: Form) -> None:
-    """Refuse a model with properties that the backend of `target` would refuse to build.
+    """Refuse a model that has a property which the backend of `target` would refuse to build.
 
     Args:
-        given, before: the file to retarget, and its form.
+        given: the file to retarget.
+        before: the form of that file.
 
     Raises:
         ModelError: the target does not support a property; names the number of tensors, the first of them, and the
@@ -200,7 +204,7 @@ def check_target(model: ir.Model, target: Target, given: Path, before: Form) -> 
 
 
 def _traits(model: ir.Model) -> dict[_Trait, dict[str, None]]:
-    """Return the names of the tensors that have each property."""
+    """Return each property that some tensors have, with the names of these tensors."""
     found: dict[_Trait, dict[str, None]] = {}
     for place in (place for node in every_node(model) for place in places(node)):
         low, high = LIMITS[place.params.dtype]
@@ -213,7 +217,7 @@ def _traits(model: ir.Model) -> dict[_Trait, dict[str, None]]:
 
 @dataclass(frozen=True, eq=False)
 class In:
-    """Describe an input that comes from a DequantizeLinear: its integers and their parameters."""
+    """Describe an input that comes from a DequantizeLinear, by its integers and their parameters."""
 
     value: ir.Value
     params: QuantParams
@@ -221,7 +225,7 @@ class In:
 
 @dataclass(frozen=True, eq=False)
 class Out:
-    """Describe what follows an operator: the QuantizeLinear of its output, and the clamp between, if any."""
+    """Describe the nodes after an operator: the QuantizeLinear of its output, and the clamp before that, if any."""
 
     quantize: ir.Node
     params: QuantParams
@@ -254,7 +258,7 @@ def _output(node: ir.Node) -> Out | None:
 
 
 def sides(node: ir.Node, count: int) -> Sides | str:
-    """Return the first `count` inputs and the output of an operator, or the reason why it has no integer form."""
+    """Return the first `count` inputs and the output of an operator. If it has no integer form, return the reason."""
     inputs = [_input(node, place) for place in range(count)]
     out = _output(node)
     found = [i for i in inputs if i is not None]
@@ -272,7 +276,7 @@ def sides(node: ir.Node, count: int) -> Sides | str:
 
 
 def product_problem(node: ir.Node, found: list[In]) -> str:
-    """Return why a Conv, MatMul or Gemm with these inputs has no integer form, or "" if it has one."""
+    """Return the reason why a Conv, MatMul or Gemm with these inputs has no integer form, or "" if it has one."""
     data, weight = found
     if weight.params.block:
         return "its weight has a scale for each block"
@@ -288,12 +292,13 @@ def product_problem(node: ir.Node, found: list[In]) -> str:
 
 
 def clamped(value: ir.Value, out: Out, editor: Editor) -> ir.Value:
-    """Return integers clamped like the Relu or Clip before the QuantizeLinear."""
+    """Clamp integers the way the Relu or Clip before the QuantizeLinear clamps floats, and return the result."""
     bounds = clamp_bounds(out.clamp) if out.clamp is not None else None
     if bounds is None:
         return value
     ends = [out.params.quantize(np.asarray(bound, np.float32)) for bound in bounds]
-    if int(ends[0]) == out.params.low and int(ends[1]) == out.params.high:  # the limits of the type clamp already
+    # The limits of the integer type already clamp the same way.
+    if int(ends[0]) == out.params.low and int(ends[1]) == out.params.high:
         return value
     low, high = (editor.constant(f"{value.name}/{w}", end) for w, end in zip(("low", "high"), ends, strict=True))
     dtype = out.params.dtype
@@ -301,5 +306,5 @@ def clamped(value: ir.Value, out: Out, editor: Editor) -> ir.Value:
 
 
 def constant_clamp(out: Out) -> bool:
-    """Return whether the bounds of the clamp before the QuantizeLinear are constant, or there is no clamp."""
+    """Return whether the clamp before the QuantizeLinear has constant bounds. Also return True if there is no clamp."""
     return out.clamp is None or clamp_bounds(out.clamp) is not None

@@ -1,8 +1,8 @@
 """Read a quantized model: its format, its integer types, and whether its scales make sense.
 
 `normalise` gives the models of all exporters the same form, without changing a number. PyTorch writes float weights
-with QuantizeLinear and DequantizeLinear after them. Other exporters leave out zero points, or put a Transpose after a
-dequantized weight. Kernels need the weight as integers in the file, followed only by its DequantizeLinear.
+followed by QuantizeLinear and DequantizeLinear. Other exporters leave out zero points, or put a Transpose after a
+dequantized weight. Kernels need a weight that is stored as integers and followed only by its DequantizeLinear.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ class Form:
 
     Attributes:
         format: "QDQ", "QOperator" or "mixed"; "dynamic" if ranges are measured at run time.
-        activations, weights: integer type → number of Q/DQ or QLinear operands of that type.
+        activations, weights: number of Q/DQ or QLinear operands of each integer type.
         per_channel: whether any weight has a scale per channel.
-        producer: the exporter's own name in the file.
+        producer: the exporter's name, as the file states it.
     """
 
     format: str
@@ -55,7 +55,9 @@ class Form:
 
     @computed
     def pair(self) -> str:
-        """Return the types of activations and weights in short form: "U8S8", or "U8+S8" if both types occur."""
+        """Return the types of activations and weights in short form: "U8S8", or "S8+U8S8" if activations have both
+        types.
+        """
         both = (self.activations, self.weights)
         return "".join("+".join(_SHORT[name] for name in sorted(kinds)) for kinds in both)
 
@@ -64,12 +66,12 @@ _SHORT = {"uint8": "U8", "int8": "S8"}
 
 
 def is_integer_operator(node: ir.Node) -> bool:
-    """Return whether a node is of QOperator form: its inputs and outputs are integers."""
+    """Return whether a node has QOperator form, which means that its inputs and outputs are integers."""
     return node.op_type.startswith("QLinear") or node.op_type == "QGemm"
 
 
 def read_form(model: ir.Model) -> Form:
-    """Return the form of a model. Its counts are empty if nothing is quantized with constant scales."""
+    """Return the form of a model. All its counts are empty if nothing is quantized with constant scales."""
     activations: Counter[str] = Counter()
     weights: Counter[str] = Counter()
     per_channel = False
@@ -96,7 +98,9 @@ def _format(model: ir.Model) -> str:
 
 
 class Place(NamedTuple):
-    """Describe an input where a node reads 8-bit integers: its tensor, its parameters, and whether it is a weight."""
+    """Describe an input through which a node reads 8-bit integers: its tensor, its parameters, and whether it is a
+    weight.
+    """
 
     tensor: str
     params: QuantParams
@@ -104,7 +108,7 @@ class Place(NamedTuple):
 
 
 def places(node: ir.Node) -> Iterator[Place]:
-    """Yield the 8-bit input of a DequantizeLinear, or the operands of an operator with two integer operands."""
+    """Yield the 8-bit input of a DequantizeLinear, or both operands of an operator that has two integer operands."""
     if is_op(node, "DequantizeLinear"):
         params = params_of(node)
         if params is not None and params.dtype is not ir.DataType.INT32:
@@ -152,8 +156,8 @@ def _problem(node: ir.Node) -> str:
     return ""
 
 
-# Operators whose outputs are values of their input, or zero. Quantizing such an output with the input's scale changes
-# nothing.
+# The outputs of these operators are values of their input, or zero. Quantizing such an output with the input's scale
+# changes nothing.
 _KEEPING = DATA_MOVEMENT - {"Pad", "Resize", "Split"} | {"Relu"}
 _GAINING = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul", "Add", "Mul", "AveragePool", "GlobalAveragePool"})
 
@@ -176,10 +180,10 @@ def normalise(model: ir.Model) -> list[str]:
 
 
 def _write_plainly(node: ir.Node, editor: Editor) -> bool:
-    """Rewrite two forms that ONNX Runtime's optimiser handles wrongly as equivalent ones.
+    """Replace two forms that ONNX Runtime's optimiser handles wrongly with equivalent forms.
 
-    A scale that is a list of one becomes a scalar. An attribute with the integer type is removed if there is a zero
-    point.
+    A scale that is a list with one element becomes a scalar. The attribute that states the integer type is removed if
+    there is a zero point.
     """
     if not is_op(node, "QuantizeLinear", "DequantizeLinear"):
         return False
@@ -191,7 +195,7 @@ def _write_plainly(node: ir.Node, editor: Editor) -> bool:
     zero = node_input(node, 2)
     if node.op_type == "QuantizeLinear" and zero is not None:
         node.attributes.pop("output_dtype", None)
-        # onnx does not know the types of com.microsoft's nodes
+        # onnx does not know the types of nodes in the domain com.microsoft
         node.outputs[0].type = node.outputs[0].type or zero.type
     return True
 
@@ -210,7 +214,7 @@ def _explicit_zero_point(node: ir.Node, editor: Editor) -> bool:
 
 
 def _store_weight(node: ir.Node, editor: Editor) -> bool:
-    """Replace the QuantizeLinear of a constant with the integers themselves."""
+    """Replace the QuantizeLinear of a constant with the resulting integers."""
     values = constant(node.inputs[0]) if is_op(node, "QuantizeLinear") else None
     params = params_of(node) if values is not None else None
     if values is None or params is None or node.outputs[0].is_graph_output():
@@ -222,7 +226,7 @@ def _store_weight(node: ir.Node, editor: Editor) -> bool:
 
 
 def _turn_weight(node: ir.Node, editor: Editor) -> bool:
-    """Replace the Transpose of a dequantized constant: dequantize the transposed constant instead."""
+    """Transpose a constant and dequantize the result, instead of dequantizing it first and transposing it in a node."""
     dequantize = node.inputs[0].producer() if is_op(node, "Transpose") and node.inputs[0] is not None else None
     if dequantize is None or not is_op(dequantize, "DequantizeLinear") or node.outputs[0].is_graph_output():
         return False
@@ -241,8 +245,8 @@ def _turn_weight(node: ir.Node, editor: Editor) -> bool:
 
 
 def _carry_on(node: ir.Node, editor: Editor) -> bool:
-    """Insert a pair with the same scale between an operator such as Relu and the Conv after it: DequantizeLinear → Relu
-    → Conv. The Conv can then run on integers.
+    """In DequantizeLinear → Relu → Conv, insert a Q/DQ pair with the same scale between Relu and Conv, so that the Conv
+    can run on integers. The same applies to the other operators in `_KEEPING`.
     """
     source = node.inputs[0] if node.domain in MAIN_DOMAINS and node.op_type in _KEEPING and node.inputs else None
     maker = source.producer() if source is not None else None

@@ -1,13 +1,13 @@
-"""Implement `edgeq.retarget`: rewrite a quantized model in another format or with other integer types, and compare
-both.
+"""Implement `edgeq.retarget`: rewrite a quantized model in another format or with other integer types, and compare it
+with the original.
 
-From QDQ to QOperator, the integer operator replaces a float operator between DequantizeLinear and QuantizeLinear. An
+From QDQ to QOperator, an integer operator replaces each float operator between DequantizeLinear and QuantizeLinear. An
 operator stays unchanged if it has no integer form, or if not all its tensors are quantized. A Relu or Clip before the
-QuantizeLinear is removed if the scale does its work; otherwise it becomes a Clip of the integers. Quantizing keeps the
-order of numbers, so quantizing and clamping can change places.
+QuantizeLinear is removed if the range of the integers already clamps the same way. Otherwise, it becomes a Clip of the
+integers. Quantization keeps the order of numbers, so clamping after it gives the same result as clamping before it.
 
 From QOperator to QDQ, each integer operator becomes DequantizeLinear, the float operator and QuantizeLinear. Nothing is
-lost: the integers, scales and zero points stay those of the operator.
+lost: the integers, scales and zero points are still those of the operator.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ from edgeq.util.display import Displayed
 from edgeq.util.outputs import check_apart, output_file
 
 _PRODUCTS = ("Conv", "Gemm", "MatMul")
-# Number of inputs that must be quantized for the integer form of an operator; 0 means all.
+# Number of inputs that must be quantized for an operator to have an integer form; 0 means all inputs.
 _QUANTIZED_INPUTS = {
     **dict.fromkeys((*_PRODUCTS, "Add", "Mul"), 2),
     **dict.fromkeys(("Sigmoid", "LeakyRelu", "AveragePool", "GlobalAveragePool", "Relu", "Clip"), 1),
@@ -90,7 +90,7 @@ def to_qoperator(model: ir.Model, wanted: Callable[[ir.Node], bool] = lambda nod
         wanted: function that selects the operators to rewrite.
 
     Returns:
-        The number of rewritten operators, and the operators with weights that were not rewritten, each with the reason.
+        The number of rewritten operators, and the operators with weights that stayed in float, each with the reason.
     """
     editor = Editor(model)
     _share_quantizers(editor)
@@ -108,7 +108,7 @@ def to_qoperator(model: ir.Model, wanted: Callable[[ir.Node], bool] = lambda nod
 
 
 def _to_integers(node: ir.Node, editor: Editor) -> str:
-    """Replace an operator with its integer form. Return the reason if there is none, else ""."""
+    """Replace an operator with its integer form and return "". If it has no integer form, return the reason."""
     found = sides(node, _QUANTIZED_INPUTS.get(node.op_type, 1) or len(node.inputs))
     if isinstance(found, str):
         return found
@@ -120,7 +120,7 @@ def _to_integers(node: ir.Node, editor: Editor) -> str:
 
 
 def _share_quantizers(editor: Editor) -> None:
-    """Keep only one QuantizeLinear if a tensor has several with the same parameters."""
+    """If a tensor has several QuantizeLinear nodes with the same parameters, keep only one of them."""
     for node in list(editor.graph):
         for output in node.outputs:
             first: list[tuple[ir.Node, QuantParams]] = []
@@ -146,7 +146,7 @@ def _emit(
     *,
     domain: str = "",
 ) -> str:
-    """Replace the node, the clamp and the QuantizeLinear with the integer operator."""
+    """Replace an operator, its clamp and its QuantizeLinear with one integer operator."""
     result = editor.node(
         op_type,
         inputs,
@@ -165,7 +165,7 @@ def _emit(
 
 
 def _compute(node: ir.Node, found: list[In], out: Out, editor: Editor) -> str:
-    """Write the integer operator, with its inputs in the order of its row in the operator table."""
+    """Write the integer operator, with its inputs in the order that the operator table gives."""
     mixed = any(side.params.dtype != out.params.dtype or side.params.per_channel for side in found)
     if node.op_type in ("Add", "Mul", "Concat") and mixed:
         return "its inputs are of different types"
@@ -198,7 +198,7 @@ def _compute(node: ir.Node, found: list[In], out: Out, editor: Editor) -> str:
 
 
 def _data_movement(node: ir.Node, inputs: list[In], out: Out, editor: Editor) -> str:
-    """Let an operator that only moves numbers move integers. The parameters before and after it must be the same."""
+    """Apply an operator that only moves values to the integers. The parameters before and after it must be the same."""
     if node.op_type in ("Pad", "Expand", "Tile", "Split") or len(node.outputs) != 1:
         return "no integer form"
     if out.clamp is not None or not inputs[0].params.same(out.params):
@@ -207,7 +207,9 @@ def _data_movement(node: ir.Node, inputs: list[In], out: Out, editor: Editor) ->
 
 
 def _clamp(node: ir.Node, inputs: list[In], out: Out, editor: Editor) -> str:
-    """Replace a standalone Relu or Clip with a Clip of the integers. The scale before and after it must be the same."""
+    """Replace a standalone Relu or Clip with a Clip of the integers. The DequantizeLinear before it and the
+    QuantizeLinear after it must have the same parameters.
+    """
     source, alone = inputs[0], Out(out.quantize, out.params, node)
     if out.clamp is not None or not source.params.same(out.params) or not constant_clamp(alone):
         return "its scale or a bound changes"
@@ -222,8 +224,8 @@ def _clamp(node: ir.Node, inputs: list[In], out: Out, editor: Editor) -> str:
 
 
 def _bias(node: ir.Node, found: list[In], editor: Editor) -> tuple[ir.Value | None, str]:
-    """Return the bias as int32 in units of input scale times weight scale, and "". If it has no such form, return None
-    and the reason.
+    """Return the bias as int32 in units of input scale times weight scale, and "". If the bias has no such form, return
+    None and the reason.
     """
     value = node_input(node, 2)
     if value is None:
@@ -246,15 +248,15 @@ def _bias(node: ir.Node, found: list[In], editor: Editor) -> tuple[ir.Value | No
     return editor.constant(f"{value.name}/int32", levels.astype(np.int32)), ""
 
 
-# Operators whose float forms have other inputs or attributes.
+# The float forms of these operators have other inputs or attributes.
 _OTHERWISE = frozenset({"QLinearReduceMean", "QLinearWhere"})
-# Attributes that no float form has.
+# No float form has these attributes.
 _OWN_ATTRIBUTES = frozenset({"channels_last", "opset"})
 
 
 def to_qdq(model: ir.Model) -> list[str]:
-    """Rewrite integer operators as float operators between Q and DQ, in place. Return the operators that have no float
-    form here.
+    """Rewrite integer operators as float operators between Q and DQ, in place. Return the operators for which this
+    function has no float form.
     """
     editor, kept = Editor(model), []
     for node in list(model.graph):
@@ -268,7 +270,7 @@ def to_qdq(model: ir.Model) -> list[str]:
 
 
 def _float_form(node: ir.Node, editor: Editor) -> bool:
-    """Put the float form of an integer operator between Q and DQ, and return whether there is such a form."""
+    """Write the float form of an integer operator between Q and DQ, and return whether there is such a form."""
     row, output = operator_of(node), node.outputs[0]
     if row.integer_output is None or node.op_type in _OTHERWISE or node.domain not in (*MAIN_DOMAINS, MICROSOFT):
         return False
@@ -313,7 +315,7 @@ def _operand(node: ir.Node, places: IntegerInput) -> QuantParams | None:
 
 
 def _flattens(node: ir.Node) -> bool:
-    """Return whether `node` is a Softmax of opset 12 or older, which works over several last axes together."""
+    """Return whether `node` is a Softmax of opset 12 or older, which normalizes jointly over several trailing axes."""
     if node.op_type != "QLinearSoftmax" or node.attributes.get_int("opset", LOWEST) >= LOWEST:
         return False
     axis, data = node.attributes.get_int("axis", -1), node.inputs[0]
@@ -323,7 +325,7 @@ def _flattens(node: ir.Node) -> bool:
 def _float_bias(node: ir.Node, bias: ir.Value, data: QuantParams, weight: QuantParams) -> QuantParams | None:
     """Return the parameters that turn an int32 bias, in units of input scale times weight scale, into floats.
 
-    Return None if one integer is for several output channels whose units differ.
+    Return None if one bias value belongs to several output channels with different units.
     """
     factor = np.float32(node.attributes.get_float("alpha", 1.0))
     scale = (data.scale.reshape(-1)[:1] * weight.scale * factor).astype(np.float32).reshape(-1)
@@ -341,11 +343,11 @@ class Retargeted(Displayed):
     """Report what `retarget` did.
 
     Attributes:
-        before, after: the forms of both models.
+        before, after: the forms of the original and of the new model.
         changes: the changes, one phrase each.
-        kept: what stayed unchanged, each with the reason.
-        comparison: result of comparing both models on noise; None if they do not run on made-up inputs.
-        session_options: options for ONNX Runtime's CPU kernels; without them the new model may be less accurate.
+        kept: the operators and tensors that stayed unchanged, each with the reason.
+        comparison: result of comparing both models on made-up inputs; None if they do not run on such inputs.
+        session_options: options for ONNX Runtime's CPU kernels. Without them, the new model may be less accurate.
     """
 
     output: Path
@@ -380,24 +382,25 @@ def retarget(
     wanted: Callable[[ir.Node], bool] = lambda node: True,
     force: bool = False,
 ) -> Retargeted:
-    """Rewrite a quantized model for another runtime. Its scales, and the numbers that it represents, stay the same.
+    """Rewrite a quantized model for another runtime. Its scales, and the numbers that its integers represent, stay the
+    same.
 
     Args:
-        model: a model with QuantizeLinear and DequantizeLinear (from training in PyTorch or TensorFlow, or any tool) or
-            with QLinear operators.
-        target: "auto" (this machine), a profile, a target or a .toml file. Its format and integer types apply if the
-            arguments below do not name others. None keeps the model's own.
+        model: a model with QuantizeLinear and DequantizeLinear nodes (from any tool, or from training in PyTorch or
+            TensorFlow), or a model with QLinear operators.
+        target: "auto" (this machine), a profile, a target or a .toml file. It sets the format and the integer types
+            that the arguments below do not set. None keeps those of the model.
         format: "QDQ" or "QOperator".
         activation_type, weight_type: "int8" or "uint8".
         wanted: for QOperator, a function that selects the operators to rewrite.
         force: whether to replace an existing file at `output`.
 
     Raises:
-        UsageError: an unknown format or type, or int8 activations with uint8 weights.
-        ModelError: the model is not quantized, quantized dynamically, or damaged; or the kernels of `target` do not
-            support its zero points or scales.
+        UsageError: a format or type is unknown, or int8 activations are combined with uint8 weights.
+        ModelError: the model is not quantized, is quantized dynamically, or is damaged; or the kernels of `target` do
+            not support its zero points or scales.
         CheckFailedError: only types were to change, but the new model's outputs differ; or the new model does not run.
-            Then nothing is written.
+            In both cases nothing is written.
     """
     model, output = path_of(model), path_of(output, "output")
     place = resolve(target) if target is not None else None
@@ -448,8 +451,8 @@ def retarget(
 
 
 def _limit(graph: ir.Model, target: Target) -> list[str]:
-    """Limit weights, in place, if releases that the target has, or may have, would compute wrong results with larger
-    ones.
+    """Limit weights, in place, if some releases of ONNX Runtime compute wrong results with larger ones. This applies
+    only to releases that the target has or may have.
 
     Returns:
         A line for each reason that applied.
@@ -475,7 +478,7 @@ def _opened(path: Path) -> tuple[ir.Model, list[str]]:
     if old < LOWEST:
         graph = raise_opset(graph, path)
         changes.append(f"opset {old} → {opset_of(graph)}")
-    write_shapes(graph)  # the shifts below need the integer types
+    write_shapes(graph)  # the type shifts below need to know the integer types
     name_nodes(graph)
     tidy(graph)
     remove_no_ops(graph)  # PyTorch uses Identity nodes to share scales
@@ -492,7 +495,9 @@ def _rewrite(
     weight_type: str | None,
     wanted: Callable[[ir.Node], bool],
 ) -> list[str]:
-    """Change format and types in place, and append to `changes`. Return what stayed unchanged, with the reasons."""
+    """Change the format and the types in place, and append each change to `changes`. Return the operators and tensors
+    that stayed unchanged, each with the reason.
+    """
     kept: list[str] = []
     keeps_integer_operators = format is None and before.format == "QOperator"
     needs_weights = activation_type == "int8" and weight_type is None

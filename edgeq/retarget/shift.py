@@ -1,8 +1,9 @@
-"""Convert int8 to uint8 and back, exactly: 128 more in every integer and in its zero point represents the same number.
+"""Convert int8 to uint8 and back, exactly. If 128 is added to every integer and to their zero point, they represent the
+same numbers.
 
 Integers that operators pass on unchanged (Reshape, MaxPool, Concat, Clip …) form a group, which is shifted as a whole.
-A group keeps its type if it reaches an input or output of the model, or an operator that may change the integers. A
-QuantizeLinear and a DequantizeLinear at its edge then convert, which is also exact.
+A group keeps its type if it reaches an input or output of the model, or an operator that may change the integers. Then
+a QuantizeLinear and a DequantizeLinear at the edge of the group convert the type, which is also exact.
 """
 
 from __future__ import annotations
@@ -32,24 +33,24 @@ from edgeq.model.products import integers
 from edgeq.model.quant_params import QuantParams
 
 INTEGERS: Mapping[str, ir.DataType] = {"uint8": ir.DataType.UINT8, "int8": ir.DataType.INT8}
-"""Types of activations and weights by the names that users give."""
+"""Types of activations and weights, keyed by the names that users write."""
 _KNOWN = (*INTEGERS.values(), ir.DataType.INT32)
 
 
 def type_name(dtype: ir.DataType) -> str:
-    """Return the name of a type as users write it: "uint8" for `UINT8`."""
+    """Return the name of a type in the form that users write: "uint8" for `UINT8`."""
     return dtype.name.lower()
 
 
 def params_of(node: ir.Node) -> QuantParams | None:
-    """Return the parameters of a Q or DQ node. Return None if they are not constant, or have neither 8 bits nor 32 (a
-    bias).
+    """Return the parameters of a Q or DQ node. Return None if they are not constant, or if the integers have neither 8
+    bits nor 32 bits (a bias).
     """
     return _known(quant_params.params_of(node), node, 2)
 
 
 def float32_params_of(node: ir.Node) -> QuantParams | None:
-    """Return `params_of` for a Q or DQ node of 8-bit integers and float32 numbers. Return None for other nodes."""
+    """Return `params_of` for a Q or DQ node with 8-bit integers and float32 numbers. Return None for other nodes."""
     params, scale = params_of(node), node.inputs[1]
     if params is None or params.dtype not in INTEGERS.values() or scale is None:
         return None
@@ -57,8 +58,8 @@ def float32_params_of(node: ir.Node) -> QuantParams | None:
 
 
 def params_at(node: ir.Node, scale: int, axis: int = 0) -> QuantParams | None:
-    """Return the parameters at an operator's inputs: the scale at index `scale`, and the zero point after it. Return
-    None as in `params_of`.
+    """Return the parameters at an operator's inputs: the scale is input number `scale`, and the zero point is the next
+    input. Return None in the same cases as `params_of`.
     """
     return _known(quant_params.params_at(node, scale, scale + 1, axis=axis), node, scale + 1)
 
@@ -68,20 +69,21 @@ def _known(params: QuantParams | None, node: ir.Node, zero_point: int) -> QuantP
     return params if params is not None and explicit and params.dtype in _KNOWN else None
 
 
-# Operators that look up rows or elements of a weight, their first input.
+# These operators look up rows or elements of a weight, which is their first input.
 _LOOKUPS = frozenset({"Gather", "GatherElements"})
-# Data-movement operators that also have constant inputs of the integers' type: index of the first such input.
+# These data-movement operators also have constant inputs of the same type as their data. The value is the index of the
+# first such input.
 _BOUNDS = {"Clip": 1, "Pad": 2}
 
 
 @dataclass
 class Group:
-    """Group integer tensors that must have one type.
+    """Group integer tensors that must have one common type.
 
     Attributes:
         values: the tensors.
-        dtypes: types of their Q and DQ nodes.
-        blocked: why the group cannot change its type; "" if it can.
+        dtypes: types of the Q and DQ nodes of the tensors.
+        blocked: the reason why the group cannot change its type; "" if it can.
     """
 
     values: list[ir.Value] = field(default_factory=list)
@@ -90,7 +92,7 @@ class Group:
 
 
 def is_weight(node: ir.Node) -> bool:
-    """Return whether a DequantizeLinear reads a constant, and every reader uses its output as a weight."""
+    """Return whether a DequantizeLinear reads a constant, and all readers of its output use that output as a weight."""
     uses = node.outputs[0].uses()
     return is_constant(node.inputs[0]) and bool(uses) and all(_is_weight_place(use.node, use.idx) for use in uses)
 
@@ -101,7 +103,7 @@ def _is_weight_place(node: ir.Node, place: int) -> bool:
 
 
 def shift_weights(model: ir.Model, dtype: ir.DataType) -> int:
-    """Change 8-bit weights to `dtype`, in place, and return how many were changed."""
+    """Change 8-bit weights to `dtype`, in place, and return the number of changed weights."""
     editor, count = Editor(model), 0
     for node in list(model.graph):
         params = params_of(node) if is_op(node, "DequantizeLinear") and is_weight(node) else None
@@ -114,7 +116,7 @@ def shift_weights(model: ir.Model, dtype: ir.DataType) -> int:
 
 
 def limit_weights(model: ir.Model, limit: int) -> int:
-    """Raise int8 weights below -`limit` to it, in place, and return how many there were."""
+    """Raise int8 weights that are below -`limit` to -`limit`, in place, and return their number."""
     count = 0
     for node in every_node(model):
         place = operator_of(node).weight
@@ -152,7 +154,7 @@ def shift_activations(model: ir.Model, dtype: ir.DataType) -> tuple[int, list[st
 
 
 def shifted(values: np.ndarray, dtype: ir.DataType) -> np.ndarray:
-    """Return 8-bit integers as the type `dtype`, with 128 added or subtracted if it is the other type."""
+    """Convert 8-bit integers to the type `dtype`. If they have the other type, add or subtract 128."""
     wanted = dtype.numpy()
     offset = 128 if dtype is ir.DataType.UINT8 else -128
     return values if values.dtype == wanted else (values.astype(np.int16) + offset).astype(wanted)
@@ -180,7 +182,7 @@ def _grown(seed: ir.Value, graph: ir.Graph) -> Group:
     group, waiting, seen = Group(), [seed], {id(seed)}
 
     def reach(values: Iterable[ir.Value | None]) -> None:
-        """Queue those of `values` that were not seen yet."""
+        """Queue each of `values` that has not been seen yet."""
         for value in values:
             if value is not None and id(value) not in seen:
                 seen.add(id(value))
@@ -195,7 +197,8 @@ def _grown(seed: ir.Value, graph: ir.Graph) -> Group:
         if maker is not None:
             _visit(maker, value, graph, group, reach)
         for node, place in value.uses():
-            # A bound or fill value is a constant of its operator, and is shifted together with the operator's group.
+            # A bound or fill value must be a constant of its operator, and is then shifted together with the operator's
+            # group.
             if node.op_type in _BOUNDS and place >= _BOUNDS[node.op_type]:
                 group.blocked = group.blocked or f"{node.op_type} {node.name} reads {value.name} as a bound"
                 continue
@@ -269,11 +272,11 @@ def _shift_bounds(node: ir.Node, dtype: ir.DataType, editor: Editor) -> None:
 
 
 def _change_over(group: Group, dtype: ir.DataType, editor: Editor) -> int:
-    """Put a pair of type `dtype` after each DQ and before each Q of a group that keeps its own type. Return the number
-    of pairs.
+    """Insert a Q/DQ pair of type `dtype` after each DQ and before each Q of a group that keeps its own type. Return the
+    number of pairs.
 
-    Put no pair before a Q if only bodies of control flow read its integers. They alone gain nothing from it, and ONNX
-    Runtime 1.32 crashes on Q, DQ and a Q that only bodies read.
+    If only bodies of control flow read the integers of a Q, insert no pair before it. The bodies would gain nothing,
+    and ONNX Runtime 1.32 crashes on a Q, a DQ and another Q that only bodies read.
     """
     count = 0
     for value in group.values:
@@ -297,7 +300,7 @@ def _change_over(group: Group, dtype: ir.DataType, editor: Editor) -> int:
 
 
 def pair_behind(output: ir.Value, params: QuantParams, editor: Editor) -> None:
-    """Put a QuantizeLinear and a DequantizeLinear between a tensor and its readers."""
+    """Insert a QuantizeLinear and a DequantizeLinear between a tensor and its readers."""
     uses, reading = list(output.uses()), readers(output)
     if uses:
         numbers = _pair(output, params, next(node for node in editor.graph if node in reading), editor)
@@ -306,7 +309,7 @@ def pair_behind(output: ir.Value, params: QuantParams, editor: Editor) -> None:
 
 
 def _pair(source: ir.Value, params: QuantParams, before: ir.Node, editor: Editor) -> ir.Value:
-    """Put a QuantizeLinear and a DequantizeLinear after `source`, and return the output of the latter."""
+    """Insert a QuantizeLinear and a DequantizeLinear after `source`, and return the output of the DequantizeLinear."""
     name = f"{source.name}/{type_name(params.dtype)}"
     integers = editor.quantize(source, params, name, before=before)
     return editor.dequantize(integers, params, f"{name}/float", before=before)

@@ -1,8 +1,8 @@
 """Describe the engines that execute a graph: ONNX Runtime's own CPU kernels, or its plug-ins.
 
-Each file of `targets/engines/*.toml` describes one. `edgeq_device.engines.EngineSpec` has what is needed to find and
-open an engine, because devices do the same. `Engine` adds what matters for building and choosing. Devices get the
-content of `engines.json`, next to that module.
+Each file of `targets/engines/*.toml` describes one engine. `edgeq_device.engines.EngineSpec` has the fields that are
+needed to find and open an engine, because devices do this too. `Engine` adds the fields that matter for building and
+choosing. Devices get the contents of `engines.json`, which is next to that module.
 """
 
 from __future__ import annotations
@@ -30,13 +30,14 @@ class Int8:
     """Describe how an engine handles quantized models.
 
     Attributes:
-        pairs: types of activations and weights for which it has integer kernels, such as "U8S8".
-        operators: types of operators that it runs on integers; empty if `backend` defines them.
-        backend: the backend whose int8 rules define them.
-        saturates_without: CPU features. Without any of them, its kernels add two products of U8S8 in 16 bits, which
-            saturates. Empty if another file describes this, or if the kernels are exact everywhere.
+        pairs: pairs of activation and weight types for which it has integer kernels, such as "U8S8".
+        operators: operator types that it runs on integers; empty if `backend` defines them.
+        backend: the backend whose int8 rules define the operators.
+        saturates_without: CPU features. If a CPU has none of them, the engine's kernels add two U8S8 products in 16
+            bits, which saturates. Empty if another file describes this, or if the kernels are exact everywhere.
         saturation: the file under targets/ that names the kernels that saturate.
-        remedy_cost: mitigations against saturation, fields of `Scheme`, each with its time relative to no mitigation.
+        remedy_cost: latency with each mitigation against saturation, relative to no mitigation. The keys are fields of
+            `Scheme`.
     """
 
     pairs: tuple[str, ...] = ()
@@ -49,7 +50,7 @@ class Int8:
 
 @dataclass(frozen=True)
 class IsaLevel:
-    """Describe a value that limits an engine to the instructions of CPUs with `features`."""
+    """Describe a setting that limits an engine to the instructions of CPUs with `features`."""
 
     value: str
     features: tuple[str, ...]
@@ -60,16 +61,16 @@ class IsaCap:
     """Describe how to keep an engine's process from using instructions that another CPU lacks.
 
     Attributes:
-        variable: variable of the process's environment; "" if the engine has none.
-        levels: its values, the lowest level first.
+        variable: environment variable that sets the limit; "" if the engine has none.
+        levels: values of the variable, lowest level first.
     """
 
     variable: str = ""
     levels: tuple[IsaLevel, ...] = ()
 
     def environment(self, features: frozenset[str]) -> dict[str, str]:
-        """Return the environment that limits the kernels to those of a CPU with `features`. It is empty if no level
-        fits.
+        """Return the environment variables that limit the kernels to the instructions of a CPU with `features`. The
+        result is empty if no level fits.
         """
         found = [level.value for level in self.levels if features.issuperset(level.features)]
         return {self.variable: found[-1]} if found else {}
@@ -80,14 +81,14 @@ class ExecutionGraph:
     """Describe how to read from onnxruntime's profile which layers an engine really executes.
 
     Attributes:
-        options: provider options that make the engine enter its layers there.
-        category: category of its events; "" if they have none.
-        operator, kernel: keys of an event's arguments that contain the layer's type and the name of its kernel.
-        merged: key of the argument that lists, separated by commas, the nodes from which a layer was made; "" if there
-            is no such key.
-        precisions: end of a kernel's name → what the kernel computes in, by the names of `precisions`, or "int8".
+        options: provider options that make the engine write its layers to the profile.
+        category: category of the engine's events; "" if they have none.
+        operator, kernel: argument keys of an event that contain the layer's type and the name of its kernel.
+        merged: argument key of the comma-separated list of nodes from which a layer was made; "" if there is no such
+            key.
+        precisions: the precision for each ending of a kernel's name, as a name in the engine's `precisions` or "int8".
         conversions: types of layers that only change types or layouts.
-        renamed: regular expression for the text that the engine adds to the name of a layer's node.
+        renamed: regular expression for the text that the engine adds to a node's name in the name of its layer.
     """
 
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -102,18 +103,18 @@ class ExecutionGraph:
 
 @dataclass(frozen=True, kw_only=True)
 class Engine(EngineSpec):
-    """Describe one engine, by the content of its file.
+    """Describe one engine by the content of its file.
 
     Attributes:
         title: name for people.
-        verified: what was executed of this engine, and where; "never run: ..." if nothing was.
+        verified: the parts of this engine that were executed, and where; "never run: ..." if none was.
         int8: how it handles quantized models.
         cap: how to limit its kernels to those of older CPUs.
         graph: how to see what it executes.
-        cache: provider options that make it keep compiled models in a folder, which they name as "{folder}"; empty if
-            it cannot.
+        cache: provider options that make it keep compiled models in a folder, which the options name as "{folder}";
+            empty if it cannot keep them.
         present_on: platforms on which every machine has hardware for it; for a CPU engine these are all of `platforms`.
-        boards: parts of the names of boards, as in their device trees, that have hardware for it.
+        boards: parts of board names, as in device trees. Boards with such a name have hardware for it.
         compute_capabilities: NVIDIA GPUs on which it runs, such as "8.6", or "12.0+" for 12.0 and all newer ones; empty
             if it needs no such GPU.
         why, source: the reason for a value and its source, by the value's key.
@@ -136,15 +137,15 @@ class Engine(EngineSpec):
 
     @property
     def threaded(self) -> bool:
-        """Return whether the number of its threads can be set."""
+        """Return whether the number of threads that it uses can be set."""
         return not self.module or _THREADS in str(self.options)
 
     def fast_precisions(self, features: frozenset[str]) -> tuple[str, ...]:
-        """Return the precisions for which a CPU with these features has instructions."""
+        """Return the precisions in which a CPU with these features can compute with its own instructions."""
         return tuple(n for n, p in self.precisions.items() if not p.fast_on or features.intersection(p.fast_on))
 
     def watched(self) -> Engine:
-        """Return the same engine with the options that make it enter its layers into a profile."""
+        """Return the same engine with the options that make it write its layers to a profile."""
         return replace(self, options=_merged(self.options, self.graph.options))
 
     def keeping(self, folder: Path) -> Engine:
@@ -152,14 +153,16 @@ class Engine(EngineSpec):
         return replace(self, options=_merged(self.options, _in_folder(self.cache, str(folder))))
 
     def saturates(self, pair: str, architecture: str, features: frozenset[str]) -> bool:
-        """Return whether its kernels for the types `pair` add two products in 16 bits on such a CPU."""
+        """Return whether the engine's kernels for the type pair `pair` add two products in 16 bits on a CPU with this
+        architecture and these features.
+        """
         without = self.int8.saturates_without
         there = any(platform.split()[1] == architecture for platform in self.platforms)
         return bool(without) and there and pair in self.int8.pairs and not features.intersection(without)
 
 
 def _merged(base: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `base` with the entries of `more`, merged table by table."""
+    """Return `base` with the entries of `more`. Nested tables are merged, not replaced."""
     tables = {key: _merged(base[key], value) for key, value in more.items() if isinstance(base.get(key), Mapping)}
     return {**base, **more, **tables}
 
@@ -174,14 +177,14 @@ def _in_folder(options: Mapping[str, Any], folder: str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class EngineChoice:
-    """Pair an engine with the precision of a model's float operators."""
+    """Describe a choice of an engine and of the precision of a model's float operators."""
 
     engine: Engine
     precision: str = FLOAT
 
     @property
     def name(self) -> str:
-        """Return the name as users write it: "openvino", "openvino:bf16"."""
+        """Return the name in the form that users write: "openvino" or "openvino:bf16"."""
         return self.engine.name if self.precision == FLOAT else f"{self.engine.name}:{self.precision}"
 
     def __record__(self) -> str:
@@ -190,7 +193,7 @@ class EngineChoice:
 
 @cache
 def load_engines(*folders: Path) -> Mapping[str, Engine]:
-    """Return every engine by name: the shipped ones and those of plug-ins, or those in `folders`.
+    """Return every engine by name: the engines of edgeq and of plug-ins, or the engines in `folders`.
 
     Raises:
         HardwareError: a file is malformed, or two files describe the same name.
@@ -206,7 +209,8 @@ def load_engines(*folders: Path) -> Mapping[str, Engine]:
 
 
 def described(spec: EngineSpec | None) -> Engine | None:
-    """Return the full description of a plug-in that settings or a bundle name, or None if `spec` is not a plug-in.
+    """Return the full description of the plug-in engine `spec`, or None if `spec` is not a plug-in. Settings and
+    bundles contain only an `EngineSpec`.
 
     Raises:
         HardwareError: no file describes it.
@@ -221,7 +225,7 @@ def described(spec: EngineSpec | None) -> Engine | None:
 
 
 def choose_engine(text: str) -> EngineChoice:
-    """Return the engine and precision of "NAME" or "NAME:PRECISION".
+    """Return the engine and precision that "NAME" or "NAME:PRECISION" selects.
 
     Raises:
         UsageError: there is no such engine or precision; suggests the nearest name.
@@ -238,7 +242,7 @@ def choose_engine(text: str) -> EngineChoice:
 
 
 def as_engine(given: EngineChoice | str) -> EngineChoice:
-    """Return the engine and precision of `given`, which may also be "NAME" or "NAME:PRECISION".
+    """Return the engine and precision of `given`, which may also be a text "NAME" or "NAME:PRECISION".
 
     Raises:
         UsageError: there is no such engine or precision, or `given` has another type.
@@ -251,12 +255,13 @@ def as_engine(given: EngineChoice | str) -> EngineChoice:
 
 
 def as_engines(given: EngineChoice | str | Sequence[EngineChoice | str]) -> tuple[EngineChoice, ...]:
-    """Return `as_engine` of each choice. A single choice counts as a sequence of one."""
+    """Apply `as_engine` to each choice and return the results. A single choice counts as a sequence of one."""
     return tuple(as_engine(choice) for choice in ((given,) if isinstance(given, (EngineChoice, str)) else given))
 
 
 def engine_for(backend: str, options: Mapping[str, str]) -> Engine:
-    """Return the engine that runs the artifacts of `backend`. The given provider options override its own.
+    """Return the engine that runs the artifacts of `backend`. The provider options in `options` override the engine's
+    own.
 
     Raises:
         HardwareError: there is no such engine.
@@ -290,11 +295,11 @@ def converter_of(engine: EngineSpec) -> Callable[[Path, Path, Mapping[str, Any]]
 
 
 def only_engine(backend: str) -> Engine | None:
-    """Return the plug-in engine that runs the artifacts of `backend`, and the float model, on any machine that has the
-    engine.
+    """Return the plug-in engine that runs both the artifacts of `backend` and the float model on any machine where it
+    is installed.
 
-    Return None if the artifacts run on onnxruntime's own kernels, or on hardware that may be missing here. Also return
-    None for an engine with files of its own format, because it also runs the artifacts of other backends.
+    Return None if the artifacts run on onnxruntime's own kernels, or on hardware that this machine may not have. Also
+    return None for an engine with its own file format, because it also runs the artifacts of other backends.
     """
     engines = (
         engine for engine in load_engines().values() if engine.module and _CPU in engine.devices and not engine.suffix
@@ -303,6 +308,6 @@ def only_engine(backend: str) -> Engine | None:
 
 
 def device_table(engines: Mapping[str, Engine]) -> str:
-    """Return the content of `edgeq_device/engines.json`: the descriptions of the engines for devices."""
+    """Return the content of `edgeq_device/engines.json`, which describes the engines to devices."""
     values: dict[str, Any] = {name: engine.to_dict() for name, engine in sorted(engines.items())}
     return json.dumps(values, indent=1) + "\n"

@@ -1,4 +1,4 @@
-"""Open ONNX Runtime sessions: settings as a value, sessions opened with them, failures as edgeq errors."""
+"""Open ONNX Runtime sessions with the settings in a `SessionSettings`, and turn failures into edgeq errors."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ class SessionSettings:
         config: session configuration entries ("session.x64quantprecision" → "1"), which override `BRIEF_SPIN`.
         intra_op_threads: threads inside an operator; 0 lets ONNX Runtime use all cores.
         optimization: graph optimisation level.
-        save_optimized_to: path for ONNX Runtime's optimised graph, if wanted.
-        profile_prefix: path prefix of ONNX Runtime's own profile, if wanted.
-        engine: the engine that executes the graph; None uses `providers`. Records contain only its name.
+        save_optimized_to: path to which ONNX Runtime writes its optimised graph; None writes none.
+        profile_prefix: path prefix of ONNX Runtime's own profile; None writes no profile.
+        engine: the engine that executes the graph; None uses `providers`. Records contain only the engine's name.
         precision: precision of the model's float operators in the engine.
     """
 
@@ -65,12 +65,16 @@ class SessionSettings:
 
 
 def float_settings(backend: str, threads: int = 0) -> SessionSettings:
-    """Return the settings for the float model that is compared with the artifacts of `backend`."""
+    """Return the settings for running the float model that is compared with the artifacts of `backend`."""
     return SessionSettings(intra_op_threads=threads, engine=only_engine(backend))
 
 
 def onnxruntime() -> Any:
-    """Return the onnxruntime module. Raise a clear error if neither of its two packages is installed."""
+    """Return the onnxruntime module.
+
+    Raises:
+        RuntimeUnavailableError: neither of the two packages that contain it is installed.
+    """
     try:
         import onnxruntime as module
     except ImportError as error:
@@ -88,18 +92,18 @@ def open_session(
     options: Any = None,
     weights: Mapping[str, NDArray[Any]] = MappingProxyType({}),
 ) -> Any:
-    """Open an `onnxruntime.InferenceSession` for a file (external data allowed) or serialized bytes.
+    """Open an `onnxruntime.InferenceSession` for a file, which may have external data, or for serialized bytes.
 
     Session options from the model's metadata are set, unless `settings` override them.
 
     Args:
-        options: a caller's own `SessionOptions`; then only the providers of `settings` count.
-        weights: name → values of the initializers that `model` declares as external data without a file.
+        options: a caller's own `SessionOptions`; if given, only the providers of `settings` are used.
+        weights: values by name, for the initializers that `model` declares as external data without a file.
 
     Raises:
         RuntimeUnavailableError: onnxruntime is missing, or refuses the model or the settings.
-        BundleError: the model carries session options that it may not set.
-        UsageError: an impossible number of threads.
+        BundleError: the model's metadata contain session options that a model may not set.
+        UsageError: the number of threads is impossible.
         OSError: there is no space for the optimised graph.
     """
     settings = settings or SessionSettings()
@@ -152,7 +156,7 @@ def with_carried(model: Path | bytes, settings: SessionSettings) -> SessionSetti
 
 
 def in_own_engine(model: Path, settings: SessionSettings) -> SessionSettings:
-    """Return `settings`. If the file has an engine's own format, set that engine.
+    """Return `settings`. If the model file has the format of an engine, set that engine in the result.
 
     Raises:
         UsageError: the settings name another engine.
@@ -169,7 +173,7 @@ def in_own_engine(model: Path, settings: SessionSettings) -> SessionSettings:
 
 
 def given_options(texts: Iterable[str]) -> dict[str, str]:
-    """Return session options by name, parsed from texts of the form "KEY=VALUE".
+    """Parse texts of the form "KEY=VALUE" and return them as session options by name.
 
     Raises:
         UsageError: the value is missing, or edgeq's table of options does not contain the option or the value.
@@ -203,7 +207,9 @@ def _options(ort: Any, settings: SessionSettings) -> Any:
 
 
 def _check_space(model: Path | bytes, more: int, written: Path | None) -> None:
-    """Raise OSError if the disk is full. onnxruntime would report a graph that it could not write as invalid."""
+    """Raise OSError if the disk is full. Otherwise, onnxruntime would report an invalid graph when it could not write
+    the graph.
+    """
     if written is None or not written.parent.is_dir():
         return
     size = len(model) if isinstance(model, bytes) else model.stat().st_size if model.is_file() else 0
@@ -222,21 +228,21 @@ def _is_utf8(path: str) -> bool:
 Array = NDArray[Any]
 
 REQUEST_S = 3600.0
-"""Seconds after which a program that has not answered is ended. An emulated inference can take minutes."""
+"""Seconds that a program has to answer before it is ended. An emulated inference can take minutes."""
 _EXIT_S = 60.0
 
 
 @dataclass(frozen=True)
 class Command:
-    """Describe how to start a Python that runs other kernels, such as those of another CPU.
+    """Describe how to start a Python process that runs other kernels, such as those of another CPU.
 
     Attributes:
         interpreter: the command line up to the script.
         arguments: the arguments after the script.
         environment: environment of the process.
-        folders: where Python looks for modules first. It runs isolated, so PYTHONPATH has no effect.
-        compiled: folder that keeps compiled modules between starts. With None, Python writes none, and reads only those
-            next to the modules.
+        folders: folders in which Python looks for modules first. Python runs isolated, so PYTHONPATH has no effect.
+        compiled: folder that keeps compiled modules between starts. If it is None, Python writes no compiled modules
+            and reads only those next to the source files.
     """
 
     interpreter: tuple[str, ...]
@@ -247,18 +253,18 @@ class Command:
 
     @property
     def python(self) -> tuple[str, ...]:
-        """Return the interpreter with its own options, up to the script."""
+        """Return the interpreter and its own options, which is the command line up to the script."""
         kept = ("-X", f"pycache_prefix={self.compiled}") if self.compiled is not None else ("-B",)
         return (*self.interpreter, "-I", *kept)
 
 
 class Guest(edgeq_device.serve.Guest):
-    """Control a running guest program. `start_guest` makes it."""
+    """Control a running guest program. `start_guest` makes this object."""
 
     def exchange(
         self, request: Mapping[str, Any], arrays: Mapping[str, Array] | None = None
     ) -> tuple[dict[str, Any], dict[str, Array]]:
-        """Send a request and return the answer, as on a device, but with edgeq's errors."""
+        """Send a request to the guest and return its answer. Failures raise edgeq's errors."""
         with device_errors():
             return super().exchange(request, arrays)
 
@@ -270,8 +276,8 @@ class Guest(edgeq_device.serve.Guest):
     def features(self, masked: Sequence[str] = (), *, runtime: bool = True) -> dict[str, Any]:
         """Return the guest's report: "architecture", "features", "python" and "numpy".
 
-        With `runtime`, it also has "onnxruntime" and "trapped", the number of CPUID instructions whose result a mask
-        replaced.
+        With `runtime`, the report also has "onnxruntime" and "trapped". "trapped" is the number of CPUID instructions
+        whose result a mask replaced.
         """
         return self.exchange({"do": "features", "masked": list(masked), "runtime": runtime})[0]
 
@@ -281,7 +287,7 @@ class Guest(edgeq_device.serve.Guest):
 
 
 def open_request(model: str, settings: SessionSettings, name: str = "model") -> dict[str, Any]:
-    """Return the request to open the model at a path in the guest."""
+    """Return the request that opens the model at the path `model` in the guest."""
     plugin = settings.engine
     return {
         "name": name,
@@ -308,8 +314,8 @@ def start_guest(
 
     Args:
         title: name of the program in messages.
-        request_s: seconds to wait for an answer; after that the program is ended.
-        failure: type of the errors of the guest and of the runtime in it.
+        request_s: seconds to wait for an answer before the program is ended.
+        failure: type of the errors that the guest or the runtime in it causes.
 
     Raises:
         RuntimeUnavailableError: the program cannot be started.
@@ -327,12 +333,12 @@ def start_guest(
 
 
 def guest_environment(base: Mapping[str, str]) -> dict[str, str]:
-    """Return `base` with the settings that programs in the guest need."""
+    """Return the environment `base` with the settings that programs in the guest need."""
     return {**base, "ORT_DISABLE_TELEMETRY": "1", "TMPDIR": tempfile.gettempdir()}
 
 
 class EngineFiles:
-    """Convert model files to an engine's own format when they are opened. Each file is converted once.
+    """Convert model files to an engine's own format when the engine opens them. Each file is converted only once.
 
     Args:
         folder: a private folder for the converted files.
@@ -343,7 +349,8 @@ class EngineFiles:
         self._made: dict[tuple[str, Path, tuple[int, int]], Path] = {}
 
     def file(self, model: Path, engine: EngineSpec | None) -> Path:
-        """Return the file of `model` for `engine`, which is `model` itself if it already has the engine's format.
+        """Return the file to open for `model` in `engine`. It is `model` itself if that has the engine's format
+        already.
 
         Raises:
             EdgeqError: the backend of the engine cannot convert it.
@@ -360,22 +367,22 @@ class EngineFiles:
 
 
 ANSWER_S = 600.0
-"""Seconds after which an engine that has not answered counts as hung. Compiling a large model takes a minute or two."""
+"""Seconds that an engine has to answer before it counts as hung. Compiling a large model takes a minute or two."""
 _KEPT_BYTES = 2**26
-"""Size of the largest model file whose compiled form is kept. Those of larger files would fill the disk."""
+"""Size of the largest model file whose compiled form is kept. Compiled forms of larger files would fill the disk."""
 
 
 @contextmanager
 def start_engine(
     engine: EngineSpec, *, environment: Mapping[str, str] | None = None, answer_s: float = ANSWER_S
 ) -> Iterator[Guest]:
-    """Start a process for `engine`. Open models in it with `Guest.open`, with settings that name the engine.
+    """Start a process for `engine`. To open a model in it, call `Guest.open` with settings that name the engine.
 
     Args:
         environment: variables to set in addition to those of this process.
 
     Raises:
-        EngineError: the process cannot be started; the guest raises it too.
+        EngineError: the process cannot be started. The guest's methods also raise this error.
         RuntimeUnavailableError: the engine is not installed, or too old.
     """
     with device_errors():
@@ -397,7 +404,7 @@ class Engines:
     The first session of an engine starts its process. All processes end after the `with` block.
 
     Args:
-        keep: whether to keep an engine's compiled models for the next session of the same file.
+        keep: whether to keep an engine's compiled models and reuse them in the next session of the same file.
     """
 
     def __init__(self, *, keep: bool = False) -> None:
@@ -408,7 +415,7 @@ class Engines:
         self._files: EngineFiles | None = None
 
     def file(self, model: Path, engine: EngineSpec | None) -> Path:
-        """Return `EngineFiles.file`. The file exists until the block ends."""
+        """Return the same path as `EngineFiles.file`. The file exists until the `with` block ends."""
         if self._files is None:
             folder = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="edgeq-converted-"))
             self._files = EngineFiles(Path(folder))
@@ -430,8 +437,8 @@ class Engines:
         return self._guest(engine).open(model, with_carried(model, settings))
 
     def assigned_nodes(self, engine: EngineSpec, model: Path) -> tuple[tuple[str, ...], ...]:
-        """Return the names of the nodes of `model` that a plug-in accepts, one tuple for each graph that it makes of
-        them.
+        """Return the names of the nodes of `model` that a plug-in accepts, one tuple for each graph that the plug-in
+        makes.
 
         Raises:
             RuntimeUnavailableError, EngineError: see `open`.
@@ -455,7 +462,7 @@ class Engines:
         return self._running[engine.name]
 
     def ended(self) -> tuple[str, ...]:
-        """Return the names of the engines whose process ended unexpectedly. `open` starts a new one."""
+        """Return the names of the engines whose process ended unexpectedly. For these, `open` starts a new process."""
         return tuple(name for name, guest in self._running.items() if guest.ended)
 
     def __enter__(self) -> Self:

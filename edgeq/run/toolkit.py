@@ -1,8 +1,8 @@
-"""Find, install and run a vendor's toolkit: a compiler in an environment of its own.
+"""Find, install and run a vendor's toolkit, which is a compiler in its own environment.
 
-A toolkit needs other releases of Python and its packages than edgeq, and has its vendor's terms. So edgeq does not
-depend on it, and no wheel and no bundle contains it. Each job runs in its own process, in an empty folder, with a time
-limit. Its stdout and stderr are kept.
+A toolkit needs other releases of Python and of its packages than edgeq, and it has its vendor's terms of use. So edgeq
+does not depend on it, and no wheel or bundle contains it. Each job runs in its own process, in an empty folder, with a
+time limit. edgeq keeps the job's stdout and stderr.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from edgeq.util.outputs import is_full
 from edgeq.util.registry import user_folder
 
 SECONDS = "EDGEQ_TOOLKIT_SECONDS"
-"""Environment variable that sets another time limit for a job, in seconds."""
+"""Environment variable that overrides the time limit of a job, in seconds."""
 _PROBE_S = 60.0
 _LAST = 300
 _POLL_S = 0.002
@@ -40,16 +40,16 @@ class Toolkit:
     Attributes:
         name: the name that users write.
         title: name for people.
-        package: the distribution whose version counts.
+        package: the distribution whose version is the toolkit's version.
         version: the only release that edgeq was tested with.
         pythons: releases of Python that it supports, such as "3.11".
         platforms: platforms that it supports, such as "linux x86_64".
         packages: packages that pip installs first, with their dependencies.
         alone: packages that pip installs without their dependencies.
-        megabytes: disk space of the environment.
-        terms: the terms of use, one sentence.
+        megabytes: disk space of the environment, in megabytes.
+        terms: one sentence on the terms of use.
         variable: environment variable that names a Python that has the toolkit.
-        seconds: the time limit of a job.
+        seconds: time limit of a job, in seconds.
         why, source: reasons for the values, and their sources.
     """
 
@@ -70,12 +70,12 @@ class Toolkit:
 
     @property
     def needs(self) -> str:
-        """Return the toolkit's package and version."""
+        """Return the toolkit's package and version as one text."""
         return f"{self.package} {self.version}"
 
     @property
     def folder(self) -> Path:
-        """Return the path of its environment, in the user's cache.
+        """Return the path of the toolkit's environment, which is in the user's cache.
 
         Raises:
             RuntimeUnavailableError: the user has no home folder.
@@ -86,14 +86,14 @@ class Toolkit:
         return cache / "toolkits" / f"{self.name}-{self.version}"
 
     def plan(self) -> str:
-        """Return one sentence that describes what an installation adds."""
+        """Return one sentence that describes what an installation would add to the machine."""
         names = ", ".join((*self.packages, *self.alone))
         return f"installs {names} into {self.folder}, about {self.megabytes} MB; {self.terms}"
 
 
 @dataclass(frozen=True)
 class Ran:
-    """Describe a job that has ended: its exit status, negative for a signal, and its stdout and stderr."""
+    """Describe an ended job: its exit status (negative for a signal), its stdout and its stderr."""
 
     code: int
     out: str
@@ -101,7 +101,7 @@ class Ran:
 
     @property
     def ending(self) -> str:
-        """Return how the job ended, in a few words."""
+        """Return a few words that describe how the job ended."""
         if self.code >= 0:
             return f"ends with status {self.code}"
         with suppress(ValueError):
@@ -110,7 +110,7 @@ class Ran:
 
 
 def find_python(toolkit: Toolkit) -> Path:
-    """Return the Python that has the toolkit.
+    """Return the path of a Python that has the toolkit.
 
     Raises:
         RuntimeUnavailableError: there is no such Python, or it has another release of the toolkit.
@@ -131,7 +131,7 @@ def find_python(toolkit: Toolkit) -> Path:
 
 
 def state_of(toolkit: Toolkit) -> str:
-    """Return the path of the toolkit's Python, or why there is none."""
+    """Return the path of the toolkit's Python, or the reason why there is none."""
     try:
         return f"{toolkit.needs}: {find_python(toolkit)}"
     except RuntimeUnavailableError as error:
@@ -139,7 +139,7 @@ def state_of(toolkit: Toolkit) -> str:
 
 
 def _version(python: Path, toolkit: Toolkit) -> str:
-    """Return the release of the toolkit in a Python, or "" if it has none."""
+    """Return the release of the toolkit that a Python has, or "" if it has none."""
     code = f"from importlib.metadata import version; print(version({toolkit.package!r}))"
     try:
         done = subprocess.run(
@@ -151,10 +151,10 @@ def _version(python: Path, toolkit: Toolkit) -> str:
 
 
 def find_base(toolkit: Toolkit) -> Path:
-    """Return a Python of a release that the toolkit supports.
+    """Return a Python whose release the toolkit supports.
 
     Raises:
-        RuntimeUnavailableError: this machine has no such Python, or the toolkit does not support it.
+        RuntimeUnavailableError: this machine has no such Python, or the toolkit does not support the machine.
     """
     if _here() not in toolkit.platforms:
         raise RuntimeUnavailableError(
@@ -173,11 +173,12 @@ def find_base(toolkit: Toolkit) -> Path:
 
 
 def install(toolkit: Toolkit, *, progress: Progress = SILENT) -> Path:
-    """Make the environment of a toolkit with pip, and return its Python. An unfinished environment is removed.
+    """Make the environment of a toolkit with pip, and return its Python. If this fails, remove the unfinished
+    environment.
 
     Raises:
         RuntimeUnavailableError: there is no suitable Python, or pip fails.
-        OutputError: it is already installed, or the disk is full.
+        OutputError: the toolkit is already installed, or the disk is full.
     """
     base, folder = find_base(toolkit), toolkit.folder
     python = folder / "bin" / "python"
@@ -215,11 +216,11 @@ def _succeed(command: Sequence[str], toolkit: Toolkit) -> None:
 
 
 class Job:
-    """Run a script with the toolkit's Python in an empty folder, until the `with` block ends or the time limit is
-    reached.
+    """Run a script with the toolkit's Python until the `with` block ends or the time limit is reached.
 
     Args:
-        folder: an empty folder. It is also the process's home and the place for its temporary files.
+        folder: an empty folder in which the script runs. It is also the process's home folder and contains its
+            temporary files.
 
     Raises:
         RuntimeUnavailableError: the toolkit is not installed.
@@ -248,8 +249,7 @@ class Job:
         self._kill()
 
     def ask(self, line: str, answer: Path) -> bool:
-        """Write a line to the script's input, and wait for the file with its answer. Return False if the script ends
-        first.
+        """Write a line to the script's input, and wait for the file `answer`. Return False if the script ends first.
 
         Raises:
             EngineError: no answer comes in time.
@@ -271,7 +271,7 @@ class Job:
         """Close the script's input and wait until the script ends.
 
         Raises:
-            EngineError: it does not end in time.
+            EngineError: the script does not end in time.
             OutputError: the disk is full.
         """
         assert self._process.stdin is not None

@@ -1,4 +1,4 @@
-"""Show results in one line or as tables, and progress on stderr."""
+"""Show results as one line or as tables, and show progress on stderr."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from edgeq.util.registry import RENDERERS, Registry
 _LINE, _TEXT, _SENTENCE, _FEW = 390, 40, 160, 3
 
 REGISTRY: Registry[Callable[[Mapping[str, Any]], str]] = Registry(RENDERERS, callable, "function")
-"""Draw a result for notebooks. `edgeq.report` registers them, because it is in a higher layer than most results."""
+"""Functions that draw a result in notebooks. `edgeq.report` registers them, as it is in a higher layer than results."""
 
 
 class Displayed:
-    """Give a dataclass a `repr` of one line of at most 390 characters, whatever its content."""
+    """Give a dataclass a one-line `repr` of at most 390 characters, whatever it contains."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -27,7 +27,7 @@ class Displayed:
             cls.__repr__ = Displayed.__repr__  # type: ignore[method-assign]  # @dataclass keeps what is there
 
     def __brief__(self) -> Mapping[str, Any]:
-        """Return the values that the line shows: all fields, unless a class overrides this. Omit empty values."""
+        """Return the values that the line shows. By default these are all fields. Empty values are omitted."""
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}  # type: ignore[arg-type]
 
     def __repr__(self) -> str:
@@ -39,10 +39,12 @@ class Displayed:
 
 
 class Page(Displayed):
-    """Draw a result in notebooks in the same way as the report."""
+    """Draw a result in notebooks the way the report draws it."""
 
     def __page__(self) -> Mapping[str, Any]:
-        """Return a record as in docs/report.md, plus "tables": a caption, heads and rows of text for each table."""
+        """Return the record that docs/report.md describes, plus "tables": for each table, a caption, column heads and
+        rows of text.
+        """
         raise NotImplementedError
 
     def _repr_html_(self) -> str:
@@ -63,12 +65,14 @@ _ARGUMENTS = {
     "update": "update=True",
     "with-float": "with_float=True",
 }
-"""Options whose Python argument is not simply their name with underscores."""
+"""Options whose Python argument is not just the option's name with underscores."""
 _OPTION = re.compile(r"(?<![\w-])--([a-z][a-z0-9]*(?:-[a-z0-9]+)*)")
 
 
 def in_python(text: str) -> str:
-    """Return a message with arguments of Python functions in place of options. Commands in backticks stay unchanged."""
+    """Return a message in which arguments of Python functions replace command-line options. Commands in backticks stay
+    unchanged.
+    """
 
     def argument(option: re.Match[str]) -> str:
         name = option[1]
@@ -79,7 +83,7 @@ def in_python(text: str) -> str:
 
 
 def _in_python_words(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a page's record with `in_python` applied to its sentences."""
+    """Return a page's record after applying `in_python` to its sentences."""
     found = dict(record)
     for key, value in record.items():
         if isinstance(value, Mapping):
@@ -99,7 +103,8 @@ def _brief(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.4g}"
     if isinstance(value, str | PurePath):
-        text = str(value).replace("\u202f", " ")  # between a number and its unit; repr would show its escape code
+        # Numbers and their units have a narrow space between them. repr would show the escape code of that space.
+        text = str(value).replace("\u202f", " ")
         return repr(_cut(in_python(text), _SENTENCE if ". " in text or text.endswith(".") else _TEXT))
     if hasattr(value, "dtype") and hasattr(value, "shape"):
         return f"{value.dtype}{list(value.shape)}"
@@ -122,7 +127,7 @@ def _plain(value: Any) -> bool:
 
 
 def _cut(text: str, most: int = _TEXT) -> str:
-    """Leave out the middle of a text, because names and paths differ at their ends."""
+    """Shorten a long text by leaving out its middle, because names and paths usually differ at their ends."""
     half = most // 2
     return text if len(text) <= most else f"{text[:half]}…{text[-half:]}"
 
@@ -131,17 +136,19 @@ Advance = Callable[[int], None]
 
 
 class Progress(Protocol):
-    """Receive the progress of a job: its stages, and notes."""
+    """Receive a job's progress as stages and notes."""
 
     def stage(self, title: str, total: int | None = None) -> AbstractContextManager[Advance]:
-        """Open a stage of `total` steps (None: unknown). Call its value with the number of steps just completed."""
+        """Open a stage of `total` steps, or of an unknown number if `total` is None. After each advance, call the
+        yielded function with the number of steps just completed.
+        """
 
     def note(self, text: str) -> None:
-        """Show one line that matters now: a decision, a fallback, a warning."""
+        """Show one line that the user should see now: a decision, a fallback or a warning."""
 
 
 class Silent:
-    """Ignore progress, for callers that do not want any."""
+    """Ignore progress, for callers that do not want to show any."""
 
     @contextmanager
     def stage(self, title: str, total: int | None = None) -> Iterator[Advance]:
@@ -158,7 +165,7 @@ OTHER = "everything else"
 
 
 class Stopwatch:
-    """Pass progress on to another display, and record the time of each stage."""
+    """Pass progress on to another display, and measure the time of each stage."""
 
     def __init__(self, shown: Progress) -> None:
         self._shown, self._start = shown, perf_counter()
@@ -166,7 +173,7 @@ class Stopwatch:
 
     @contextmanager
     def stage(self, title: str, total: int | None = None) -> Iterator[Advance]:
-        """Open a stage; see `Progress.stage`. The times of stages with the same title add up."""
+        """Open a stage; see `Progress.stage`. If several stages have the same title, their times are added."""
         start = perf_counter()
         try:
             with self._shown.stage(title, total) as advance:
@@ -179,6 +186,6 @@ class Stopwatch:
         self._shown.note(text)
 
     def seconds(self) -> dict[str, float]:
-        """Return the seconds of each stage so far, in order, and of the time outside all stages."""
+        """Return the seconds spent so far in each stage, in order, and outside all stages."""
         rest = perf_counter() - self._start - sum(self._stages.values())
         return {title: round(taken, 3) for title, taken in (*self._stages.items(), (OTHER, max(0.0, rest)))}

@@ -1,4 +1,4 @@
-"""Format numbers for people: few digits, a unit, a true minus sign; shares and their differences in percent.
+"""Format numbers for people: few digits, a unit, and a true minus sign. Shares and their differences are in percent.
 
 `parse_share` reads a share that a user typed.
 """
@@ -32,7 +32,7 @@ def fixed(value: float, decimals: int) -> str:
 
 
 def milliseconds(value: float) -> str:
-    """Return a latency, in microseconds, milliseconds or seconds."""
+    """Return a latency as text, in microseconds, milliseconds or seconds."""
     if abs(value) >= 1000:
         return f"{significant(value / 1000)}{_THIN}s"
     if abs(value) < 0.1:
@@ -41,18 +41,18 @@ def milliseconds(value: float) -> str:
 
 
 def size(value: float) -> str:
-    """Return a number of bytes, in decimal units."""
+    """Return a number of bytes as text, in decimal units."""
     return _scaled(value, ("B", "kB", "MB", "GB"))
 
 
 def count(value: float) -> str:
-    """Return a count of operations in thousands, millions and so on."""
+    """Return a number of operations as text, in thousands, millions and so on."""
     return _scaled(value, ("", "k", "M", "G", "T"))
 
 
 def _scaled(value: float, units: Sequence[str]) -> str:
-    """Return `value` in the unit that leaves at most three digits before the point. Each unit is 1000 times the one
-    before.
+    """Return `value` in the unit that leaves at most three digits before the point. Each unit is 1000 times the
+    previous one.
     """
     for unit in units:
         if abs(value) < 999.5 or unit == units[-1]:
@@ -62,7 +62,7 @@ def _scaled(value: float, units: Sequence[str]) -> str:
 
 
 def share(value: float, decimals: int = 1) -> str:
-    """Return a fraction in percent. A share below 1 is never rounded to 100 %, and a share above 0 never to 0 %."""
+    """Return a fraction in percent. A fraction below 1 is never shown as 100 %, and a fraction above 0 never as 0 %."""
     percent = 100 * value
     shown = f"{percent:.{decimals}f}"
     step = 10.0**-decimals
@@ -74,7 +74,7 @@ def share(value: float, decimals: int = 1) -> str:
 
 
 def signed(value: float, decimals: int) -> str:
-    """Return a number with a plus sign if it is positive."""
+    """Return a number as text, with a plus sign if it is positive."""
     shown = fixed(value, decimals)
     return f"+{shown}" if value > 0 and float(shown.replace(_MINUS, "-")) else shown
 
@@ -90,22 +90,22 @@ def decibels(value: float) -> str:
 
 
 def metric(name: str, value: float) -> str:
-    """Return the value of an accuracy metric: in percent if it is a share of samples, else with four digits."""
+    """Return the value of an accuracy metric as text: in percent if it is a share of samples, else with four digits."""
     return share(value, 2) if is_share(name) and 0 <= value <= 1 else significant(value, 4)
 
 
 def difference(name: str, value: float) -> str:
-    """Return a difference of two values of a metric, in percentage points if the metric is in percent."""
+    """Return the difference between two values of a metric, in percentage points if the metric is in percent."""
     return f"{signed(100 * value, 2)}{_THIN}pt" if is_share(name) else signed(value, 4)
 
 
 def metric_name(name: str) -> str:
-    """Return a metric's name as people write it."""
+    """Return a metric's name the way people write it."""
     return {"top1": "top-1", "top5": "top-5", "auc": "AUC"}.get(name, name)
 
 
 def is_share(name: str) -> bool:
-    """Return whether a metric is a fraction that people state in percent."""
+    """Return whether a metric is a fraction that is usually stated in percent."""
     return name.casefold().startswith(("top", "map", "ar1", "accuracy"))
 
 
@@ -114,7 +114,7 @@ def _signed(shown: str) -> str:
 
 
 def parse_share(option: str, text: str | float | None) -> float | None:
-    """Return a fraction from "0.01", "1%" or "1pt". A number is returned as it is.
+    """Return the fraction that "0.01", "1%" or "1pt" stands for. A number is returned unchanged.
 
     Raises:
         UsageError: the text is not a number, or not between 0 and 1.

@@ -1,8 +1,8 @@
 """Write outputs that appear complete or not at all, and replace only files that edgeq wrote.
 
-An output is written next to its destination and then renamed to it. Each kind of folder that edgeq writes has an
-`Ownership`. Before edgeq replaces a folder, it checks every file in it. A file that it does not recognise is named and
-kept. Folders without a format of their own contain a marker.
+An output is first written next to its destination, and then moved there. Each kind of folder that edgeq writes has an
+`Ownership`. Before edgeq replaces a folder, it checks every file in it. If it does not recognise a file, it names the
+file and keeps it. Folders that have no format of their own contain a marker.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from edgeq.util import placement
 from edgeq.util.placement import NEW, alone_in
 
 MARKER = ".edgeq"
-"""The file in a folder that names the kind of folder. It is written before anything else."""
+"""The file that names the kind of its folder. It is written before anything else."""
 SCHEMA = 1
 _MOST_BYTES = 1 << 24
 
@@ -43,10 +43,10 @@ class Ownership:
     """Describe how to recognise one kind of folder.
 
     Attributes:
-        title: its name in messages, without an article: "bundle".
-        judge: function that reads a folder and returns the judge of its files, or None if the folder is not of this
+        title: name of the kind in messages, without an article: "bundle".
+        judge: function that reads a folder and returns a `Judge` for its files, or None if the folder is not of this
             kind. It raises only OSError.
-        opaque: names of folders in it that are judged as a whole.
+        opaque: names of its subfolders that are judged as a whole.
     """
 
     title: str
@@ -54,8 +54,8 @@ class Ownership:
     opaque: frozenset[str] = frozenset()
 
     def check(self, folder: Path) -> None:
-        """Refuse a folder that contains anything that edgeq did not write as this kind. A missing or empty folder is
-        fine.
+        """Refuse a folder that contains something other than what edgeq writes into this kind of folder. A missing or
+        empty folder is fine.
 
         Raises:
             OutputError: `folder` is a link or a file, or contains the working directory or a file that edgeq did not
@@ -92,7 +92,7 @@ class Ownership:
             )
 
     def remove(self, folder: Path) -> str | None:
-        """Remove the files in `folder` that edgeq wrote, and the folder itself if it is then empty.
+        """Remove the files in `folder` that edgeq wrote, and then the folder itself if it is empty.
 
         Returns:
             The name of a file that was kept because edgeq did not write it, or None if there is no such file.
@@ -102,7 +102,7 @@ class Ownership:
         judge = self.judge(folder)
         if judge is None:
             return next((name for name, _ in content(folder)), None)
-        # Judge all files before removing any, because the judgement of one file may need another.
+        # Judge all files before removing any, because `judge` may need other files to judge one.
         found = [(name, plain and judge(name)) for name, plain in content(folder, self.opaque)]
         for name in (name for name, ours in found if ours and not name.endswith("/")):
             (folder / name).unlink(missing_ok=True)
@@ -113,10 +113,11 @@ class Ownership:
 
 
 def content(folder: Path, opaque: Collection[str] = ()) -> Iterator[tuple[str, bool]]:
-    """Yield the relative POSIX path of each file under `folder`, and whether it is a regular file. Follow no link.
+    """Yield the relative POSIX path of each file under `folder`, and whether it is a regular file. Links are not
+    followed.
 
-    The paths are sorted, with the files of a folder before its subfolders. The path of an empty folder, or of a folder
-    in `opaque`, ends with a slash.
+    The paths are sorted, and the files of a folder come before its subfolders. For an empty folder or a folder in
+    `opaque`, one path that ends with a slash is yielded.
     """
     with os.scandir(folder) as entries:
         listed = sorted(entries, key=lambda entry: entry.name)
@@ -140,7 +141,7 @@ def write_marker(folder: Path, kind: str, files: Mapping[str, str] | None = None
 
     Args:
         kind: kind of folder.
-        files: relative path → sha256 of all files that edgeq wrote in it, if known.
+        files: sha256 of each file that edgeq wrote in the folder, by relative path, if known.
     """
     marker = {"kind": kind, "schema": SCHEMA, "edgeq": __version__, **({} if files is None else {"files": dict(files)})}
     place = folder / MARKER
@@ -152,13 +153,17 @@ def write_marker(folder: Path, kind: str, files: Mapping[str, str] | None = None
 
 
 def read_marker(folder: Path, kind: str) -> Mapping[str, Any] | None:
-    """Return the marker in `folder`. Return None if there is no marker, or one of another kind or schema."""
+    """Return the contents of the marker in `folder`. Return None if there is no marker, or if its kind or schema
+    differs.
+    """
     marker = read_object(folder / MARKER)
     return marker if marker is not None and (marker.get("kind"), marker.get("schema")) == (kind, SCHEMA) else None
 
 
 def is_marker(folder: Path, kind: str) -> bool:
-    """Return whether the marker in `folder` is of this kind. An empty one counts: a run was killed writing it."""
+    """Return whether `folder` has a marker of this kind. An empty marker counts, because a run may be killed while
+    writing it.
+    """
     place = folder / MARKER
     return is_plain(place) and (not place.stat().st_size or read_marker(folder, kind) is not None)
 
@@ -185,23 +190,23 @@ def as_listed(folder: Path, files: Mapping[str, str], name: str) -> bool:
 
 
 def sha256(path: Path) -> str:
-    """Return the hash of a file's content in lower-case hex.
+    """Return the SHA-256 hash of a file's content in lower-case hex.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: the file cannot be read.
     """
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def shown(name: str | Path) -> str:
-    """Return a name as one line of plain text."""
+    """Return a file name or path as one line of plain text."""
     text = str(name)
     return text if text.isprintable() else ascii(text)
 
 
 def _remove_empty(top: Path, folder: Path) -> None:
-    """Remove `folder` and its parents up to `top`, until one of them is not empty."""
+    """Remove `folder` and then its parents up to `top`. Stop at the first one that is not empty."""
     while folder == top or top in folder.parents:
         if folder.is_dir() and not folder.is_symlink():
             if any(folder.iterdir()):
@@ -217,16 +222,16 @@ Kind = Literal["file", "directory"]
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _MOUNTS = Path("/proc/self/mountinfo")
 _LAST = ("manifest.json", ".edgeq")
-"""Files that are moved last when a folder is filled in place, because they show that all others are there."""
+"""Files that are moved last when a folder is filled in place, because they show that all other files are there."""
 _ROOM = 1 << 20
-"""Bytes. With less free space, the file system counts as full."""
+"""Number of bytes. A file system with less free space counts as full."""
 _REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.EFBIG)
 
 
 def check_free(path: Path, *, force: bool, kind: Kind | None = None) -> None:
-    """Refuse `path` early (before hours of work) if it exists without `force`, or cannot be written.
+    """Refuse `path` before hours of work, if it exists and `force` is not set, or if it cannot be written.
 
-    If a run was killed while moving its output to `path`, `recover` completes or undoes the move first.
+    If a run was killed while moving its output to `path`, `recover` first completes or undoes the move.
 
     Args:
         kind: kind of output that will be written. Even with `force`, a directory never replaces a file, and a file
@@ -243,16 +248,16 @@ def check_free(path: Path, *, force: bool, kind: Kind | None = None) -> None:
 
 
 def recover(path: Path) -> None:
-    """Complete or undo the move of an output to `path`, if a run was killed during it.
+    """Complete or undo the move of an output to `path`, if a run was killed during the move.
 
     Raises:
-        OutputError: something else is in the way, or the files there do not come from a run of this user.
+        OutputError: something else is in the way, or the files at `path` do not come from a run of this user.
     """
     if placement.interrupted(path):
         with alone_in(path.parent):
             placement.settle(path)
     inside = path / path.name
-    if any(placement.stages(inside)) and not path.is_symlink():  # the output of a filled mount point
+    if any(placement.stages(inside)) and not path.is_symlink():  # private folders of an output that fills a mount point
         with alone_in(path.parent):
             placement.settle(inside, filled=True)
             for stage in placement.stages(inside):
@@ -268,7 +273,7 @@ def _check_free(path: Path, *, force: bool, kind: Kind | None) -> None:
 
 
 def check_apart(path: Path, inputs: Iterable[Path]) -> None:
-    """Refuse an output that would replace an input: the same file, or a directory that contains it."""
+    """Refuse an output that would replace an input: the input file itself, or a directory that contains it."""
     place = path.resolve()
     for source in inputs:
         found = source.resolve()
@@ -279,7 +284,7 @@ def check_apart(path: Path, inputs: Iterable[Path]) -> None:
 
 
 def check_outside(path: Path, folders: Iterable[Path]) -> None:
-    """Refuse an output inside an input folder. Inputs that are not folders are ignored."""
+    """Refuse an output inside an input folder. Entries of `folders` that are not folders are ignored."""
     for folder in folders:
         if folder.is_dir() and folder.resolve() in path.resolve().parents:
             raise OutputError(f"{path} is inside the input folder {folder}", "Choose another output")
@@ -311,7 +316,9 @@ def _check_place(path: Path, *, force: bool, kind: Kind | None) -> None:
 
 
 def next_to(model: Path, ending: str) -> Path:
-    """Return the default path of an output: next to `model`, with its name and `ending`, such as ".int8.onnx"."""
+    """Return the default path of an output. It is next to `model` and has the model's name and `ending`, such as
+    ".int8.onnx".
+    """
     return model.with_name(f"{model.stem}{ending}")
 
 
@@ -331,15 +338,15 @@ def output_file(
 ) -> Iterator[Path]:
     """Yield a temporary path in a private folder next to `path`. On success, move the file written there to `path`.
 
-    Siblings that the writer leaves in that folder (external data) move as well, before the file itself. With `force` a
-    sibling replaces an existing file only if the old file at `path` names it, as a model names its external data, or if
-    `ours` recognises it. Other files stay, because the user named only `path`.
+    If the writer leaves other files in that folder, such as external data, they are moved first. With `force`, such a
+    sibling replaces an existing file only in two cases: the old file at `path` names that file, as a model names its
+    external data, or `ours` recognises it. All other files stay, because the user named only `path`.
 
     Args:
         beside: names of possible siblings. Their paths are also checked before anything is written.
 
     Raises:
-        OutputError: a file exists and `force` is not set, even if another process wrote it meanwhile.
+        OutputError: a file exists and `force` is not set, even if another process wrote the file in the meantime.
     """
     with _staging(path, force=force, kind="file") as stage:
         for name in beside:
@@ -359,7 +366,7 @@ def output_file(
 
 
 def _check_sibling(path: Path, place: Path, *, force: bool, ours: Callable[[Path], bool]) -> None:
-    """Refuse `place`, next to `path`, if something there does not belong to `path`."""
+    """Refuse the path `place`, which is next to `path`, if the file there does not belong to `path`."""
     if place.is_dir():
         raise OutputError(
             f"{place} is a directory, but data of {path.name} must go there", "Move it, or choose another output"
@@ -371,15 +378,16 @@ def _check_sibling(path: Path, place: Path, *, force: bool, ours: Callable[[Path
 
 @contextmanager
 def output_directory(path: Path, *, force: bool = False, check: Callable[[Path], None] = _only_empty) -> Iterator[Path]:
-    """Yield a temporary directory next to `path`, and rename it to `path` on success. An old one is removed only then.
+    """Yield a temporary directory next to `path`, and rename it to `path` on success. Only then remove an old
+    directory.
 
     Args:
         check: function that raises OutputError if the old directory contains files that must not be replaced. It is
-            called before anything is written, and again before the old directory is removed, because hours may pass
-            between.
+            called before anything is written. Hours may pass, so it is called again before the old directory is
+                removed.
 
     Raises:
-        OutputError: something exists and `force` is not set, even if another process wrote it meanwhile.
+        OutputError: `path` exists and `force` is not set, even if another process made it in the meantime.
     """
     if force:
         check(path)
@@ -400,12 +408,12 @@ def output_directory(path: Path, *, force: bool = False, check: Callable[[Path],
 
 
 def _is_mount(path: Path) -> bool:
-    """Return whether a folder is a mount point, as in containers. A mount point cannot be renamed."""
+    """Return whether a folder is a mount point, as it can be in containers. A mount point cannot be renamed."""
     if not path.is_dir() or path.is_symlink():
         return False
     if os.path.ismount(path):
         return True
-    try:  # a bind mount: a folder of the same file system, mounted again
+    try:  # a bind mount, which is a folder of the same file system, mounted a second time
         lines = _MOUNTS.read_bytes().splitlines()
     except OSError:  # not Linux, or no /proc
         return False
@@ -414,7 +422,7 @@ def _is_mount(path: Path) -> bool:
 
 
 def _fill(path: Path, draft: Path) -> None:
-    """Replace the whole content of the folder `path` with that of `draft`, completely or not at all."""
+    """Replace everything in the folder `path` with the content of `draft`, completely or not at all."""
     stage = path / placement.stage_name(path)
     old = [entry.name for entry in path.iterdir()]
     try:
@@ -427,8 +435,8 @@ def _fill(path: Path, draft: Path) -> None:
 
 
 def _exchanged(draft: Path, path: Path, check: Callable[[Path], None]) -> bool:
-    """Exchange `draft` and `path` if the system can, and return whether it did. Then `draft` contains what was at
-    `path`.
+    """Exchange `draft` and `path` in one step, and return True. Afterwards, `draft` contains the old content of `path`.
+    Return False if the system cannot exchange them.
     """
     new = placement.identity(draft)
     try:
@@ -439,7 +447,7 @@ def _exchanged(draft: Path, path: Path, check: Callable[[Path], None]) -> bool:
                 raise
             done = False
         if done:
-            # Files that appeared in the folder between the check and the move have moved with it.
+            # Files that appeared in the folder between the first check and the exchange were moved with it.
             _check_moved(draft, path, check)
     except BaseException:
         if placement.identity(path) == new:
@@ -449,7 +457,7 @@ def _exchanged(draft: Path, path: Path, check: Callable[[Path], None]) -> bool:
 
 
 def _check_moved(old: Path, path: Path, check: Callable[[Path], None]) -> None:
-    """Apply `check` to the moved content of `path`, with `path` in its messages."""
+    """Run `check` on `old`, the content that was moved away from `path`, but name `path` in its error messages."""
     try:
         check(old)
     except OutputError as error:
@@ -468,7 +476,7 @@ def _staging(path: Path, *, force: bool, kind: Kind) -> Iterator[Path]:
                 parents.append(parent)
                 parent.mkdir(exist_ok=True)
             stage.mkdir(mode=0o700)
-        except FileNotFoundError as error:  # raised for new names in /proc
+        except FileNotFoundError as error:  # raised in /proc for new names
             raise _unwritable(path, error) from error
         (stage / NEW).mkdir()
         yield stage
@@ -495,9 +503,9 @@ def _staging(path: Path, *, force: bool, kind: Kind) -> Iterator[Path]:
 
 
 def _beside(path: Path, kind: Kind) -> Path:
-    """Return the parent folder for an output's private folder.
+    """Return the folder in which to make an output's private folder.
 
-    This is the parent of `path`. If that cannot be written and `path` is a mount point, it is the folder for work
+    This is the parent of `path`. If `path` is a mount point whose parent cannot be written, it is the folder for work
     files.
     """
     work = work_folder()
@@ -507,8 +515,8 @@ def _beside(path: Path, kind: Kind) -> Path:
 
 
 def _remove(stage: Path, parents: list[Path]) -> None:
-    """Remove the private folder, and parents that were made for an output that was not written."""
-    # otherwise it contains files that could not be moved back, and the next run moves them
+    """Remove the private folder, and remove the parent folders that were made for the output, if they are empty."""
+    # An open folder contains files that could not be moved back. The next run moves them back.
     if not placement.is_open(stage):
         shutil.rmtree(stage, ignore_errors=True)
     for parent in reversed(parents):
@@ -523,7 +531,7 @@ def _taken(path: Path) -> OutputError:
 
 
 def _full(path: Path) -> OutputError:
-    """Return an error that names the full disk: the output's, or that of the work files."""
+    """Return an error for a full disk. It names the output or the work folder, whichever has less space left."""
     places = {nearest_parent(path): f"while writing {path}"}
     work = work_folder()
     if work is not None:
@@ -534,7 +542,7 @@ def _full(path: Path) -> OutputError:
 
 
 def work_folder() -> Path | None:
-    """Return the folder for work files (TMPDIR), or None if no such folder can be written."""
+    """Return the folder for work files (TMPDIR), or None if no such folder is writable."""
     try:
         return Path(tempfile.gettempdir())
     except FileNotFoundError:
@@ -542,7 +550,7 @@ def work_folder() -> Path | None:
 
 
 def is_full(folder: Path) -> bool:
-    """Return whether the file system of `folder` has space only for small files."""
+    """Return whether the file system of `folder` has too little space for anything but small files."""
     return shutil.disk_usage(folder).free < _ROOM
 
 

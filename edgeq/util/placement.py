@@ -1,14 +1,14 @@
 """Move several files as one step, undo the moves of a killed run, and lock a folder.
 
-An output has a private folder next to it. In that folder, `new/` contains the files that were written, `old/` contains
-the files that they replace, and `placing.json` exists while files are being moved. This record is written first, so the
-next run can undo the moves of a killed run. All old files are moved away before any new file arrives, and the output
+An output has a private folder next to it. In that folder, `new/` contains the files that were written, and `old/` the
+files that they replace. `placing.json` exists while files are being moved. This record is written first, so the next
+run can undo the moves of a killed run. All old files are moved away before any new file is moved in. The old output
 itself is moved away first. So no process ever reads a model with the data of another model.
 
-A private folder that a killed run left is trusted only if a run of this user can have made it. A folder from somebody
-else may contain a forged one: if its `old` were a link, moving files "back" by its record would take files from
-anywhere. So the folder, `new` and `old` must be real folders of this user that nobody else can write. The record may
-name only the output and the files that accompany it.
+edgeq trusts a private folder of a killed run only if a run of this user can have made it. Another user could leave a
+folder with a forged record. If its `old` were a link, moving files "back" by that record would take files from
+anywhere. So the folder itself, `new` and `old` must be real folders of this user that nobody else can write. The record
+may name only the output and the files that accompany it.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ NEW, OLD, RECORD = "new", "old", "placing.json"
 STEM = 100
 
 Identity = tuple[int, int]
-"""The inode number of a file and the time when it was written. A rename changes neither."""
+"""The inode number of a file and the time of its last change. A rename changes neither."""
 
 
 def stages(path: Path) -> Sequence[Path]:
-    """Return the private folders next to `path`, of runs in progress and of killed runs."""
+    """Return the private folders next to `path` that belong to runs in progress or to killed runs."""
     pattern = re.compile(rf"\.{re.escape(path.name[:STEM])}\.[0-9a-f]{{16}}\.partial")
     try:
         with os.scandir(path.parent) as entries:
@@ -50,17 +50,17 @@ def stages(path: Path) -> Sequence[Path]:
 
 
 def is_open(stage: Path) -> bool:
-    """Return whether moves from `stage` are in progress, or were interrupted."""
+    """Return whether moves out of the private folder `stage` are in progress or were interrupted."""
     return os.path.lexists(stage / RECORD)
 
 
 def interrupted(path: Path) -> bool:
-    """Return whether moves to `path` are in progress, or were interrupted."""
+    """Return whether moves to `path` are in progress or were interrupted."""
     return any(map(is_open, stages(path)))
 
 
 def check_own(stage: Path) -> None:
-    """Refuse a private folder that no run of this user can have left.
+    """Refuse a private folder that cannot come from a run of this user.
 
     Raises:
         OutputError: the folder or a folder in it is a link, belongs to somebody else, or can be written by others.
@@ -78,14 +78,16 @@ def check_own(stage: Path) -> None:
 
 
 def read_record(stage: Path, output: str | None) -> dict[str, Identity | None]:
-    """Return the files that the record in `stage` lists: the identity of each new file, or None for a file that is only
-    removed.
+    """Return the files that the record in `stage` lists, with the identity of each new file. A file that is only
+    removed has None.
 
     Args:
-        output: name of the output, which moves last; None if the files of a folder move, whatever their names are.
+        output: name of the output, which is moved last; None if the record is for all files of a folder, which may have
+            any names.
 
     Raises:
-        OutputError: see `check_own`; or the record is damaged, or names a file that does not belong to the output.
+        OutputError: for the same reasons as `check_own`, or if the record is damaged or names a file that does not
+            belong to the output.
     """
     check_own(stage)
     record = stage / RECORD
@@ -111,7 +113,7 @@ def read_record(stage: Path, output: str | None) -> dict[str, Identity | None]:
 
 
 def names(path: Path, sibling: str) -> bool:
-    """Return whether the file at `path` contains the name `sibling` anywhere in its bytes."""
+    """Return whether the bytes of the file at `path` contain the name `sibling`."""
     if not path.is_file() or not path.stat().st_size:
         return False
     with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as held:
@@ -121,7 +123,8 @@ def names(path: Path, sibling: str) -> bool:
 def _check_names(stage: Path, drafts: Sequence[str], output: str) -> None:
     """Refuse a record whose last name is not the output, or whose other names are not companions of the output.
 
-    A companion is a file that is named after the output, or that the output names, as a model names its external data.
+    A companion is a file that is named after the output (`model.*` for `model.onnx`), or a file that the output names,
+    as a model names its external data.
     """
     if drafts[-1] != output:
         raise _foreign(stage, f"{RECORD} is of another output")
@@ -158,19 +161,20 @@ _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.E
 
 @contextmanager
 def alone_in(folder: Path, *, busy: str = "") -> Iterator[None]:
-    """Hold the lock of a folder or a file. Child processes do not inherit the lock, and it ends with the process.
+    """Hold the lock of a folder or file during the `with` block. Child processes do not inherit the lock, and it ends
+    with the process.
 
-    Do not lock the same place again inside the block: the process would wait for itself.
+    Do not lock the same path again inside the block, because the process would wait for itself.
 
     Args:
-        busy: message for an error if another process holds the lock; "" waits instead.
+        busy: message of the error that is raised if another process holds the lock; "" waits instead.
 
     Raises:
         OutputError: another process holds the lock, and `busy` is not empty.
     """
     try:
         handle = os.open(folder, os.O_RDONLY) if fcntl is not None else None
-    except OSError:  # not readable, or missing: the next operation reports it
+    except OSError:  # the path cannot be read or does not exist; the next operation reports that
         handle = None
     if handle is None:
         yield
@@ -189,17 +193,19 @@ def alone_in(folder: Path, *, busy: str = "") -> Iterator[None]:
 
 
 def stage_name(path: Path) -> str:
-    """Return a fresh name for the private folder next to the output `path`."""
+    """Return a new name for the private folder of the output `path`."""
     return f".{path.name[:STEM]}.{secrets.token_hex(8)}.partial"
 
 
 def identity(path: Path) -> Identity | None:
-    """Return the identity of the file at `path`, or None if there is no file. For a link this is the link itself."""
+    """Return the identity of the file at `path`, or None if there is no file. If the file is a link, this is the
+    identity of the link, not of its target.
+    """
     try:
         found = path.lstat()
     except FileNotFoundError:
         return None
-    # A directory's time changes with its content, so only its inode number counts.
+    # A directory's time changes with its content, so only its inode number is used.
     return found.st_ino, 0 if stat.S_ISDIR(found.st_mode) else found.st_mtime_ns
 
 
@@ -212,16 +218,16 @@ def place(
     force: bool,
     gone: Iterable[str] = (),
 ) -> None:
-    """Move `names` from `stage`/new into `folder`, all or none of them.
+    """Move all of `names` from `stage`/new into `folder`, or none of them.
 
     Args:
-        names: names of the files to move; the output itself is the last.
-        check: function that checks each file moved to `stage`/old. If it raises, all moves are undone.
+        names: names of the files to move, with the output itself last.
+        check: function that checks each file after its move to `stage`/old. If it raises, all moves are undone.
         force: whether to move existing files with these names to `stage`/old.
         gone: names of other files to move to `stage`/old.
 
     Raises:
-        FileExistsError: a file with one of the names exists, or appeared meanwhile.
+        FileExistsError: a file with one of the names exists, or appeared in the meantime.
     """
     drafts = {**dict.fromkeys(gone), **{name: identity(stage / NEW / name) for name in names}}
     (stage / OLD).mkdir()
@@ -255,16 +261,16 @@ def _move_away(source: Path, place: Path) -> None:
 
 
 def settle(path: Path, *, filled: bool = False) -> None:
-    """Complete or undo what a killed run began at `path`. If the output itself has arrived, all files have; otherwise
-    undo the moves.
+    """Complete or undo the moves to `path` that a killed run began. If the output itself is in place, so are all other
+    files. Otherwise, undo the moves.
 
     Call this only while no other process works in the folder.
 
     Args:
-        filled: whether the output is the folder of `path`, into which its files move one by one.
+        filled: whether the output is the folder that contains `path`. Its files are moved into it one by one.
 
     Raises:
-        OutputError: something else is there now, or a private folder was not left by a run of this user.
+        OutputError: a file is in the way, or a private folder was not left by a run of this user.
     """
     for stage in filter(is_open, stages(path)):
         drafts = read_record(stage, None if filled else path.name)
@@ -287,7 +293,7 @@ def _undo(stage: Path, folder: Path, drafts: dict[str, Identity | None]) -> None
         draft = stage / NEW / name
         if not os.path.lexists(draft):
             os.replace(folder / name, draft)
-        # a move by hard link was interrupted between its two steps
+        # The move used a hard link and was interrupted between its two steps.
         elif os.path.samestat(draft.lstat(), (folder / name).lstat()):
             (folder / name).unlink()
     for name in drafts:

@@ -1,6 +1,6 @@
-"""End the program with one line on stderr and an exit code, whatever went wrong.
+"""End the program with an exit code and one line on stderr, whatever went wrong.
 
-0        done
+0        success
 1        a bug in edgeq
 2 to 14  see edgeq/errors.py; 2 is also click's code for an option that makes no sense, and the code for an error in a
          user's file or in a plug-in
@@ -38,7 +38,7 @@ TERMINAL_GONE = 128 + 1  # SIGHUP, a name that Windows lacks
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _THREADS = ("OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS", "OMP_NUM_THREADS")
-# Errors for resources that the machine lacks. Any other OSError that reaches this module is a bug in edgeq.
+# These errors mean that the machine lacks a resource. Any other OSError that reaches this module is a bug in edgeq.
 _EXHAUSTED = frozenset({*_FULL, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENAMETOOLONG, errno.EFBIG})
 
 endings = Endings()
@@ -52,16 +52,16 @@ def begin() -> Budget | None:
     """
     with ends_in_one_line(), device_errors():
         budget = confine("edgeq")
-    endings.unwind()  # so that a signal still removes temporary files
-    # Without this setting onnxruntime's wheels report their use to their maker. targets/runtime/edgeq_run.py sets it on
-    # devices.
+    endings.unwind()  # needed so that a signal still removes temporary files
+    # Without this setting, onnxruntime's wheels send usage data to their maker. On devices,
+    # targets/runtime/edgeq_run.py sets it.
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     return budget
 
 
 def check_threads() -> None:
-    """Start as many threads as numpy does when it is imported, and end them. If numpy's library cannot start a thread,
-    it interrupts the program.
+    """Check that the system can start as many threads as numpy starts when it is imported. numpy's library would
+    interrupt the program if it could not start a thread.
 
     Raises:
         RuntimeError: the system refuses to start more threads.
@@ -81,8 +81,8 @@ def check_threads() -> None:
 
 @contextmanager
 def ends_in_one_line(*, verbose: bool = False) -> Iterator[None]:
-    """End the program on any error, with one line on stderr and the exit code. With `verbose`, also print the traceback
-    of a bug.
+    """On any error in the `with` block, print one line on stderr and end the program with the exit code. With
+    `verbose`, also print the traceback of a bug.
     """
     prepare_output()
     try:
@@ -96,7 +96,7 @@ def ends_in_one_line(*, verbose: bool = False) -> Iterator[None]:
     except (KeyboardInterrupt, click.Abort):
         _end(_INTERRUPTED_LINE, INTERRUPTED)
     except BrokenPipeError:
-        # The output that is still buffered must not be written again at exit, because its reader is gone.
+        # The reader of stdout is gone, so Python must not try to write the buffered output again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(READER_GONE)
     except MemoryError:
@@ -111,7 +111,7 @@ def ends_in_one_line(*, verbose: bool = False) -> Iterator[None]:
 
 
 def _lacking(error: OSError | RuntimeError) -> EdgeqError | None:
-    """Return the missing resource of the system as an edgeq error, or None if the error has another cause."""
+    """Return an edgeq error that names the resource that the system lacks, or None if the error has another cause."""
     if isinstance(error, RuntimeError):
         return no_threads() if "start new thread" in str(error) else None
     if error.errno == errno.EAGAIN:
@@ -146,7 +146,7 @@ def _end_unforeseen(error: Exception, *, verbose: bool) -> NoReturn:
 
 
 def _end_usage(error: click.UsageError) -> NoReturn:
-    """Print click's message of three lines as one line. Without any command, print the help."""
+    """Print click's three-line message as one line. If no command was given, print the help."""
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
         error.show()
         sys.exit(error.exit_code)

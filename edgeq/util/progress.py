@@ -1,4 +1,4 @@
-"""Show progress and notes: bars on a terminal, one cell of text in a notebook."""
+"""Show progress and notes: as bars on a terminal, and as text in a notebook's cell."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _AGAIN_S = 0.2
 
 
 def default_progress() -> Progress:
-    """Return the progress display of a Python session: for a notebook or a terminal, otherwise a silent one."""
+    """Return the progress display for a Python session: one for a notebook, one for a terminal, or a silent one."""
     if (display := _notebook()) is not None:
         return NotebookProgress(display)
     return StderrProgress() if sys.stderr is not None and sys.stderr.isatty() else SILENT
 
 
 def _notebook() -> Any | None:
-    """Return IPython's display module if this process runs in a notebook's kernel, else None."""
+    """Return IPython's display module if this process runs in a notebook's kernel, or else None."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     return sys.modules.get("IPython.display") if hasattr(shell, "kernel") else None
@@ -52,7 +52,7 @@ class StderrProgress:
     """Show bars and notes on stderr.
 
     Args:
-        step: function to call with each step of progress.
+        step: function that is called with each step of progress.
         quiet: whether to show nothing.
     """
 
@@ -98,7 +98,7 @@ class StderrProgress:
             yield lambda steps: bar.advance(task, steps)
 
     def note(self, text: str) -> None:
-        """Print `text` on stderr once. Calibration and validation data often give the same notes."""
+        """Print `text` on stderr, but only once, because calibration and validation data often give the same notes."""
         if not self._quiet and text not in self._printed:
             self._printed.add(text)
             click.echo(printable(text).replace("\u202f", " "), err=True)

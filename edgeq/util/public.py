@@ -1,8 +1,8 @@
 """Make a function public: show progress by default, use Python's words in messages, and shorten tracebacks.
 
-Importing any module of a package makes the package an attribute of its parent. This replaces a function of the same
-name that the parent provides. So a package that is also a function (`edgeq.tune(...)`, and `import edgeq.tune.space`)
-is itself callable, and both ways lead to the same object.
+Importing any module of a package sets the package as an attribute of its parent. If the parent provides a function of
+the same name, the package replaces it. Some packages are also functions: users call `edgeq.tune(...)` and import
+`edgeq.tune.space`. So such a package is itself callable, and the name `edgeq.tune` always refers to the same object.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from edgeq.errors import EdgeqError
 from edgeq.util.display import Progress, in_python
 
 _BEFORE = {"validation": "val", "first": "start"}
-"""Former name → current name of arguments. A function that has the current one also accepts the former one."""
+"""Current name of an argument, by its former name. Functions with the current argument also accept the former name."""
 
 
 @functools.cache
 def public(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `function` in the form for Python sessions.
+    """Return a version of `function` for Python sessions.
 
-    It shows progress if `progress` is not given, and accepts the former names of its arguments. The messages of its
-    errors name arguments instead of options, and their tracebacks end at the caller.
+    The new function shows progress if `progress` is not given, and accepts the former names of its arguments. Its error
+    messages name arguments instead of options, and its tracebacks end at the caller.
     """
     takes = inspect.signature(function).parameters
 
@@ -50,7 +50,7 @@ def public(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _InPython:
-    """Show progress with notes that name arguments instead of options."""
+    """Show progress, and name arguments instead of options in notes."""
 
     def __init__(self, shown: Progress) -> None:
         self._shown = shown
@@ -67,7 +67,7 @@ class _InPython:
 class CallablePackage(ModuleType):
     """Forward calls of a package to one of its functions, which is imported at the first call.
 
-    `inspect.signature` and `help` find that function through `__wrapped__`.
+    `inspect.signature` and `help` find the function through `__wrapped__`.
     """
 
     forwards_to: str
@@ -83,9 +83,13 @@ class CallablePackage(ModuleType):
 
 
 def make_callable(package: str, function: str) -> None:
-    """Make the package `package` (its `__name__`) forward calls to `function`, "module:name".
+    """Make a package forward calls to a function.
 
     Type checkers see the function itself, because `edgeq/__init__.py` imports it only for them.
+
+    Args:
+        package: the package's `__name__`.
+        function: "module:name".
     """
     module = sys.modules[package]
     module.__class__ = CallablePackage

@@ -1,9 +1,9 @@
-"""Write and read records: frozen dataclasses to JSON and TOML, and back with every value checked.
+"""Write and read records: convert frozen dataclasses to JSON and TOML, and back with every value checked.
 
-All JSON and TOML passes through this module. A record is a frozen dataclass of this package. `plain` returns it as JSON
-values. `parse` makes a record from data that may be untrusted, and msgspec checks every value against the annotations.
-So nobody writes a `to_dict` or `from_dict`: the fields are the format. Differences between the JSON and the dataclass
-are declared next to the fields:
+All JSON and TOML passes through this module. A record is a frozen dataclass of this package. `plain` converts it to
+JSON values. `parse` makes a record from data that may be untrusted, and msgspec checks every value against the
+annotations. So no class needs a `to_dict` or `from_dict`: its fields are the format. If the JSON differs from the
+dataclass, the difference is declared next to the field:
 
     @dataclass(frozen=True)
     class Coverage:
@@ -57,13 +57,13 @@ Place = tuple[str, ...]
 
 @lru_cache
 def _type_info(kind: Any) -> inspect.Type:
-    """Return msgspec's description of a class, cached, because evaluating its annotations takes 10 ms."""
+    """Return msgspec's description of a class. It is cached, because evaluating the class's annotations takes 10 ms."""
     return inspect.type_info(kind)
 
 
 def _check_keys(data: Any, info: inspect.Type, place: Place, where: object, error: type[EdgeqError]) -> None:
-    """Refuse the first key in `data`, at any depth, for which the type has no field. The error names the nearest known
-    key.
+    """Refuse the first key in `data`, at any depth, that is unknown to the type `info`. The error names the nearest
+    known key.
     """
     info = _container(info, data)
     if isinstance(info, inspect.DataclassType) and isinstance(data, Mapping):
@@ -82,7 +82,7 @@ def _check_keys(data: Any, info: inspect.Type, place: Place, where: object, erro
 
 
 def _container(info: inspect.Type, data: Any) -> inspect.Type:
-    """Return the member of a union that describes tables or lists, whichever `data` is."""
+    """Return the member of a union that describes tables if `data` is a table, or else the one that describes lists."""
     if isinstance(info, inspect.Metadata):
         return _container(info.type, data)
     if isinstance(info, inspect.UnionType):
@@ -92,7 +92,7 @@ def _container(info: inspect.Type, data: Any) -> inspect.Type:
 
 
 def explained(message: str, data: Any, kind: type, where: object, error: type[EdgeqError]) -> EdgeqError:
-    """Return msgspec's message as an error with a problem and a fix."""
+    """Turn msgspec's message into an error with a problem and a fix."""
     found = re.fullmatch(r"(?P<problem>.*?)(?: - at `(?:key in )?\$(?P<path>.*)`)?", message, re.DOTALL)
     assert found is not None
     problem, got = found["problem"], re.search(r", got `(\w+)`", found["problem"])
@@ -114,9 +114,10 @@ def explained(message: str, data: Any, kind: type, where: object, error: type[Ed
 
 
 def _found(steps: list[str], data: Any, got: str | None) -> tuple[Place, Any]:
-    """Return the place that msgspec's path names, and the value there.
+    """Return the place that msgspec's path names, and the value at that place.
 
-    For a key of a mapping the path has "...". It then means the first place with a value of the type `got`.
+    msgspec writes "..." instead of the key of a mapping. If the path has "...", return the first matching place with a
+    value of the type `got`.
     """
     if not steps:
         return (), data
@@ -136,7 +137,7 @@ def _found(steps: list[str], data: Any, got: str | None) -> tuple[Place, Any]:
 
 
 def _type_at(info: inspect.Type, place: Place) -> tuple[list[str], str]:
-    """Return the values that the type at `place` allows, if it lists them, and its description, or "" without one."""
+    """Return the values that the type at `place` allows, if it lists them, and the type's description or ""."""
     description = ""
     for step in (*place, None):
         description = ""
@@ -174,10 +175,10 @@ if TYPE_CHECKING:
 else:
 
     class NullIsInfinite(float):
-        """Mark a float that may be infinite. Infinity is written as null, and null is read back as infinity."""
+        """Mark a float that may be infinite. It is written as null, and null is read back as infinity."""
 
     class computed(property):  # noqa: N801
-        """Define a property that `plain` writes after the fields."""
+        """Define a property that `plain` also writes, after the fields."""
 
 
 Metadata = Mapping[str, Any]
@@ -189,7 +190,7 @@ NOT_WRITTEN: Metadata = MappingProxyType({"record": "left out"})
 def written(
     *, name: str | None = None, digits: int | None = None, form: Callable[[Any], Any] | None = None
 ) -> Metadata:
-    """Return the metadata of a field whose written form differs from its value in memory. None is always written as
+    """Return the metadata for a field whose written form differs from its value in memory. None is always written as
     null.
 
     Args:
@@ -203,14 +204,14 @@ def written(
 T = TypeVar("T")
 
 _LARGEST_TOML = 1 << 20
-# The parser's time grows with the square of the number of a key's parts.
+# The parser's run time grows with the square of the number of parts in a key.
 _MOST_DOTS = 1000
 
 
 def parse(
     data: Any, kind: type[T], where: object, error: type[EdgeqError] = EdgeqError, *, unknown_keys: bool = True
 ) -> T:
-    """Return the record of type `kind` in plain `data`. Every value is checked against its annotation.
+    """Make a record of type `kind` from plain `data`. Every value is checked against its annotation.
 
     Args:
         where: the file, for messages.
@@ -231,8 +232,8 @@ def parse(
 def salvage(data: Any, kind: Any) -> Any:
     """Return the readable part of untrusted data.
 
-    This is like `parse`, but an invalid value is left out. In a field its default replaces it; from a list or mapping
-    it is removed.
+    This is like `parse`, but drops invalid values. A field with an invalid value gets its default. An invalid element
+    of a list or mapping is removed.
 
     Raises:
         ValueError: nothing can be read: `data` has the wrong type, or a required field of `kind` is invalid.
@@ -279,7 +280,7 @@ def _salvaged(items: Iterable[tuple[str, Any, Any]]) -> Iterator[tuple[str, Any]
 
 
 def read_json(path: Path, kind: type[T], error: type[EdgeqError], fix: str) -> T:
-    """Return the record in a JSON file, which may be untrusted. Its size and depth are limited.
+    """Return the record in a JSON file, which may be untrusted. The file's size and depth are limited.
 
     Raises:
         EdgeqError: of the type `error`; its advice is `fix` if the file is not JSON at all.
@@ -288,8 +289,8 @@ def read_json(path: Path, kind: type[T], error: type[EdgeqError], fix: str) -> T
 
 
 def json_object(path: Path, error: type[EdgeqError], fix: str) -> dict[str, Any]:
-    """Return the JSON object in a file, which may be untrusted. Its size and depth are limited, and duplicate keys and
-    NaN are refused.
+    """Return the JSON object in a file, which may be untrusted. The file's size and depth are limited, and duplicate
+    keys and NaN are refused.
 
     Raises:
         EdgeqError: of the type `error`, with the advice `fix`.
@@ -305,13 +306,13 @@ def json_object(path: Path, error: type[EdgeqError], fix: str) -> dict[str, Any]
 
 
 def is_longer(path: Path, most: int) -> bool:
-    """Return whether a file has more than `most` bytes or is endless, such as a link to /dev/zero."""
+    """Return whether a file has more than `most` bytes, or is endless like /dev/zero."""
     found = path.stat()
     return found.st_size > most or stat.S_ISCHR(found.st_mode)
 
 
 def read_toml(path: Path, kind: type[T], error: type[EdgeqError], fix: str, *, unknown_keys: bool = False) -> T:
-    """Return the record in a TOML file, which may be untrusted: see `toml_table` and `parse`.
+    """Return the record in a TOML file, which may be untrusted. See `toml_table` and `parse`.
 
     Raises:
         EdgeqError: of the type `error`; its advice is `fix` if the file is not TOML at all.
@@ -320,9 +321,7 @@ def read_toml(path: Path, kind: type[T], error: type[EdgeqError], fix: str, *, u
 
 
 def is_toml(given: str) -> bool:
-    """Return whether a user's argument is a TOML file and not the name of something: it ends in .toml, in upper or
-    lower case.
-    """
+    """Return whether a user's argument is a TOML file rather than a name: it ends in .toml, in upper or lower case."""
     return given.lower().endswith(".toml")
 
 
@@ -344,7 +343,7 @@ def toml_table(path: Path, error: type[EdgeqError], fix: str) -> dict[str, Any]:
         raise error(f"{path} cannot be read: {problem.strerror}", fix) from problem
     except UnicodeDecodeError as problem:
         raise error(f"{path} is not UTF-8 text", fix) from problem
-    except ValueError as problem:  # TOMLDecodeError, or a number with thousands of digits
+    except ValueError as problem:  # either a TOMLDecodeError, or the error for a number with thousands of digits
         raise error(f"{path} is not TOML: {problem}", "Correct it there") from problem
     except RecursionError as problem:
         raise error(f"{path} is nested too deeply", fix) from problem
@@ -372,7 +371,7 @@ def _decode(kind: type, value: Any) -> Any:
 
 
 def plain(value: Any) -> Any:
-    """Return `value` as JSON represents it: dict, list, str, int, float, bool, None.
+    """Convert `value` to the types that JSON has: dict, list, str, int, float, bool and None.
 
     Fields keep their order, sets are sorted, and paths become text. Numbers that JSON does not have (NaN and the
     infinities) become None.
@@ -396,7 +395,7 @@ def plain(value: Any) -> Any:
         return int(value)
     if hasattr(value, "__record__"):
         return plain(value.__record__())
-    if hasattr(value, "to_dict"):  # classes of edgeq_device, which does not use this module
+    if hasattr(value, "to_dict"):  # classes of edgeq_device have this method, because they do not use this module
         return value.to_dict()
     if dataclasses.is_dataclass(value):
         return dict(_entries(value))
@@ -418,12 +417,12 @@ def _computed(kind: type) -> tuple[str, ...]:
 
 
 def fingerprint(value: Any) -> str:
-    """Return 32 hexadecimal digits that identify a record: from the SHA-256 of its JSON with sorted keys."""
+    """Return 32 hexadecimal digits that identify a record. They come from the SHA-256 of its JSON with sorted keys."""
     return hashlib.sha256(json.dumps(plain(value), sort_keys=True).encode()).hexdigest()[:32]
 
 
 def rounded(value: Any, digits: int) -> Any:
-    """Return plain data with its floats rounded to `digits` significant digits. NaN and the infinities become None."""
+    """Return plain data with floats rounded to `digits` significant digits. NaN and the infinities become None."""
     if isinstance(value, float):
         return float(f"{value:.{digits - 1}e}") if math.isfinite(value) else None
     if isinstance(value, Mapping):

@@ -1,13 +1,13 @@
-"""Find what ships with edgeq, and what plug-ins add to it.
+"""Find the files and extensions that ship with edgeq or that plug-ins add.
 
-In a wheel, the shipped folders (`profiles/`, `targets/`) are inside the package. In a checkout or an editable install
+In a wheel, the shipped folders (`profiles/`, `targets/`) are inside the package. In a checkout or an editable install,
 they are at the top of the repository.
 
 Plug-ins can add calibration methods, tasks, decoders, steps, recoveries and backends. A `Group` knows the names of one
-kind without importing anything. edgeq's own are the modules of one package (the file `moving_average.py` is
-"moving-average"). Those of plug-ins are entry points of the group. A `Registry` imports the object for a name when it
-is needed, and checks it. Data files of plug-ins (targets, profiles, int8 rules) are found through the entry points of
-the group `edgeq.data`.
+kind of extension without importing anything. edgeq's own extensions are the modules of one package: the module
+`moving_average.py` is the extension "moving-average". Extensions of plug-ins are entry points of the group. A
+`Registry` imports the object for a name when it is first needed, and checks it. Data files of plug-ins (targets,
+profiles, int8 rules) are found through the entry points of the group `edgeq.data`.
 """
 
 from __future__ import annotations
@@ -39,29 +39,31 @@ _PACKAGE = Path(__file__).resolve().parent.parent
 
 
 def shipped(name: str) -> Path:
-    """Return the path of the shipped directory `name` ("profiles" or "targets")."""
+    """Return the path of the shipped folder `name` ("profiles" or "targets")."""
     inside = _PACKAGE / "_shipped" / name
     return inside if inside.is_dir() else _PACKAGE.parent / name
 
 
 def user_folder(kind: Literal["config", "cache", "state"]) -> Path | None:
-    """Return the user's folder of this kind for edgeq, or None if the user has no home.
+    """Return the folder of this kind that edgeq uses for the user, or None if the user has no home folder.
 
-    In containers, a user may have no home: HOME, the XDG variables and the entry in the list of users are all missing.
+    In containers, a user may have none: HOME, the XDG variables and the entry in the list of users are all missing.
     """
     try:
         found = Path(getattr(platformdirs, f"user_{kind}_path")("edgeq"))
-    except (RuntimeError, KeyError):  # depends on the version of platformdirs, or of Python
+    except (RuntimeError, KeyError):  # the error's type depends on the version of platformdirs or of Python
         return None
     return found if found.is_absolute() else None
 
 
-# onnx_ir needs sympy for arithmetic with symbolic sizes, and importing it takes half the time of onnx_ir's import.
+# onnx_ir needs sympy for arithmetic with symbolic sizes. sympy takes half of the time of onnx_ir's import.
 MODULES = frozenset({"sympy", "onnx_ir._symbolic_shapes"})
 
 
 class _Deferring:
-    """Find the same modules as Python's own finder, but load those in `MODULES` at their first use."""
+    """Find the same modules as Python's own finder, but delay the loading of modules in `MODULES` until their first
+    use.
+    """
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -74,15 +76,15 @@ class _Deferring:
 
 
 def defer_imports() -> None:
-    """Load `MODULES` at their first use from now on. Only programs call this, because a library must not change its
-    user's imports.
+    """Delay the loading of `MODULES` until their first use. Only programs call this, because a library must not change
+    its user's imports.
     """
     sys.meta_path.insert(0, _Deferring())
 
 
 @contextmanager
 def device_errors() -> Iterator[None]:
-    """Raise errors of edgeq_device as edgeq's errors of the same name."""
+    """Raise errors of edgeq_device as the edgeq errors of the same name."""
     try:
         yield
     except DeviceError as error:
@@ -108,7 +110,7 @@ class Group:
         attribute: name of the object in such a module.
         own: edgeq's own extensions as name → "module:attribute", if they are not the modules of one package.
         error: type of the error for an unknown name.
-        also: what users can give instead of a name, for messages.
+        also: other things that users can give instead of a name, for messages.
     """
 
     title: str
@@ -120,22 +122,24 @@ class Group:
     also: str = ""
 
     def names(self) -> tuple[str, ...]:
-        """Return every registered name: edgeq's own, then those of plug-ins, both in alphabetical order."""
+        """Return every registered name. edgeq's own names come first, then the plug-ins' names, both in alphabetical
+        order.
+        """
         return tuple(dict.fromkeys((*self.builtin(), *sorted(point.name for point in self.plugins()))))
 
     def builtin(self) -> Mapping[str, str]:
-        """Return edgeq's own extensions as name → "module:attribute"."""
+        """Return where edgeq's own extensions are defined, as name → "module:attribute"."""
         return self.own or _modules(self.package, self.attribute)
 
     def plugins(self) -> tuple[EntryPoint, ...]:
-        """Return the entry points of installed distributions. An entry point that is twice on the search path counts
+        """Return the entry points of installed distributions. An entry point that is on the search path twice counts
         once.
         """
         return _entry_points(self.name, tuple(sys.path))
 
     def place(self, name: str) -> tuple[str, str]:
-        """Return where `name` is defined, as ("module:attribute", distribution). For edgeq's own, the distribution is
-        "".
+        """Return where `name` is defined, as ("module:attribute", distribution). For edgeq's own extensions, the
+        distribution is "".
 
         Raises:
             EdgeqError: of the type `error`: no extension has that name.
@@ -157,7 +161,7 @@ class Group:
         return found[0]
 
     def check(self, name: str) -> None:
-        """Raise `error` if nothing is registered as `name`. The error suggests the nearest name."""
+        """Raise an error of the type `error` that suggests the nearest name, if nothing is registered as `name`."""
         if name not in self.names():
             self.place(name)
 
@@ -230,11 +234,11 @@ GROUPS = (METHODS, DECODERS, TASKS, STEPS, RECOVERIES, BACKENDS)
 
 
 class Registry(Generic[T]):
-    """Hold the objects of one group. Each is imported when it is first needed.
+    """Hold the objects of one group. Each object is imported when it is first needed.
 
     Args:
-        accepts: function that returns whether an object is of this kind.
-        expected: what an object must be, for messages.
+        accepts: function that returns whether an object is of the group's kind.
+        expected: description of a valid object, for messages.
         make: function that turns the target of an entry point into the object.
     """
 
@@ -252,7 +256,7 @@ class Registry(Generic[T]):
         return self.group.names()
 
     def owner(self, name: str) -> str:
-        """Return the name and version of the distribution that registers `name`, or "edgeq" for edgeq's own.
+        """Return the name and version of the distribution that registers `name`, or "edgeq" for edgeq's own extensions.
 
         Raises:
             EdgeqError: see `load`.
@@ -264,8 +268,8 @@ class Registry(Generic[T]):
 
         Raises:
             EdgeqError: the name is unknown (of the type `Group.error`).
-            UsageError: the name is registered twice, or its plug-in cannot be imported or is not of this kind. The
-                message names the distribution.
+            UsageError: the name is registered twice, its plug-in cannot be imported, or its object is not of the
+                group's kind. The message names the distribution.
         """
         place, owner = self.group.place(name)
         if (name, place) not in self._loaded:
@@ -309,7 +313,9 @@ class Registry(Generic[T]):
 
 
 def plugin_in(error: BaseException) -> str:
-    """Return the name and version of the last plug-in in an exception's traceback, or "" if there is none."""
+    """Return the name and version of the last plug-in that an exception's traceback passes through, or "" if there is
+    none.
+    """
     points = (point for group in GROUPS for point in group.plugins())
     owners = {re.split("[.:]", point.value)[0]: distribution(point) for point in points}
     modules = [str(frame.f_globals.get("__name__", "")) for frame, _ in traceback.walk_tb(error.__traceback__)]
@@ -318,8 +324,8 @@ def plugin_in(error: BaseException) -> str:
 
 
 def data_folders(name: str) -> tuple[Path, ...]:
-    """Return the folders `name` ("targets", "profiles", "targets/backends") in the packages that plug-ins register as
-    `edgeq.data`.
+    """Return the folders called `name` ("targets", "profiles", "targets/backends") in the packages that plug-ins
+    register under `edgeq.data`.
 
     Raises:
         UsageError: an entry point names a package that cannot be found.
@@ -357,7 +363,7 @@ def _modules(package: str, attribute: str) -> Mapping[str, str]:
 
 @lru_cache
 def _entry_points(group: str, path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
-    """Return the entry points of one group. `path` is the search path, and only serves as a key of the cache."""
+    """Return the entry points of one group. `path` is the search path and serves only as a cache key."""
     del path
     found = {(point.name, point.value, distribution(point)): point for point in entry_points(group=group)}
     return tuple(found.values())
@@ -375,7 +381,7 @@ def load_function(name: str, what: str, error: type[EdgeqError]) -> Callable[...
     """Return the function that `name` ("path.py:function") refers to. This runs the file, which is the user's own code.
 
     Args:
-        what: what the function is for, in messages.
+        what: the purpose of the function, for messages.
 
     Raises:
         EdgeqError: of the type `error`: the file does not exist, fails when it runs, or has no such function.
@@ -392,7 +398,9 @@ def load_function(name: str, what: str, error: type[EdgeqError]) -> Callable[...
 
 
 def describe(error: BaseException) -> tuple[str, str]:
-    """Return the error of a user's code in one line, with its file and line if they are known, and a fix."""
+    """Return two texts for an error in a user's code: one line with the error and, if known, its file and line; and a
+    fix.
+    """
     text = " ".join(f"{type(error).__name__}: {error}".split())
     place = place_in(error)
     fix = f"Correct {place.partition(':')[0]}" if place else "Correct the file"
@@ -402,7 +410,9 @@ def describe(error: BaseException) -> tuple[str, str]:
 
 
 def place_in(error: BaseException) -> str:
-    """Return the last "file.py:line" of a user's file in an exception's traceback, or "" if there is none."""
+    """Return the last place in a user's file that an exception's traceback names, as "file.py:line", or "" if there is
+    none.
+    """
     places = [
         f"{Path(frame.f_code.co_filename).name}:{line}"
         for frame, line in traceback.walk_tb(error.__traceback__)
@@ -416,11 +426,11 @@ def _run(path: Path, error: type[EdgeqError]) -> ModuleType:
     assert spec is not None, "a .py file has a loader"
     assert spec.loader is not None, "a .py file has a loader"
     module = importlib.util.module_from_spec(spec)
-    # A dataclass looks up its module by name while it is being defined.
+    # While a dataclass is being defined, it looks up its module by name.
     sys.modules[spec.name] = module
     try:
         spec.loader.exec_module(module)
-    except Exception as raised:  # the user's file can raise anything
+    except Exception as raised:  # the user's file can raise any exception
         text, fix = describe(raised)
         raise error(f"{path} cannot be imported: {text}", fix) from raised
     return module

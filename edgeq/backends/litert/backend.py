@@ -1,8 +1,8 @@
 """Build int8 .tflite files for LiteRT and TFLite Micro.
 
-The artifact is a Q/DQ model with the ranges that the file's kernels need. Code that opens it in an engine of .tflite
-files converts it first (`LitertBackend.convert`), so edgeq proves the file itself, in the kernels of the target's
-engine.
+The artifact is a Q/DQ model with the ranges that the .tflite kernels need. To open it in an engine that runs .tflite
+files, edgeq first converts it with `LitertBackend.convert`. So edgeq proves the .tflite file itself, in the kernels of
+the target's engine.
 """
 
 from __future__ import annotations
@@ -67,7 +67,8 @@ class LitertBackend(Backend):
     """Build int8 .tflite files.
 
     Attributes:
-        target: the target to build for, whose `[device] engine` proves the file; None means LiteRT with XNNPACK.
+        target: the target to build for, whose `[device] engine` runs the file for the proof; None means LiteRT with
+            XNNPACK.
     """
 
     name = "litert"
@@ -84,7 +85,7 @@ class LitertBackend(Backend):
         return dataclasses.replace(self, target=target)
 
     def check(self, scheme: Scheme) -> None:
-        """Refuse a scheme that the file's kernels cannot run. See `Backend.check`."""
+        """Refuse a scheme that the .tflite kernels cannot run. See `Backend.check`."""
         refuse_wide(scheme, self.title)
         require_fields(scheme, _FIELDS, self.name, _NEEDS)
 
@@ -97,7 +98,7 @@ class LitertBackend(Backend):
         *,
         samples: Samples | None = None,
     ) -> Artifact:
-        """Write to `destination` the Q/DQ model from which the file is made. See `Backend.build`.
+        """Write to `destination` the Q/DQ model from which the .tflite file is made. See `Backend.build`.
 
         Raises:
             RuntimeUnavailableError: ai-edge-litert is not installed.
@@ -133,7 +134,7 @@ class LitertBackend(Backend):
 
     @property
     def engine(self) -> Engine:
-        """Return the engine of the target, set to files with integer inputs and outputs."""
+        """Return the engine of the target, configured for files with integer inputs and outputs."""
         name = self.target.device.get("engine", _DEFAULT_ENGINE) if self.target is not None else _DEFAULT_ENGINE
         found = load_engines().get(name)
         if found is None or found.int8.backend != self.name:
@@ -141,13 +142,13 @@ class LitertBackend(Backend):
         return dataclasses.replace(found, options={**found.options, _INTERFACE: _INTEGERS})
 
     def estimated(self, artifact: Artifact) -> Artifact:
-        """Return `artifact` with vela's estimate if the target has an Ethos-U. See `Backend.estimated`."""
+        """If the target has an Ethos-U, return `artifact` with vela's estimate. See `Backend.estimated`."""
         with tempfile.TemporaryDirectory(prefix="edgeq-estimate-") as folder:
             return with_estimate(artifact, self.engine, self._options, Path(folder))
 
     def with_companions(self, artifact: Artifact, samples: Samples, folder: Path, *, count: int) -> Artifact:
-        """Return `artifact` with the sources for a microcontroller if the target is one, and with vela's compiled file
-        if it has an Ethos-U. See `Backend.with_companions`.
+        """Return `artifact` with sources if the target is a microcontroller, and with vela's compiled file if the
+        target has an Ethos-U. See `Backend.with_companions`.
         """
         engine = self.engine
         if "CPU" in engine.devices:
@@ -159,7 +160,7 @@ class LitertBackend(Backend):
         return _simulated
 
     def doctor(self, machine: Machine) -> Iterator[Check]:
-        """Look for vela. See `Backend.doctor`."""
+        """Check whether vela is installed. See `Backend.doctor`."""
         del machine
         try:
             yield Check("vela", "ok", f"{ethosu.version()}, which compiles for Ethos-U")
@@ -172,8 +173,8 @@ class LitertBackend(Backend):
         """Write a model as a .tflite file. See `Backend.convert`.
 
         Args:
-            options: `interface`: with "integers" the file has int8 inputs and outputs in its operators' order of axes,
-                as applications use them. Otherwise the file has the inputs and outputs of the model.
+            options: `interface` selects the inputs and outputs of the file. With "integers", they are int8, with axes
+                in the order of the operators, as applications use them. Otherwise they are those of the model.
         """
         source = read_model(model)
         network = stating(lower(source, model), source)
@@ -203,7 +204,7 @@ def _float_nodes(prepared: PreparedModel, ranges: Mapping[str, Range], scheme: S
 
 
 def _coverage(source: ir.Model, network: Network, left: Mapping[str, str]) -> Coverage:
-    """Return what runs on integers, by the operators of the file."""
+    """Return which operators of the file run on integers."""
     floats = {
         operator.node
         for operator in network.operators

@@ -1,4 +1,4 @@
-"""Write what accompanies a .tflite file for a microcontroller: its sources, and its form for the NPU."""
+"""Write the files that accompany a .tflite file for a microcontroller: C++ sources and an NPU version of the model."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def with_sources(
     """Return `artifact` with the files that a microcontroller needs. If a tool is missing or fails, a note reports it.
 
     Args:
-        engine: TFLite Micro, set to files with integer inputs and outputs.
+        engine: TFLite Micro, configured for files with integer inputs and outputs.
         options: options for vela; empty if the target has no Ethos-U.
-        folder: where to write the files; private, and does not exist yet.
-        count: how many of `samples` become the self-test.
+        folder: private folder for the files; it does not exist yet.
+        count: number of `samples` that become the self-test.
     """
     folder.mkdir()
     file = EngineFiles(folder).file(artifact.model, engine)
@@ -53,7 +53,7 @@ def with_sources(
 def with_estimate(artifact: Artifact, engine: Engine, options: Mapping[str, str], folder: Path) -> Artifact:
     """Return `artifact` with vela's estimate, and write vela's compiled file to `folder`.
 
-    If vela is missing or fails, return `artifact` with a note. Without `options` (no Ethos-U), return it unchanged.
+    If vela is missing or fails, return `artifact` with a note. If `options` is empty (no Ethos-U), return it unchanged.
 
     Args:
         engine, options: the same as in `with_sources`.

@@ -16,7 +16,7 @@ from edgeq.model.fixed_shapes import fold_shapes, infer_shapes
 
 
 def lower(model: ir.Model, source: Path) -> Network:
-    """Return the operators of a Q/DQ model at batch 1.
+    """Return the operators of a Q/DQ model at batch size 1.
 
     Args:
         source: the model's file, for messages.
@@ -25,7 +25,7 @@ def lower(model: ir.Model, source: Path) -> Network:
         ModelError: a .tflite file cannot express a node; names the node and the reason.
     """
     fixed = _at_batch_one(model, source)
-    while fold_shapes(fixed):  # folded values may be the shapes that other nodes read
+    while fold_shapes(fixed):  # The folded values may be shapes that other nodes read.
         infer_shapes(fixed)
     join_gelu(fixed)
     network = Lowering(fixed, HANDLERS).run()
@@ -34,7 +34,9 @@ def lower(model: ir.Model, source: Path) -> Network:
 
 
 def _at_batch_one(model: ir.Model, source: Path) -> ir.Model:
-    """Return a clone of `model` with fixed input sizes and all sizes that follow from them. An open batch becomes 1."""
+    """Return a clone of `model` whose input sizes, and all the sizes that follow from them, are fixed. An open batch
+    size becomes 1.
+    """
     fixed = model.clone()
     ir.external_data.load_to_model(fixed)
     for value in fixed.graph.inputs:

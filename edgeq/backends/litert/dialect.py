@@ -1,4 +1,4 @@
-"""Read what a .tflite file can express: the rows of targets/litert/operators.toml."""
+"""Read which operators a .tflite file can express, from the rows of targets/litert/operators.toml."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from edgeq.util.registry import shipped
 
 @dataclass(frozen=True)
 class Row:
-    """Describe one operator of the file; targets/litert/operators.toml explains the fields."""
+    """Describe one operator of a .tflite file. targets/litert/operators.toml explains the fields."""
 
     kind: str
     float32: int
@@ -39,15 +39,15 @@ def _table() -> _Table:
 
 @cache
 def dialect() -> Mapping[str, Row]:
-    """Return the operators of a .tflite file, by their names in the schema."""
+    """Return the operators of a .tflite file, keyed by their names in the schema."""
     return {row.kind: row for row in _table().operator}
 
 
 def tied() -> frozenset[str]:
-    """Return the ONNX operators whose inputs and outputs must all share one range."""
+    """Return the ONNX operators that require one common range for all their inputs and outputs."""
     return SHARING | frozenset(_table().tied)
 
 
 def results() -> Mapping[str, Range]:
-    """Return the output ranges of ONNX operators whose kernels have fixed scales."""
+    """Return the output ranges of the ONNX operators whose kernels have fixed output scales."""
     return _table().results

@@ -1,7 +1,7 @@
-"""Compile a .tflite file for Arm's Ethos-U with vela, in a process, and read vela's estimates.
+"""Compile a .tflite file for Arm's Ethos-U with vela, which runs in its own process, and read vela's estimates.
 
-The compiled file runs only on the NPU: no interpreter on this machine supports its operator. The uncompiled file
-travels with it, and edgeq checks the answers of that file.
+The compiled file runs only on the NPU, because no interpreter on this machine supports its operator. The uncompiled
+file ships with it, and edgeq checks the answers of the uncompiled file.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Text = Annotated[str, Meta(max_length=4096)]
 
 @dataclass(frozen=True)
 class CpuOperator:
-    """Describe an operator that stays on the CPU: its type, its output tensor, and vela's reason."""
+    """Hold the type and the output tensor of an operator that stays on the CPU, and vela's reason."""
 
     operator: Text
     output: Text
@@ -52,9 +52,9 @@ class Estimate(Displayed):
     Attributes:
         basis: the source of the estimate.
         accelerator, config, system_config, memory_mode: options of vela, which decide the figures.
-        cycles: cycles of one inference, all memory accesses included.
+        cycles: cycles of one inference, including all memory accesses.
         npu_cycles: cycles of the NPU's own work.
-        ms: time of one inference at the clock of `system_config`.
+        ms: time of one inference at the clock rate of `system_config`.
         sram_kib, dram_kib, flash_kib: memory in use, KiB.
         npu_operators, cpu_operators: number of operators of the compiled graph on the NPU and on the CPU.
         on_cpu: the operators that stay on the CPU, each with the reason.
@@ -84,8 +84,8 @@ class Estimate(Displayed):
         return f"{self.basis}: {self.cycles:,} cycles, {self.ms:.2f} ms, {memory} ({where})"
 
     def notes(self) -> tuple[str, ...]:
-        """Return the estimate and the operators that stay on the CPU, one sentence each. Of many operators it names
-        only some.
+        """Return sentences with the estimate and the operators that stay on the CPU. A long list of operators is cut
+        short.
         """
         named = self.on_cpu[:_MOST_NAMED]
         listed = [f"{one.operator} ({one.output}) stays on the CPU: {one.reason}" for one in named]
@@ -99,7 +99,7 @@ def compile_for(model: Path, options: Mapping[str, str], destination: Path) -> E
 
     Args:
         options: vela's "accelerator-config", "config", "system-config" and "memory-mode". All are required, because
-            vela's own defaults decide the result and match no particular chip.
+            they affect the result, and vela's defaults match no particular chip.
 
     Raises:
         RuntimeUnavailableError: vela is not installed.
@@ -127,7 +127,7 @@ def compile_for(model: Path, options: Mapping[str, str], destination: Path) -> E
 
 
 def find_vela() -> str:
-    """Return the path of vela: in the folder of this Python, else in PATH.
+    """Return the path of vela, from the folder of this Python or else from PATH.
 
     Raises:
         RuntimeUnavailableError: vela is in neither of them.
@@ -176,7 +176,7 @@ _ON_CPU = re.compile(r"operator: (\S+), (?:\w+: )?'([^'\n]*)'[^\n]*\n\s*(?:- )?(
 
 
 def _read(summary: Path, text: str, options: Mapping[str, str]) -> Estimate:
-    """Return the estimate from the summary file, which has one row, and from the log."""
+    """Return the estimate in vela's summary file, which has one row, and in its log."""
     counts = dict(_COUNTS.findall(text))
     try:
         with summary.open(encoding="utf-8", newline="") as file:

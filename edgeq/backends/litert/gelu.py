@@ -1,5 +1,6 @@
-"""Join the operators from which exporters build a Gelu, x / 2 (1 + erf(x / sqrt 2)). A .tflite file has no Erf
-operator.
+"""Find each group of operators from which an exporter built a Gelu, and replace the group with one Gelu.
+
+A Gelu is x / 2 (1 + erf(x / sqrt 2)). A .tflite file has no Erf operator.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ _TOLERANCE = 1e-4
 
 
 def join_gelu(model: ir.Model) -> int:
-    """Rewrite every such group of operators in `model` as one Gelu, in place, whatever the model's operator set is.
+    """Replace every group of operators that computes a Gelu with one Gelu, in place, whatever the model's opset is.
 
     Returns:
-        The number of groups that were rewritten.
+        The number of groups that were replaced.
     """
     count = 0
     for node in list(model.graph):
@@ -39,7 +40,7 @@ def join_gelu(model: ir.Model) -> int:
 
 
 def parts_of_gelu(model: ir.Model) -> frozenset[str]:
-    """Return the names of the nodes that such groups consist of."""
+    """Return the names of all nodes in groups of operators that compute a Gelu."""
     joined = model.clone()
     join_gelu(joined)
     kept = {node.name for node in joined.graph if not is_op(node, "Gelu")}
@@ -47,7 +48,7 @@ def parts_of_gelu(model: ir.Model) -> frozenset[str]:
 
 
 def _result(erf: ir.Node, source: ir.Value) -> ir.Node | None:
-    """Return the node that makes the Gelu of `source`, or None if other operators follow `erf`."""
+    """Return the node whose output is the Gelu of `source`, or None if other operators follow `erf`."""
     added = only_reader(erf.outputs[0])
     if added is None or not is_op(added, "Add") or not any(_is(value, 1.0) for value in added.inputs):
         return None
@@ -62,9 +63,7 @@ def _result(erf: ir.Node, source: ir.Value) -> ir.Node | None:
 
 
 def _scaled_by(value: ir.Value | None, factor: float) -> ir.Value | None:
-    """Return the input that is multiplied by `factor`, or divided by its inverse, to make `value`. Return None if there
-    is no such input.
-    """
+    """Return the tensor that a Mul by `factor` or a Div by its inverse turns into `value`, or None if there is none."""
     maker = value.producer() if value is not None else None
     if is_op(maker, "Div") and maker is not None and _is(maker.inputs[1], 1 / factor):
         return maker.inputs[0]

@@ -1,8 +1,8 @@
 """Give a file the inputs and outputs of the model from which it was made, with axes in the model's order.
 
-A deployed file has integer inputs and outputs, with axes in the order of its operators. A file that replaces the model
-in an engine, to be timed against other engines, has the model's own inputs and outputs. It quantizes and reorders its
-inputs itself.
+A deployed file has integer inputs and outputs, with axes in the order of its operators. To time a file against other
+engines, edgeq uses it in place of the model. Such a file has the model's own inputs and outputs: it quantizes and
+reorders its inputs itself.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ _NAMES = {ir.DataType.FLOAT: "float", ir.DataType.DOUBLE: "double"}
 
 
 def stating(network: Network, source: ir.Model) -> Network:
-    """Return the network whose file states the types and sizes of the model's inputs and outputs. An open batch runs
-    sample by sample.
+    """Return the network with the types and sizes of the model's inputs and outputs, so that its file states them. If
+    the batch size is open, samples run one by one.
     """
     values = {value.name: value for value in (*source.graph.inputs, *source.graph.outputs)}
     inputs, outputs = (
@@ -34,13 +34,15 @@ def _stating(port: Port, value: ir.Value) -> Port:
         return port
     fixed = stored_shape(port.tensor.shape, moves(port.order, plain(len(port.order))))
     shape = (own if isinstance(own, int) else own.value for own in value.shape)
-    # Only the first size may stay open, because all other sizes are fixed in the file.
+    # Only the batch size may stay open, because the file fixes all other sizes.
     sizes = tuple(own if place == 0 else have for place, (own, have) in enumerate(zip(shape, fixed, strict=True)))
     return replace(port, type=f"tensor({_NAMES.get(value.dtype, value.dtype.name.lower())})", shape=sizes)
 
 
 def with_own_interface(network: Network) -> Network:
-    """Return the network with operators around it that quantize its inputs, dequantize its outputs and reorder both."""
+    """Return the network with additional operators that quantize its inputs, dequantize its outputs and reorder the
+    axes of both.
+    """
     inputs, ahead = [], []
     for port in network.inputs:
         taken, operators = _ahead(port)
@@ -60,8 +62,8 @@ def with_own_interface(network: Network) -> Network:
 
 
 def _ahead(port: Port) -> tuple[Port, list[Operator]]:
-    """Return an input in the model's form, and the operators that make the network's input of it. They quantize before
-    they reorder axes, so they move integers and not floats.
+    """Return an input in the model's form, and the operators that turn it into the network's input. They quantize
+    before they reorder axes, so they move integers and not floats.
     """
     shape = stored_shape(port.tensor.shape, moves(port.order, plain(len(port.order))))
     taken = current = Tensor(f"{port.name}/model", shape, "float32" if port.tensor.type == "int8" else port.tensor.type)
@@ -78,7 +80,7 @@ def _ahead(port: Port) -> tuple[Port, list[Operator]]:
 
 
 def _behind(port: Port) -> tuple[Port, list[Operator]]:
-    """Return an output in the model's form, and the operators that make it of the network's output."""
+    """Return an output in the model's form, and the operators that make it from the network's output."""
     current, operators = port.tensor, []
     order = plain(len(port.order))
     if port.order != order:

@@ -1,7 +1,7 @@
-"""Reorder axes: choose the order in which a file stores them, and carry this order through a Reshape.
+"""Choose the order in which a file stores the axes of its tensors, and carry this order through a Reshape.
 
-The file may store the axes of a tensor of the ONNX model in another order: axis i in the file is axis order[i] in the
-model. So a Transpose costs nothing, and a convolution's NCHW is stored as NHWC, (0, 2, 3, 1).
+The file may store a tensor's axes in another order than the ONNX model: axis i in the file is axis order[i] in the
+model. So a Transpose costs nothing. A convolution's NCHW tensor is stored as NHWC, with the order (0, 2, 3, 1).
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ Order = tuple[int, ...]
 
 
 def plain(rank: int) -> Order:
-    """Return the order of the model itself."""
+    """Return the order of the model itself: 0, 1, 2…"""
     return tuple(range(rank))
 
 
 def channels_last(rank: int) -> Order:
-    """Return the order with the channels, axis 1, after all other axes."""
+    """Return the order in which the channels (axis 1) come after all other axes."""
     return (0, *range(2, rank), 1) if rank > 1 else plain(rank)
 
 
@@ -28,23 +28,25 @@ def stored_shape(shape: Sequence[int], order: Order) -> tuple[int, ...]:
 
 
 def moves(source: Order, target: Order) -> Order:
-    """Return the permutation that TRANSPOSE applies to a tensor stored in one order to store it in another."""
+    """Return the permutation with which TRANSPOSE turns a tensor stored in the order `source` into one in the order
+    `target`.
+    """
     return tuple(source.index(axis) for axis in target)
 
 
 def keeps_elements(shape: Sequence[int], permutation: Order) -> bool:
-    """Return whether a permutation of a stored tensor leaves its elements where they are in memory."""
+    """Return whether a permutation of a stored tensor leaves all its elements in the same place in memory."""
     wide = [axis for axis in permutation if shape[axis] != 1]
     return wide == sorted(wide)
 
 
 def transposed(order: Order, permutation: Sequence[int]) -> Order:
-    """Return the stored order of the output of a Transpose if no element moves in the file."""
+    """Return the order in which the output of a Transpose is stored if the file moves no element."""
     return tuple(list(permutation).index(axis) for axis in order)
 
 
 def groups(before: Sequence[int], after: Sequence[int]) -> list[tuple[list[int], list[int]]]:
-    """Return the smallest sets of axes wider than 1 that a Reshape turns into each other, in order."""
+    """Return the smallest groups of axes that a Reshape turns into each other, in order, without axes of size 1."""
     left = [axis for axis, size in enumerate(before) if size != 1]
     right = [axis for axis, size in enumerate(after) if size != 1]
     found: list[tuple[list[int], list[int]]] = []
@@ -60,15 +62,15 @@ def groups(before: Sequence[int], after: Sequence[int]) -> list[tuple[list[int],
 
 
 def reshaped(before: Sequence[int], order: Order, after: Sequence[int]) -> tuple[Order, Order]:
-    """Return the order in which a tensor must be stored so that a Reshape moves no element, and the order of its
-    result.
+    """Return the order in which the input of a Reshape must be stored so that no element moves, and the order of its
+    output.
 
-    The needed order is as close to `order` as possible. The order of the result is channels-last or the model's order
-    if possible.
+    The input's order is as close to `order` as possible. The output's order is channels-last or the model's order if
+    possible.
 
     Args:
-        before, after: shapes in the model; no size is 0.
-        order: how the tensor is stored.
+        before, after: shapes of input and output in the model; no size is 0.
+        order: the order in which the input is stored now.
     """
     place = {axis: i for i, axis in enumerate(order)}
     sets = sorted(groups(before, after), key=lambda pair: min(place[axis] for axis in pair[0]))
@@ -83,8 +85,8 @@ def reshaped(before: Sequence[int], order: Order, after: Sequence[int]) -> tuple
 
 
 def _with_units(wide: Sequence[int], shape: Sequence[int], order: Order) -> Order:
-    """Return the order with the axes wider than 1 in the sequence of `wide`, and axes of size 1 at their places in
-    `order`.
+    """Return a full order. It has the axes wider than 1 in the sequence of `wide`, and the axes of size 1 at their
+    places in `order`.
     """
     rest = list(wide)
     return tuple(axis if shape[axis] == 1 else rest.pop(0) for axis in order)

@@ -1,11 +1,12 @@
 """Lower a Q/DQ model to the operators of a .tflite file.
 
 A node computes on integers if all its activations come from DequantizeLinear nodes and all its outputs go to
-QuantizeLinear nodes with the same parameters. All other nodes compute in float, between DEQUANTIZE and QUANTIZE. So
-does a node whose integer form the file cannot express. A node that only moves elements keeps the integers and the
-parameters of its input. A QuantizeLinear after such a node moves ahead of it, because neither changes a number.
+QuantizeLinear nodes with the same parameters. All other nodes compute in float, between a DEQUANTIZE and a QUANTIZE,
+and so do nodes whose integer form the file cannot express. A node that only moves elements keeps the integers and the
+parameters of its input. If a QuantizeLinear follows such a node, it is applied before the node, because the order of
+the two does not matter.
 
-Each ONNX operator has a function in `operators`. The axes of a tensor are stored in any order (`layout`).
+Each ONNX operator has a function in `operators`. The axes of a tensor may be stored in any order (`layout`).
 """
 
 from __future__ import annotations
@@ -43,16 +44,16 @@ _TYPES: dict[ir.DataType, Type] = {
 
 
 class CannotWriteError(Exception):
-    """Report a node that the file cannot express. The message is the reason."""
+    """Report a node that the file cannot express. The message states only the reason."""
 
 
 class Stored:
-    """Describe a tensor of the file that represents one of the model, with its axes in `order`.
+    """Describe a tensor of the file that represents a tensor of the model, with its axes in `order`.
 
     Attributes:
-        shape: its shape in the model.
-        features: for a tensor of two axes, the model's index of each element on the second axis; None if they are in
-            order.
+        shape: the shape of the model's tensor.
+        features: for a tensor of two axes, the model's index of each element on the second axis; None if the elements
+            are in the model's order.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class Stored:
 
 
 class Lowering:
-    """Hold the state of one lowering: the stored form of each of the model's tensors so far, and the operators."""
+    """Hold the state of one lowering: the operators so far, and the stored form of each model tensor that has one."""
 
     def __init__(self, model: ir.Model, handlers: dict[str, Callable[[Lowering, ir.Node], None]]) -> None:
         self._graph, self._handlers = model.graph, handlers
@@ -84,7 +85,7 @@ class Lowering:
         """Lower the whole model.
 
         Raises:
-            ModelError: names the node, its operator and why it cannot be lowered.
+            ModelError: a node cannot be lowered; names the node, its operator and the reason.
         """
         inputs = tuple(self._input(value) for value in self._graph.inputs if not value.is_initializer())
         for node in self._graph:
@@ -125,7 +126,7 @@ class Lowering:
         """Return the parameters with which a tensor is quantized.
 
         Return None unless all its readers are QuantizeLinear nodes with the same parameters. Nodes that move elements
-        may come between the tensor and these nodes.
+        may be between the tensor and these readers.
         """
         if value.is_graph_output() or not value.uses():
             return None
@@ -180,7 +181,7 @@ class Lowering:
         self._held[name_of(node.outputs[0])] = self.requantized(source, params)
 
     def requantized(self, source: Stored, params: Scales, name: str = "") -> Stored:
-        """Return a tensor as integers with these scales."""
+        """Return a tensor as integers with the scales `params`."""
         if source.scales is not None and source.scales.equals(params):
             return source
         key = ("quantized", source.tensor, params.scale.tobytes(), params.zero.tobytes())
@@ -191,10 +192,10 @@ class Lowering:
             self._shared[key] = made
         return Stored(made, source.order, source.shape, source.features)
 
-    # Methods for the handlers.
+    # Methods that the operators' functions call.
 
     def is_constant(self, value: ir.Value | None) -> bool:
-        """Return whether a value is constant, or dequantized from constant integers."""
+        """Return whether a value is a constant, or the dequantized form of constant integers."""
         return is_constant(value) or (
             value is not None
             and is_op(value.producer(), "DequantizeLinear")
@@ -202,7 +203,7 @@ class Lowering:
         )
 
     def constant(self, value: ir.Value | None) -> tuple[NDArray[Any], Scales | None]:
-        """Return the values of a constant: integers with their scales, or other values with None."""
+        """Return the values of a constant: integers and their scales, or other values and None."""
         maker = value.producer() if value is not None else None
         if maker is not None and is_op(maker, "DequantizeLinear"):
             values, params = constant(maker.inputs[0]), _parameters(maker)
@@ -227,7 +228,7 @@ class Lowering:
         return ((values.astype(np.int64) - zero).astype(np.float32) * scale).astype(np.float32)
 
     def stored(self, value: ir.Value | None) -> Stored:
-        """Return the stored form of a tensor: integers if it has them."""
+        """Return the stored form of a tensor, as integers if it has an integer form."""
         found = self._held.get(name_of(value))
         if found is None:
             if value is None or not self.is_constant(value):
@@ -237,7 +238,7 @@ class Lowering:
         return found
 
     def read(self, value: ir.Value | None) -> Stored:
-        """Return an activation in the form in which the current node computes: integers or floats."""
+        """Return an activation as integers if the current node computes on integers, or else as floats."""
         found = self.stored(value)
         if self.integer or found.tensor.type != "int8":
             return found
@@ -250,7 +251,7 @@ class Lowering:
         return Stored(dequantized.tensor, found.order, found.shape, found.features)
 
     def arranged(self, found: Stored, order: Order) -> Stored:
-        """Return a tensor with its axes in another order."""
+        """Return a tensor with its axes stored in another order."""
         if found.features is not None:
             found = self._in_order(found)
         if found.order == order:
@@ -269,7 +270,7 @@ class Lowering:
         return Stored(made, order, found.shape)
 
     def _in_order(self, found: Stored) -> Stored:
-        """Return a tensor of two axes with its features back in the model's order."""
+        """Return a tensor of two axes, after moving its features back into the model's order."""
         assert found.features is not None
         made = self._like(found, f"{found.tensor.name}/in_order", found.tensor.shape)
         places = self.fixed("places", np.argsort(found.features).astype(np.int32))
@@ -277,7 +278,9 @@ class Lowering:
         return Stored(made, found.order, found.shape)
 
     def as_shape(self, found: Stored, shape: Sequence[int], name: str) -> Stored:
-        """Return a tensor reshaped to `shape` in the model. As few elements as possible move in the file."""
+        """Return a tensor reshaped to `shape`, which is in the model's order of axes. The file moves as few elements as
+        possible.
+        """
         if found.features is not None:
             found = self._in_order(found)
         if tuple(shape) == found.shape:
@@ -292,7 +295,7 @@ class Lowering:
         return Stored(made, order, shape)
 
     def flattened(self, found: Stored, name: str) -> Stored:
-        """Return a tensor as [N, features], with the features in the order in which they are stored."""
+        """Return a tensor as [N, features], with the features in their stored order."""
         order = found.order
         shape = found.shape
         if found.features is not None or order[0] != 0 or len(shape) < 2:
@@ -310,7 +313,7 @@ class Lowering:
         self._emit("RESHAPE", (source, self.fixed("shape", shape)), (made,), {"newShape": list(made.shape)})
 
     def fixed(self, name: str, values: NDArray[Any], scales: Scales | None = None) -> Tensor:
-        """Return the tensor of a constant. Equal constants share one tensor."""
+        """Return the tensor that stores a constant. Equal constants share one tensor."""
         if values.dtype == np.int64:
             values = values.astype(np.int32)
         values = np.ascontiguousarray(values)
@@ -336,8 +339,8 @@ class Lowering:
         """Write the operator that makes a node's output, with its axes in `order`.
 
         Args:
-            scales: scales of its integer output; None means the scales of the QuantizeLinear after it. If the two
-                differ, a QUANTIZE follows.
+            scales: scales of its integer output. If the QuantizeLinear after the node has other scales, a QUANTIZE
+                follows. None means the scales of that QuantizeLinear.
             like: a tensor whose type and scales the output keeps.
         """
         value = node.outputs[output]
@@ -350,7 +353,9 @@ class Lowering:
         self.hold(value, Stored(made, order, shape))
 
     def partial(self, name: str, shape: Sequence[int], scales: Scales | None) -> Tensor:
-        """Return a new tensor: integers with these scales if the current node computes on integers, else floats."""
+        """Return a new tensor. It has integers with these scales if the current node computes on integers, or else
+        floats.
+        """
         return self._fresh(name, tuple(shape), "int8" if self.integer else "float32", scales if self.integer else None)
 
     def emit(
@@ -403,7 +408,7 @@ class Lowering:
 
 
 def _parameters(node: ir.Node) -> Scales:
-    """Return the scales of a Q or DQ node. Unsigned integers are stored as signed ones, 128 less."""
+    """Return the scales of a Q or DQ node. Unsigned integers are stored as signed ones, reduced by 128."""
     scale, zero = constant(node.inputs[1]), constant(node.inputs[2]) if len(node.inputs) > 2 else None
     if scale is None:
         raise CannotWriteError("its scale is computed")
@@ -417,7 +422,7 @@ def _parameters(node: ir.Node) -> Scales:
 
 
 def _is_number(value: ir.Value | None) -> bool:
-    """Return whether a value is a float constant, as a node that stays in float reads it."""
+    """Return whether a value is a float constant, which shows that the node that reads it was not quantized."""
     return is_constant(value) and value is not None and value.dtype == ir.DataType.FLOAT
 
 
@@ -426,7 +431,9 @@ _PLAIN = ("Transpose", "Reshape", "Flatten", "MatMul", "Gemm", "Gather")
 
 
 def _wants_channels_last(value: ir.Value) -> bool:
-    """Return whether the first node that depends on the order of axes reads a tensor with the channels last."""
+    """Return whether a tensor should be stored channels-last, judged by the first later node that depends on the axis
+    order.
+    """
     shape, waiting = sizes(value), [value]
     seen: set[ir.Value] = set()
     if shape is None or len(shape) < 3:

@@ -1,7 +1,7 @@
 """Write the files that a microcontroller project needs for a .tflite model.
 
-These are the model as a C array, the operators to register, the size of the arena, and a self-test. The expected
-answers of the self-test come from TFLite Micro's own kernels, run on this machine.
+The files are the model as a C array, the operators to register, the size of the arena, and a self-test. The self-test's
+expected answers come from TFLite Micro's own kernels, run on this machine.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from edgeq.run.session import Engines, SessionSettings
 
 FOLDER = "micro"
 ARENA = "arena_bytes"
-"""Option of the engine that sets the arena's size. The engine then does not enlarge the arena."""
+"""Option that sets the size of the engine's arena. With this option, the engine does not enlarge the arena."""
 _TEXTS = Path(__file__).parent / "micro_files"
 _STEP, _MOST_STEPS = 1024, 1 << 18
 _MOST_CASES = 8
@@ -35,7 +35,7 @@ _METHODS = {"BATCH_MATMUL": "BatchMatMul", "PADV2": "PadV2"}
 
 @dataclass(frozen=True)
 class _Case:
-    """Hold the inputs and outputs of one sample, in the file's types and order of axes."""
+    """Hold the inputs and outputs of one sample, in the types and axis orders of the file."""
 
     inputs: tuple[NDArray[Any], ...]
     outputs: tuple[NDArray[Any], ...]
@@ -52,15 +52,15 @@ def write_sources(
     count: int,
     twin: str = "",
 ) -> dict[str, Path]:
-    """Write the sources into `folder`, which it creates, and return them by their names in a bundle.
+    """Create `folder`, write the sources into it, and return their paths, keyed by their names in a bundle.
 
     Args:
         name: name of the model, for people.
         network: the network that the file contains.
         file: the .tflite file, which has integer inputs and outputs.
         engine: TFLite Micro.
-        count: how many of `samples` become the self-test.
-        twin: one sentence on the compiled form that travels with the file; "" if there is no such form.
+        count: number of `samples` that become the self-test.
+        twin: a sentence on the compiled form that ships with the file; "" if there is no such form.
 
     Raises:
         RuntimeUnavailableError: TFLite Micro is not installed.
@@ -95,13 +95,14 @@ def write_sources(
 
 
 def method(kind: str) -> str:
-    """Return the method of TFLite Micro's resolver that registers an operator: CONV_2D → AddConv2D."""
+    """Return the name of the method with which TFLite Micro's resolver registers an operator: AddConv2D for CONV_2D."""
     own = "".join(part if part[0].isdigit() else part.capitalize() for part in kind.split("_"))
     return f"Add{_METHODS.get(kind, own)}"
 
 
 def arena_bytes(file: Path, engine: Engine) -> int:
-    """Return the smallest arena, in steps of 1 KiB, in which TFLite Micro's interpreter can prepare the file.
+    """Return the size of the smallest arena in which TFLite Micro's interpreter can prepare the file, in steps of 1
+    KiB.
 
     Raises:
         EngineError: even an arena of 256 MiB is too small.
@@ -131,8 +132,8 @@ def arena_bytes(file: Path, engine: Engine) -> int:
 
 
 def _cases(network: Network, file: Path, engine: Engine, samples: Samples, count: int) -> list[_Case]:
-    """Return the file's inputs and outputs for the first samples. They are encoded here, because the session of
-    `engine` works on floats.
+    """Return the file's inputs and outputs for the first `count` samples. They are encoded here, because a session of
+    `engine` takes and returns floats.
     """
     with Engines() as engines:
         session = engines.open(file, SessionSettings(engine=engine))
@@ -149,7 +150,7 @@ def _cases(network: Network, file: Path, engine: Engine, samples: Samples, count
 
 
 def encoded(port: Port, array: NDArray[Any]) -> NDArray[Any]:
-    """Return an array of the model in the type, scale and order of axes of the file's tensor."""
+    """Convert an array of the model to the type, scale and axis order of the file's tensor, and return it."""
     scales = port.tensor.scales
     if port.tensor.type == "int8" and scales is not None:
         limits = np.iinfo(np.int8)

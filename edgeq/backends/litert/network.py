@@ -1,4 +1,4 @@
-"""Describe a model in the form of a .tflite file: tensors with their quantization, operators in order."""
+"""Describe a model in the form of a .tflite file: tensors with their quantization, and operators in execution order."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Type = Literal["float32", "int8", "int32", "int64", "bool", "uint8"]
 class Scales:
     """Describe how the integers of a tensor represent numbers: x = (q - zero) * scale.
 
-    There is one scale and one zero point for the tensor, or one of each for every index of `axis`.
+    The tensor has one scale and one zero point, or one of each for every index of `axis`.
     """
 
     scale: NDArray[np.float32]
@@ -24,7 +24,7 @@ class Scales:
     axis: int = 0
 
     def equals(self, other: Scales | None) -> bool:
-        """Return whether both represent the same numbers."""
+        """Return whether integers represent the same numbers with both scales."""
         return (
             other is not None
             and self.scale.shape == other.scale.shape
@@ -33,7 +33,7 @@ class Scales:
 
     @classmethod
     def of(cls, scale: float, zero: int) -> Scales:
-        """Return the scales of a tensor with one scale."""
+        """Return scales with one scale and one zero point for the whole tensor."""
         return cls(np.array([scale], np.float32), np.array([zero], np.int64))
 
 
@@ -50,11 +50,11 @@ class Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Operator:
-    """Describe one operator, by its builtin name in the schema, such as "CONV_2D".
+    """Describe one operator by its builtin name in the schema, such as "CONV_2D".
 
     Attributes:
-        inputs: tensors; None for an input that is left out.
-        options: fields of the operator's options, by their names in the schema's object API.
+        inputs: input tensors; None for an optional input that is left out.
+        options: fields of the operator's options, keyed by their names in the schema's object API.
         node: the ONNX node that the operator is part of.
     """
 
@@ -67,13 +67,13 @@ class Operator:
 
 @dataclass(frozen=True)
 class Port:
-    """Describe an input or output of the file, which represents one of the ONNX model.
+    """Describe an input or output of the file, which represents an input or output of the ONNX model.
 
     Attributes:
         name: the ONNX name.
-        order: the file's axes by their numbers in the ONNX model: (0, 2, 3, 1) for NCHW stored as NHWC.
-        type, shape: type and shape in the ONNX model, as onnxruntime reports them, with open sizes by name; "" and None
-            if the file does not state them.
+        order: for each axis in the file, its number in the ONNX model: (0, 2, 3, 1) for NCHW stored as NHWC.
+        type, shape: type and shape in the ONNX model as onnxruntime reports them, with names for open sizes; "" and
+            None if the file does not state them.
     """
 
     name: str
@@ -85,14 +85,16 @@ class Port:
 
 @dataclass(frozen=True)
 class Network:
-    """Hold a whole model."""
+    """Hold a whole model as tensors and operators of a .tflite file."""
 
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
     operators: tuple[Operator, ...]
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """Return every tensor once: inputs first, then by the operators that read or make them."""
+        """Return every tensor once: first the inputs, then the others in the order in which operators read or make
+        them.
+        """
         found: dict[Tensor, None] = {port.tensor: None for port in self.inputs}
         for operator in self.operators:
             found.update({t: None for t in (*operator.inputs, *operator.outputs) if t is not None})
@@ -100,7 +102,7 @@ class Network:
         return tuple(found)
 
     def without_unused(self) -> Network:
-        """Return the network without operators whose results are not read."""
+        """Return the network without the operators whose results nothing reads."""
         wanted = {port.tensor for port in self.outputs}
         kept: list[Operator] = []
         for operator in reversed(self.operators):

@@ -1,6 +1,6 @@
 """Check the rules that the tensors of a .tflite file must follow.
 
-The runtimes accept wrong scales silently and give other answers, so loading a file proves nothing.
+The runtimes silently accept wrong scales and then give other answers, so loading a file proves nothing.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def check(network: Network) -> None:
 
 
 def check_kernels(network: Network, engine: str) -> None:
-    """Refuse a network with an operator for which an engine has no kernel.
+    """Refuse a network with an operator for which the engine has no kernel.
 
     Raises:
         ModelError: names the node.
@@ -63,7 +63,7 @@ def problems(network: Network) -> Iterator[str]:
 
 
 def _integers(operator: Operator) -> bool:
-    """Return whether an operator computes on int8, which its first input decides, apart from shapes."""
+    """Return whether an operator computes on int8: all its int8 and float32 inputs are int8."""
     data = [tensor for tensor in operator.inputs if tensor is not None and tensor.type in ("int8", "float32")]
     return bool(data) and all(tensor.type == "int8" for tensor in data) and operator.kind != "DEQUANTIZE"
 
@@ -114,7 +114,7 @@ def _inputs_as_output(operator: Operator) -> Iterator[str]:
 
 def _output(scale: float, zero: int) -> Callable[[Operator], Iterator[str]]:
     def check_output(operator: Operator) -> Iterator[str]:
-        """Yield a fault if the output has another scale or zero point than the kernels produce."""
+        """Yield a fault if the output's scale or zero point differs from the one that the kernels produce."""
         if not Scales.of(scale, zero).equals(operator.outputs[0].scales):
             yield f"its output does not have the scale {scale:g} and zero point {zero}"
 
@@ -123,7 +123,7 @@ def _output(scale: float, zero: int) -> Callable[[Operator], Iterator[str]]:
 
 def _weights(axis: int) -> Callable[[Operator], Iterator[str]]:
     def check_weights(operator: Operator) -> Iterator[str]:
-        """Yield the faults of the weights, whose output channels are on `axis`."""
+        """Yield the faults of the weights. Their output channels are on `axis`."""
         weights = operator.inputs[1]
         if weights is None or weights.scales is None or weights.values is None:
             yield "its weights are not constant integers"
@@ -159,4 +159,4 @@ RULES: Mapping[str, Callable[[Operator], Iterator[str]]] = {
     "weights-3": _weights(3),
     "bias": _bias,
 }
-"""The rules that targets/litert/operators.toml names."""
+"""The rules that targets/litert/operators.toml refers to by name."""

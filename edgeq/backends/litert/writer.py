@@ -1,7 +1,7 @@
-"""Write a .tflite file, with the schema from the ai-edge-litert package.
+"""Write a .tflite file with the schema from the ai-edge-litert package.
 
 The schema requires that the bytes of each constant start at a multiple of 16, because a microcontroller may read them
-in place. The generated classes do not ensure this.
+in place. The package's generated classes do not ensure this.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from edgeq.errors import RuntimeUnavailableError
 
 ALIGNMENT = 16
 METADATA = "edgeq"
-"""Name of the metadata with the order in which the file stores the axes of its inputs and outputs."""
+"""Name of the metadata entry that states in which order the file stores the axes of its inputs and outputs."""
 _OLD_CODES = 127
 _ENUMS = {
     "padding": "Padding",
@@ -32,7 +32,7 @@ def schema() -> Any:
     """Return the classes of the schema.
 
     Raises:
-        RuntimeUnavailableError: the package is not installed.
+        RuntimeUnavailableError: the ai-edge-litert package is not installed.
     """
     try:
         from ai_edge_litert import schema_py_generated
@@ -42,10 +42,10 @@ def schema() -> Any:
 
 
 def write(network: Network, *, nodes: bool = False) -> bytes:
-    """Return the file of a network. The same network gives the same bytes.
+    """Return the bytes of a network's file. The same network always gives the same bytes.
 
     Args:
-        nodes: whether the file names the ONNX node of each operator, so that a profile can be read.
+        nodes: whether the file names the ONNX node of each operator, so that profiles of the file are readable.
     """
     return _File(network, nodes=nodes).pack()
 
@@ -155,7 +155,7 @@ class _File:
 
 
 def version(operator: Operator) -> int:
-    """Return the version that a file states for an operator."""
+    """Return the version number that a file states for an operator."""
     row = dialect()[operator.kind]
     integers = any(tensor is not None and tensor.type == "int8" for tensor in operator.inputs)
     return row.int8 if integers else row.float32

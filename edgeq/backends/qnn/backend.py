@@ -1,4 +1,6 @@
-"""Build for Qualcomm's NPU, and find out from its engine, in a separate process, which nodes of a model it accepts."""
+"""Build for Qualcomm's NPU, and find out which nodes of a model the NPU's engine accepts. The engine runs in a separate
+process.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,7 @@ def write_pairs(
     """Write the quantized model and return the nodes that stay in float, each with its reason.
 
     Args:
-        rules: the rules that decide what is quantized; None means those of the NPU.
+        rules: the rules that decide which nodes are quantized; None means the rules for the NPU.
 
     Raises:
         CalibrationError: a tensor has no range.
@@ -77,7 +79,7 @@ def write_pairs(
     with quiet():
         config = get_qnn_qdq_config(
             str(prepared.path),
-            None,  # the ranges are already known
+            None,  # The ranges are already known.
             activation_type=activation,
             weight_type=quant_type(scheme.weight_type),
             per_channel=scheme.per_channel,
@@ -109,7 +111,9 @@ def write_pairs(
 
 
 def _unsigned(model: ir.Model) -> set[str]:
-    """Return the constant weights of operators that accept only uint8 weights, as found in executed models."""
+    """Return the constant weights of operators that accept only uint8 weights. Runs of such models showed which
+    operators these are.
+    """
     types = {row.operator for row in dialect() if row.right and row.weights == "uint8" and row.bits == _NARROW}
     types -= {row.operator for row in dialect() if row.right and row.weights == "int8" and row.bits == _NARROW}
     second = (node.inputs[1] for node in model.graph if node.op_type in types and len(node.inputs) > 1)
@@ -119,8 +123,8 @@ def _unsigned(model: ir.Model) -> set[str]:
 def _grouped_transposed(model: ir.Model) -> set[str]:
     """Return the weights of transposed convolutions with groups.
 
-    Their shape is [C_in, C_out / groups, ...]. So one scale for each index of the output axis does not give each output
-    its own scale, which the bias needs.
+    Their shape is [C_in, C_out / groups, ...]. The bias needs one scale for each output, but this output axis has only
+    C_out / groups indices.
     """
     layers = [node for node in model.graph if is_op(node, "ConvTranspose")]
     return {name_of(node.inputs[1]) for node in layers if node.attributes.get_int("group", 1) > 1}
@@ -128,7 +132,7 @@ def _grouped_transposed(model: ir.Model) -> set[str]:
 
 @dataclass(frozen=True)
 class Row:
-    """Describe how the NPU treats one operator in one form; targets/qnn/htp.toml explains the fields."""
+    """Describe how the NPU runs one form of an operator. targets/qnn/htp.toml explains the fields."""
 
     operator: str
     form: str
@@ -155,21 +159,22 @@ def dialect() -> tuple[Row, ...]:
 
 
 def wide_share(model: ir.Model, scheme: Scheme) -> float:
-    """Return the share of the activations' elements that a scheme keeps in 16 bits."""
+    """Return the share of all activation elements that a scheme keeps in 16 bits."""
     every = {name_of(v): prod(sizes(v) or (1,)) for v in _activations(model) if v.producer() is not None}
     wide = every if ALL_NODES in scheme.wide else {name_of(value) for value in _wide(model, scheme)}
     return sum(size for name, size in every.items() if name in wide) / max(1, sum(every.values()))
 
 
 def _wide(model: ir.Model, scheme: Scheme) -> list[ir.Value]:
-    """Return the tensors in 16 bits: the outputs of the scheme's wide nodes, and inputs that only those nodes read.
+    """Return the 16-bit tensors: the outputs of the scheme's wide nodes, and model inputs that only those nodes read.
 
-    The quantizer's rules convert the other inputs of those nodes, and their outputs for other readers.
+    The quantizer's rules convert the other inputs of those nodes. They also convert the nodes' outputs for other
+    readers.
     """
     nodes = frozenset(scheme.wide) - {ALL_NODES}
 
     def is_wide(value: ir.Value) -> bool:
-        """Return whether a tensor has 16 bits: its producer is named or, for a model input, all its readers are."""
+        """Return whether a tensor has 16 bits: its producer is wide or, for a model input, all its readers are."""
         maker = value.producer()
         among = [maker] if maker is not None else [reader for reader, _ in value.uses()]
         return bool(among) and all(node.name in nodes for node in among)
@@ -188,13 +193,15 @@ _PAIR = ("QuantizeLinear", "DequantizeLinear")
 
 
 def failing_node(model: Path, fails: Callable[[Path], bool], folder: Path) -> ir.Node | None:
-    """Return the last node of the shortest beginning of `model` that fails like the whole model. Return None if the
-    model has no nodes.
+    """Find the shortest leading part of `model` that fails as the whole model does, and return its last node.
 
     Args:
         model: a Q/DQ model, whose nodes are in order.
         fails: function that returns whether a model fails.
-        folder: where to write the beginnings.
+        folder: folder for the partial models.
+
+    Returns:
+        None if the model has no nodes.
     """
     graph = read_model(model)
     nodes = [node for node in graph.graph if not is_op(node, *_PAIR)]
@@ -208,7 +215,7 @@ def failing_node(model: Path, fails: Callable[[Path], bool], folder: Path) -> ir
 
 
 def _beginning(model: ir.Model, nodes: list[ir.Node]) -> ir.Model:
-    """Return a model of `nodes`, all that they read, and the Q/DQ pairs after them."""
+    """Return a model with `nodes`, all the nodes that they depend on, and the Q/DQ pairs after them."""
     wanted = set(nodes)
     stack = list(nodes)
     while stack:
@@ -237,7 +244,7 @@ class Delegation:
     Attributes:
         source: the model that was quantized.
         graphs: names of the nodes that the engine accepts, one set for each graph that it compiles.
-        reasons: node → why it stays in float, if known.
+        reasons: the reason why a node stays in float, by node name, if known.
         how: the source of this knowledge.
     """
 
@@ -248,23 +255,25 @@ class Delegation:
 
     @property
     def left(self) -> tuple[ir.Node, ...]:
-        """Return the nodes that run on the CPU: they are in no graph and not merged into a node of a graph."""
+        """Return the nodes that run on the CPU: nodes that are in no graph and not merged into a node of a graph."""
         taken = frozenset().union(*self.graphs)
         return tuple(n for n in self.source.graph if n.name not in taken and not self._merged(n, taken))
 
     @property
     def floating(self) -> tuple[ir.Node, ...]:
-        """Return the nodes that the engine accepts although they are not quantized. It computes them in float16."""
+        """Return the nodes that are not quantized, but that the engine accepts. It computes them in float16."""
         taken = frozenset().union(*self.graphs)
         return tuple(n for n in self.source.graph if n.name in taken and n.name in self.reasons)
 
     def _merged(self, node: ir.Node, taken: frozenset[str]) -> bool:
-        """Return whether the quantizer removed `node` because the range of its input does its work."""
+        """Return whether `node` is a Relu or Clip that the quantizer removed because the range of its input already has
+        the same effect.
+        """
         maker = node.inputs[0].producer() if node.inputs and node.inputs[0] is not None else None
         return node.op_type in ("Relu", "Clip") and maker is not None and maker.name in taken
 
     def crossing(self) -> tuple[str, ...]:
-        """Return the tensors that cross between the NPU and the CPU, in graph order."""
+        """Return the tensors that pass between the NPU and the CPU, in graph order."""
         left = frozenset(self.left)
         made = ((value, node in left) for node in self.source.graph for value in node.outputs)
         return tuple(
@@ -272,7 +281,7 @@ class Delegation:
         )
 
     def notes(self) -> tuple[str, ...]:
-        """Return sentences that describe where the nodes run, and where the graph splits."""
+        """Return sentences that describe where the nodes run and which tensors pass between the NPU and the CPU."""
         count, left = len(self.source.graph), self.left
         share = f"{count - len(left)} of {count}" if left else f"all {count}"
         found = [f"{share} nodes run on the NPU, in {len(self.graphs)} graph{'s' * (len(self.graphs) != 1)}"]
@@ -283,7 +292,7 @@ class Delegation:
         return tuple(found)
 
     def coverage(self) -> Coverage:
-        """Return where the nodes run as a `Coverage` (`edgeq.measure.coverage`)."""
+        """Return a `Coverage` that states where the nodes run (`edgeq.measure.coverage`)."""
         macs, floats = node_macs(self.source), frozenset((*self.left, *self.floating))
         runs = [
             NodeRun(str(n.name), str(n.name), n.op_type, "float" if n in floats else "int8", macs.get(n.name or "", 0))
@@ -299,10 +308,10 @@ class Delegation:
 
 
 def forecast(source: ir.Model, reasons: Mapping[str, str], absent: str) -> Coverage:
-    """Return what would run in int8 if the engine accepted every node.
+    """Return the nodes that would run in int8 if the engine accepted every node.
 
     Args:
-        absent: why the engine itself was not used.
+        absent: the reason why the engine itself was not used.
     """
     everything = frozenset(str(node.name) for node in source.graph)
     found = Delegation(source, (everything,), reasons, "the model's pairs").coverage()
@@ -312,12 +321,12 @@ def forecast(source: ir.Model, reasons: Mapping[str, str], absent: str) -> Cover
 def delegated(
     source: ir.Model, model: Path, engine: Engine, reasons: Mapping[str, str], how: str, folder: Path
 ) -> Delegation:
-    """Return which nodes of `model`, made from `source`, the engine accepts.
+    """Find out which nodes the engine accepts in `model`, which was made from `source`.
 
     Args:
-        reasons: node → why it was left in float.
+        reasons: the reason why a node was left in float, by node name.
         how: source of the knowledge, for the record.
-        folder: private folder for the results. A model of the same structure is not compiled again.
+        folder: private folder for the results. A model with the same structure as an earlier one is not compiled again.
 
     Raises:
         EngineError: the engine refuses the model, crashes or hangs.
@@ -338,12 +347,12 @@ def delegated(
 
 
 def _at_node(error: EngineError, engine: Engine, engines: Engines, model: Path) -> EngineError:
-    """Return `error` with the node at which the engine fails. If it does not fail again, the error advises to try
-    again.
+    """Return `error` with the node at which the engine fails. If the engine does not fail again, return an error that
+    advises the user to try again.
     """
 
     def fails(beginning: Path) -> bool:
-        """Return whether the engine refuses this beginning of the model."""
+        """Return whether the engine refuses this leading part of the model."""
         try:
             engines.assigned_nodes(engine, beginning)
         except EngineError:
@@ -355,7 +364,7 @@ def _at_node(error: EngineError, engine: Engine, engines: Engines, model: Path) 
     if node is None:
         return EngineError(f"{engine.name} failed once: {error.problem}", "Try again")
     where = f"at node {node.name!r} ({node.op_type})"
-    # The engine also accepts a node in float, and may then fail at it as well.
+    # The engine also accepts float nodes, and may fail at one of these as well.
     fix = "Keep it in float with --exclude. If that does not help, export the model without it"
     return EngineError(f"{engine.name} fails {where}: {error.problem}", fix)
 
@@ -381,8 +390,8 @@ class QnnBackend(Backend):
     """Build for Qualcomm's NPU.
 
     Attributes:
-        target: the target to build for. Its `[device] engine_options` configure the simulator. None means the engine's
-            defaults.
+        target: the target to build for, whose `[device] engine_options` configure the simulator. None means the
+            engine's defaults.
     """
 
     name = "qnn"
@@ -452,7 +461,7 @@ class QnnBackend(Backend):
         )
 
     def simulator(self) -> DeviceSimulator:
-        """Return the engine that this backend builds for, which simulates the hardware."""
+        """Return the engine that this backend builds for. It simulates the hardware."""
         return _simulated
 
     @property

@@ -1,4 +1,4 @@
-"""Build for Rockchip's NPUs: a Q/DQ file in the dialect of their compiler, and its compiled form."""
+"""Build for Rockchip's NPUs: a Q/DQ file in the form that Rockchip's compiler supports, and its compiled form."""
 
 from __future__ import annotations
 
@@ -135,7 +135,9 @@ class RknnBackend(Backend):
         *,
         progress: Progress = SILENT,
     ) -> Artifact:
-        """Return `artifact` with its compiled form, proven in the compiler's simulator. See `Backend.finished`."""
+        """Return `artifact` with its compiled form, after checking that form in the compiler's simulator. See
+        `Backend.finished`.
+        """
         chip, signature = self._chip, own_signature(artifact.model, artifact.model)
         few = tuple(itertools.islice(samples, _LEAST_SIMULATED))
         with progress.stage(f"Compiling for {chip.title}"):
@@ -164,7 +166,7 @@ class RknnBackend(Backend):
         )
 
     def _alternatives(self, artifact: Artifact, file: Path, maker: str) -> Iterator[Alternative]:
-        """Yield the compiled form, and the same model for any CPU."""
+        """Yield the compiled form, and the same model built for any CPU."""
         assert self.target is not None
         target, plain = self.target, dataclasses.replace(artifact, alternatives=(), coverage=None, files={})
         requires = {
@@ -190,7 +192,7 @@ class RknnBackend(Backend):
         yield Alternative(f"{target.name}-cpu", "any CPU, the same Q/DQ model", 0, plain)
 
     def owns(self, place: Path) -> bool:
-        """Return whether `place` is a compiled file, or one of the files for C. See `Backend.owns`."""
+        """Return whether `place` is a compiled file or one of the files for C programs. See `Backend.owns`."""
         if not is_plain(place):
             return False
         with place.open("rb") as stream:
@@ -206,7 +208,7 @@ class RknnBackend(Backend):
         return toolkit()
 
     def doctor(self, machine: Machine) -> Iterator[Check]:
-        """Yield a check of whether the compiler is installed. See `Backend.doctor`."""
+        """Check whether the compiler is installed. See `Backend.doctor`."""
         del machine
         try:
             yield Check(f"toolkit {self.name}", "ok", f"{toolkit().needs}: {find_python(toolkit())}")
@@ -228,7 +230,7 @@ def _check_fields(scheme: Scheme) -> None:
 
 
 def _in_float(prepared: PreparedModel, scheme: Scheme) -> dict[str, str]:
-    """Return the nodes that get no pairs of their own, each with its reason."""
+    """Return the nodes that get no Q/DQ pairs of their own, each with its reason."""
     rules, own = int8_rules("rknn"), scheme.replace(exclude=(), op_types=None)
     predicted = predict_int8(prepared.model, rules, own, hazards=prepared.hazards)
     types = scheme.op_types
@@ -238,7 +240,7 @@ def _in_float(prepared: PreparedModel, scheme: Scheme) -> dict[str, str]:
 
 
 def placement(layers: Sequence[Layer]) -> tuple[str, ...]:
-    """Return sentences that describe where the layers run."""
+    """Return sentences that state which layers run on the NPU, in int8 or in float16, and which run on the CPU."""
     layers = [layer for layer in layers if layer.op_type not in dialect().table.conversions]
     npu = [layer for layer in layers if layer.place == "NPU"]
     integer = [layer for layer in npu if layer.dtype == "INT8"]
@@ -258,7 +260,7 @@ def _named(layers: Sequence[Layer]) -> str:
 
 
 def coverage(source: ir.Model, compiled: Compiled, scheme: Scheme, how: str) -> Coverage:
-    """Return the precision of the nodes of `source`, read from the compiler's layers."""
+    """Return the precision of each node of `source`, derived from the compiler's layers."""
     known = {str(node.name) for node in source.graph}
     of: dict[str, list[Layer]] = {}
     for layer in (one for one in compiled.layers if one.op_type not in dialect().table.conversions):
@@ -266,7 +268,9 @@ def coverage(source: ir.Model, compiled: Compiled, scheme: Scheme, how: str) -> 
     macs = node_macs(source)
 
     def kind(name: str) -> str:
-        """Return "int8" or "float" for a node, by its layers. For a node merged into another, the scheme decides."""
+        """Return "int8" or "float" for a node, judged by its layers. The scheme decides for a node that was merged into
+        another.
+        """
         own = of.get(name, ())
         in_float = any(layer.dtype != "INT8" for layer in own) if own else name in scheme.exclude
         return "float" if in_float else "int8"
@@ -288,7 +292,7 @@ def _why(layers: Sequence[Layer]) -> str:
 
 
 def origin(layer: str, known: set[str]) -> str:
-    """Return the node from which a layer was made, without the text that the compiler appends to its name. If no such
+    """Return the name of the node from which a layer was made, without the text that the compiler appends. If no such
     node is known, return `layer`.
     """
     ends = [found.start() for found in _APPENDED.finditer(layer)]

@@ -1,7 +1,7 @@
 """Compile a Q/DQ file with Rockchip's toolkit, read where each layer runs, and compare its simulator with ONNX Runtime.
 
-The simulator computes the compiler's graph in float and rounds as the file defines. It does not model a chip. It proves
-that the import changed nothing, but not what a chip computes.
+The simulator computes the compiler's graph in float and rounds at the places that the file defines. It does not model a
+chip. So it proves that the compiler imported the file without a change, but not what a chip computes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from edgeq.run.toolkit import Job, Ran
 from edgeq.signature import Signature, TensorSpec
 
 UNFUSED = SessionSettings(optimization="none")
-"""Runs ONNX Runtime's kernels for the operators in the file, unfused. The simulator equals them bit for bit."""
+"""Run the file's operators in ONNX Runtime's kernels without fusing them. The simulator equals them bit for bit."""
 PLATFORM = "target_platform"
 _JOB, _SAMPLES, _ANSWERS = "job.json", "samples", "answers"
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
@@ -50,13 +50,13 @@ _LONGEST = 300
 
 @dataclass(frozen=True)
 class Layer:
-    """Describe a row of the compiler's table.
+    """Describe a row of the compiler's table of layers.
 
     Attributes:
-        name: name of the node from which the layer was made, with the text that the compiler appends.
+        name: name of the node from which the layer was made, followed by text that the compiler appends.
         place: "NPU" or "CPU".
         dtype: data type, such as "INT8" or "FLOAT16".
-        cycles: the compiler's estimate; 0 on the CPU.
+        cycles: the compiler's estimate of the cycles; 0 on the CPU.
     """
 
     name: str
@@ -68,7 +68,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Compiled:
-    """Hold a compiled file, its layers, and the simulator's answers to each sample."""
+    """Hold a compiled file, its layers, and the simulator's answers for each sample."""
 
     file: Path
     layers: tuple[Layer, ...]
@@ -76,12 +76,12 @@ class Compiled:
 
     @property
     def cycles(self) -> int:
-        """Return the compiler's estimate for all layers."""
+        """Return the sum of the cycles that the compiler estimates for the layers."""
         return sum(layer.cycles for layer in self.layers)
 
 
 class Compilation:
-    """Run the compiler on one ONNX file. Its simulator answers until the `with` block ends.
+    """Run the compiler on one ONNX file. Its simulator is available until the `with` block ends.
 
     Args:
         folder: an empty folder for the compiled file and the output of the process.
@@ -117,7 +117,7 @@ class Compilation:
         self._job.__exit__()
 
     def answer(self, inputs: Mapping[str, Any]) -> tuple[NDArray[Any], ...]:
-        """Return the simulator's outputs for one sample.
+        """Run one sample in the simulator and return its outputs.
 
         Raises:
             ModelError, EngineError, OutputError: see `finish`.
@@ -184,7 +184,7 @@ class SimulatedSession:
 
 @contextmanager
 def simulated_chip(target: Target) -> Iterator[Callable[[Path, SessionSettings], Session]]:
-    """Yield a function that compiles a model for the chip of a target and runs it in the simulator. See
+    """Yield a function that compiles a model for the target's chip and opens it in the simulator. See
     `Backend.simulator`.
     """
     with ExitStack() as stack:
@@ -192,7 +192,7 @@ def simulated_chip(target: Target) -> Iterator[Callable[[Path, SessionSettings],
         places = itertools.count()
 
         def opened(model: Path, settings: SessionSettings) -> Session:
-            """Start the compiler on a model. The session options are not used."""
+            """Start the compiler on a model. The session settings are not used."""
             del settings
             own, signature = folder / str(next(places)), own_signature(model, model)
             own.mkdir()
@@ -203,7 +203,7 @@ def simulated_chip(target: Target) -> Iterator[Callable[[Path, SessionSettings],
 
 
 def platform_of(target: Target) -> str:
-    """Return the compiler's name for the chip of a target.
+    """Return the compiler's name for the target's chip.
 
     Raises:
         HardwareError: the target's file names no chip, or sets other options of the compiler.
@@ -216,7 +216,7 @@ def platform_of(target: Target) -> str:
 
 
 def config_for(platform: str) -> dict[str, Any]:
-    """Return the options of the compiler for a chip."""
+    """Return the compiler options for a chip."""
     rules = [rule.name for rule in dialect().disable_rule]
     return {
         "target_platform": chip_named(platform).name,
@@ -226,7 +226,7 @@ def config_for(platform: str) -> dict[str, Any]:
 
 
 def layers_of(log: str) -> tuple[Layer, ...]:
-    """Return the rows of the compiler's table, which are mixed with the other lines of its log."""
+    """Return the rows of the compiler's table, which is mixed with the other lines of its log."""
     found = []
     for row in map(_ROW.match, _lines(log)):
         if row is not None and row["op"] not in dialect().table.ends:
@@ -236,11 +236,11 @@ def layers_of(log: str) -> tuple[Layer, ...]:
 
 
 def check_ran(ran: Ran, output: Path, layers: Sequence[Layer], model: Path) -> None:
-    """Refuse a job that failed, whatever its exit status is.
+    """Raise an error if a job failed, whatever its exit status is.
 
     Raises:
         ModelError: the compiler does not support an operator.
-        EngineError: any other failure, with the reason that the toolkit reports.
+        EngineError: the job failed for another reason; states the reason that the toolkit reports.
     """
     lines = [*_lines(ran.errors), *_lines(ran.out)]
     unknown = next((found for line in lines if (found := _UNKNOWN.search(line))), None)
@@ -259,7 +259,7 @@ def check_ran(ran: Ran, output: Path, layers: Sequence[Layer], model: Path) -> N
 
 
 def _reason(lines: Sequence[str]) -> str:
-    """Return the toolkit's reason for a failure, after a colon, or "" if the toolkit reports no reason."""
+    """Return a colon and the toolkit's reason for a failure, or "" if the toolkit reports no reason."""
     raised = [line for line in lines if _RAISED.match(line) and not line.endswith("(most recent call last):")]
     errors = [found["text"] for line in lines if (found := _PROBLEM.match(line)) and not _NOTHING.search(line)]
     own = [line.partition(REASON)[2].strip() for line in lines if line.startswith(REASON)]
@@ -280,7 +280,7 @@ def _arrays(file: Path) -> tuple[NDArray[Any], ...]:
 
 
 def unfused(model: Path, samples: Sequence[Sample]) -> list[Mapping[str, NDArray[Any]]]:
-    """Return the answers of ONNX Runtime's unfused kernels."""
+    """Run the samples with ONNX Runtime's unfused kernels and return the answers."""
     session = open_session(model, UNFUSED)
     return [infer(session, sample) for sample in samples]
 
@@ -295,11 +295,11 @@ def compare_answers(
 
     Args:
         wanted: answers of the unfused kernels.
-        exact: answers of the float model. Layers in float16 may change the answers as much as quantization did, because
-            a value that they round to the other side of a tie spreads like any other rounding.
+        exact: answers of the float model. Layers in float16 may change the answers as much as quantization did: if they
+            round a value to the other side of a tie, the change spreads like that of any other rounding.
 
     Raises:
-        CheckFailedError: the difference is larger than rounded sums, or float16 layers, can explain.
+        CheckFailedError: the difference is too large to be caused by rounded sums or by float16 layers.
     """
     found = np.concatenate([_flat(array) for arrays in compiled.answers for array in arrays])
     right = np.concatenate([_flat(array) for arrays in wanted for array in arrays.values()])

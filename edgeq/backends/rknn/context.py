@@ -1,6 +1,7 @@
-"""Wrap a compiled file in the ONNX form of compiled models, an EPContext node that contains it.
+"""Wrap a compiled file in an EPContext node, the ONNX form of compiled models.
 
-So it travels like the model of any other variant, with the names, types and shapes of its inputs and outputs.
+So a compiled file ships like the model of any other variant, with the names, types and shapes of its inputs and
+outputs.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from edgeq.signature import Signature, TensorSpec
 
 
 def write_context(compiled: Path, signature: Signature, platform: str, version: str, destination: Path) -> None:
-    """Write the ONNX file that contains a compiled file.
+    """Write an ONNX file that contains the file `compiled`.
 
     Args:
         signature: signature of the model that was compiled; its sizes are fixed.

@@ -24,7 +24,7 @@ class Opset:
 
 @dataclass(frozen=True)
 class ZeroPoint:
-    """Name the zero point that the compiler does not keep."""
+    """Name the one zero point that the compiler does not preserve."""
 
     avoided: int
     why: str
@@ -33,7 +33,7 @@ class ZeroPoint:
 
 @dataclass(frozen=True)
 class Swish:
-    """Name operators that the compiler merges with the Mul after them."""
+    """Name the operators that the compiler merges with a Mul after them."""
 
     gates: tuple[str, ...]
     why: str
@@ -42,7 +42,7 @@ class Swish:
 
 @dataclass(frozen=True)
 class Pool:
-    """Describe windows of a MaxPool that edgeq writes as chains of smaller ones."""
+    """Describe the MaxPool windows that edgeq writes as chains of smaller windows."""
 
     windows: tuple[int, ...]
     chained: int
@@ -52,8 +52,8 @@ class Pool:
 
 @dataclass(frozen=True)
 class Attribute:
-    """Describe an attribute that is written with the value `write`. If `write` is None, the attribute is left out if it
-    is 0.
+    """Describe an attribute that edgeq writes with the value `write`. If `write` is None, edgeq leaves the attribute
+    out if its value is 0.
     """
 
     operator: str
@@ -65,7 +65,7 @@ class Attribute:
 
 @dataclass(frozen=True)
 class DisabledRule:
-    """Name a rule of the compiler that is switched off."""
+    """Name a rule of the compiler that edgeq switches off."""
 
     name: str
     why: str
@@ -74,7 +74,7 @@ class DisabledRule:
 
 @dataclass(frozen=True)
 class Float16:
-    """Set the minimum SQNR in dB of a model with float16 layers, against kernels that compute them in float32."""
+    """Set the minimum SQNR in dB of a model with float16 layers, relative to kernels that compute them in float32."""
 
     least_db: float
     why: str
@@ -83,7 +83,7 @@ class Float16:
 
 @dataclass(frozen=True)
 class Rounding:
-    """Limit the effect of rounded float sums: the minimum share of equal values, and the minimum SQNR in dB."""
+    """Limit the effect of rounded float sums by a minimum share of equal values and a minimum SQNR in dB."""
 
     least_share: float
     least_db: float
@@ -112,7 +112,7 @@ class Level:
 
 @dataclass(frozen=True)
 class Dialect:
-    """Hold the whole of targets/rknn/dialect.toml."""
+    """Hold the contents of targets/rknn/dialect.toml."""
 
     verified: str
     opset: Opset
@@ -129,13 +129,13 @@ class Dialect:
 
 @cache
 def dialect() -> Dialect:
-    """Return the form of a model that the compiler supports."""
+    """Return the description of the models that the compiler supports."""
     return read_toml(shipped("targets") / "rknn" / "dialect.toml", Dialect, HardwareError, "Install edgeq again")
 
 
 @cache
 def toolkit() -> Toolkit:
-    """Return the toolkit that the compiler is a part of."""
+    """Return the toolkit that contains the compiler."""
     return read_toml(shipped("targets") / "rknn" / "toolkit.toml", Toolkit, HardwareError, "Install edgeq again")
 
 
@@ -157,7 +157,7 @@ class _Chips:
 
 
 def chip_named(name: str) -> Chip:
-    """Return the chip with this name in the compiler.
+    """Return the chip that has this name in the compiler.
 
     Raises:
         HardwareError: no chip has that name; suggests the nearest name.

@@ -1,13 +1,13 @@
-"""Write a float model as a Q/DQ file whose numbers Rockchip's compiler keeps.
+"""Write a float model as a Q/DQ file whose numbers Rockchip's compiler does not change.
 
-The compiler keeps a scale only if its zero point is not 0, and rounds all other scales again. So no zero point is 0
-here:
+The compiler rounds a tensor again if its zero point is 0. It keeps the scale of every other tensor. So edgeq writes no
+zero point of 0:
 
     activations     zero point -1 instead of 0, and scale * 128/127 to keep the range
     weights         zero point -1 or 1, with the integers shifted by the same amount, so the numbers stay the same
 
-Every tensor has a pair, apart from those in `targets/rknn/dialect.toml`. Except for the new scales of the activations,
-no change alters what ONNX Runtime's unfused kernels compute from the file.
+Every tensor has a Q/DQ pair, apart from those in `targets/rknn/dialect.toml`. Except for the new scales of the
+activations, these changes do not affect what ONNX Runtime's unfused kernels compute from the file.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ def write_dialect(
     chosen: Collection[str],
     floats: Collection[str],
 ) -> ir.Model:
-    """Return the quantized model.
+    """Return the quantized model in the compiler's dialect.
 
     Args:
-        chosen: names of the nodes that get pairs.
+        chosen: names of the nodes that get Q/DQ pairs.
         floats: names of the chosen nodes whose weights stay in float.
 
     Raises:
@@ -85,7 +85,7 @@ def write_dialect(
 
 
 def off_zero(ranges: Mapping[str, Range], scheme: Scheme) -> dict[str, Range]:
-    """Return the ranges. A range whose zero point would be 0 is widened so that the zero point is -1."""
+    """Return `ranges`, but widen each range whose zero point would be 0, so that its zero point is -1."""
     return {name: _off_zero(found, scheme) for name, found in ranges.items()}
 
 
@@ -98,10 +98,10 @@ def _off_zero(found: Range, scheme: Scheme) -> Range:
 
 
 def weight_bounds(model: ir.Model, scheme: Scheme) -> Iterator[tuple[str, NDArray[np.float64]]]:
-    """Yield each weight that has a channel whose minimum and maximum have about the same magnitude. With it, yield the
-    magnitudes that the integer 127 represents.
+    """Yield the name of each weight that has a channel whose minimum and maximum have about the same magnitude. With
+    the name, yield the magnitude that the integer 127 represents in each channel.
 
-    In such a channel the largest integer is 126, so a shift by 1 makes no integer larger than 127.
+    In such a channel the largest integer is 126, so no integer exceeds 127 after a shift by 1.
     """
     for node in model.graph:
         for place in operator_of(node).weights:
@@ -118,10 +118,10 @@ def weight_bounds(model: ir.Model, scheme: Scheme) -> Iterator[tuple[str, NDArra
 
 
 def split_pools(model: ir.Model) -> dict[str, str]:
-    """Write each MaxPool of stride 1 with a large square window as a chain of small ones, in place.
+    """Replace each MaxPool that has stride 1 and a large square window with a chain of small ones, in place.
 
     Returns:
-        The new tensors within the chains: name → name of the tensor that the chain pools.
+        The names of the new tensors inside the chains, each with the name of the tensor that the chain pools.
     """
     editor, added = Editor(model), {}
     step = dialect().pool.chained
@@ -142,7 +142,9 @@ def split_pools(model: ir.Model) -> dict[str, str]:
 
 
 def _is_centred(node: ir.Node) -> bool:
-    """Return whether a MaxPool has stride 1, one output of its input's size, and a window that a chain can pool."""
+    """Return whether a chain can replace a MaxPool: it has a suitable window, stride 1, and one output of its input's
+    size.
+    """
     kernel = list(node.attributes.get_ints("kernel_shape"))
     size, step = kernel[0], dialect().pool.chained
     wanted = {"kernel_shape": [size] * 2, "strides": [1] * 2, "dilations": [1] * 2, "pads": [(size - 1) // 2] * 4}
@@ -152,7 +154,7 @@ def _is_centred(node: ir.Node) -> bool:
 
 
 def restore_floats(model: ir.Model, floats: Collection[str], spared: Mapping[str, ir.Value]) -> None:
-    """Replace, in place, the integer weights of the nodes `floats` with their float weights."""
+    """Replace, in place, the integer weights of the nodes in `floats` with their float weights."""
     editor = Editor(model)
     for node in model.graph:
         if node.name not in floats:
@@ -169,8 +171,8 @@ def restore_floats(model: ir.Model, floats: Collection[str], spared: Mapping[str
 
 
 def open_swish(model: ir.Model) -> None:
-    """Remove, in place, the pair between a Sigmoid and a Mul that read the same tensor. The compiler makes one operator
-    of both, with one rounding.
+    """Remove, in place, the Q/DQ pair between a Sigmoid and a Mul that read the same tensor. The compiler merges both
+    into one operator, which rounds once.
     """
     for node in [node for node in model.graph if is_op(node, *dialect().swish.gates)]:
         gate = node.outputs[0]
@@ -189,7 +191,7 @@ def open_swish(model: ir.Model) -> None:
 
 
 def shift_constants(model: ir.Model) -> None:
-    """Replace, in place, zero points of 0 of the 8-bit constants. The constants still represent the same numbers."""
+    """Replace, in place, every zero point of 0 of an 8-bit constant. The constants still represent the same numbers."""
     editor = Editor(model)
     made: dict[ir.Value, tuple[ir.Value, ir.Value]] = {}
     for node in [node for node in model.graph if is_op(node, "DequantizeLinear")]:
@@ -217,11 +219,11 @@ def shift_constants(model: ir.Model) -> None:
 
 
 def shifts(values: NDArray[np.int8], zeros: NDArray[np.int8], axis: int) -> NDArray[np.int16]:
-    """Return the shift of each channel, to add to its integers and its zero point, so that no zero point is 0.
+    """Return for each channel the number to add to its integers and to its zero point, so that no zero point is 0.
 
-    A shift is -1 or 1, away from the integer of the largest magnitude. So no integer is -128, which kernels of ONNX
-    Runtime on ARM multiply wrongly, unless a channel contains both -127 and 127. A channel that uses all 256 integers
-    keeps its zero point, because its integers cannot be shifted.
+    The number is -1 or 1. It moves the integer with the largest magnitude towards 0. So no integer becomes -128, unless
+    a channel contains both -127 and 127. Some kernels of ONNX Runtime on ARM multiply -128 wrongly. A channel that uses
+    all 256 integers keeps its zero point, because its integers cannot be shifted.
     """
     low, high = LIMITS[ir.DataType.INT8]
     flat = values.reshape(1, -1) if not zeros.ndim else np.moveaxis(values, axis, 0).reshape(zeros.size, -1)
@@ -254,7 +256,8 @@ def write_defaults(model: ir.Model) -> None:
 
 
 def lower_opset(model: ir.Model, source: Path) -> None:
-    """Declare the newest opset that the compiler reads, in place, if the model's operators have the same meaning in it.
+    """Declare the newest opset that the compiler reads, in place, if all the model's operators have the same meaning in
+    it.
 
     Raises:
         ModelError: names an operator with another meaning.

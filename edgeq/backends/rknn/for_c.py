@@ -1,9 +1,9 @@
-"""Write what a C program needs to check a compiled file on its chip: the tensors' forms, and samples with answers.
+"""Write two files with which a C program can check a compiled file on its chip.
 
     tensors.json    {"edgeq_tensors": 1, "inputs": [...], "outputs": [...], "cases": [...]}
     selftest.bin    16 bytes "edgeq-selftest", then the arrays as they are in memory: C order, little-endian
 
-Each tensor has a name, a dtype and a shape. For each input and output in order, a case has the offset in bytes of its
+Each tensor has a name, a dtype and a shape. For every input and output, in order, a case lists the byte offset of its
 array. The runtime's C interface uses floats if `rknn_input.type` and `want_float` request them.
 """
 
@@ -30,7 +30,7 @@ def write_for_c(
     stem: str,
     folder: Path,
 ) -> dict[str, Path]:
-    """Write both files into `folder`. Return them by their names in a bundle, which begin with `stem`."""
+    """Write both files into `folder`. Return their paths, keyed by their names in a bundle, which begin with `stem`."""
     content, cases = bytearray(MAGIC), []
     for sample, answer in zip(samples, answers, strict=True):
         case: dict[str, list[int]] = {}

@@ -1,4 +1,6 @@
-"""Build for TensorRT: explicit quantization written into the file, or a calibration table next to a float model."""
+"""Build for TensorRT: a model with explicit quantization in the file, or a float model with a calibration table next to
+it.
+"""
 
 from __future__ import annotations
 

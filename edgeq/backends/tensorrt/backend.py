@@ -1,16 +1,16 @@
-"""Build a prepared model for TensorRT, with models that replace it elsewhere, and check what TensorRT will make of the
+"""Build a prepared model for TensorRT, add models for devices without TensorRT, and predict how TensorRT will run the
 file.
 
-The checker reads the written file, not the plan for it. For every Q/DQ pair it names the fusions that the pair serves.
-For every node of the float model it names the type: int8, 16 bits or fp32. Its findings are broken rules of placement,
-so a file without findings has none of the known problems.
+The checker reads the written file, not the plan for it. For every Q/DQ pair, it names the fusions that the pair
+enables. For every node of the float model, it names the type: int8, 16 bits or fp32. Its findings are placement rules
+that the file breaks. A file without findings has none of the known problems.
 
-`simulation` turns the graph into a float32 graph that computes the same on ONNX Runtime's CPU kernels. The graph itself
-cannot be used for that: ONNX Runtime's CPU provider has hardly any 16-bit kernels, computes such nodes in float32 and
-drops the roundings between them (seen in 1.31.1: 200 times 1000 times 0.001 is infinite in float16, but the provider
-gives 200). So the simulation stores every 16-bit tensor in float32, and a pair of Cast nodes rounds it to its type
-where it is made. No optimisation level removes these Cast nodes. Q/DQ pairs stay as they are: integers times their
-scale, multiplied and summed in float32.
+`simulation` turns the graph into a float32 graph that computes the same results on ONNX Runtime's CPU kernels. The
+graph itself cannot be used for that. ONNX Runtime's CPU provider has hardly any 16-bit kernels, so it computes such
+nodes in float32 and drops the roundings between them. (Seen in 1.31.1: 200 times 1000 times 0.001 is infinite in
+float16, but the provider gives 200.) So the simulation stores every 16-bit tensor in float32. Where a tensor is made, a
+pair of Cast nodes rounds it to its type. No optimisation level removes these Cast nodes. Q/DQ pairs stay as they are:
+integers times their scale, multiplied and summed in float32.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ _BIAS = 2
 
 @dataclass(frozen=True)
 class Pair:
-    """Describe a tensor between Q and DQ, and the fusions that the pair serves. A weight has only a DQ, because the
-    file contains its integers.
+    """Describe a Q/DQ pair by its tensor and the fusions that it enables. A weight has only a DQ, because the file
+    contains its integers.
     """
 
     tensor: str
@@ -74,7 +74,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class NodeType:
-    """Record the type of a node with float data ("int8", "fp16", "bf16" or "fp32"), and why."""
+    """Record the type of a node with float data ("int8", "fp16", "bf16" or "fp32") and the reason for it."""
 
     name: str
     op_type: str
@@ -85,7 +85,9 @@ class NodeType:
 
 @dataclass(frozen=True)
 class Placement:
-    """Hold the checker's result. `findings` has one sentence for each broken rule, and is empty for a good file."""
+    """Hold the checker's result. `findings` has one sentence for each rule that the file breaks, and is empty for a
+    good file.
+    """
 
     pairs: tuple[Pair, ...]
     nodes: tuple[NodeType, ...]
@@ -93,16 +95,14 @@ class Placement:
 
     @computed
     def macs(self) -> dict[str, int]:
-        """Return multiply-accumulates by precision."""
+        """Return the number of multiply-accumulates in each precision."""
         found: dict[str, int] = {}
         for node in self.nodes:
             found[node.precision] = found.get(node.precision, 0) + node.macs
         return {name: found[name] for name in ("int8", "fp16", "bf16", "fp32") if name in found}
 
     def coverage(self) -> Coverage:
-        """Return which nodes run in int8, and the reason for each other node, in the form of `measure_coverage` for a
-        CPU.
-        """
+        """Return which nodes run in int8, and why others do not. The form is that of `measure_coverage` for a CPU."""
         runs = [
             NodeRun(n.name, n.name, n.op_type, "int8" if n.precision == "int8" else "float", n.macs) for n in self.nodes
         ]
@@ -120,8 +120,8 @@ def check_placement(model: ir.Model, source: ir.Model, reasons: Mapping[str, str
     """Check `model`, which has explicit quantization, and return the placement.
 
     Args:
-        source: the float model from which it was made, for MACs.
-        reasons: node → why it is not in int8 or not in 16 bits, for the report.
+        source: the float model from which it was made; its MACs are counted.
+        reasons: the reason why a node is not in int8 or not in 16 bits, by node name, for the report.
     """
     reader = _Reader(model, source, reasons)
     nodes = reader.node_types()
@@ -144,9 +144,10 @@ class _Reader:
         return multiplies and len(node.inputs) > 1 and all(_is_restored(value) for value in node.inputs[:2])
 
     def _fusions(self) -> dict[ir.Node, ir.Node]:
-        """Return node → the int8 layer into which it is fused.
+        """Return a map from each fused node to the int8 layer into which it is fused.
 
-        A BatchNormalization, a residual Add and an activation fuse in this order, if each is the only reader.
+        A BatchNormalization, a residual Add and an activation fuse in this order. Each must be the only reader of the
+        result before it.
         """
         fused: dict[ir.Node, ir.Node] = {}
         for layer in sorted(self._layers, key=lambda node: self._order[node]):
@@ -169,7 +170,7 @@ class _Reader:
     # Pairs.
 
     def pairs(self) -> tuple[Pair, ...]:
-        """Return the pairs in the order of the graph, each with its fusions. Add broken rules to `findings`."""
+        """Return the pairs in graph order, each with its fusions. Add rules that the file breaks to `findings`."""
         found: dict[tuple[str, bool], list[str]] = {}
         for node in self._model.graph:
             if node.op_type != _DQ:
@@ -186,7 +187,9 @@ class _Reader:
         return tuple(Pair(tensor, weight, tuple(serves)) for (tensor, weight), serves in found.items())
 
     def _readers(self, value: ir.Value) -> list[tuple[ir.Node, int]]:
-        """Return the nodes of the main graph that read a value, each with the index of the input, in order."""
+        """Return the main graph's nodes that read a value, in graph order, each with the index of the input that reads
+        it.
+        """
         uses = [use for use in value.uses() if use.node in self._order]
         return [(use.node, use.idx) for use in sorted(uses, key=lambda use: (self._order[use.node], use.idx))]
 
@@ -227,7 +230,7 @@ class _Reader:
     # Nodes.
 
     def node_types(self) -> tuple[NodeType, ...]:
-        """Return the nodes of the float model that have float data. Add broken rules to `findings`."""
+        """Return the nodes of the float model that have float data. Add rules that the file breaks to `findings`."""
         found = []
         for node in self._model.graph:
             if node.name not in self._own:
@@ -264,7 +267,7 @@ def _is_restored(value: ir.Value | None) -> bool:
 SETTINGS = SessionSettings(optimization="none")
 """Run the graph as written. The optimiser would quantize weights that stay in float, and fuse Q/DQ differently."""
 _HALVES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
-# The results of these operators are among their inputs, so there is nothing to round.
+# The results of these operators are values from their inputs, so there is nothing to round.
 _EXACT = DATA_MOVEMENT | {
     "Concat",
     "Relu",
@@ -280,7 +283,7 @@ _EXACT = DATA_MOVEMENT | {
 
 
 def simulation(model: ir.Model) -> ir.Model:
-    """Return a float32 model that computes the same as `model`, with the same signature and tensor names."""
+    """Return a float32 model that computes the same results as `model`, with the same signature and tensor names."""
     simulated = model.clone()
     graph, editor = simulated.graph, Editor(simulated)
     types = element_types(model)
@@ -313,13 +316,13 @@ def simulation(model: ir.Model) -> ir.Model:
 
 
 def _takes_in_its_reader(node: ir.Node) -> bool:
-    """Return whether TensorRT folds the next node into this one, so it rounds nothing between the two."""
+    """Return whether TensorRT folds the next node into this one, and so does not round the tensor between the two."""
     return is_op(node, "Conv", "ConvTranspose") and is_op(only_reader(node.outputs[0]), "BatchNormalization")
 
 
 def _at_border(cast: ir.Node) -> bool:
-    """Return whether `cast` widens a 16-bit input of the model or makes a 16-bit output. Inputs and outputs keep their
-    types.
+    """Return whether `cast` widens a 16-bit input of the model or makes a 16-bit output of it. The model's inputs and
+    outputs keep their types.
     """
     source, made = cast.inputs[0], cast.outputs[0]
     of_input = source is not None and source.is_graph_input() and source.dtype in _HALVES
@@ -329,7 +332,7 @@ def _at_border(cast: ir.Node) -> bool:
 def _rounding(
     editor: Editor, source: ir.Value | None, name: str, kind: ir.DataType, before: ir.Node | None
 ) -> tuple[ir.Value, ir.Value]:
-    """Insert a Cast of tensor `name` to the 16-bit type and a Cast back, and return their outputs."""
+    """Insert a Cast of the tensor `name` to the 16-bit type and a Cast back, and return the outputs of both."""
     down = editor.node(
         "Cast", [source], f"{name}_to_16_bits", output=f"{name}_16_bits", before=before, attributes={"to": kind}
     )
@@ -337,8 +340,8 @@ def _rounding(
     return down, editor.node("Cast", [down], f"{name}_from_16_bits", before=before, attributes=to)
 
 
-# The runner uses the variant with the highest rank that fits the device. TensorRT variants have the ranks of their
-# profiles. CUDA ranks lower than these and higher than every CPU. The float32 model on the CPU ranks last.
+# The runner uses the highest-ranked variant that fits the device. TensorRT variants have the ranks of their profiles.
+# CUDA ranks below these and above every CPU. The float32 model on the CPU ranks last.
 _CUDA_RANK, _FLOAT_RANK = 100, 0
 _CUDA = "cuda"
 
@@ -348,8 +351,9 @@ class TensorrtBackend(Backend):
     """Build for TensorRT.
 
     Attributes:
-        target: the target to build for; None if no TensorRT version and no GPU is known.
-        observed: extrema that calibration saw, by tensor, unclipped; edgeq compares 16-bit types with them.
+        target: the target to build for; None if neither the TensorRT version nor the GPU is known.
+        observed: smallest and largest value of each tensor in calibration, not clipped. edgeq compares the range of
+            16-bit types with them.
         cut: share of each tensor's power that its range cuts off.
     """
 
@@ -414,7 +418,7 @@ class TensorrtBackend(Backend):
         return is_table(place)
 
     def doctor(self, machine: Machine) -> Iterator[Check]:
-        """Look for GPUs, TensorRT and CUDA, and compare the options of artifacts with those of the provider."""
+        """Look for GPUs, TensorRT and CUDA, and check that the provider supports the options that artifacts set."""
         gpus, problem = read_gpus()
         for gpu in gpus:
             capability = capability_text(gpu.compute_capability)
@@ -530,7 +534,7 @@ class TensorrtBackend(Backend):
         )
 
     def _alternatives(self, prepared: PreparedModel, scheme: Scheme, place: Path) -> tuple[Alternative, ...]:
-        """Return the same model for devices without TensorRT: in 16 bits on CUDA, in float32 on a CPU."""
+        """Return the same model for devices without TensorRT: in 16 bits for CUDA, and in float32 for a CPU."""
         float32 = Scheme(mode="static", format="QDQ")
         found = []
         if scheme.rest != "float32":
@@ -602,7 +606,7 @@ def _save(model: ir.Model, path: Path, prepared: PreparedModel) -> None:
     try:
         check_valid(written, path)
         onnx.shape_inference.infer_shapes(proto_skeleton(written), check_type=True, strict_mode=True)
-    except Exception as error:  # onnx raises InferenceError and other exceptions from C++
+    except Exception as error:  # onnx raises InferenceError and other exceptions from its C++ code
         problem = f"{prepared.source}: the file for TensorRT is not valid: {one_line(error, most=200)}"
         raise EdgeqError(problem, "This is a bug in edgeq: report it") from error
 

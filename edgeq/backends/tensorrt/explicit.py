@@ -1,6 +1,6 @@
 """Write a float model for TensorRT: with Q/DQ pairs and the rest in 16 bits, or next to a calibration table.
 
-The rules place pairs in the float graph, each for a reason:
+These rules decide which tensors of the float graph get Q/DQ pairs:
 
 - Both operands of a weighted layer (Conv, ConvTranspose, Gemm, MatMul) are quantized. Its output and its bias are not.
   TensorRT fuses the pairs before the layer and the nodes after it (BatchNormalization, an activation) into the layer.
@@ -8,30 +8,32 @@ The rules place pairs in the float graph, each for a reason:
   other operand, the skip branch, is then quantized, so that the fused layer reads it as int8.
 - Tensors that data-movement operators connect (Concat, MaxPool ...) have one scale, so that Q and DQ can move past
   these operators.
-- Nothing else is quantized. A tensor whose range cuts off too much of its power for int8 is not quantized either.
+- Nothing else is quantized. A tensor is also not quantized if its int8 range cuts off too much of its power.
 
-Pairs are symmetric int8 with zero point 0: scale = largest magnitude / 127; q = round to nearest even(x / scale). For
-weights q is limited to -127..127, and each channel has a scale. Each scale is rounded up to a value of the 16-bit type
-of the rest of the graph, because the file stores it in that type. The weights are quantized with the rounded scale.
+Pairs are symmetric int8 with zero point 0. The scale is the tensor's largest magnitude / 127. A number x becomes the
+integer q = x / scale, rounded to nearest with ties to even. For weights q is limited to -127..127, and each channel has
+a scale. The file stores each scale in the 16-bit type of the rest of the graph, so each scale is rounded up to a value
+of that type. The weights are quantized with the rounded scale.
 
-Biases of int8 layers get a form that ONNX Runtime leaves unchanged. At load, before any provider sees the graph, its
-WeightBiasQuantization divides the bias of a Conv, ConvTranspose or Gemm after a Q/DQ pair by the product of the layer's
-scales and makes it int32. It divides in the type of the bias. In float16, a bias of more than 65504 steps overflows and
-makes the layer's result useless. TensorRT does not support an int32 bias either. The optimizer matches only a constant
-bias with one axis. Therefore
+ONNX Runtime would change the biases of int8 layers. When it loads a model, before any provider gets the graph, its
+optimizer WeightBiasQuantization converts the biases of Conv, ConvTranspose and Gemm layers after Q/DQ pairs to int32.
+It divides a bias by the product of the layer's scales, in the type of the bias. In float16, a bias of more than 65504
+steps overflows and makes the layer's result useless. TensorRT does not support an int32 bias either. The optimizer
+matches only a constant bias with one axis. So edgeq gives the biases another form:
 
 - a Gemm's bias gets a second axis;
 - a convolution's bias becomes the shift of a BatchNormalization after it. Networks trained with Q/DQ pairs reach
   TensorRT in that form, and TensorRT folds the node into the convolution.
 
-Nodes that are not in int8 are cast to 16 bits in the graph itself, if calibration shows that their values fit. A node
-computes in 16 bits if three conditions are true: its operator supports them, no tensor that it reads or makes exceeded
-the type's limit in calibration, and no constant overflows or vanishes in the type. Every other node stays in float32
-with its reason, and Cast nodes connect the two types. Inputs and outputs of the graph keep their types.
+In the graph itself, edgeq casts nodes that are not in int8 to 16 bits, if calibration shows that their values fit. A
+node computes in 16 bits if three conditions are true: its operator supports 16-bit types, no tensor that it reads or
+makes exceeded the type's limit in calibration, and no constant overflows or vanishes in the type. Every other node
+stays in float32, and edgeq records the reason. Cast nodes connect the two types. Inputs and outputs of the graph keep
+their types.
 
-With implicit quantization, the float model has a shape and a range for every tensor, and a table contains these ranges.
-TensorRT then chooses by itself which nodes run in int8. This works only up to version 10. Q/DQ and a table exclude each
-other.
+With implicit quantization, edgeq writes the float model with all its shapes, and a table that contains the range of
+every tensor. TensorRT then chooses by itself which nodes run in int8. This works only up to TensorRT 10. A model cannot
+have both Q/DQ pairs and a table.
 """
 
 from __future__ import annotations
@@ -79,7 +81,7 @@ _AFTER = "after-quantized"
 
 
 class Edge(NamedTuple):
-    """Describe one operand to quantize: input `place` of `node` reads `tensor`."""
+    """Describe one operand to quantize: the tensor `tensor`, which `node` reads as its input number `place`."""
 
     node: str
     place: int
@@ -88,12 +90,12 @@ class Edge(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """Plan the operands to quantize.
+    """List the operands to quantize.
 
     Attributes:
-        edges: operands to quantize, activations and constant weights, in the order of the graph.
-        weights: names of their tensors that are constant.
-        reasons: node → why it is not in int8, for all nodes whose operator type could be.
+        edges: activations and constant weights to quantize, in graph order.
+        weights: names of the tensors among them that are constant.
+        reasons: the reason why a node is not in int8, by node name, for all nodes whose operator type could be in int8.
     """
 
     edges: tuple[Edge, ...]
@@ -102,12 +104,12 @@ class Plan:
 
     @property
     def activations(self) -> tuple[str, ...]:
-        """Return the activations that get a pair, each once."""
+        """Return the names of the activations that get a pair, without duplicates."""
         return tuple(dict.fromkeys(e.tensor for e in self.edges if e.tensor not in self.weights))
 
 
 def weighted_operators(rules: Mapping[str, Rule]) -> frozenset[str]:
-    """Return the operator types that run in int8 by themselves, not only between other int8 operators."""
+    """Return the operator types that can run in int8 alone, not only between other int8 operators."""
     conditions = {op: rule.condition.split(", ") for op, rule in rules.items() if rule.int8}
     return frozenset(op for op, names in conditions.items() if _AFTER not in names)
 
@@ -123,16 +125,17 @@ def plan_placement(
     gains: bool = True,
     hazards: Mapping[str, str] | None = None,
 ) -> Plan:
-    """Choose the operands of a prepared float model to quantize.
+    """Choose which operands of a prepared float model to quantize.
 
     Args:
         rules: int8 rules of the backend.
         exclude: names of nodes to leave in float.
-        op_types: the only operator types to quantize; None means all that the rules allow.
-        cut: tensor → the share of its power that its range cuts off (`edgeq.calibrate.ranges`).
+        op_types: the only operator types to quantize; None means every type that the rules allow.
+        cut: share of each tensor's power that its range cuts off (`edgeq.calibrate.ranges`).
         most_cut: the largest share that may be cut off.
-        gains: False also quantizes layers that int8 is not expected to make faster.
-        hazards: tensors that must not be in 8 bits, each with the text that follows its name in the reason.
+        gains: whether to quantize only layers that int8 is expected to make faster.
+        hazards: tensors that must not be in 8 bits, each with a reason, which continues a sentence that begins with the
+            tensor's name.
     """
     lost = {name: _too_wide(share) for name, share in (cut or {}).items() if share > most_cut} | dict(hazards or {})
     types = element_types(model)
@@ -187,13 +190,13 @@ def _skip_branch(
     mains = [place for place in (0, 1) if makers[place] in layers and only_reader(values[place]) is node]
     if not mains:
         return None
-    # If both branches end in a layer, the shorter one is the skip branch.
+    # If a layer is at the end of both branches, the shorter branch is the skip branch.
     main = max(mains, key=lambda place: depth[values[place]])
     return Edge(str(node.name), 1 - main, name_of(values[1 - main]))
 
 
 def _depths(model: ir.Model) -> dict[ir.Value, int]:
-    """Return tensor → number of nodes on the longest path to it."""
+    """Return the number of nodes on the longest path to each tensor."""
     depth: dict[ir.Value, int] = {}
     for node in model.graph:
         below = 1 + max((depth.get(value, 0) for value in node.inputs if value is not None), default=0)
@@ -202,7 +205,9 @@ def _depths(model: ir.Model) -> dict[ir.Value, int]:
 
 
 def shield_biases(model: ir.Model) -> None:
-    """Rewrite, in place, the bias of every layer whose operands are dequantized from int8."""
+    """Change the form of biases, in place, so that ONNX Runtime does not convert them. This affects every layer whose
+    operands are dequantized from int8.
+    """
     editor = Editor(model)
     for node in tuple(model.graph):
         bias = node_input(node, 2) if is_op(node, "Conv", "ConvTranspose", "Gemm") else None
@@ -232,20 +237,20 @@ def shield_biases(model: ir.Model) -> None:
 
 LEVELS = 127
 QUANTIZED, RESTORED = "_QuantizeLinear_Output", "_DequantizeLinear_Output"
-# This is 16 times the smallest positive value of float16: a smaller scale would keep fewer than five bits.
+# The minimum is 16 times the smallest positive float16 value: a smaller scale would keep fewer than five bits.
 _LEAST_SCALE = 2.0**-20
 _STORED: Mapping[str, type] = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 
 
 def stored_scale(magnitude: NDArray[np.floating] | float, float_type: FloatType = "float32") -> NDArray[np.float32]:
-    """Return float32 scales that cover `magnitude` and that `float_type` represents exactly. The scale of magnitude 0
-    is 1/127.
+    """Return float32 scales that cover `magnitude` and that `float_type` represents exactly. The scale for a magnitude
+    of 0 is 1/127.
     """
     wanted = np.asarray(magnitude, np.float64) / LEVELS
     wanted = np.where(wanted == 0, 1 / LEVELS, np.maximum(wanted, _LEAST_SCALE))
     stored: type = _STORED[float_type]
     scale: NDArray[Any] = wanted.astype(stored)
-    # A tiny excess over 127 steps comes from rounding in the division. It is not a value to cut off.
+    # A tiny excess over 127 steps comes from rounding in the division. It does not mean that a value would be cut off.
     short = scale.astype(np.float64) * (1 + 1e-6) < wanted
     up = np.nextafter(scale, np.asarray(np.inf, stored))
     return np.asarray(np.where(short, up, scale), np.float32)
@@ -254,7 +259,7 @@ def stored_scale(magnitude: NDArray[np.floating] | float, float_type: FloatType 
 def weight_params(weight: NDArray[np.float32], axis: int | None, float_type: FloatType = "float32") -> QuantParams:
     """Return symmetric parameters with one scale for each index of `axis`, or a single scale if `axis` is None.
 
-    The scales are float64, with values that `float_type` represents.
+    The scales are float64 numbers that `float_type` represents exactly.
     """
     others = None if axis is None else tuple(i for i in range(weight.ndim) if i != axis)
     magnitude = np.max(np.abs(np.asarray(weight, np.float64)), axis=others, initial=0.0)
@@ -263,7 +268,7 @@ def weight_params(weight: NDArray[np.float32], axis: int | None, float_type: Flo
 
 
 def weight_axis(node: ir.Node, rank: int) -> int | None:
-    """Return the output axis of a weight, which is input 1 of `node`. Return None if it has no such axis."""
+    """Return the axis of a weight's output channels, or None if there is none. The weight is input 1 of `node`."""
     if node.op_type == "MatMul" and rank != 2:
         return None
     return channel_axis(node) % rank
@@ -275,7 +280,7 @@ def insert_pairs(
     """Write the pairs of `plan` into `model`, in place. If several layers read a tensor in int8, they share one pair.
 
     Raises:
-        CalibrationError: a tensor of the plan has no range.
+        CalibrationError: a tensor in the plan has no range.
     """
     missing = next((name for name in plan.activations if name not in ranges), None)
     if missing is not None:
@@ -299,17 +304,17 @@ def insert_pairs(
             else:
                 name = tensor if all(tensor != known for known, _ in made) else f"{tensor}_along_{axis}"
                 params = weight_params(weight, axis, float_type)
-                scale_and_zero(editor, name, params)  # files list them before the integers
+                scale_and_zero(editor, name, params)  # the file lists the scale and zero point before the integers
                 inserted.append(restore_constant(editor, name, weight, params, node))
             made[tensor, axis] = inserted[-1]
         node.replace_input_with(edge.place, made[tensor, axis])
-    for value in inserted:  # the type follows from the scale, which may get a 16-bit type later
+    for value in inserted:  # the type depends on the scale, which may get a 16-bit type later
         value.type = value.shape = None
     drop_unused_initializers(model.graph)
 
 
 NATIVE = "calibration.tensorrt"
-"""The table in TensorRT's own form, for trtexec and for builders other than ONNX Runtime."""
+"""File name of the calibration table in TensorRT's own format, for trtexec and builders other than ONNX Runtime."""
 FILES = (FLATBUFFERS, JSON, CACHE, NATIVE)
 
 
@@ -317,7 +322,7 @@ def check_version(tensorrt: str, where: str) -> None:
     """Refuse a target whose TensorRT does not support tables, or whose TensorRT version is not known.
 
     Args:
-        tensorrt: version; "" if it is not known.
+        tensorrt: version of TensorRT; "" if it is not known.
         where: the target, for the message.
     """
     known = facts()
@@ -331,7 +336,8 @@ def check_version(tensorrt: str, where: str) -> None:
 
 
 def write_implicit(model: ir.Model, ranges: Mapping[str, Range], folder: Path, tensorrt: str) -> tuple[str, ...]:
-    """Write the tables of `model` into `folder`, complete or not at all, and add all known shapes to `model`.
+    """Write the calibration tables of `model` into `folder`, and add all known shapes to `model`. On failure, write no
+    table.
 
     Raises:
         ModelError: `model` has Q/DQ.
@@ -358,7 +364,7 @@ def write_implicit(model: ir.Model, ranges: Mapping[str, Range], folder: Path, t
 
 
 def native_version(version: str) -> str:
-    """Return TensorRT's version as the first line of its cache spells it: "8.6.1" → "8601", "10.3" → "100300"."""
+    """Return TensorRT's version in the form that its cache's first line has: "8.6.1" → "8601", "10.3" → "100300"."""
     major, minor, patch = (*parse_version(version), 0, 0)[:3]
     return f"{major}{minor:02}{patch:02}" if major >= 10 else f"{major}{minor}{patch:02}"
 
@@ -371,7 +377,7 @@ _TYPED_BY_ATTRIBUTE = frozenset({"dtype", "to", "output_dtype"})
 
 
 Slots = tuple[tuple[bool, ...], tuple[bool, ...]]
-"""For each input and each output of a node, whether it may be in 16 bits."""
+"""Whether each input and each output of a node may be in 16 bits."""
 
 
 def cast_float_nodes(model: ir.Model, half: str, observed: Mapping[str, Range]) -> dict[str, str]:
@@ -379,10 +385,10 @@ def cast_float_nodes(model: ir.Model, half: str, observed: Mapping[str, Range]) 
 
     Args:
         half: "float16" or "bfloat16".
-        observed: smallest and largest value that calibration saw, by tensor.
+        observed: smallest and largest value of each tensor in calibration.
 
     Returns:
-        Node name → why it stays in float32, for nodes with float data.
+        The reason why a node stays in float32, by node name, for nodes with float data.
     """
     caster = _Caster(model, half, observed)
     reasons = caster.decide()
@@ -405,7 +411,7 @@ class _Caster:
     # Choice of types.
 
     def decide(self) -> dict[str, str]:
-        """Return node name → why it stays in float32."""
+        """Return the reason why a node stays in float32, by node name."""
         reasons = {}
         for node in self._model.graph:
             floats = any(self._is_float(value) for value in (*node.inputs, *node.outputs))
@@ -418,8 +424,8 @@ class _Caster:
         return reasons
 
     def _keep_together(self, add: ir.Node, reasons: dict[str, str]) -> None:
-        """Give a residual Add and the layer into which it fuses the same type, because a Cast between them prevents the
-        fusion.
+        """Give a residual Add the same type as the layer into which it fuses, because a Cast between them would prevent
+        the fusion.
         """
         makers = [value.producer() for value in add.inputs if value is not None]
         if add.op_type != ADD or sum(is_op(maker, _DQ) for maker in makers) != 1:
@@ -460,7 +466,8 @@ class _Caster:
     def _range_problem(self, name: str) -> str:
         source = name.removesuffix(RESTORED)
         if source != name and source not in self._observed:
-            return ""  # the tensor is a dequantized weight, whose values are not larger than the weight
+            # The tensor is a dequantized weight. Its values are not larger than those of the float weight.
+            return ""
         span = self._observed.get(source)
         if span is None:
             return f"stays in fp32: calibration saw no values of tensor {source!r}"
@@ -470,7 +477,8 @@ class _Caster:
 
     def _constant_problem(self, value: ir.Value) -> str:
         values = np.abs(constant_values(value))
-        finite = values[np.isfinite(values)]  # attention masks are full of infinities, which 16-bit types have as well
+        # Attention masks are full of infinities, but 16-bit types have infinities too.
+        finite = values[np.isfinite(values)]
         largest = float(np.max(finite, initial=0.0))
         if largest > 2 * self._limit:
             return f"stays in fp32: constant {value.name!r} reaches {largest:.4g}, more than the range of {self._half}"
@@ -504,7 +512,7 @@ class _Caster:
     # Rewrite of the graph in these types.
 
     def rewrite(self, halved: set[str]) -> None:
-        """Give the nodes in `halved` 16-bit inputs and outputs, with a Cast wherever the type changes."""
+        """Give the nodes in `halved` 16-bit inputs and outputs, and insert a Cast wherever the type changes."""
         graph = self._model.graph
         self._made = {value: _FLOAT for value in graph.inputs if self._is_float(value)}
         self._copies: dict[tuple[ir.Value, ir.DataType], ir.Value] = {}
@@ -513,7 +521,7 @@ class _Caster:
         nodes = tuple(graph)
         for node, following in zip(nodes, [*nodes[1:], None], strict=True):
             if node.op_type == _DQ:
-                restored[node.outputs[0]] = node  # moved before its readers, in the type that each of them needs
+                restored[node.outputs[0]] = node  # it moves to its readers below, in the type that each of them needs
                 continue
             small, (reads, makes) = node.name in halved, self._slots[node]
             for place, value in enumerate(node.inputs):
@@ -538,7 +546,9 @@ class _Caster:
             value.type = ir.TensorType(kind)
 
     def _as(self, value: ir.Value, kind: ir.DataType, before: ir.Node) -> ir.Value:
-        """Return `value` in type `kind`: itself, a converted constant or the output of a Cast. Make each copy once."""
+        """Return `value` in the type `kind`: unchanged, as a converted constant, or as the output of a Cast. Each copy
+        is made only once.
+        """
         constant_value = value.is_initializer()
         if kind == (_FLOAT if constant_value else self._made.get(value, _FLOAT)):
             return value
@@ -555,15 +565,15 @@ class _Caster:
         return self._editor.node(_CAST, [value], f"{name}_Cast", output=name, before=before, attributes={"to": kind})
 
     def _type_scale(self, node: ir.Node) -> None:
-        """Give a QuantizeLinear's scale the type of its input."""
+        """Change the scale of a QuantizeLinear to the type of its input."""
         data, scale = node.inputs[:2]
         assert data is not None
         assert scale is not None
         node.replace_input_with(1, self._as(scale, self._made.get(data, _FLOAT), node))
 
     def _restore(self, node: ir.Node, kind: ir.DataType, before: ir.Node) -> ir.Value:
-        """Return the output of the DequantizeLinear in type `kind`, placed before its first reader in that type. The
-        output gets the type of the scale.
+        """Return the output of a DequantizeLinear in the type `kind`, placed before its first reader in that type. The
+        type of the scale decides the type of the output.
         """
         original = node.outputs[0]
         if (original, kind) not in self._copies:
@@ -588,7 +598,7 @@ class _Caster:
         return self._copies[original, kind]
 
     def _restore_output(self, value: ir.Value, before: ir.Node | None) -> None:
-        """Keep an output of the graph in float32, under its name."""
+        """Keep the type of a graph output at float32, and keep its name."""
         if value.is_graph_output() and self._made[value] != _FLOAT:
             name = str(value.name)
             wide = self._cast(value, f"{name}_wide", _FLOAT, before)

@@ -1,4 +1,4 @@
-"""Read versions, types and options of TensorRT from `targets/backends/tensorrt.toml`, and check options."""
+"""Read TensorRT's versions, types and options from `targets/backends/tensorrt.toml`, and check options."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class RestType:
     """Describe a float type for nodes that are not in int8.
 
     Attributes:
-        limit: largest magnitude that a calibrated tensor may have in it.
-        min_compute_capability: first GPU that supports it; "" if all do.
-        opset, ir_version, min_tensorrt: what a file with explicit quantization needs for it.
+        limit: largest magnitude that a tensor of this type may reach in calibration.
+        min_compute_capability: compute capability of the oldest GPUs that support the type; "" if all GPUs do.
+        opset, ir_version, min_tensorrt: versions that a file with explicit quantization needs to use the type.
     """
 
     limit: float
@@ -35,15 +35,15 @@ class RestType:
 
 @dataclass(frozen=True)
 class Facts:
-    """Hold the facts about TensorRT that are data.
+    """Hold the facts about TensorRT that edgeq reads from the file.
 
     Attributes:
         most_cut: largest share of a tensor's power that its range may cut off.
-        rest: types of nodes that are not in int8, by name.
-        float32_operators: operator type → why it is not computed in 16 bits.
-        table: `min_tensorrt` and `below_tensorrt` limit the versions that support calibration tables; `reason` and
-            `fix` are for all others.
-        options: execution provider → names of options that it is known to support.
+        rest: float types for nodes that are not in int8, by name.
+        float32_operators: the reason why an operator is not computed in 16 bits, by operator type.
+        table: the versions that support calibration tables, from `min_tensorrt` up to `below_tensorrt`. `reason` and
+            `fix` form the message for all other versions.
+        options: names of the options that each execution provider is known to support.
     """
 
     most_cut: float
@@ -55,7 +55,7 @@ class Facts:
 
 @cache
 def facts() -> Facts:
-    """Return the shipped facts."""
+    """Return the facts in the file that edgeq ships."""
     path = shipped("targets") / "backends" / "tensorrt.toml"
     content = tomllib.loads(path.read_text(encoding="utf-8"))
     explicit, halves = content["explicit"], content["rest"]
@@ -87,10 +87,11 @@ _NAME = re.compile(rb"[a-z][a-z0-9_]{3,60}")
 
 
 def known_options(provider: str) -> tuple[frozenset[str], str]:
-    """Return the option names that `provider` supports, and their source: the installed library, or else the record.
+    """Return the option names that `provider` supports, and their source.
 
-    The library contains each option's name as text. A recorded name that the library lacks is not supported. A name
-    with the provider's prefix is supported even if it is not recorded yet.
+    The source is the installed library, which contains each option's name as text, or else edgeq's record. If a
+    recorded name is not in the library, the provider does not support it. A name in the library with the provider's
+    prefix is supported even if edgeq's record does not contain it yet.
     """
     recorded = facts().options.get(provider, frozenset())
     library = _library(provider)
@@ -102,7 +103,7 @@ def known_options(provider: str) -> tuple[frozenset[str], str]:
 
 
 def check_options(provider: str, options: Mapping[str, str]) -> None:
-    """Refuse an option that `provider` does not support. ONNX Runtime would report it only on the device.
+    """Refuse options that `provider` does not support. ONNX Runtime would report them only on the device.
 
     Raises:
         UsageError: an option is not supported; suggests the nearest name.
@@ -115,17 +116,19 @@ def check_options(provider: str, options: Mapping[str, str]) -> None:
 
 
 def explicit_options(float_type: str) -> dict[str, str]:
-    """Return the options for a file with Q/DQ.
+    """Return the provider options for a file with Q/DQ.
 
-    TensorRT up to 10 needs flags that allow the types. TensorRT 11 reads the types from the file, and edgeq's runner
-    omits the flags there. The runner chooses the folder for engines.
+    TensorRT up to version 10 needs flags that allow the types. TensorRT 11 reads the types from the file, so edgeq's
+    runner omits the flags there. The runner also chooses the folder for engines.
     """
     half = {"float16": {"trt_fp16_enable": "1"}, "bfloat16": {"trt_bf16_enable": "1"}}.get(float_type, {})
     return {**half, "trt_int8_enable": "1", **_CACHES}
 
 
 def table_options(table: str) -> dict[str, str]:
-    """Return the options for a float model with a calibration table named `table` in the engines' folder."""
+    """Return the provider options for a float model with a calibration table. `table` is its name in the engines'
+    folder.
+    """
     return {
         "trt_int8_enable": "1",
         "trt_fp16_enable": "1",

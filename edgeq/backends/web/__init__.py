@@ -1,3 +1,3 @@
-"""Build for ONNX Runtime Web: the CPU backend's models, run and timed in the wasm runtime, with a page that checks
-them.
+"""Build for ONNX Runtime Web. The CPU backend builds the models. edgeq runs and times them in the wasm runtime, and
+adds a page that checks them.
 """

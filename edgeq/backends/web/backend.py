@@ -1,4 +1,4 @@
-"""Build for ONNX Runtime Web: the CPU backend's models, executed by the wasm runtime."""
+"""Build for ONNX Runtime Web: the same models as the CPU backend, executed by the wasm runtime."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from edgeq.scheme import Scheme
 
 
 class WebBackend(CpuBackend):
-    """Build for browsers: the CPU backend's models, run in the browser's runtime."""
+    """Build for browsers: the same models as the CPU backend, executed by the browser's runtime."""
 
     name = "web"
     title = "ONNX Runtime Web, for browsers and node"
     runs_engines = False
 
     def fitting(self, reach: Mapping[str, NDArray[float64]]) -> WebBackend:
-        """Return a backend that fits ranges of weights to samples. See `Backend.fitting`."""
+        """Return a backend that fits the ranges of weights to samples. See `Backend.fitting`."""
         return WebBackend(reach)
 
     def build(

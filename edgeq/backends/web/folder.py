@@ -1,4 +1,6 @@
-"""Write the folder for a web server: model, self-test, page, module, and the hashes of the pinned runtime."""
+"""Write a folder for a web server, with the model, a self-test, a page, a JavaScript module, and the hashes of the
+pinned runtime.
+"""
 
 from __future__ import annotations
 
@@ -31,10 +33,10 @@ _TYPES = frozenset(
 
 
 def write_folder(artifact: Artifact, samples: Samples, folder: Path, *, count: int) -> dict[str, Path]:
-    """Write the files to `folder`, which it creates, and return them by name.
+    """Create `folder`, write the files into it, and return their paths by name.
 
     Args:
-        count: how many of `samples` become the self-test. Its expected outputs are those of the wasm runtime.
+        count: number of `samples` that become the self-test. Its expected outputs come from the wasm runtime.
 
     Raises:
         ModelError: an input or output has a type that browsers do not have.
@@ -66,7 +68,7 @@ def write_folder(artifact: Artifact, samples: Samples, folder: Path, *, count: i
 
 
 def _model_files(model: Path) -> Iterator[tuple[str, Path]]:
-    """Yield the files of a model with their names in the folder, the model itself first."""
+    """Yield the files of a model and their names in the folder, the model itself first."""
     yield MODEL, model
     yield from ((file.relative_to(model.parent).as_posix(), file) for file in model_files(model) if file != model)
 
@@ -82,7 +84,7 @@ def _record(file: Path) -> dict[str, Any]:
 
 
 def _write_cases(artifact: Artifact, samples: Samples, place: Path, count: int) -> list[dict[str, Any]]:
-    """Write the arrays of the self-test one after the other, and return their positions."""
+    """Write the arrays of the self-test one after the other, and return the position of each."""
     content = bytearray()
 
     def put(arrays: Mapping[str, NDArray[Any]]) -> dict[str, Any]:

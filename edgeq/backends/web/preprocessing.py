@@ -1,4 +1,4 @@
-"""Decide which steps of a preprocessing edgeq.mjs repeats bit for bit, and which it leaves to its caller."""
+"""Decide which preprocessing steps edgeq.mjs repeats bit for bit, and which it leaves to its caller."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _EXACT_TYPES = frozenset({"float32", "float64", "RGB", "BGR", None})
 def web_recipe(preprocess: Any, spec: TensorSpec) -> dict[str, Any] | None:
     """Return the steps that `prepare` of edgeq.mjs runs for an input, or None if there is no preprocessing.
 
-    edgeq.mjs never repeats decoding and resizing, because browsers differ in both. Everything up to the last such step
-    is therefore listed for the caller, as text.
+    edgeq.mjs never repeats decoding and resizing, because browsers differ in both. So the caller has to do every step
+    up to and including the last of these. The recipe lists the caller's steps as text.
 
     Args:
         preprocess: an `edgeq.data.preprocess.Preprocess`, or None.
@@ -50,7 +50,7 @@ def _is_exact(step: Mapping[str, Any]) -> bool:
 
 
 def _fixed(step: Mapping[str, Any], spec: TensorSpec) -> dict[str, Any]:
-    """Return a step in which the model's own axes replace "model"."""
+    """Return a step with the model's own axis order in place of "model"."""
     if step["op"] == "layout" and step["axes"] == "model":
         return {**step, "axes": model_axes(spec, "HWC")}
     return dict(step)

@@ -1,7 +1,7 @@
-"""Write each ONNX operator. One function covers one kind of operators.
+"""Write each ONNX operator as operators of a .tflite file. One function covers one kind of operator.
 
-Each function reads its inputs as integers if the node computes on integers (`Lowering.integer`), else as floats. It
-writes operators of the file that compute the same.
+Each function reads its inputs as integers if the node computes on integers (`Lowering.integer`), or else as floats. It
+writes operators of the file that compute the same result.
 """
 
 from __future__ import annotations

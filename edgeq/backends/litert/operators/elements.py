@@ -1,4 +1,4 @@
-"""Write operators that work element by element, along one axis, or over a whole image."""
+"""Write operators that work on each element, along one axis, or over a whole image."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from edgeq.model.graph import clamp_bounds, name_of, node_input
 
 
 def write_binary(kind: str) -> Callable[[Lowering, ir.Node], None]:
-    """Return a function that writes an operator of two broadcast tensors as `kind`."""
+    """Return a function that writes an operator on two broadcast tensors as `kind`."""
 
     def write(work: Lowering, node: ir.Node) -> None:
-        """Write an operator of two broadcast tensors."""
+        """Write an operator on two broadcast tensors."""
         left, right, order = _broadcast(work, node)
         scales = work.parameters(node)
         if scales is not None and kind in ("MAXIMUM", "MINIMUM"):
@@ -37,7 +37,7 @@ ACTIVATED: dict[str, dict[str, Any]] = {
 
 
 def _broadcast(work: Lowering, node: ir.Node) -> tuple[Stored, Stored, Order]:
-    """Return the two inputs of a node in one order of axes, and that order."""
+    """Return the two inputs of a node with their axes in one common order, and that order."""
     rank = len(work.sizes(node.outputs[0]))
     given: list[Stored | None] = [None if work.is_constant(v) else work.read(v) for v in node.inputs[:2]]
     found = [_raised(work, value, rank) for value in given if value is not None]
@@ -68,10 +68,10 @@ def _constant_side(work: Lowering, value: ir.Value | None, rank: int, order: Ord
 
 
 def write_unary(kind: str, **options: Any) -> Callable[[Lowering, ir.Node], None]:
-    """Return a function that writes an operator of one tensor as `kind`."""
+    """Return a function that writes an operator on one tensor as `kind`."""
 
     def write(work: Lowering, node: ir.Node) -> None:
-        """Write an operator of one tensor."""
+        """Write an operator on one tensor."""
         source = work.read(node.inputs[0])
         if source.features is not None:
             source = work.arranged(source, plain(2))
@@ -81,7 +81,7 @@ def write_unary(kind: str, **options: Any) -> Callable[[Lowering, ir.Node], None
 
 
 _FIXED = {"LOGISTIC": Scales.of(1 / 256, -128), "TANH": Scales.of(1 / 128, 0)}
-"""Output scales that the file's kernels always use, whatever scales the file contains."""
+"""Output scales that the kernels of .tflite files always use, whatever scales a file contains."""
 
 
 def write_leaky(work: Lowering, node: ir.Node) -> None:
@@ -96,7 +96,7 @@ def write_gelu(work: Lowering, node: ir.Node) -> None:
 
 
 def write_prelu(work: Lowering, node: ir.Node) -> None:
-    """Write PRELU. Its slopes have the same order of axes as the tensor."""
+    """Write PRELU. Its slopes have the same axis order as the tensor."""
     source = work.read(node.inputs[0])
     slope = _constant_side(work, node.inputs[1], len(source.shape), source.order)
     shape = slope.tensor.shape[1:]
@@ -114,7 +114,7 @@ def write_prelu(work: Lowering, node: ir.Node) -> None:
 
 
 def write_clamp(work: Lowering, node: ir.Node) -> None:
-    """Write a Relu or Clip: one float operator if the file has a suitable one, else a MAXIMUM and a MINIMUM."""
+    """Write a Relu or Clip as one float operator if the file has a suitable one, or else as a MAXIMUM and a MINIMUM."""
     source, bounds = work.read(node.inputs[0]), clamp_bounds(node)
     if bounds is None:
         raise CannotWriteError("its bounds are computed")
@@ -140,8 +140,8 @@ def write_clamp(work: Lowering, node: ir.Node) -> None:
 def write_hard_sigmoid(work: Lowering, node: ir.Node) -> None:
     """Write clamp(alpha x + beta, 0, 1).
 
-    On integers, this is an ADD followed by a MUL. The ADD computes x + beta / alpha, with the result's scale divided by
-    alpha, and the range of the integers clamps it. The MUL by alpha changes no integer.
+    On integers, this is an ADD followed by a MUL. The ADD computes x + beta / alpha at the result's scale divided by
+    alpha, and the range of the integers clamps the sum. The MUL by alpha changes only the scale, not the integers.
     """
     alpha, beta = node.attributes.get_float("alpha", 0.2), node.attributes.get_float("beta", 0.5)
     source, scales = work.read(node.inputs[0]), work.parameters(node)
@@ -171,7 +171,7 @@ def write_hard_sigmoid(work: Lowering, node: ir.Node) -> None:
 
 
 def write_softmax(work: Lowering, node: ir.Node) -> None:
-    """Write SOFTMAX or LOG_SOFTMAX, whose axis is the last one in the file."""
+    """Write SOFTMAX or LOG_SOFTMAX. Both work on the last axis of the file's tensor."""
     source = work.read(node.inputs[0])
     rank = len(source.shape)
     axis = node.attributes.get_int("axis", -1) % rank
@@ -185,7 +185,7 @@ def write_softmax(work: Lowering, node: ir.Node) -> None:
 
 
 def write_layer_norm(work: Lowering, node: ir.Node) -> None:
-    """Write (x - mean) / sqrt(variance + epsilon) times its scale, plus its shift, in float."""
+    """Write a LayerNormalization in float: (x - mean) / sqrt(variance + epsilon), times its scale, plus its bias."""
     if work.integer:
         raise CannotWriteError("it has no int8 kernel")
     if any(value.uses() for value in node.outputs[1:]):
@@ -199,7 +199,7 @@ def write_layer_norm(work: Lowering, node: ir.Node) -> None:
     epsilon = np.full((1,) * rank, node.attributes.get_float("epsilon", 1e-5), np.float32)
 
     def step(kind: str, *inputs: Tensor, shape: tuple[int, ...] = source.shape) -> Tensor:
-        """Write one operator of two tensors, or a mean."""
+        """Write one operator on two tensors, or a mean."""
         made = work.partial(f"{name}/{kind.lower()}", shape, None)
         options = {"keepDims": True} if kind == "MEAN" else ACTIVATED.get(kind)
         return work.emit(kind, inputs, made, options)
@@ -236,7 +236,7 @@ def write_batch_norm(work: Lowering, node: ir.Node) -> None:
 
 
 def write_cast(work: Lowering, node: ir.Node) -> None:
-    """Write CAST from integers to floats. Integers of other widths are already int32 in the file."""
+    """Write CAST from integers to floats. Integers of every width are already int32 in the file."""
     source = work.read(node.inputs[0])
     made = node.outputs[0].dtype
     if source.tensor.type == "int32" and made in (ir.DataType.INT32, ir.DataType.INT64):
@@ -250,7 +250,7 @@ def write_cast(work: Lowering, node: ir.Node) -> None:
 
 
 def write_mean(work: Lowering, node: ir.Node) -> None:
-    """Write a reduction over axes, or over a whole image."""
+    """Write a reduction over some axes, or over a whole image."""
     source = work.read(node.inputs[0])
     rank = len(source.shape)
     if node.op_type.startswith("Global"):

@@ -48,12 +48,14 @@ def write_pool(work: Lowering, node: ir.Node) -> None:
 
 
 def _within(shape: Geometry, source: Stored, padded: Tensor) -> bool:
-    """Return whether no window reaches beyond the node's own padding."""
+    """Return whether no window extends beyond the padding that the node itself sets."""
     return all(padded.shape[1 + axis] <= source.shape[2 + axis] + sum(shape.pads[axis]) for axis in range(2))
 
 
 def write_reshape(work: Lowering, node: ir.Node) -> None:
-    """Write a RESHAPE. If only matrix products read the result, they take the features in the file's order instead."""
+    """Write a RESHAPE. If only matrix products read the result, leave the features in the file's order, and reorder the
+    weights of the products instead.
+    """
     source, value = work.read(node.inputs[0]), node.outputs[0]
     shape = work.sizes(value)
     if 0 in shape or 0 in source.shape:
@@ -66,10 +68,10 @@ def write_reshape(work: Lowering, node: ir.Node) -> None:
 
 
 def _only_products(work: Lowering, value: ir.Value) -> bool:
-    """Return whether all readers of a tensor are products with constant weights, which accept its features in any
-    order.
+    """Return whether all readers of a tensor are products with constant weights. Such products accept the features in
+    any order.
 
-    Nodes that work on each element may come between.
+    Q/DQ, Identity and Dropout nodes may be between the tensor and its readers.
     """
     for use in value.uses():
         node = use.node
@@ -90,7 +92,7 @@ def write_identity(work: Lowering, node: ir.Node) -> None:
 
 
 def write_transpose(work: Lowering, node: ir.Node) -> None:
-    """Record the axes in another order, and write nothing."""
+    """Record that the axes are in another order, and write nothing."""
     source, value = work.read(node.inputs[0]), node.outputs[0]
     if source.features is not None:
         source = work.arranged(source, plain(2))
@@ -100,7 +102,7 @@ def write_transpose(work: Lowering, node: ir.Node) -> None:
 
 
 def write_concat(work: Lowering, node: ir.Node) -> None:
-    """Write CONCATENATION of tensors with the same order of axes. Integers also need the same scale."""
+    """Write a CONCATENATION of tensors that have the same axis order. Integer tensors also need the same scale."""
     found = [work.read(value) for value in node.inputs]
     scales = work.parameters(node) if work.integer else None
     if scales is None and work.integer:
@@ -117,7 +119,7 @@ def write_concat(work: Lowering, node: ir.Node) -> None:
 def _cut(
     work: Lowering, node: ir.Node, source: Stored, spans: dict[int, tuple[int, int, int]], output: int = 0
 ) -> None:
-    """Write the part of a tensor with the given (begin, end, step) on some axes of the model."""
+    """Write a slice of a tensor. `spans` maps an axis of the model to (begin, end, step)."""
     whole = [spans.get(axis, (0, source.shape[axis], 1)) for axis in source.order]
     ends = [(begin, end) for begin, end, _ in whole]
     parts = slices(work, ends, [step for _, _, step in whole])
@@ -144,7 +146,7 @@ def write_slice(work: Lowering, node: ir.Node) -> None:
 
 
 def write_split(work: Lowering, node: ir.Node) -> None:
-    """Write a STRIDED_SLICE for each part that is read."""
+    """Write a STRIDED_SLICE for each output that is used."""
     source = _whole(work, node)
     axis, begin = node.attributes.get_int("axis", 0) % len(source.shape), 0
     for place, value in enumerate(node.outputs):
@@ -160,7 +162,7 @@ def _whole(work: Lowering, node: ir.Node) -> Stored:
 
 
 def write_gather(work: Lowering, node: ir.Node) -> None:
-    """Write GATHER of rows of a constant table, or of indices along an axis of an activation."""
+    """Write GATHER for rows of a constant table, or for indices along an axis of an activation."""
     if is_constant(node.inputs[1]) and not work.is_constant(node.inputs[0]):
         source, (places, _) = _whole(work, node), work.constant(node.inputs[1])
         axis = node.attributes.get_int("axis", 0) % len(source.shape)
@@ -218,7 +220,7 @@ def write_pad_node(work: Lowering, node: ir.Node) -> None:
 
 
 def write_resize(work: Lowering, node: ir.Node) -> None:
-    """Write RESIZE_NEAREST_NEIGHBOR or RESIZE_BILINEAR if it samples at the same positions as the node."""
+    """Write RESIZE_NEAREST_NEIGHBOR or RESIZE_BILINEAR, if it samples at the same positions as the node."""
     source, made = image(work, node), work.sizes(node.outputs[0])
     if made[:2] != source.shape[:2]:
         raise CannotWriteError("it resizes channels")
@@ -244,10 +246,10 @@ def write_resize(work: Lowering, node: ir.Node) -> None:
 
 
 def write_depth_to_space(work: Lowering, node: ir.Node) -> None:
-    """Write DEPTH_TO_SPACE. In the file, the blocks come before the channels."""
+    """Write DEPTH_TO_SPACE. In the file, the index inside a block comes before the channel."""
     source, block = image(work, node), node.attributes.get_int("blocksize", 1)
     if node.attributes.get_string("mode", "DCR") != "DCR":
-        # In the file, the blocks come before the channels.
+        # In the file, the index inside a block comes before the channel.
         channels = source.shape[1]
         places = np.arange(channels, dtype=np.int32).reshape(-1, block * block).T.ravel()
         moved = work.like(source.tensor, f"{node.outputs[0].name}/channels", source.tensor.shape)
@@ -259,7 +261,7 @@ def write_depth_to_space(work: Lowering, node: ir.Node) -> None:
 
 
 def write_space_to_depth(work: Lowering, node: ir.Node) -> None:
-    """Write strided slices, which more hardware supports than SPACE_TO_DEPTH."""
+    """Write strided slices instead of SPACE_TO_DEPTH, because more hardware supports them."""
     source, block = image(work, node), node.attributes.get_int("blocksize", 1)
     n, c, h, w = source.shape
     parts = []

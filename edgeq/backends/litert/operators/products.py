@@ -49,7 +49,7 @@ def write_conv(work: Lowering, node: ir.Node) -> None:
 
 
 def write_conv_transpose(work: Lowering, node: ir.Node) -> None:
-    """Write TRANSPOSE_CONV, and a slice if the node's pads match neither SAME nor VALID."""
+    """Write TRANSPOSE_CONV. If the node's pads match neither SAME nor VALID, add a slice."""
     source = image(work, node)
     weights, weight_scales = _weights(work, node.inputs[1], 1)
     shape = window(node, source, weights.shape[2:])
@@ -89,7 +89,7 @@ def write_gemm(work: Lowering, node: ir.Node) -> None:
 
 
 def write_matmul(work: Lowering, node: ir.Node) -> None:
-    """Write FULLY_CONNECTED of a constant matrix, or BATCH_MATMUL of two activations."""
+    """Write FULLY_CONNECTED for a constant matrix, or BATCH_MATMUL for two activations."""
     if work.is_constant(node.inputs[1]) and len(work.sizes(node.inputs[1])) == 2:
         _fully_connected(work, node, transposed_weights=False)
         return
@@ -120,10 +120,10 @@ def _fully_connected(work: Lowering, node: ir.Node, *, transposed_weights: bool)
 
 
 def _weights(work: Lowering, value: ir.Value | None, axis: int) -> tuple[NDArray[Any], Scales | None]:
-    """Return the constant weights of a node: integers if it computes on integers.
+    """Return the constant weights of a node, as integers if the node computes on integers.
 
     Args:
-        axis: axis of the output channels, on which the weights may have scales.
+        axis: axis of the output channels, which may each have a scale.
     """
     if work.integer:
         values, scales = work.constant(value)
@@ -142,7 +142,7 @@ def _on_axis(scales: Scales | None, axis: int) -> Scales | None:
 
 
 def _bias(work: Lowering, node: ir.Node, source: Stored, weights: Scales | None, channels: int) -> Tensor:
-    """Return the bias of a layer: 32-bit integers at scale input x weight, or floats."""
+    """Return the bias of a layer, as 32-bit integers at the input's scale times the weights' scale, or as floats."""
     value = node_input(node, 2)
     if value is not None and not work.is_constant(value):
         raise CannotWriteError("its bias is computed")

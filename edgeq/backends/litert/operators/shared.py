@@ -1,4 +1,4 @@
-"""Write the parts that operators with windows and operators that move elements share: images, padding, slices."""
+"""Handle images, padding and slices for operators with windows and for operators that move elements."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def window(node: ir.Node, source: Stored, kernel: Sequence[int]) -> Geometry:
 
 
 def image_size(work: Lowering, node: ir.Node) -> tuple[int, int]:
-    """Return the rows and columns of a node's output."""
+    """Return the number of rows and columns of the image that a node makes."""
     *rows, columns = work.sizes(node.outputs[0])[2:]
     return (rows[0] if rows else 1), columns
 
@@ -51,7 +51,9 @@ def write_image(
     *,
     like: Tensor | None = None,
 ) -> None:
-    """Write the operator that makes an image, like `Lowering.write`. For a sequence, make one row and reshape it."""
+    """Write the operator that makes an image, like `Lowering.write`. For a sequence, write an image of one row and
+    reshape it.
+    """
     value, shape = node.outputs[0], work.sizes(node.outputs[0])
     if len(shape) == 4:
         work.write(node, kind, inputs, NHWC, options, like=like)
@@ -74,7 +76,7 @@ def dilations(shape: Geometry) -> dict[str, Any]:
 
 
 def same_pads(size: int, kernel: int, stride: int, dilation: int = 1) -> tuple[int, int]:
-    """Return the padding that SAME means, as (before, after)."""
+    """Return the padding that SAME stands for, as (before, after)."""
     total = max((-(-size // stride) - 1) * stride + (kernel - 1) * dilation + 1 - size, 0)
     return total // 2, total - total // 2
 
@@ -82,8 +84,10 @@ def same_pads(size: int, kernel: int, stride: int, dilation: int = 1) -> tuple[i
 def with_padding(
     work: Lowering, node: ir.Node, source: Stored, shape: Geometry, *, lowest: bool = False
 ) -> tuple[Tensor, str]:
-    """Return the tensor that a window reads, and its padding: SAME or VALID if either matches the node, else VALID
-    after a PAD.
+    """Return the tensor that a window reads, and the name of its padding.
+
+    If the node's padding matches SAME or VALID, the tensor is the input. Otherwise, write a PAD and return its output
+    and VALID.
 
     Args:
         lowest: whether to pad with the lowest number, as MaxPool does, instead of 0.
@@ -103,7 +107,7 @@ def with_padding(
 
 
 def pad(work: Lowering, source: Tensor, pads: Sequence[tuple[int, int]], value: float) -> Tensor:
-    """Write a padding with one number. For an integer tensor, use the nearest integer."""
+    """Write a PAD that fills with `value`. For an integer tensor, use the integer nearest to it."""
     wide = tuple(size + before + after for size, (before, after) in zip(source.shape, pads, strict=True))
     made = work.like(source, f"{source.name}/padded", wide)
     table = work.fixed("paddings", np.array(pads, np.int32))
@@ -116,7 +120,7 @@ def pad(work: Lowering, source: Tensor, pads: Sequence[tuple[int, int]], value: 
 
 
 def filler_of(source: Tensor, value: float) -> tuple[float, float]:
-    """Return the numbers that represent `value` and 0 in a tensor."""
+    """Return the stored numbers that represent `value` and 0 in a tensor."""
     if source.scales is None:
         return (float(np.finfo(np.float32).min) if value == -np.inf else value), 0.0
     zero = int(source.scales.zero[0])
@@ -129,7 +133,7 @@ SLICING = {"beginMask": 0, "endMask": 0, "ellipsisMask": 0, "newAxisMask": 0, "s
 
 
 def slices(work: Lowering, ends: Sequence[tuple[int, int]], steps: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the tensors of STRIDED_SLICE: begins, ends and steps."""
+    """Return the tensors that STRIDED_SLICE reads: begins, ends and steps."""
     columns = ([b for b, _ in ends], [e for _, e in ends], list(steps))
     begin, end, step = (
         work.fixed(name, np.array(column, np.int32))
