@@ -23,13 +23,13 @@ OFFICIAL_DURATION_S = 600.0
 BOUND_FACTOR = 10.0
 """Default latency bound of the server scenario, as a multiple of the baseline's median latency."""
 ALL = "all"
-"""Name of all scenarios together on a command line."""
+"""Name that selects all scenarios on a command line."""
 _TAKEN_BY = {
     "batch": ("--batch", (scenarios.OFFLINE.name, scenarios.MULTI_STREAM.name)),
     "target_qps": ("--qps", (scenarios.SERVER.name,)),
     "latency_bound_ms": ("--latency-bound", (scenarios.SERVER.name,)),
 }
-"""Fields of `BenchSettings` that apply only to some scenarios: the option, and those scenarios."""
+"""Fields of `BenchSettings` that apply only to some scenarios. Each field has its option and those scenarios."""
 
 
 @dataclass(frozen=True)
@@ -240,7 +240,7 @@ WARMED_C = 10.0
 """Rise in degrees Celsius that is worth a note."""
 _INTERVAL_S = 0.5
 DISTURBED = 0.1
-"""Share of the machine's time used by others, or load per core before the start, that is worth a note."""
+"""Share of the machine's time used by others that is worth a note. The load per core before the start has the same limit."""
 
 
 class Monitor:
@@ -525,8 +525,7 @@ class _Bench:
         return runners
 
     def _serve(self, runners: Mapping[str, latency.Runner]) -> Dict[str, scenarios.ServerResult]:
-        """Run the server scenario for one model after another, because each stream of arrivals needs the whole machine.
-        """
+        """Run the server scenario for one model after another, because each stream of arrivals needs the whole machine."""
         settings = self.settings
         short = min(1.0, settings.min_duration_s)
         alone = latency.measure_interleaved(

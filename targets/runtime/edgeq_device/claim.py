@@ -28,7 +28,7 @@ from edgeq_device.latency import (
 )
 
 FEWEST_SESSIONS = 6
-"""From this number of sessions on, an interval is computed over sessions, not over their rounds."""
+"""Minimum number of sessions for an interval over sessions. With fewer sessions, the interval is over rounds."""
 
 # These apply if there are too few rounds for the requested certainty. A runner then counts as slower if it is slower by
 # the factor `_FAR` in every round, and if there are enough rounds for their range to cover the median with probability
@@ -286,18 +286,20 @@ FEWEST_PAIRS = 6
 WIDEST = 1.6
 """Widest interval that permits a claim, as its upper end divided by its lower end."""
 BUSY = 0.1
-"""Share of the machine's time from which on it counts as busy: time that others used or wanted, or that a virtual
-machine's host took."""
+"""A machine is busy if others used or wanted more than this share of its time, or if a virtual machine's host took it."""
 BUSY_ALLOWANCE = 1.15
-"""Factor by which the interval is widened at both ends on a busy machine, even if no run waited for a core. Work on the
-other hyperthread, in the shared cache and on the same clock slows float and integer kernels unequally. Measured on
-resnet20, a keyword spotter and MobileNet, with one thread and a loop on the other core: up to 10 %."""
+"""Factor by which the interval is widened at both ends on a busy machine, even if no run waited for a core. Other work
+shares the hyperthreads of a core, the cache and the clock, and so slows float and integer kernels unequally. The
+difference was up to 10 % on resnet20, a keyword spotter and MobileNet, with one thread and a loop on the other core."""
 ESTIMATE_ALLOWANCE = 1.25
 """Factor by which the spread of an estimate is wider, at both ends, than the interval of its ratios. Two models that
-lose a core are not slowed by the same factor, and the place of a session in memory changes its speed by as much. In
-18 runs of each of eight models, next to two busy loops on two cores, 99 % of the spreads then contained the quiet
-machine's ratio (94 % for the worst model), and no estimate called a model faster that was a tenth slower. Without the
-factor it was 78 % (28 %), and two estimates."""
+lose a core are not slowed by the same factor, and the place of a session in memory changes its speed by as much.
+
+Eight models were run 18 times each, next to two busy loops on two cores. With the factor, 99 % of the spreads contained
+the quiet machine's ratio (94 % for the worst model). No estimate showed a model as faster that was a tenth slower.
+Without the factor, only 78 % of the spreads contained that ratio (28 % for the worst model), and two estimates showed
+such a model as faster.
+"""
 FEWEST_ESTIMATED = 3
 """Minimum number of pairs of runs for an estimate."""
 

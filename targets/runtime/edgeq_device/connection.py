@@ -163,7 +163,7 @@ class Connection(io.RawIOBase):
         self._sock = sock
         self._deadline = deadline
         self._patience = patience
-        """Seconds that the other end may still delay. In a body, each byte adds some."""
+        """Seconds for which the other end may still delay. Each byte of a body adds time."""
         self._bytes_left = _MAX_HEAD
         self._paced = False
         self._tunnel: Optional[HTTPResponse] = None
@@ -274,8 +274,7 @@ def connect(address: Address, deadline: Deadline) -> Connection:
 
 
 def _dial(host: str, port: int, seconds: float) -> socket.socket:
-    """Connect to the first address of `host` that accepts a connection. All attempts together take at most `seconds`.
-    """
+    """Connect to the first address of `host` that accepts a connection. All attempts together take at most `seconds`."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[:_MAX_CONNECTS]
     except (OSError, UnicodeError) as error:

@@ -20,7 +20,7 @@ from edgeq_device.onnxfile import DTYPES, is_name
 Key = Tuple[Tuple[str, Tuple[int, ...], str], ...]
 
 _MOST_SHAPES = 8
-"""Number of input-shape combinations whose buffers are kept. They take the device's memory."""
+"""Number of input-shape combinations whose buffers are kept. The buffers take memory of the device."""
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from edgeq_device.onnxfile import DTYPES
 from edgeq_device.plainjson import parse_json
 
 SIGNATURE = "edgeq"
-"""The entry of a file's metadata with the model's inputs and outputs."""
+"""Name of the metadata entry that describes the model's inputs and outputs."""
 MOST_BYTES = 1 << 20
 _IDENTIFIER = b"TFL3"
 _TYPES = {dtype: name for name, dtype in DTYPES.items()}
@@ -73,8 +73,7 @@ def read_signature(content: bytes, where: str) -> Dict[str, Any]:
 
 
 class _Table:
-    """Read a table of a FlatBuffer. Fields have numbers, and their positions are offsets from the start of the table.
-    """
+    """Read a table of a FlatBuffer. Fields have numbers, and their positions are offsets from the start of the table."""
 
     # Field numbers in LiteRT's schema.
     _MODEL_BUFFERS, _MODEL_METADATA = 4, 6

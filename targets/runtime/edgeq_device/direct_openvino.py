@@ -20,7 +20,7 @@ from edgeq_device.onnxfile import DTYPES
 from edgeq_device.options import session_options
 
 _CONFIG = "load_config"
-"""The plug-in's option with the properties of each device: the package takes the same properties."""
+"""Option of the plug-in that contains the properties of each device. The package accepts the same properties."""
 _MERGED = "originalLayersNames"
 _TELEMETRY = "openvino_telemetry"
 Sizes = Tuple[Tuple[int, ...], ...]

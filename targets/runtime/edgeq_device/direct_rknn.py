@@ -21,7 +21,7 @@ from edgeq_device.onnxfile import DTYPES, read_context, read_metadata
 from edgeq_device.plainjson import parse_json
 
 SIGNATURE = "edgeq_signature"
-"""The entry of the file's metadata with the chip, the compiler's version, the inputs and the outputs, as JSON."""
+"""Name of the metadata entry that contains the chip, the compiler's version, the inputs and the outputs, as JSON."""
 SOURCE = "rknn"
 """Value of the node's attribute `source`."""
 _CORES = "core_mask"

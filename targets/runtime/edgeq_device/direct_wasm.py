@@ -21,7 +21,7 @@ from edgeq_device.options import LEVELS, rules
 from edgeq_device.places import own_table
 
 FOLDER = "EDGEQ_NODE_MODULES"
-"""Environment variable with the node_modules folder of the package. By default it is the one of the install command."""
+"""Environment variable that names the package's node_modules folder. The default is the one that installing creates."""
 
 
 @lru_cache(maxsize=1)

@@ -19,8 +19,8 @@ AGAIN = "Do not use this bundle; get it again from where it was made"
 
 
 class DeviceError(Exception):
-    """Serve as the base of all deliberate errors. The message is one line: what is wrong and where, and what to do
-    about it.
+    """Serve as the base of all deliberate errors. The message is one line: what is wrong, where it is wrong, and what
+    to do about it.
     """
 
     exit_code = 1
