@@ -288,7 +288,7 @@ def _tree(folder, request, lines):
 
 
 def _remove_others(root, files):
-    """Remove everything under `root` that is not in `files`. A run may leave compiled code there, which no hash covers."""
+    """Remove everything under `root` that is not in `files`, such as compiled code from a run, which no hash covers."""
     for path in sorted(root.rglob("*"), reverse=True):
         if path.is_dir():
             if not any(path.iterdir()):

@@ -240,7 +240,7 @@ WARMED_C = 10.0
 """Rise in degrees Celsius that is worth a note."""
 _INTERVAL_S = 0.5
 DISTURBED = 0.1
-"""Share of the machine's time used by others that is worth a note. The load per core before the start has the same limit."""
+"""Smallest share of the machine's time used by others, or load per core before the start, that is worth a note."""
 
 
 class Monitor:
@@ -525,7 +525,7 @@ class _Bench:
         return runners
 
     def _serve(self, runners: Mapping[str, latency.Runner]) -> Dict[str, scenarios.ServerResult]:
-        """Run the server scenario for one model after another, because each stream of arrivals needs the whole machine."""
+        """Run the server scenario for one model at a time, because each stream of arrivals needs the whole machine."""
         settings = self.settings
         short = min(1.0, settings.min_duration_s)
         alone = latency.measure_interleaved(

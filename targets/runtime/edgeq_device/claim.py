@@ -286,7 +286,7 @@ FEWEST_PAIRS = 6
 WIDEST = 1.6
 """Widest interval that permits a claim, as its upper end divided by its lower end."""
 BUSY = 0.1
-"""A machine is busy if others used or wanted more than this share of its time, or if a virtual machine's host took it."""
+"""A machine is busy if others, or a virtual machine's host, used or wanted more than this share of its time."""
 BUSY_ALLOWANCE = 1.15
 """Factor by which the interval is widened at both ends on a busy machine, even if no run waited for a core. Other work
 shares the hyperthreads of a core, the cache and the clock, and so slows float and integer kernels unequally. The

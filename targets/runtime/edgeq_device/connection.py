@@ -274,7 +274,7 @@ def connect(address: Address, deadline: Deadline) -> Connection:
 
 
 def _dial(host: str, port: int, seconds: float) -> socket.socket:
-    """Connect to the first address of `host` that accepts a connection. All attempts together take at most `seconds`."""
+    """Connect to the first address of `host` that accepts a connection. All attempts together may take `seconds`."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[:_MAX_CONNECTS]
     except (OSError, UnicodeError) as error:

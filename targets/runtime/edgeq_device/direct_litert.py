@@ -73,7 +73,7 @@ def read_signature(content: bytes, where: str) -> Dict[str, Any]:
 
 
 class _Table:
-    """Read a table of a FlatBuffer. Fields have numbers, and their positions are offsets from the start of the table."""
+    """Read a table of a FlatBuffer. Fields have numbers. Their positions are offsets from the table's start."""
 
     # Field numbers in LiteRT's schema.
     _MODEL_BUFFERS, _MODEL_METADATA = 4, 6

@@ -172,7 +172,7 @@ def read_engine(values: Mapping[str, Any]) -> EngineSpec:
 
 
 def forms(engine: EngineSpec) -> Tuple[EngineSpec, ...]:
-    """Return the forms of an engine: the plug-in, and the package that runs models without onnxruntime if there is one."""
+    """Return the engine's plug-in form and, if there is one, the form that runs models without onnxruntime."""
     if engine.direct is None:
         return (engine,)
     own = replace(engine, direct=None)

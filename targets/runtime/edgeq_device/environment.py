@@ -286,12 +286,12 @@ def wanted_niceness() -> int:
 _SHARE = 0.02
 """Shortest wait that counts, as a share of the time between two looks. Shorter waits do not disturb the runs."""
 _OVERHEAD = 0.05
-"""Share of the time that `look` may take. It reads only between runs, but its reading displaces the model's cached data."""
+"""Share of the time that `look` may take. It is called between runs, but displaces the model's data in the caches."""
 _FEW_THREADS = 8
 _ANSWERED_S = 0.002
 """Seconds in which a process goes to sleep after its answer. It stays on its core for up to 1 ms."""
 _PAUSE_S, _PATIENCE = 0.002, 15
-"""Seconds of one pause, and maximum number of pauses. Workers spin for a millisecond (`options.BRIEF_SPIN`), then sleep."""
+"""Seconds of one pause, and maximum number of pauses. Workers spin for a millisecond before they sleep."""
 
 
 class Waits:
@@ -450,7 +450,7 @@ class Others:
         return self._share_of("stolen")
 
     def _share_of(self, kind: str, without: float = 0.0) -> Optional[float]:
-        """Return what share of all ticks since the start one kind of ticks makes up, after subtracting `without` ticks."""
+        """Return the share of one kind of ticks among all ticks since the start. Subtract `without` from that kind."""
         last = read_cpu_times(self._root)
         if self._first is None or last is None or last.total <= self._first.total:
             return None

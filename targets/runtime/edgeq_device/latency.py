@@ -97,7 +97,7 @@ class Distribution:
 
     @property
     def p50(self) -> float:
-        """Return the median latency in milliseconds. `percentile` selects it, so it was observed and not interpolated."""
+        """Return the median latency in milliseconds. It was observed, not interpolated (see `percentile`)."""
         return percentile(self._ordered, 0.5)
 
     @property
@@ -189,8 +189,8 @@ Clock = Callable[[], float]
 """Function that returns seconds from an arbitrary start, and never goes back."""
 
 Runner = Callable[[], object]
-"""Function that runs one query. A runner in another process also has a method `burst`, so that the time of communication
-is not measured. It works like the function `burst`, but lacks the first and the last argument."""
+"""Function that runs one query. A runner in another process also has a method `burst`, which leaves out the time of
+communication. The method works like the function `burst`, but lacks the first and the last argument."""
 Runners = Union[Runner, Sequence[Runner]]
 """One runner, or several runners of the same model, which take turns. Each has its own session, because the place of a
 session in memory changes the speed of a small model by up to a fifth."""
@@ -324,7 +324,7 @@ def burst(run: Runner, bursts: Bursts, slow: bool, watch: Watch) -> Burst:
 
 
 UNDISTURBED_ROUNDS = 24
-"""On a busy machine, this number of rounds in which all runners are undisturbed is enough: four in each of six sessions."""
+"""Number of rounds with all runners undisturbed that is enough on a busy machine: four in each of six sessions."""
 
 
 ESTIMATE_S = 2.0

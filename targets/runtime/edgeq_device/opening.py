@@ -68,7 +68,7 @@ class OutputCheck:
 
 @dataclass(frozen=True)
 class SelfTest:
-    """Hold the result of a self-test. If the bundle has no vectors, there are no outputs, and the test has not passed."""
+    """Hold the result of a self-test. If the bundle has no vectors, there are no outputs, and `passed` is False."""
 
     cases: int
     outputs: Tuple[OutputCheck, ...]

@@ -117,9 +117,8 @@ def _number(text: str, field: str, where: str) -> int:
 MAIN = "model"
 FLOAT = "float32"
 COPIED = 1 << 28
-"""Largest size in bytes of a directory whose files are copied while they are hashed, and opened from the copy. Making
-such a copy takes less time than hashing. The copy fits into the memory of small boards, whose temporary folder may be in
-memory."""
+"""Largest size in bytes of a directory whose files are copied while they are hashed, and opened from the copy. Copying
+takes less time than hashing. The copy fits into the memory of small boards, whose temporary folder may be in memory."""
 _SHARE_OF_FREE = 1 / 4
 _ZIP = b"PK\x03\x04"
 # Tag of the first field of an ONNX model. Every writer puts this field first.
@@ -161,7 +160,7 @@ class Bundle:
 
     @property
     def in_place(self) -> bool:
-        """Return whether files are opened where they were hashed. Others may write there, but not into a private copy."""
+        """Return whether files are opened where they were hashed. Others may write there, but not to a private copy."""
         return self.root == self.source
 
     def facts(self) -> Dict[str, Any]:

@@ -134,7 +134,7 @@ def open_model(
 
 
 def read_labels(bundle: package.Bundle) -> Tuple[str, ...]:
-    """Return the class names in a bundle's labels.txt, which has one name a line. Return () if there is no such file."""
+    """Return the class names in a bundle's labels.txt, which has one name a line, or () if there is no such file."""
     record = bundle.files.get(LABELS)
     if record is None:
         return ()

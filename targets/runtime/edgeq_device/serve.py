@@ -258,7 +258,7 @@ class GuestSession:
         return [results.get(name) for name in names]
 
     def end_profiling(self) -> str:
-        """Return the path of the profile, like onnxruntime's session. The session must have been opened with a profile."""
+        """Return the path of the profile, like onnxruntime's session. The session must have been opened with one."""
         return str(self.guest.exchange({"do": "end profiling", "session": self.number})[0]["profile"])
 
     def query_runner(self, feeds: Sequence[Mapping[str, Any]], **queries: int) -> GuestRunner:

@@ -168,7 +168,7 @@ def _put_table(table: Path, place: Path) -> None:
 
 
 def engine_key(variant: Variant, gpu: cuda.Gpu, tensorrt: str) -> str:
-    """Return a folder name that consists of the GPU, its compute capability, TensorRT's version and the model's hash."""
+    """Return a folder name made of the GPU, its compute capability, TensorRT's version and the model's hash."""
     assert variant.model is not None
     digest = hashlib.sha256(variant.model.read_bytes()).hexdigest()
     name = re.sub(r"[^a-z0-9]+", "-", gpu.name.lower()).strip("-") or "gpu"

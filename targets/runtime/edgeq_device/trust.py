@@ -43,8 +43,8 @@ _A_LAST_DAY = re.compile(r"not[-_ \t]*after", re.IGNORECASE)
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\x85\u2028\u2029]")
 
 Chain = Callable[[Sequence[bytes], Sequence[bytes]], PublicKey]
-"""Function that takes a chain and the trusted certificates (all in DER). If the chain leads to a trusted certificate, the
-function returns the key of the chain's first certificate."""
+"""Function that takes a chain and the trusted certificates (all in DER). If the chain leads to a trusted certificate,
+the function returns the key of the chain's first certificate."""
 
 
 @dataclass(frozen=True)

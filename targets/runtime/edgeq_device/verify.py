@@ -236,7 +236,7 @@ def hash_line(digest: str) -> str:
 
 
 def report_lines(report: Report) -> List[str]:
-    """Return the output of `verify`: the status of each variant, and the error and absolute tolerance of each output."""
+    """Return the output of `verify`: the status of each variant, and each output's error and absolute tolerance."""
     lines = [f"{report.bundle.source}: {len(report.bundle.files)} files, all hashes right", *extra_lines(report.bundle)]
     if report.bundle.in_place:
         lines.append("opened in place, without a private copy: later changes are detected only by size and time")
