@@ -189,7 +189,7 @@ def _held(folder, token):
 
 
 def _clear(folder):
-    """Remove the files that served only one session, and remove this program in other versions."""
+    """Remove the temporary files of the last session, and other versions of this program."""
     shutil.rmtree(str(folder / "tmp"), ignore_errors=True)
     (folder / "tmp").mkdir(exist_ok=True)
     for program in folder.glob("board-*"):
@@ -310,7 +310,7 @@ def _listing(folder, request, lines):
 
 
 def _put(folder, request, lines):
-    """Read the bytes of the file that follow the request, and store them under their hash."""
+    """Read the bytes of a file, which come after the request, and store them under their hash."""
     blobs, _ = _places(folder, request["keep"])
     draft = folder / "tmp" / "incoming"
     digest, problem = hashlib.sha256(), None

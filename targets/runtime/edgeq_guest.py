@@ -21,8 +21,8 @@ from typing import Any, Dict, Sequence, Tuple
 
 if __name__ == "__main__":
     sys.path[:0] = sys.argv.pop(1).split(os.pathsep)
-    # Threads of numpy's BLAS spin for a second before they sleep, and forever on an emulated CPU. They would take a
-    # core from the model that is timed.
+    # Threads of numpy's BLAS spin for a second before they sleep. On an emulated CPU they spin forever. They would take
+    # a core from the model that is timed.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import numpy as np
@@ -142,7 +142,9 @@ def _subject(one: Dict[str, Any]) -> Any:
 
 
 def _race(request: Dict[str, Any]) -> Dict[str, Any]:
-    """Run `rank_until_settled` on models, each in several sessions. A request to open it describes each model."""
+    """Time models against each other with `rank_until_settled`, each in several sessions. Each model is described by a
+    request to open it.
+    """
     feeds = [read_arrays(Path(request["feed"]))]
     runners: Dict[str, Any] = {one["name"]: [] for one in request["models"]}
     # opening the sessions may take no longer than the timing

@@ -71,7 +71,7 @@ class _Source(SourceFileLoader):
 
 
 class _Finder:
-    """Find edgeq_device and its modules in the zip next to this file, if its hash is the one in this file.
+    """Find edgeq_device and its modules in the zip next to this file, if the zip's hash is the one in this file.
 
     Python's own finders would use an installed package or a folder of that name instead.
     """

@@ -66,8 +66,8 @@ def write_npz(
 
 
 def plain_entry(name: str) -> zipfile.ZipInfo:
-    """Return a compressed member that depends only on its name. It has the earliest date that a zip can store, because
-    a real date would make two equal archives differ.
+    """Return a zip entry, with compression, that depends only on its name. It has the earliest date that a zip can
+    store, because a real date would make two equal archives differ.
     """
     entry = zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0))
     entry.compress_type = zipfile.ZIP_DEFLATED
@@ -253,8 +253,7 @@ def _values(random: np.random.Generator, dtype: np.dtype, shape: Tuple[int, ...]
 
 Arrays = Dict[str, "np.ndarray[Any, Any]"]
 _LISTED = "arrays"
-# Accept only plain numbers, texts of a fixed length and raw bytes. numpy would also read structures and more from a
-# text.
+# Accept only plain numbers, texts of a fixed length and raw bytes. numpy would also accept structures and more.
 _DTYPE = re.compile(r"[<>|=]?[biufcSUV]\d{1,6}")
 _MOST_DIMENSIONS = 64
 

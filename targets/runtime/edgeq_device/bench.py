@@ -47,8 +47,8 @@ class BenchSettings:
             bound.
         latency_bound_ms: bound on p99 in the server scenario; None uses `BOUND_FACTOR` times the baseline's p50.
         baseline: model that the others are compared with; "" selects "float32" if present, else the first model.
-        threads, pin: number of intra-op threads (0: onnxruntime's choice) and cores that the sessions were opened with,
-            which `run_bench` only records.
+        threads, pin: number of intra-op threads (0: onnxruntime's choice) and cores with which the caller opened the
+            sessions; `run_bench` only records them.
     """
 
     scenarios: Tuple[str, ...] = ("single-stream",)

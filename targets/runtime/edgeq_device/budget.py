@@ -3,8 +3,8 @@ claim.
 
 Workstation and device use the same limits. The program forks before it imports anything large. The child does the work
 under limits that the operating system enforces, and the parent waits. So if a model crashes onnxruntime, takes all
-memory or never ends, the user gets one line and an exit code. On systems without fork, only the readers' own checks
-apply.
+memory or never ends, the user gets one line and an exit code. On systems without fork, only the checks in edgeq's
+file readers apply.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Budget:
     Attributes:
         memory: maximum private memory (RLIMIT_DATA) of each process in bytes; 0: no limit; None: three quarters of the
             memory of the machine or the container.
-        seconds: maximum processor time, summed over all threads, between two steps of progress; 0: no limit.
+        seconds: maximum seconds of processor time, summed over all threads, between two steps of progress; 0: no limit.
         sample: maximum number of bytes that one sample, table or text may take in addition to the bytes in its file.
         confined: True if `memory` and `seconds` are enforced.
     """
@@ -134,8 +134,8 @@ def renew(budget: Budget) -> None:
 
 @contextmanager
 def allowance(memory: int) -> Iterator[None]:
-    """Run the block under stricter limits: the process may take `memory` bytes more than it has now, and a tenth of the
-    seconds.
+    """Run the block under stricter limits: the process may take `memory` bytes more than it has now, and use a tenth of
+    the seconds.
 
     Use it for a step that needs few resources for any honest file. It does nothing in a process without limits, that
     is, one that edgeq did not start.
@@ -196,8 +196,8 @@ class Endings:
     number = 0
 
     def interrupt(self, number: int, frame: Any) -> NoReturn:
-        """Raise KeyboardInterrupt once, and ignore the signal from then on. It arrives twice if a terminal interrupts
-        both processes, because the parent also forwards its own.
+        """Raise KeyboardInterrupt once, and ignore the signal from then on. The signal arrives twice if a terminal
+        interrupts both processes, because the parent forwards its own signal to the child.
         """
         del frame
         self.number = number

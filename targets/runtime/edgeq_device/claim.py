@@ -94,12 +94,12 @@ def ratio(a: Distribution, b: Distribution, *, confidence: float = 0.95, by_sess
 
 
 def _middle(values: np.ndarray) -> int:
-    """Return the position of the median. For an even number of values, it is the upper of the two in the middle."""
+    """Return the position of the median. For an even number of values, take the upper of the two in the middle."""
     return int(np.argsort(values, kind="stable")[len(values) // 2])
 
 
 def _interval_rank(n: int, confidence: float) -> Tuple[int, float]:
-    """Return k and the coverage of the interval that remains when k values are dropped at either end of n. k is the
+    """Return k and the coverage of the interval that remains when k of n values are dropped at each end. k is the
     largest number for which that interval still covers the median with probability `confidence`.
     """
     tail = 0.0
@@ -120,7 +120,7 @@ class Ranking:
     Attributes:
         order: names, fastest first. Runners that were dropped early (see `top`) come after the others.
         settled: True if the order of the first `top` places is settled, or if it is certain that their order does not
-            matter. Statistics settle a place, or the rule `enough` of `rank_until_settled` does.
+            matter. A place is settled by statistics, or by the rule `enough` of `rank_until_settled`.
         ties: pairs of neighbours in `order` whose first runner may be slower than the second, but by no more than the
             tolerance.
         rounds: number of interleaved rounds that were measured.
@@ -296,9 +296,9 @@ ESTIMATE_ALLOWANCE = 1.25
 lose a core are not slowed by the same factor, and the place of a session in memory changes its speed by as much.
 
 Eight models were run 18 times each, next to two busy loops on two cores. With the factor, 99 % of the spreads contained
-the quiet machine's ratio (94 % for the worst model). No estimate showed a model as faster that was a tenth slower.
-Without the factor, only 78 % of the spreads contained that ratio (28 % for the worst model), and two estimates showed
-such a model as faster.
+the quiet machine's ratio (94 % for the worst model). No estimate showed a model as faster if it was in fact a tenth
+slower. Without the factor, only 78 % of the spreads contained that ratio (28 % for the worst model), and two estimates
+showed such a model as faster.
 """
 FEWEST_ESTIMATED = 3
 """Minimum number of pairs of runs for an estimate."""
@@ -311,7 +311,7 @@ class Claim:
     Attributes:
         estimate: median of the ratios (baseline's latency / model's latency) of all pairs, which is one of the observed
             ratios; None if nothing can be claimed.
-        low, high: ends of its confidence interval; None if `estimate` is None.
+        low, high: ends of the estimate's confidence interval; None if `estimate` is None.
         confidence: coverage of the interval, 0 to 1.
         pairs: number of ratios in the estimate.
         baseline_ms, ms: median latencies in milliseconds of the pair that gave `estimate`; None if there was no pair.
@@ -403,8 +403,8 @@ def claim(baseline: Distribution, model: Distribution) -> Claim:
     """Return what can be claimed about `model` against `baseline`. The two must have been measured together.
 
     Only undisturbed runs count, and only rounds (or sessions, see `ratio`) in which both models have undisturbed runs.
-    If there are too few for an interval, or if they contradict each other, nothing is claimed. All runs then give an
-    estimate.
+    If there are too few for an interval, or if they contradict each other, nothing is claimed. An estimate from all
+    runs is then given instead.
     """
     found = ratio(baseline, model, confidence=CONFIDENCE, by_session=True)
     rests_on = found.confidence, found.pairs, found.a_ms, found.b_ms

@@ -45,7 +45,7 @@ class Address:
 
     @property
     def origin(self) -> Tuple[str, str, int]:
-        """Return the scheme, host and port. A login is valid only for this combination."""
+        """Return the scheme, host and port, which together decide whether a login may be sent."""
         return self.scheme, self.host, self.port
 
     @property
@@ -274,7 +274,7 @@ def connect(address: Address, deadline: Deadline) -> Connection:
 
 
 def _dial(host: str, port: int, seconds: float) -> socket.socket:
-    """Connect to the first address of `host` that accepts a connection. All attempts together may take `seconds`."""
+    """Connect to the first address of `host` that accepts a connection, within `seconds` for all attempts together."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[:_MAX_CONNECTS]
     except (OSError, UnicodeError) as error:

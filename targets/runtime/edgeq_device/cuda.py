@@ -121,8 +121,8 @@ class CapturedSession:
     """Capture runs with the first input shapes as a CUDA graph. The object is used like a `BoundSession`.
 
     Other shapes run in a second session. A graph keeps using the memory of the session that captured it, and other runs
-    in that session would overwrite that memory. (They caused an illegal memory access on an H100 with onnxruntime
-    1.31.1.)
+    in that session would overwrite that memory. On an H100 with onnxruntime 1.31.1, such a run caused an illegal memory
+    access.
 
     Args:
         captured: a session that captures graphs.
@@ -252,8 +252,8 @@ def capability_text(capability: Tuple[int, int]) -> str:
 
 @dataclass(frozen=True)
 class Gpu:
-    """Describe one GPU. `compute_capability` is (major, minor). `memory_bytes` is None if it is unknown, and `driver`
-    is "".
+    """Describe one GPU. `compute_capability` is (major, minor). An unknown `memory_bytes` is None, and an unknown
+    `driver` is "".
     """
 
     name: str

@@ -1,8 +1,8 @@
 """Run models that Rockchip's compiler built. The package rknnlite runs them on the board's NPU.
 
 A session has the part of the interface of `onnxruntime.InferenceSession` that edgeq uses. The model is an ONNX file
-with a single node, an EPContext that contains the compiled file. The metadata of the ONNX file name the inputs and
-outputs. These are floats in the layout of the original model, and the runtime converts them.
+with a single node, an EPContext that contains the compiled file. Metadata in the ONNX file list the inputs and outputs.
+These are floats in the layout of the original model, and the runtime converts them.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from edgeq_device.options import LEVELS, rules
 from edgeq_device.places import own_table
 
 FOLDER = "EDGEQ_NODE_MODULES"
-"""Environment variable that names the package's node_modules folder. The default is the one that installing creates."""
+"""Environment variable that names the package's node_modules folder. The default is where the command installs it."""
 
 
 @lru_cache(maxsize=1)
@@ -88,7 +88,7 @@ def open_model(ort: Any, engine: EngineSpec, model: Any, options: Any, given: Ma
         "session_options": _entries(options),
         "profile": [options.profile_file_prefix] if options.enable_profiling else [],
     }
-    # imported here, because it needs numpy, which a board may lack that is only described
+    # imported here, because it needs numpy, and boards are described without numpy
     from edgeq_device.node import node_for
 
     return node_for(package_folder(engine)).opened(request)

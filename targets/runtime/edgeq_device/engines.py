@@ -117,7 +117,8 @@ class EngineSpec:
             file.
         precisions: precisions by name; the first is the default.
         options: provider options. A table is passed as JSON. "{precision}" is replaced by the precision's value, and
-            "{threads}" by the number of threads inside an operator. An entry is left out if that number is unknown.
+            "{threads}" by the number of threads inside an operator. An entry with "{threads}" is left out if the number
+            is not set.
         adapter: module of edgeq_device that opens models without onnxruntime; "" if onnxruntime opens them.
         suffix: suffix of the files that the engine opens, such as ".tflite"; "" for ONNX files.
         foreign: True if the package is not a Python package. The adapter then finds it with its `package_version`,

@@ -4,8 +4,8 @@ All readings come from the files in which Linux shows them. On other systems, an
 reading is absent; it is never guessed. All functions that read take the root of the file system as an argument, so
 recorded machines can be replayed.
 
-`Precedence` gives this process precedence over others during a timing, if the system permits it. A thread of niceness
--20 that is ready to run on Linux gets a core before ordinary threads, nearly always at once. So the latencies of this
+`Precedence` gives this process precedence over others during a timing, if the system permits it. On Linux, a
+ready thread of niceness -20 gets a core before ordinary threads do, nearly always at once. So the latencies of this
 process are those of an idle machine, even next to busy processes. This needs root, CAP_SYS_NICE or a limit that permits
 it; otherwise nothing changes. Other processes wait while the timing lasts.
 
@@ -13,7 +13,7 @@ it; otherwise nothing changes. Other processes wait while the timing lasts.
 For every thread, Linux counts how long it was ready to run but had no core (/proc/PID/task/TID/schedstat). A run in
 which no thread of this process waited takes as long as on a quiet machine, apart from effects of shared caches and the
 shared clock. So the median of such runs is correct even if a competitor takes every second time slice. The shortest run
-is not: it may be the only one that had the other hyperthread to itself.
+is not reliable: it may be the only one that had the other hyperthread to itself.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ def _number(text: Optional[str]) -> Optional[float]:
 
 
 def read_frequencies(root: Path = ROOT) -> Dict[int, float]:
-    """Return the present clock of each logical core in MHz, keyed by core number. It comes from cpufreq, or else from
-    /proc/cpuinfo.
+    """Return the present clock of each logical core in MHz, keyed by core number. The values come from cpufreq, or else
+    from /proc/cpuinfo.
     """
     found = {}
     for path in (root / "sys/devices/system/cpu").glob("cpu[0-9]*/cpufreq/scaling_cur_freq"):
@@ -277,7 +277,7 @@ def wanted_niceness() -> int:
         nice = int(text or _MOST)
     except ValueError:
         nice = 1
-    # Without the right to take precedence, a positive niceness could not be undone.
+    # Refuse a positive niceness: a process that may not take precedence could not undo it.
     if _MOST <= nice <= 0:
         return nice
     raise UsageError(f"{SETTING}={text} gives no precedence", f"Give a whole number from {_MOST} to 0, 0 for none")
@@ -289,7 +289,7 @@ _OVERHEAD = 0.05
 """Share of the time that `look` may take. It is called between runs, but displaces the model's data in the caches."""
 _FEW_THREADS = 8
 _ANSWERED_S = 0.002
-"""Seconds in which a process goes to sleep after its answer. It stays on its core for up to 1 ms."""
+"""Seconds after which a process that has answered is asleep. It stays on its core for up to 1 ms."""
 _PAUSE_S, _PATIENCE = 0.002, 15
 """Seconds of one pause, and maximum number of pauses. Workers spin for a millisecond before they sleep."""
 

@@ -206,7 +206,7 @@ def gather() -> Evidence:
     """
     system, machine = platform.system(), platform.machine()
     runs_x86_64 = normalise_architecture(machine) == "x86_64" and struct.calcsize("P") == 8
-    # Do not use XCR0 on macOS: there it shows AVX-512 only to threads that have used it, but sysctl is right.
+    # Do not use XCR0 on macOS: there it shows AVX-512 only to threads that have used it, but sysctl is correct.
     answers = query_cpuid() if runs_x86_64 and system in ("Linux", "Windows") else None
     return Evidence(
         system,

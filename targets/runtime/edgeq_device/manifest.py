@@ -383,7 +383,7 @@ def check_listing(
         in_use: True if users work in the directory, so that it may contain other, harmless files.
 
     Returns:
-        The sorted names of those other files.
+        The sorted names of the other, harmless files.
     """
     declared = set(records) | {MANIFEST}
     missing, others = sorted(declared - set(found)), sorted(set(found) - declared - {SIGNATURE})

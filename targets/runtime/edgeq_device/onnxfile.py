@@ -79,7 +79,7 @@ _ATTRIBUTE = 5  # of NodeProto
 _NAME, _INTEGER = 1, 3  # of AttributeProto
 _EMBEDDED = b"embed_mode"
 
-# Tags of numbers that are stored as one field each. A regular expression skips long runs of them at the speed of C.
+# Tags of lists that store each number as a field of its own. A regular expression skips long runs of such fields fast.
 _RUNS: Mapping[str, Mapping[int, "re.Pattern[bytes]"]] = {
     "AttributeProto": {
         0x3D: re.compile(rb"(?:\x3d.{4}){1,4096}", re.S),
@@ -119,7 +119,8 @@ class OnnxFile:
 
     Attributes:
         external: tensors with external data, in the order of the file.
-        has_context: True if a node contains code compiled for an execution provider, or names a file that contains it.
+        has_context: True if a node contains code compiled for an execution provider, or names a file that contains such
+            code.
         context_outside: True if such a node names a file, or does not state that its code is inside the model.
     """
 
@@ -132,7 +133,7 @@ def read_onnx(path: Path, where: str) -> OnnxFile:
     """Read the ONNX file at `path` and return its references. Messages call the file `where`.
 
     Raises:
-        BundleError: onnxruntime could not read the file, or no ONNX writer would produce it.
+        BundleError: it is not an ONNX file that onnxruntime can read, or no ONNX writer would produce it.
     """
     try:
         size = path.stat().st_size

@@ -244,9 +244,9 @@ def open_variant(variant: Variant, threads: int = 0) -> Any:
         _refuse_wrong(variant, session, session.guest.title)
         session.guest.request_s = RUN_S
     elif variant.ep == PROVIDER and variant.cases and "table" not in variant.info:
-        # TensorRT 8.6.0 built engines from correct files that gave wrong answers, so its engines are tested first. With
-        # a calibration table, however, TensorRT chooses the precisions itself, and the vectors are those of the float
-        # model.
+        # From correct files, TensorRT 8.6.0 built engines that gave wrong answers, so its engines are tested first. A
+        # variant with a calibration table is not tested: TensorRT then chooses the precisions itself, and the vectors
+        # are those of the float model.
         _refuse_wrong(variant, session, "TensorRT's engine")
     return session
 

@@ -43,13 +43,12 @@ class Rule:
     """Describe one option that a bundle may set.
 
     Attributes:
-        form: form of the values, one of
-            {"one_of": [text, ...]},
-            {"whole": [least, most]}: a decimal number without needless signs, spaces or zeros,
-            {"words": {"between", "also", "most", "ending"}}: words of ASCII letters, digits and the characters of
-                "also", separated by "between", at most "most" characters in all, with that ending,
-            {"shapes": most}: inputs with their sizes, "x:1x3x224x224,y:1", at most `most` characters,
-            {"place": "file" | "folder"}: a file of the bundle, or a folder that contains some.
+        form: form of the values, one of {"one_of": [text, ...]}, {"whole": [least, most]}: a decimal number without
+            needless signs, spaces or zeros, {"words": {"between", "also", "most", "ending"}}: words of ASCII letters,
+            digits and the characters of
+                "also", separated by "between", at most "most" characters in all, with that ending, {"shapes": most}:
+                    inputs with their sizes, "x:1x3x224x224,y:1", at most `most` characters, {"place": "file" |
+                    "folder"}: a file of the bundle, or a folder that contains files of the bundle.
         why: reason why it can do no harm.
         source: where the option is documented.
     """
@@ -256,7 +255,8 @@ KEY = "edgeq.session_options"
 
 
 def model_options(model: Union[Path, bytes], where: str) -> Dict[str, str]:
-    """Return the session options in the metadata of `model`, a file or its bytes. Messages call the model `where`.
+    """Return the session options in the metadata of `model`, which is a path or the bytes of a file. Messages call the
+    model `where`.
 
     Raises:
         BundleError: the entry has a wrong form, or sets an option or a value that a model may not set.

@@ -2,7 +2,7 @@
 edgeq's, in numpy.
 
 The steps are those of `edgeq/data/steps`, and tests check that both give the same results. Pillow decodes and resizes
-images. Only the steps on pixels need it.
+images. Only the steps on pixels need Pillow.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _DTYPES = ("float16", "float32", "float64")
 
 
 class Prepare:
-    """Preprocess for one model.
+    """Preprocess inputs for one model.
 
     Args:
         record: `preprocessing` in the edgeq.json of a variant.

@@ -150,7 +150,7 @@ def plan_engine(variant: Variant, gpus: Sequence[cuda.Gpu], tensorrt: str) -> En
 
 
 def _put_table(table: Path, place: Path) -> None:
-    """Copy the calibration table to `place`. Only an earlier table may be replaced there, but no other file.
+    """Copy the calibration table to `place`. Replace an earlier table there, but refuse to replace any other file.
 
     Raises:
         OutputError: `place` exists and is not a calibration table.
@@ -287,8 +287,8 @@ def _with_graphs(open_with: cuda.OpenWith, session: Any, options: Dict[str, str]
 
 
 def _providers(options: Dict[str, str]) -> List[Any]:
-    """Return TensorRT with `options`, then CUDA and the CPU. CUDA is set to compute the file's float32 operators in
-    float32.
+    """Return the list of providers: TensorRT with `options`, then CUDA, then the CPU. CUDA is set to compute the file's
+    float32 operators in float32.
     """
     return [(PROVIDER, options), (cuda.CUDA, engine_options(engines()[_CUDA_ENGINE])), CPU]
 

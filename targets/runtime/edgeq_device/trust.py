@@ -81,10 +81,11 @@ class Signer:
 
 
 def trust_for(given: Optional[Path], *, required: bool) -> Optional[Trust]:
-    """Return the trust in `given`, else in $EDGEQ_TRUST, else in /etc/edgeq/trust. Return None if none of them exists.
+    """Return the trusted keys in `given`, else in $EDGEQ_TRUST, else in /etc/edgeq/trust. Return None if there are
+    none.
 
     Raises:
-        UsageError: the path cannot be read, or `required` is set and there is no trust.
+        UsageError: the path cannot be read, or `required` is set and there are no trusted keys.
     """
     named = os.environ.get(VARIABLE)
     if given is not None or named or _is_there(PLACE):
@@ -104,8 +105,8 @@ def _is_there(place: str) -> bool:
 
 
 def read_trust(path: Path) -> Trust:
-    """Return the trust in a file of keys or certificates (PEM or DER), or in a folder of such files and a
-    `revoked.txt`.
+    """Return the trusted keys in `path`. It is a file of keys or certificates (PEM or DER), or a folder of such files
+    and a `revoked.txt`.
 
     Raises:
         UsageError: something in the file or folder cannot be parsed. Skipping it could mean trusting a revoked key.
@@ -144,7 +145,7 @@ def verify_signature(
 
     Args:
         data: content of the signature file; None if it is missing.
-        chain: function that verifies certificates; None on a device, which has none.
+        chain: function that verifies certificates; None on a device, which cannot verify certificates.
 
     Raises:
         BundleError: there is no signature, the key is not trusted (any more), or other files were signed.
@@ -248,7 +249,7 @@ def _blocks(data: bytes, where: str) -> List[Tuple[str, bytes, Optional[date]]]:
             tool's description of a key.
     """
     if b"-----BEGIN" not in data:
-        # The first element of a certificate is a sequence with a two-byte length. That of a key is short.
+        # The first element of a certificate is a sequence with a two-byte length. In a key, the length is shorter.
         return [("CERTIFICATE" if data[:2] == b"\x30\x82" else "PUBLIC KEY", data, None)]
     found: List[Tuple[str, bytes, Optional[date]]] = []
     last: Optional[Tuple[str, date]] = None
