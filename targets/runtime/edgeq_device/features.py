@@ -222,7 +222,7 @@ def gather() -> Evidence:
 
 
 def interpret(evidence: Evidence) -> Reading:
-    """Decide which features count. They are those that the system lists and the CPU does not deny."""
+    """Decide which features count: they must be listed by the system and not denied by the CPU."""
     architecture = normalise_architecture(evidence.machine)
     listed, source = _listed(evidence, architecture)
     if evidence.cpuid is None:

@@ -413,7 +413,5 @@ _PLACEHOLDER = re.compile(r"\s*([?*]|-?\d+|none|null|any|unknown|dynamic|unk__.*
 
 
 def is_name(text: str) -> bool:
-    """Return whether `text` names a size, so that sizes of this name must be equal. Otherwise it only marks a free
-    size.
-    """
+    """Return whether sizes with this name must be equal. If not, the name only marks a free size."""
     return _PLACEHOLDER.fullmatch(text) is None
