@@ -242,8 +242,8 @@ def _sha256(path):
 
 
 def _places(folder, keep):
-    """Return the folder for files and the folder for directories. They are permanent with `keep`, and otherwise belong
-    to this session only.
+    """Return the folder for files and the folder for directories. With `keep` they are permanent. Otherwise they belong
+    only to this session.
     """
     base = folder if keep else folder / "tmp"
     for name in ("blobs", "trees"):

@@ -9,7 +9,8 @@
     ├── CheckFailedError        10   a self-test failed
     └── BudgetError             12   the work needs more memory or processor time than the budget allows
 
-The device side has its own exceptions because it imports nothing of edgeq. edgeq translates them class by class.
+The device side has its own exceptions because it imports nothing of edgeq. edgeq translates each of them to its own
+exception of the same kind.
 """
 
 from __future__ import annotations
