@@ -255,17 +255,21 @@ def _value(value: Any) -> str:
     return '"' + value.replace("\\", "\\\\").replace('"', "'") + '"' if isinstance(value, str) else str(value)
 
 
-_HEAD = """# What Qualcomm's NPU takes, each operator alone between Q and DQ, and how far off its answers are.
-# Written by scripts/probe_qnn.py; the graphs are in operators.txt. `taken_by`: architectures whose compiler took it,
-# `db`: SQNR of the simulator's answers to ONNX Runtime's CPU kernels on the same file, `arithmetic_db`: of those to
-# float32, `steps`: the largest difference in steps of the output, `right`: the differences are roundings, `weights`:
-# type of constants; int8 is symmetric, for convolutions with a scale a channel.
+_HEAD = """# The operators that Qualcomm's NPU takes, each tested alone between Q and DQ, and the errors of its answers.
+# scripts/probe_qnn.py wrote this file. The graphs are in operators.txt.
+#
+# taken_by: architectures whose compiler took the operator.
+# db: SQNR of the simulator's answers against those of ONNX Runtime's CPU kernels on the same file.
+# arithmetic_db: SQNR of the answers of these CPU kernels against float32.
+# steps: largest difference, in steps of the output.
+# right: true if the differences are only roundings.
+# weights: type of the constants. int8 constants are symmetric; convolutions have a scale per channel.
 
 version = "{version}"
 """
 
-_RULES = """# Which operators run in integers on Qualcomm's NPU. Written by scripts/probe_qnn.py from what the simulator
-# takes and answers. Meaning of the fields: see cpu.toml.
+_RULES = """# Operators that run in integers on Qualcomm's NPU. scripts/probe_qnn.py wrote this file from the operators
+# that the simulator takes and from its answers. cpu.toml explains the fields.
 
 title = "Qualcomm's NPU (HTP), QNN execution provider"
 backend = "qnn"

@@ -254,9 +254,9 @@ def as_toml(found: list[tuple[str, dict[str, Any]]]) -> str:
     for architecture, findings in found:
         by_architecture.setdefault(architecture, []).append(findings)
     lines = [
-        "# What onnxruntime releases can load, by probing them: scripts/probe_runtime.py wrote this.",
-        "# opset, ir: the highest that each release reads. kernels: an operator with the types of its activation and",
-        "# its weight, and the oldest of the probed releases from which on it loads.",
+        "# What releases of onnxruntime can load. scripts/probe_runtime.py tested them and wrote this file.",
+        "# opset, ir: the highest that each release reads. kernels: the oldest of the tested releases that loads an",
+        '# operator with these types of its activation and its weight, as all later ones do; "" if there is none.',
         "",
     ]
     lines.append("[probed]")

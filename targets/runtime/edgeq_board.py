@@ -1,12 +1,13 @@
-"""Run edgeq's work on a board over SSH: keep files by their hashes, let one user in at a time, and stop what that user
-started.
+"""Run edgeq's work on a board over SSH. Store files under their hashes, admit one user at a time, and stop the
+processes that this user started.
 
     edgeq_board.py serve FOLDER WHO           answers requests, one JSON object a line; holds the board's lock
     edgeq_board.py attach FOLDER TOKEN -- ... runs a command until that lock is released
 
-The program writes only inside FOLDER and uses only the standard library. It starts on any Python 3, and so can report a
-version that is too old. Both commands end when the SSH link does. `serve` ends at the end of its input, or after a
-minute without a message. `attach` and all processes that it started end within a second after that.
+The program writes only inside FOLDER and uses only the standard library. It starts on any Python 3, so that it can
+report a version that is too old. Both commands end when the SSH connection ends. `serve` also ends at the end of its
+input, or after a minute without a message. `attach` and all processes that it started end within a second after the
+lock is released.
 """
 
 import base64
@@ -47,7 +48,7 @@ def main(arguments):
 
 
 def serve(folder, who):
-    """Answer requests until the input ends or stays silent."""
+    """Answer requests until the input ends or is silent for too long."""
     hello = {"python": "%d.%d.%d" % sys.version_info[:3], "system": os.name, "folder": str(folder)}
     if sys.version_info < (3, 9) or os.name != "posix":
         _say(hello)
@@ -84,7 +85,9 @@ def serve(folder, who):
 
 
 def attach(folder, token, command):
-    """Run `command` on this process's input and output. Kill it and all that it started when the lock is released."""
+    """Run `command` with this process's input and output. When the lock is released, kill the command and all processes
+    that it started.
+    """
     environment = dict(os.environ, TMPDIR=str(folder / "tmp"), ORT_DISABLE_TELEMETRY="1")
     parent = os.getppid()
     child = subprocess.Popen(command, env=environment, start_new_session=True)
@@ -140,7 +143,9 @@ def _say(answer):
 
 
 def _lock(folder, who):
-    """Take the lock. Return its file descriptor and None, or None and a record of the present holder."""
+    """Take the lock, and return its file descriptor and None. If another session has the lock, return None and a record
+    of that session.
+    """
     import fcntl
 
     descriptor = os.open(str(folder / "lock"), os.O_RDWR | os.O_CREAT, 0o600)
@@ -184,7 +189,7 @@ def _held(folder, token):
 
 
 def _clear(folder):
-    """Remove the files of a single session, and programs of other versions."""
+    """Remove the temporary files of the last session, and other versions of this program."""
     shutil.rmtree(str(folder / "tmp"), ignore_errors=True)
     (folder / "tmp").mkdir(exist_ok=True)
     for program in folder.glob("board-*"):
@@ -197,7 +202,7 @@ def _free(folder):
 
 
 def _modules(folder):
-    """Return the versions of numpy and onnxruntime, the user's own folder of packages if there is one, and whether this
+    """Return the versions of numpy and onnxruntime, the user's own package folder if there is one, and whether this
     Python is the one in FOLDER/venv.
     """
     import importlib.util
@@ -221,7 +226,7 @@ def _modules(folder):
 
 
 def _inside(folder, name):
-    """Return the path of `name` in `folder`. Refuse a name that leads elsewhere."""
+    """Return the path of `name` in `folder`. Refuse a name that leads out of `folder`."""
     parts = name.split("/")
     if name.startswith("/") or "\0" in name or any(part in ("", ".", "..") for part in parts):
         raise RefusedError("file name %r is not a plain path" % name)
@@ -237,8 +242,8 @@ def _sha256(path):
 
 
 def _places(folder, keep):
-    """Return the folder for files and the folder for directories: permanent ones with `keep`, else those of this
-    session.
+    """Return the folder for files and the folder for directories. With `keep` they are permanent. Otherwise they belong
+    only to this session.
     """
     base = folder if keep else folder / "tmp"
     for name in ("blobs", "trees"):
@@ -247,8 +252,8 @@ def _places(folder, keep):
 
 
 def _tree(folder, request, lines):
-    """Return the directory of a listing, after a check of all its files. `path` is "" if a file or the listing is
-    missing.
+    """Check all files of a listing, build its directory, and return the directory as `path`. `path` is "" if a file or
+    the listing is missing.
     """
     blobs, trees = _places(folder, request["keep"])
     digest = request["digest"]
@@ -265,7 +270,7 @@ def _tree(folder, request, lines):
         path, blob = _inside(root, name), _inside(blobs, sha256)
         found = path if path.exists() else blob
         if found.exists() and (found.stat().st_size != size or _sha256(found) != sha256):
-            for place in (path, blob):  # two names of one file if the file system has hard links
+            for place in (path, blob):  # these are two names of one file if the file system has hard links
                 if place.exists():
                     place.unlink()
         if not path.exists():
@@ -283,7 +288,7 @@ def _tree(folder, request, lines):
 
 
 def _remove_others(root, files):
-    """Remove what a run left next to the files, such as compiled code that no hash covers."""
+    """Remove everything under `root` that is not in `files`, such as compiled code from a run, which no hash covers."""
     for path in sorted(root.rglob("*"), reverse=True):
         if path.is_dir():
             if not any(path.iterdir()):
@@ -293,7 +298,9 @@ def _remove_others(root, files):
 
 
 def _listing(folder, request, lines):
-    """Store a listing, {path: [sha256, size]} as JSON, and return the hashes of files that are missing here."""
+    """Store a listing, which is {path: [sha256, size]} as JSON. Return the hashes of the files that are missing on this
+    board.
+    """
     blobs, trees = _places(folder, request["keep"])
     text = request["listing"].encode()
     digest = hashlib.sha256(text).hexdigest()
@@ -303,7 +310,7 @@ def _listing(folder, request, lines):
 
 
 def _put(folder, request, lines):
-    """Read the bytes of a file that follow the request, and store them under their hash."""
+    """Read the bytes of a file, which come after the request, and store them under their hash."""
     blobs, _ = _places(folder, request["keep"])
     draft = folder / "tmp" / "incoming"
     digest, problem = hashlib.sha256(), None
@@ -313,7 +320,7 @@ def _put(folder, request, lines):
             try:
                 while piece and problem is None:
                     piece = piece[stream.write(piece) :]
-            except OSError as error:  # read the rest anyway, or it would be taken for requests
+            except OSError as error:  # read the rest anyway, because it would otherwise be taken for requests
                 problem = error
     if problem is not None:
         draft.unlink()

@@ -2,11 +2,11 @@
 
 The program opens models as a device would. It reads requests from standard input and answers on standard output, in the
 frames of edgeq_device/arrays.py. It needs Python 3.9 or newer, numpy, onnxruntime, and edgeq_device next to it. Python
-runs isolated. The first argument is a search path for modules, which comes first, like PYTHONPATH.
+runs in isolated mode. The first argument is a search path for modules, which comes first, like PYTHONPATH.
 
-With `--mask LIBRARY`, the library's traps answer instead of CPUID (edgeq/emulate/cpuid_mask.c). Each further argument
-"LEAF:SUBLEAF:REGISTER:BITS" removes bits from the answer. The search path then leads to the copy of onnxruntime whose
-CPUID instructions are traps.
+With `--mask LIBRARY`, CPUID instructions of onnxruntime trap, and the library answers instead
+(edgeq/emulate/cpuid_mask.c). Each further argument "LEAF:SUBLEAF:REGISTER:BITS" removes bits from the answer. The
+search path then leads to a copy of onnxruntime whose CPUID instructions have been replaced by traps.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from typing import Any, Dict, Sequence, Tuple
 
 if __name__ == "__main__":
     sys.path[:0] = sys.argv.pop(1).split(os.pathsep)
-    # Threads of numpy's BLAS spin for a second before they sleep, and forever on an emulated CPU. They would take a
-    # core from the model that is timed.
+    # Threads of numpy's BLAS spin for a second before they sleep. On an emulated CPU they spin forever. They would take
+    # a core from the model that is timed.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import numpy as np
@@ -51,7 +51,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _assign(request: Dict[str, Any]) -> Dict[str, Any]:
-    """Return which provider takes which nodes, graph by graph."""
+    """Return the nodes that each provider takes, graph by graph."""
     ort, options = _engine_options(request)
     options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
     session = ort.InferenceSession(request["model"], options)
@@ -76,7 +76,7 @@ def _engine_options(request: Dict[str, Any]) -> Tuple[Any, Any]:
 
 
 def _features(request: Dict[str, Any], shim: Any) -> Dict[str, Any]:
-    """Return the features that the CPU itself reports, because /proc/cpuinfo may be the host's."""
+    """Return the features that the CPU itself reports, because /proc/cpuinfo may describe the host."""
     evidence = gather()
     architecture = normalise_architecture(evidence.machine)
     if evidence.cpuid is not None:
@@ -101,7 +101,7 @@ def _open(request: Dict[str, Any]) -> Any:
 
 def _best(request: Dict[str, Any]) -> Any:
     """Open and return the variant of a bundle that fits this device, or the one that the request names."""
-    bundle = open_bundle(request["bundle"])  # a copy of its files is kept until the process ends
+    bundle = open_bundle(request["bundle"])  # a copy of the bundle's files is kept until the process ends
     return open_best(bundle, read_device(), name=request["variant"], threads=request["threads"])
 
 
@@ -111,7 +111,7 @@ def _choose(request: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def _bench(request: Dict[str, Any]) -> Dict[str, Any]:
-    """Run `bench_models` on a bundle's variants, or on models that requests to open them describe."""
+    """Run `bench_models` on a bundle's variants, or on models. Each model is described by a request to open it."""
     settings = {k: tuple(v) if isinstance(v, list) else v for k, v in request["settings"].items()}
     feeds, notes = None, ()
     if request["bundle"]:
@@ -127,7 +127,7 @@ def _bench(request: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def _subject(one: Dict[str, Any]) -> Any:
-    """Return a model for a benchmark: a variant of a bundle, or the model that a request to open it describes."""
+    """Return a model for a benchmark. `one` names a variant of a bundle, or is a request to open a model."""
     if one.get("bundle"):
         variants = open_bundle(one["bundle"]).components[MAIN]
         model = bundle_models([variant for variant in variants if variant.name == one["variant"]])[0]
@@ -142,10 +142,13 @@ def _subject(one: Dict[str, Any]) -> Any:
 
 
 def _race(request: Dict[str, Any]) -> Dict[str, Any]:
-    """Run `rank_until_settled` on models that requests to open them describe, each in several sessions."""
+    """Time models against each other with `rank_until_settled`, each in several sessions. Each model is described by a
+    request to open it.
+    """
     feeds = [read_arrays(Path(request["feed"]))]
     runners: Dict[str, Any] = {one["name"]: [] for one in request["models"]}
-    end = time.perf_counter() + request["how"]["max_duration_s"]  # opening may take no longer than the race
+    # opening the sessions may take no longer than the timing
+    end = time.perf_counter() + request["how"]["max_duration_s"]
     for turn in range(request["sessions"]):
         if turn and time.perf_counter() > end:
             break
@@ -170,7 +173,7 @@ def _race(request: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def _read(request: Dict[str, Any]) -> Dict[str, Any]:
-    """Return the content of a file that was written here, and remove the file."""
+    """Return the content of a file that was written on this machine, and remove the file."""
     file = Path(request["file"])
     content = np.frombuffer(file.read_bytes(), np.uint8)
     file.unlink()

@@ -4,16 +4,16 @@ In a program: `from edgeq_run import open_bundle; open_bundle().run("cat.jpg")`,
 
 It needs Python 3.9 or newer, numpy and onnxruntime. Its code is in edgeq_device.zip next to this file. This file reads
 that zip once, compares it with SHA256, and imports the code from memory, so no code of a changed zip runs. The bundle's
-`__main__.py` is the same file, so `python some.edgeq verify` works on the zip as it is.
+`__main__.py` is a copy of this file, so `python some.edgeq verify` works without unpacking the zip.
 """
 
 import sys
 
-# A compiled file next to the sources would not be in the manifest, and the next check would refuse it.
+# A compiled file next to the sources would not be in the manifest, so the next check would refuse it.
 sys.dont_write_bytecode = True
-# Remove the bundle's own folder from the path: a `json.py` in it would be imported before anything could refuse it. For
-# a directory or a zip (__spec__), Python always puts the folder first. For a script it does so unless it runs isolated
-# or with a safe path (-I, -P).
+# Remove the bundle's own folder from the path: a `json.py` in it would be imported before anything could refuse it.
+# Python puts this folder first whenever it runs a directory or a zip (__spec__). For a script it does so unless it runs
+# isolated or with a safe path (-I, -P).
 if __name__ == "__main__" and (
     __spec__ is not None or not (sys.flags.isolated or getattr(sys.flags, "safe_path", False))
 ):
@@ -27,8 +27,8 @@ from importlib.machinery import SourceFileLoader  # noqa: E402
 from importlib.util import spec_from_file_location  # noqa: E402
 from pathlib import Path  # noqa: E402
 
-# Remove the compiled file: `python BUNDLE/ verify` compiles this file (as __main__.py) before the file can turn that
-# off.
+# Remove the compiled file. `python BUNDLE/ verify` compiles this file (as __main__.py) before this file can prevent
+# that.
 if __spec__ is not None and __spec__.cached is not None and Path(__spec__.cached).is_file():
     Path(__spec__.cached).unlink()
     if not any(Path(__spec__.cached).parent.iterdir()):
@@ -48,7 +48,7 @@ _MOST = 1 << 24
 
 
 class _Source(SourceFileLoader):
-    """Load modules and tables from a zip in memory, and never a compiled file.
+    """Load modules and tables from a zip in memory. Compiled files are never loaded.
 
     Attributes:
         content: bytes of the zip, for processes that this one starts.
@@ -59,7 +59,7 @@ class _Source(SourceFileLoader):
         self.content, self._archive = content, archive
 
     def path_stats(self, path):
-        """Raise OSError. Python's loader then uses the source and does not look for a compiled file."""
+        """Raise OSError, so that Python's loader uses the source and does not look for a compiled file."""
         raise OSError("no compiled file is looked for")
 
     def get_data(self, path):
@@ -71,7 +71,7 @@ class _Source(SourceFileLoader):
 
 
 class _Finder:
-    """Find edgeq_device and its modules in the zip next to this file, if its hash is the one in this file.
+    """Find edgeq_device and its modules in the zip next to this file, if the zip's hash is the one in this file.
 
     Python's own finders would use an installed package or a folder of that name instead.
     """
@@ -81,7 +81,7 @@ class _Finder:
             content = _content(root)
         except (KeyError, FileNotFoundError) as error:
             raise ImportError(f"{ARCHIVE} is missing") from error
-        except Exception as error:  # OSError, and errors that a damaged zip raises
+        except Exception as error:  # OSError, or an error that a damaged zip raises
             raise ImportError(f"{ARCHIVE} cannot be read ({_text(error)})") from error
         if hashlib.sha256(content).hexdigest() != SHA256:
             raise ImportError(f"{ARCHIVE} was changed: it has another sha256 than edgeq_run.py states")
@@ -115,10 +115,10 @@ def _text(error):
 
 
 def open_bundle(path=None, variant=None, threads=0, trust=None):
-    """Open the model of the bundle at `path`, by default the bundle of this file: see `Model`.
+    """Open the model of the bundle at `path`, by default the bundle that contains this file: see `Model`.
 
-    `open_bundle("dist").run("cat.jpg")` returns the outputs by name. Before anything of the bundle is used, its hashes
-    are checked, and its signature if keys are trusted here.
+    `open_bundle("dist").run("cat.jpg")` returns the outputs by name. Before anything in the bundle is used, its hashes
+    are checked. Its signature is checked too, if keys are trusted here.
     """
     root = Path(os.path.realpath(__file__)).parent
     if PACKAGE not in sys.modules:
@@ -138,7 +138,7 @@ if __name__ == "__main__":
     try:
         from edgeq_device.cli import program
 
-        # Use the bundle's path as the user wrote it, except if this file alone is a link into the bundle.
+        # Use the bundle's path as the user wrote it, unless this file is itself a link into the bundle.
         sys.exit(program(root if Path(__file__).is_symlink() else Path(__file__).parent))
     except ImportError as error:
         if (error.name or "").partition(".")[0] != "numpy":

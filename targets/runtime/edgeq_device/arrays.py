@@ -1,4 +1,4 @@
-"""Read and write arrays: numpy's files, and frames with arrays over a pipe.
+"""Read and write arrays in numpy's file formats, and exchange frames of arrays over a pipe.
 
 A frame carries a request or an answer between edgeq and a program that it runs elsewhere. It consists of the length of
 a JSON text (4 bytes, little endian), the text, and the bytes of the arrays that the text lists.
@@ -29,10 +29,10 @@ MAX_ARRAY_BYTES = 1 << 32
 
 
 def one_array(value: Any) -> "np.ndarray[Any, Any]":
-    """Return a session's value of one output as an array that an .npz can store.
+    """Convert a session's value of one output to an array that an .npz can store.
 
-    Texts become an array of NumPy's own text type. The elements of a sequence's parts are joined in one row. An absent
-    optional becomes an array without elements.
+    Texts become an array of NumPy's own text type. The parts of a sequence are flattened and joined into one row. An
+    absent optional value becomes an array without elements.
     """
     if isinstance(value, list):
         parts = [one_array(part).ravel() for part in value]
@@ -48,7 +48,7 @@ def write_npz(
     """Write a compressed .npz whose bytes depend only on names and values: members are sorted and have a fixed date.
 
     Args:
-        level: compression level, 0 to 9; None uses zlib's default.
+        level: compression level, 0 to 9; None selects zlib's default.
 
     Raises:
         DataError: an array contains Python objects, which would need pickle.
@@ -66,8 +66,8 @@ def write_npz(
 
 
 def plain_entry(name: str) -> zipfile.ZipInfo:
-    """Return a compressed member that depends only on its name. It has the earliest date that a zip can store, because
-    a real date would make two equal archives differ.
+    """Return a zip entry, with compression, that depends only on its name. It has the earliest date that a zip can
+    store, because a real date would make two equal archives differ.
     """
     entry = zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0))
     entry.compress_type = zipfile.ZIP_DEFLATED
@@ -82,8 +82,8 @@ def read_arrays(path: Path) -> Dict[str, "np.ndarray[Any, Any]"]:
     `FILE.npz/GROUP` selects the arrays whose names begin with `GROUP/`, and removes that prefix.
 
     Raises:
-        DataError: the file is missing, is neither of the two, is truncated, contains pickled objects, or is larger than
-            4 GiB.
+        DataError: the file is missing, is not an .npz or .npy file, is truncated, contains pickled objects, or is
+            larger than 4 GiB.
     """
     path, group = split_group(path)
     try:
@@ -129,8 +129,8 @@ def _read_npz(stream: IO[bytes], path: Path, group: str) -> Dict[str, "np.ndarra
 
 
 def npy_header(stream: IO[bytes]) -> "Tuple[Tuple[int, ...], bool, np.dtype[Any]]":
-    """Return the shape, whether the order is Fortran's, and the dtype of an .npy stream. The stream is left at the
-    first value.
+    """Return the shape of an .npy stream, whether its values are in Fortran order, and its dtype. The stream is left at
+    the first value.
 
     Raises:
         ValueError: the header is wrong.
@@ -182,7 +182,7 @@ def parse_shapes(texts: Sequence[str]) -> Dict[str, Tuple[int, ...]]:
     """Return shapes by input name from texts such as "name=1,3,224,224" ("name=" is a scalar).
 
     Raises:
-        UsageError: a text has another form, a size is under 1, or a name occurs twice.
+        UsageError: a text has another form, a size is less than 1, or a name occurs twice.
     """
     shapes: Dict[str, Tuple[int, ...]] = {}
     for text in texts:
@@ -196,12 +196,13 @@ def parse_shapes(texts: Sequence[str]) -> Dict[str, Tuple[int, ...]]:
 
 
 def input_specs(session: Any, shapes: Mapping[str, Sequence[int]]) -> Dict[str, Tuple[np.dtype, Tuple[int, ...]]]:
-    """Return the dtype and the concrete shape by input name. A shape in `shapes` wins; otherwise the model's shape is
-    used, with 1 for each open size.
+    """Return each input's dtype and concrete shape, keyed by input name. A shape in `shapes` takes precedence over the
+    model's shape. In the model's shape, each open size becomes 1.
 
     Raises:
-        UsageError: a shape is for an unknown input, or contradicts the model's.
-        DataError: values for an input cannot be made up (a sequence, or an element type that numpy does not have).
+        UsageError: `shapes` contains an unknown input, or a shape that contradicts the model's.
+        DataError: edgeq cannot make up values for an input, because it is a sequence or has an element type that numpy
+            does not have.
     """
     specs = {}
     inputs = session.get_inputs()
@@ -231,7 +232,7 @@ def random_feeds(
     empty.
 
     Raises:
-        UsageError, DataError: see `input_specs`; also if one sample would take more than 2 GiB.
+        UsageError, DataError: for the same reasons as `input_specs`, or if one sample would take more than 2 GiB.
     """
     specs = input_specs(session, shapes or {})
     size = sum(dtype.itemsize * int(np.prod(shape, dtype=object)) for dtype, shape in specs.values())
@@ -252,8 +253,7 @@ def _values(random: np.random.Generator, dtype: np.dtype, shape: Tuple[int, ...]
 
 Arrays = Dict[str, "np.ndarray[Any, Any]"]
 _LISTED = "arrays"
-# Accept only plain numbers, texts of a fixed length and raw bytes. numpy would also read structures and more from a
-# text.
+# Accept only plain numbers, texts of a fixed length and raw bytes. numpy would also accept structures and more.
 _DTYPE = re.compile(r"[<>|=]?[biufcSUV]\d{1,6}")
 _MOST_DIMENSIONS = 64
 
@@ -263,11 +263,11 @@ class FrameLimits:
     """Limit the sizes of a frame. A larger frame is refused before memory is allocated for it.
 
     Attributes:
-        text: bytes of JSON.
-        values: values in the JSON; None: no limit.
-        arrays: number of arrays; None: no limit.
-        array: bytes of one array.
-        total: bytes of all arrays together; None: no limit.
+        text: maximum size of the JSON in bytes.
+        values: maximum number of values in the JSON; None: no limit.
+        arrays: maximum number of arrays; None: no limit.
+        array: maximum size of one array in bytes.
+        total: maximum size of all arrays together in bytes; None: no limit.
     """
 
     text: int = MAX_BYTES
@@ -341,7 +341,7 @@ def _exactly(stream: IO[bytes], size: int) -> bytes:
 
 
 def _spec(entry: Any, largest: int) -> "Tuple[str, np.dtype[Any], List[int]]":
-    """Return name, dtype and shape of an array that a frame lists."""
+    """Return the name, dtype and shape of an array that a frame lists."""
     try:
         name, text, shape = entry
         known = isinstance(name, str) and isinstance(shape, list) and _DTYPE.fullmatch(text)

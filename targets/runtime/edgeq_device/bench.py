@@ -23,31 +23,32 @@ OFFICIAL_DURATION_S = 600.0
 BOUND_FACTOR = 10.0
 """Default latency bound of the server scenario, as a multiple of the baseline's median latency."""
 ALL = "all"
-"""Name of all scenarios together on a command line."""
+"""Name that selects all scenarios on a command line."""
 _TAKEN_BY = {
     "batch": ("--batch", (scenarios.OFFLINE.name, scenarios.MULTI_STREAM.name)),
     "target_qps": ("--qps", (scenarios.SERVER.name,)),
     "latency_bound_ms": ("--latency-bound", (scenarios.SERVER.name,)),
 }
-"""Fields of `BenchSettings` that apply only to some scenarios: the option, and those scenarios."""
+"""Fields of `BenchSettings` that apply only to some scenarios. Each field has its option and those scenarios."""
 
 
 @dataclass(frozen=True)
 class BenchSettings:
-    """Describe how to measure.
+    """Set how models are measured.
 
     Attributes:
         scenarios: names from `SCENARIOS`.
-        min_duration_s, min_queries: minimum seconds and queries of every model in every scenario; both apply. MLPerf's
-            official duration is 600 s (`OFFICIAL_DURATION_S`). Two seconds are enough for a ratio on a workstation.
-        seed: seed of the sample order, of the order of models in a round, and of the arrivals.
+        min_duration_s, min_queries: minimum number of seconds and of queries for each model in each scenario; both must
+            be reached. MLPerf's official duration is 600 s (`OFFICIAL_DURATION_S`), but two seconds are enough for a
+            ratio on a workstation.
+        seed: seed of the order of the samples, the order of the models in a round, and the arrival times.
         batch: number of samples stacked along axis 0 into one run, in the offline and multi-stream scenarios.
         target_qps: arrival rate of the server scenario; None searches for the highest rate that keeps the latency
             bound.
         latency_bound_ms: bound on p99 in the server scenario; None uses `BOUND_FACTOR` times the baseline's p50.
-        baseline: model that the others are compared with; "" means "float32" if present, else the first.
-        threads, pin: intra-op threads (0: onnxruntime's choice) and cores that the sessions were opened with, for the
-            record.
+        baseline: model that the others are compared with; "" selects "float32" if present, else the first model.
+        threads, pin: number of intra-op threads (0: onnxruntime's choice) and cores with which the caller opened the
+            sessions; `run_bench` only records them.
     """
 
     scenarios: Tuple[str, ...] = ("single-stream",)
@@ -63,7 +64,7 @@ class BenchSettings:
     warm_up: WarmUp = field(default_factory=WarmUp)
 
     def check(self) -> None:
-        """Refuse values that make no sense.
+        """Check that the values make sense.
 
         Raises:
             UsageError: a value makes no sense; the message names the setting.
@@ -84,8 +85,8 @@ class BenchSettings:
                 raise UsageError(f"the {name} cannot be {value}", "Give a positive number")
 
     def to_dict(self) -> Dict[str, Any]:
-        """Return plain JSON values. Durations are in seconds, the latency bound in milliseconds, the rate in queries a
-        second.
+        """Return the settings as plain JSON values. Durations are in seconds, the latency bound is in milliseconds, and
+        the rate is in queries a second.
         """
         plain = {key: list(value) if isinstance(value, tuple) else value for key, value in vars(self).items()}
         return {key: value for key, value in plain.items() if key not in ("baseline", "warm_up")}
@@ -102,10 +103,10 @@ def parse_settings(
     """Return checked settings from the options of a command line.
 
     Args:
-        scenario: a name, or "all".
-        duration, official: seconds, or MLPerf's 600; not both.
-        pin: cores as "0,2-3".
-        others: further fields of `BenchSettings`.
+        scenario: name of a scenario, or "all".
+        duration, official: minimum seconds, or True for MLPerf's 600; only one of the two may be given.
+        pin: cores in a text such as "0,2-3".
+        others: other fields of `BenchSettings`.
 
     Raises:
         UsageError: a value makes no sense, or an option has no effect in the scenario.
@@ -137,7 +138,7 @@ def bench_lines(report: Mapping[str, Any], *, verbose: bool = False) -> List[str
     line is not empty.
 
     Args:
-        verbose: add the machine, the settings, and the distributions as lines of bars.
+        verbose: True adds the machine, the settings, and each distribution as a line of bars.
     """
     lines: List[str] = []
     if verbose:
@@ -239,14 +240,14 @@ WARMED_C = 10.0
 """Rise in degrees Celsius that is worth a note."""
 _INTERVAL_S = 0.5
 DISTURBED = 0.1
-"""Share of the machine's time used by others, or load per core before the start, that is worth a note."""
+"""Smallest share of the machine's time used by others, or load per core before the start, that is worth a note."""
 
 
 class Monitor:
     """Record clocks, temperatures and load during a measurement. Call `sample` between bursts.
 
-    It reads at most twice a second, because a reading takes time too. Create it after the warm-up. Idle cores clock
-    low, and the rise from there would look like a disturbance.
+    The monitor reads at most twice a second, because each reading takes time. Create it after the warm-up: idle cores
+    have a low clock, and the rise from there would look like a disturbance.
     """
 
     def __init__(self, *, root: Path = ROOT, load_before: Optional[float] = None) -> None:
@@ -267,7 +268,8 @@ class Monitor:
     def _read(self) -> None:
         frequencies = environment.read_frequencies(self._root)
         if frequencies:
-            # The core that has just worked has the highest clock. The clocks of idle cores carry no information.
+            # Record the highest clock, which is that of the core that has just worked. The clocks of idle cores carry
+            # no information.
             self.mhz.append(max(frequencies.values()))
         for zone, celsius in environment.read_temperatures(self._root).items():
             self.celsius.setdefault(zone, []).append(celsius)
@@ -298,7 +300,7 @@ def _difference(first: Optional[int], last: Optional[int]) -> Optional[int]:
 
 
 def environment_notes(seen: Dict[str, Any], cores: int) -> List[str]:
-    """Return one sentence for each entry of `Monitor.finish`'s record that may have changed the figures.
+    """Return one sentence about each condition in the record of `Monitor.finish` that may have changed the figures.
 
     Args:
         cores: number of logical cores that the load is compared with.
@@ -344,13 +346,13 @@ def run_bench(
     sleep: Callable[[float], None] = time.sleep,
     on_progress: OnProgress = lambda scenario, share: None,
 ) -> Report:
-    """Measure `sessions` side by side. A session is an onnxruntime session, or an object with its `run` and
-    `get_providers`.
+    """Measure `sessions` side by side. A session is an onnxruntime session, or any object that also has its methods
+    `run` and `get_providers`.
 
     Args:
         feeds: the fixed set of samples that the queries draw from; every session accepts all of them.
-        more: by session name, further sessions of the same model, which take turns with it.
-        memory: by session name, `MemoryUse.to_dict()` if the caller has measured it.
+        more: further sessions of the same models, keyed by session name. They take turns with the session of that name.
+        memory: `MemoryUse.to_dict()` of each session whose memory the caller has measured, keyed by session name.
         versions: versions of the software that the sessions run on, for the record.
 
     Returns:
@@ -373,7 +375,8 @@ def run_bench(
     groups = {name: [session, *(more or {}).get(name, ())] for name, session in sessions.items()}
     bench = _Bench(groups, feeds, settings, baseline, clock, sleep, on_progress)
     notes: List[str] = []
-    # Warm up once before the monitor starts. Otherwise the rise from the idle clock would be taken for a disturbance.
+    # Warm up once before the monitor starts. Otherwise the rise from the idle clock would be mistaken for a
+    # disturbance.
     bench.warm(
         {name: [scenarios.query_runner(s, feeds, seed=settings.seed) for s in group] for name, group in groups.items()}
     )
@@ -399,8 +402,8 @@ def run_bench(
 
 
 def _try_out(sessions: Mapping[str, Any], feeds: Sequence[scenarios.Feed]) -> None:
-    """Run each sample shape once. A sample that does not fit then raises an error with its name instead of a crash
-    later.
+    """Run one sample of each shape in each session. A sample that does not fit raises an error that names it, instead
+    of a crash later.
     """
     if not feeds:
         raise DataError("there are no samples to run", "Give data with at least one sample")
@@ -435,8 +438,8 @@ class _Bench:
     monitor: Optional[Monitor] = None
 
     def warm(self, runners: Mapping[str, Sequence[latency.Runner]]) -> Dict[str, latency.WarmedUp]:
-        """Warm each model up until its latency is stable or its time is over, and then its further sessions. Return the
-        runs and seconds by model.
+        """Warm up each model until its latency is stable or time runs out, and then warm up its further sessions.
+        Return the number of runs and the seconds for each model.
         """
         found = {
             name: latency.warm_up(group[0], self.settings.warm_up, clock=self.clock) for name, group in runners.items()
@@ -445,7 +448,8 @@ class _Bench:
         return found
 
     def scenario(self, scenario: scenarios.Scenario, notes: List[str]) -> Report:
-        """Measure every model in one scenario. Return its figures as JSON values, with latencies in milliseconds.
+        """Measure every model in one scenario. Return the scenario's figures as JSON values, with latencies in
+        milliseconds.
 
         Problems that do not stop the measurement are appended to `notes`.
 
@@ -512,7 +516,7 @@ class _Bench:
                     for s in sessions
                 ]
                 group[0]()
-            except Exception as error:  # the samples alone ran, so the model fails on stacked ones
+            except Exception as error:  # single samples ran, so the model fails on stacked ones
                 if batch == 1:
                     raise
                 text = " ".join(str(error).split()).rstrip(".")
@@ -521,9 +525,7 @@ class _Bench:
         return runners
 
     def _serve(self, runners: Mapping[str, latency.Runner]) -> Dict[str, scenarios.ServerResult]:
-        """Run the server scenario for one model after another, because each stream of arrivals needs the machine for
-        itself.
-        """
+        """Run the server scenario for one model at a time, because each stream of arrivals needs the whole machine."""
         settings = self.settings
         short = min(1.0, settings.min_duration_s)
         alone = latency.measure_interleaved(

@@ -1,5 +1,5 @@
-"""Turn models that can be opened into a report: pin the cores, open the models, measure memory, find samples, and run
-the benchmark.
+"""Open models and return a report on them: pin the cores, open the models, measure memory, find samples, and run the
+benchmark.
 
 `edgeq bench` and `edgeq_run.py bench` share this code, whatever kind of model they open.
 """
@@ -35,8 +35,9 @@ class BenchModel:
 
     Attributes:
         name: name of the model in the report.
-        open: function from the number of intra-op threads (0: onnxruntime's choice) to a session.
-        memory: function from threads and input shapes to the memory use, measured in a separate process; None skips it.
+        open: function that takes the number of intra-op threads (0: onnxruntime's choice) and returns a session.
+        memory: function that takes the number of threads and the input shapes, measures the memory use in a separate
+            process, and returns it; None skips the measurement.
         sessions: number of sessions in which the model is timed; they take turns (see `latency.Runners`).
     """
 
@@ -58,9 +59,11 @@ def bench_models(
     """Open the models and measure them side by side.
 
     Args:
-        settings: how to measure. With `pin` and without `threads`, each pinned core gets one thread. Onnxruntime would
-            choose one thread for each core of the machine, and put all of them on the pinned cores.
-        feeds: function from the first session to the samples; None makes samples up from the session's inputs.
+        settings: settings of the measurement. If `pin` is set and `threads` is not, each pinned core gets one thread.
+            By itself, onnxruntime would choose one thread for each core of the machine, and put them all on the pinned
+            cores.
+        feeds: function that takes the first session and returns the samples; None makes samples up from the session's
+            inputs.
         shapes: shapes of inputs with open sizes, for made-up samples.
         notes: remarks on how the models were chosen, for the report.
 
@@ -68,7 +71,8 @@ def bench_models(
         `run_bench`'s report.
 
     Raises:
-        UsageError, DataError: see `run_bench`; DataError also if the models do not take the same inputs.
+        UsageError, DataError: for the same reasons as `run_bench`. DataError also if the models do not have the same
+            inputs.
         Exception: any error that `BenchModel.open` raises.
     """
     settings.check()
@@ -120,10 +124,10 @@ def _check_same_inputs(sessions: Mapping[str, Any]) -> None:
 def bundle_variants(
     bundle: Bundle, device: Device, name: Optional[str] = None
 ) -> Tuple[List[Variant], Tuple[str, ...]]:
-    """Return the variants to measure, and why each better variant was passed over.
+    """Return the variants to measure, and the reason why each better variant was passed over.
 
-    The variants are the float32 variant that runs here, if the bundle has one, and then the best variant (or the one of
-    that `name`).
+    If the bundle has a float32 variant that runs here, it comes first. Then comes the best variant, or the variant that
+    `name` selects.
 
     Raises:
         BundleError: nothing in the bundle runs on this device, or the variant `name` does not.
@@ -136,8 +140,8 @@ def bundle_variants(
 
 
 def bundle_models(variants: Sequence[Variant]) -> List[BenchModel]:
-    """Return a benchmark model for each variant, with the variant's name. Variants of the component "float32" get that
-    name.
+    """Return a benchmark model for each variant. The model has the variant's name, except that variants of the
+    component "float32" are named "float32".
     """
     return [
         BenchModel(
@@ -150,8 +154,8 @@ def bundle_models(variants: Sequence[Variant]) -> List[BenchModel]:
 
 
 def bundle_feeds(variants: Sequence[Variant]) -> Optional[Callable[[Any], Sequence[Feed]]]:
-    """Return the inputs of the self-test as samples, in the form that `bench_models` takes. Return None if the variants
-    have no self-test.
+    """Return a function that provides the inputs of the self-test as samples, for the argument `feeds` of
+    `bench_models`. Return None if the variants have no self-test.
     """
     cases = [case for variant in variants for case in variant.cases]
     if not cases:

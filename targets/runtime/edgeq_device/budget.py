@@ -1,9 +1,10 @@
-"""Limit the memory, the processor time and the claimed sizes that a command accepts when it reads untrusted files.
+"""Limit the memory and the processor time of a command that reads untrusted files, and the sizes that such a file may
+claim.
 
 Workstation and device use the same limits. The program forks before it imports anything large. The child does the work
-under limits that the operating system enforces, and the parent waits. So a model that crashes onnxruntime, takes all
-memory or never ends costs one line and an exit code. Systems without fork have only the checks of the readers
-themselves.
+under limits that the operating system enforces, and the parent waits. So if a model crashes onnxruntime, takes all
+memory or never ends, the user gets one line and an exit code. On systems without fork, only the checks in edgeq's
+file readers apply.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ class Budget:
     """Limit the memory, time and sizes that a command may use.
 
     Attributes:
-        memory: bytes of private memory (RLIMIT_DATA) of each process; 0: no limit; None: three quarters of the memory
-            of the machine or the container.
-        seconds: processor time of all threads together between two steps of progress; 0: no limit.
-        sample: bytes that one sample, table or text may take beyond the bytes in its file.
-        confined: whether `memory` and `seconds` are enforced.
+        memory: maximum private memory (RLIMIT_DATA) of each process in bytes; 0: no limit; None: three quarters of the
+            memory of the machine or the container.
+        seconds: maximum seconds of processor time, summed over all threads, between two steps of progress; 0: no limit.
+        sample: maximum number of bytes that one sample, table or text may take in addition to the bytes in its file.
+        confined: True if `memory` and `seconds` are enforced.
     """
 
     memory: Optional[int] = None
@@ -67,29 +68,29 @@ def read_budget(environment: Mapping[str, str] = os.environ) -> Budget:
 
 
 def largest_sample() -> int:
-    """Return the bytes that one sample, table or text may take beyond those in its file.
+    """Return how many bytes one sample, table or text may take in addition to the bytes in its file.
 
     Raises:
-        UsageError: see `read_budget`.
+        UsageError: for the same reason as `read_budget`.
     """
     return read_budget().sample
 
 
 def confine(program: str) -> Optional[Budget]:
-    """Fork a child process and continue in it under the limits of the budget. This process waits for the child and ends
-    as it does.
+    """Fork a child process and continue in it under the limits of the budget. The parent waits for the child and then
+    ends in the same way.
 
     Call this before the program starts threads. It returns only in the child. On systems without fork it returns in
     this process, without limits. The parent prints the output of libraries in the child (see edgeq_device.relay).
 
     Args:
-        program: first word of the line that reports why the child was ended.
+        program: name of the program, which begins the line that reports why the child was ended.
 
     Returns:
         The limits in force, or None if there are no limits.
 
     Raises:
-        UsageError: see `read_budget`.
+        UsageError: for the same reason as `read_budget`.
     """
     budget = read_budget()
     if not hasattr(os, "fork"):
@@ -133,10 +134,11 @@ def renew(budget: Budget) -> None:
 
 @contextmanager
 def allowance(memory: int) -> Iterator[None]:
-    """Run the block under stricter limits: `memory` bytes more than the process has now, and a tenth of the seconds.
+    """Run the block under stricter limits: the process may take `memory` bytes more than it has now, and use a tenth of
+    the seconds.
 
-    Use it for a step that takes little for any honest file. It does nothing in a process without limits, that is, one
-    that edgeq did not start.
+    Use it for a step that needs few resources for any honest file. It does nothing in a process without limits, that
+    is, one that edgeq did not start.
     """
     if not hasattr(os, "fork"):
         yield
@@ -174,7 +176,9 @@ def _private_bytes() -> int:
 
 
 def lift_seconds() -> None:
-    """Remove the limit on processor time from this process. The caller limits how long it waits for the process."""
+    """Remove the limit on processor time from this process. The caller instead limits how long it waits for the
+    process.
+    """
     if hasattr(os, "fork"):
         import resource
 
@@ -185,15 +189,15 @@ def lift_seconds() -> None:
 class Endings:
     """Handle the signals that end a program: unwind the stack, so that temporary files are removed.
 
-    `number` is the signal that came, or 0. A library may turn the exception of a handler into an error of its own, as
-    an import does. `number` lets the program still end as the signal demands.
+    `number` is the signal that arrived, or 0. It is kept because a library may replace the exception that a handler
+    raises with an error of its own, as an import does. The program can then still end as the signal demands.
     """
 
     number = 0
 
     def interrupt(self, number: int, frame: Any) -> NoReturn:
-        """Raise KeyboardInterrupt once, and ignore the signal from then on. A terminal interrupts both processes, and
-        the parent forwards its signal as well.
+        """Raise KeyboardInterrupt once, and ignore the signal from then on. The signal arrives twice if a terminal
+        interrupts both processes, because the parent forwards its own signal to the child.
         """
         del frame
         self.number = number
@@ -203,8 +207,8 @@ class Endings:
     def terminate(self, number: int, frame: Any) -> NoReturn:
         """End with the exit code that shells use for the signal.
 
-        These signals may come twice and mixed, for example when a terminal is closed. Later ones are ignored and do not
-        interrupt the unwinding.
+        Several of these signals may arrive, for example when a terminal is closed. All but the first are ignored, so
+        they do not interrupt the unwinding.
         """
         del frame
         self.number = number
@@ -214,8 +218,8 @@ class Endings:
         sys.exit(128 + number)
 
     def unwind(self) -> None:
-        """Unwind the stack from now on at Ctrl-C, SIGTERM and a closed terminal. Skip signals that this system does not
-        have or that the caller ignores (nohup).
+        """From now on, unwind the stack at Ctrl-C, at SIGTERM, or when the terminal is closed. Skip signals that this
+        system does not have or that the caller ignores (nohup).
         """
         if signal.getsignal(signal.SIGINT) in (signal.SIG_DFL, signal.default_int_handler):
             signal.signal(signal.SIGINT, self.interrupt)
@@ -240,7 +244,7 @@ def _wait(child: int, program: str, budget: Budget, mask: Iterable[int], pipe: T
         os.kill(child, number)
 
     for name in _ENDS:
-        # A signal that the caller ignores (nohup) stays ignored.
+        # a signal that the caller ignores (nohup) stays ignored
         if signal.getsignal(getattr(signal, name)) is not signal.SIG_IGN:
             signal.signal(getattr(signal, name), forward)
     signal.pthread_sigmask(signal.SIG_SETMASK, {*mask, signal.SIGCHLD})

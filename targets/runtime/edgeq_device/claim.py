@@ -1,7 +1,7 @@
-"""Decide which runner is faster, by how much, how certain that is, and what may be claimed about it.
+"""Decide which runner is faster, by how much and how certainly, and what may be claimed about its speed.
 
 Everything that prints or records a speed ratio (`edgeq` on a workstation, the runner in a bundle) gets it from this
-module. So estimate, interval, verdict and milliseconds always come from the same runs.
+module. So the estimate, interval, verdict and milliseconds always come from the same runs.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from edgeq_device.latency import (
 )
 
 FEWEST_SESSIONS = 6
-"""From this number of sessions on, an interval is computed over sessions, not over their rounds."""
+"""Minimum number of sessions for an interval over sessions. With fewer sessions, the interval is over rounds."""
 
-# These apply if there are too few rounds for the wanted certainty. A runner is then settled to be slower if it is
-# slower by the factor `_FAR` in all rounds, and if there are so many that their range covers the median with
-# probability `_FEWEST`.
+# These apply if there are too few rounds for the requested certainty. A runner then counts as slower if it is slower by
+# the factor `_FAR` in every round, and if there are enough rounds for their range to cover the median with probability
+# `_FEWEST`.
 _FAR, _FEWEST = 1.2, 0.95
 
 
@@ -44,8 +44,8 @@ class Ratio:
         estimate: median over the pairs of (latency of a / latency of b), that is, how many times faster b is. It is one
             of the observed ratios, never an average of two.
         low, high: ends of the interval.
-        confidence: actual coverage of the interval. It is below the requested one if there are too few rounds.
-        pairs: number of ratios.
+        confidence: actual coverage of the interval, 0 to 1. It is lower than requested if there are too few rounds.
+        pairs: number of pairs, each of which gives one ratio.
         a_ms, b_ms: median latencies in milliseconds of the pair that gave `estimate`; None if there is no pair.
     """
 
@@ -61,16 +61,17 @@ class Ratio:
 def ratio(a: Distribution, b: Distribution, *, confidence: float = 0.95, by_session: bool = False) -> Ratio:
     """Return how many times faster `b` is than `a`, from the rounds in which both ran undisturbed.
 
-    Each round gives one ratio, of the medians of two bursts that are adjacent in time. So drift of the clock or of the
-    load cancels. The interval is the order-statistic interval of the median of the ratios, which assumes nothing about
-    the distribution: with n ratios in ascending order, (x[k], x[n-1-k]) covers the median with probability
-    1 - 2 P(Binomial(n, 1/2) <= k). k is the largest value for which that probability is at least `confidence`.
+    Each round gives the ratio of the median latencies of two bursts. The bursts are adjacent in time, so drift of the
+    clock or of the load cancels out. The interval is the order-statistic interval of the median of the ratios, which
+    assumes nothing about the distribution: with n ratios in ascending order, (x[k], x[n-1-k]) covers the median with
+    probability 1 - 2 P(Binomial(n, 1/2) <= k). k is the largest value for which that probability is at least
+    `confidence`.
 
-    With `by_session`, if both ran in `FEWEST_SESSIONS` sessions or more, each session gives one ratio: the median of
-    its rounds. The rounds of a session share its place in memory, so more of them do not predict the next session
-    better.
+    If `by_session` is set and both ran in at least `FEWEST_SESSIONS` sessions, each session instead gives one ratio:
+    the median of its rounds' ratios. All rounds of a session share the session's place in memory, so more rounds do not
+    predict the next session better.
 
-    If one runner has more rounds than the other (it was measured for longer), the surplus rounds are left out.
+    If one runner was measured for longer and has more rounds than the other, the surplus rounds are left out.
     """
     rounds = min(len(a.rounds), len(b.rounds))
     times = np.stack([a.round_medians()[:rounds], b.round_medians()[:rounds]])
@@ -80,7 +81,7 @@ def ratio(a: Distribution, b: Distribution, *, confidence: float = 0.95, by_sess
     known = ~np.isnan(times).any(axis=0)
     times, group = times[:, known], group[known]
     quotients = times[0] / np.maximum(times[1], 1e-12)
-    # Take the middle round of each group, so that each ratio is one of two latencies that were observed together.
+    # Take the middle round of each group, so that each ratio is that of two latencies that were observed together.
     middles = [rows[_middle(quotients[rows])] for rows in (np.flatnonzero(group == g) for g in np.unique(group))]
     pairs = len(middles)
     if pairs == 0:
@@ -93,13 +94,13 @@ def ratio(a: Distribution, b: Distribution, *, confidence: float = 0.95, by_sess
 
 
 def _middle(values: np.ndarray) -> int:
-    """Return the position of the median. For an even number of values, it is the upper one of the two in the middle."""
+    """Return the position of the median. For an even number of values, take the upper of the two in the middle."""
     return int(np.argsort(values, kind="stable")[len(values) // 2])
 
 
 def _interval_rank(n: int, confidence: float) -> Tuple[int, float]:
-    """Return the largest k such that the interval without k values at either end of n still covers the median, and its
-    coverage.
+    """Return k and the coverage of the interval that remains when k of n values are dropped at each end. k is the
+    largest number for which that interval still covers the median with probability `confidence`.
     """
     tail = 0.0
     best = (0, max(0.0, 1 - 2 * 0.5**n))
@@ -118,9 +119,10 @@ class Ranking:
 
     Attributes:
         order: names, fastest first. Runners that were dropped early (see `top`) come after the others.
-        settled: True if the order of the first `top` places is settled, or if it is settled that their order does not
-            matter. A place is settled statistically, or by the rule `enough` of `rank_until_settled`.
-        ties: pairs of neighbours in `order` of which the first may be the slower one, by no more than the tolerance.
+        settled: True if the order of the first `top` places is settled, or if it is certain that their order does not
+            matter. A place is settled by statistics, or by the rule `enough` of `rank_until_settled`.
+        ties: pairs of neighbours in `order` whose first runner may be slower than the second, but by no more than the
+            tolerance.
         rounds: number of interleaved rounds that were measured.
         distributions: measured latencies by name.
     """
@@ -134,12 +136,12 @@ class Ranking:
 
 @dataclass(frozen=True)
 class RaceRules:
-    """Describe how models are raced.
+    """Set how models are timed against each other.
 
     Attributes:
         sessions: number of sessions of each model.
         warmup, bursts: arguments of `rank_until_settled`.
-        how: the other arguments of `rank_until_settled`, by name.
+        how: other arguments of `rank_until_settled`, by name.
     """
 
     sessions: int
@@ -167,26 +169,26 @@ def rank_until_settled(
 ) -> Ranking:
     """Measure in interleaved rounds until the order of the runners is statistically settled.
 
-    Two neighbours are settled when, by the confidence interval of their ratio, the first takes at most 1 + `tie` times
-    the second's time. To choose the first then costs no more than that, whichever is the faster one.
+    Two neighbours are settled when the confidence interval of their ratio shows that the first takes at most 1 + `tie`
+    times as long as the second. Choosing the first then costs no more than that, even if the second is faster.
 
-    After some rounds, the function looks whether the order is settled. Repeated looks at many pairs would find
-    differences that do not exist. Therefore the error allowance 1 - `confidence` is divided by the number of pairs, and
-    look number i gets the share 1 / (i (i + 1)) of it, which sums to 1. The distance between looks grows by a quarter
-    of the rounds so far.
+    At intervals, the function checks whether the order is settled. Repeated checks of many pairs would find differences
+    that do not exist. Therefore the error allowance 1 - `confidence` is divided by the number of pairs. Check number i
+    then gets the share 1 / (i (i + 1)) of the result, and these shares sum to 1. After each check, the number of rounds
+    grows by a quarter before the next.
 
     Args:
-        top: number of the fastest runners that are of interest (None: all). A runner that is settled to be slower than
+        top: number of the fastest runners that are of interest (None: all). A runner that is certain to be slower than
             all of them is dropped from further rounds.
-        keep: a runner that is never dropped, because the others are compared with it. If each runner has
-            `FEWEST_SESSIONS` sessions or more, a settled order is measured further until each runner has an undisturbed
-            round with `keep` in every session.
+        keep: name of a runner that is never dropped, because the others are compared with it. If each runner has at
+            least `FEWEST_SESSIONS` sessions, the measurement continues after the order is settled, until each runner
+            has shared an undisturbed round with `keep` in every session.
         enough: number of undisturbed rounds after which two neighbours count as a tie if the estimate of their ratio is
-            within the tolerance, however wide its interval. A narrower interval takes many times as long, and gains
-            less than the tolerance. The rule does not apply to `keep`. None: never.
-        max_rounds, max_duration_s: limits after which the measurement gives up, with `settled` False. It also gives up
-            if the machine is too busy for a claim in that time (`out_of_reach`).
-        warmup: how to warm up first; None if the caller has warmed up.
+            within the tolerance, however wide its interval is. A narrower interval would take many times as long, and
+            gain less than the tolerance. The rule does not apply to `keep`. None: the rule never applies.
+        max_rounds, max_duration_s: limits after which the measurement stops, with `settled` False. It also stops if the
+            machine is too busy for a claim within these limits (`out_of_reach`).
+        warmup: settings of the warm-up; None if the caller has warmed up the runners.
         on_round: function that is called after each round.
     """
     if not runners:
@@ -199,8 +201,8 @@ def rank_until_settled(
     random_order = random.Random(seed)
 
     def harmless(first: str, second: str, between: Ratio) -> bool:
-        """Return whether choosing `first` costs no more than the tolerance, by the interval of the ratio or by
-        `enough`.
+        """Return whether choosing `first` costs no more than the tolerance, according to the interval of the ratio or
+        to `enough`.
         """
         if between.confidence >= sure and between.low >= 1 / (1 + tie):
             return True
@@ -261,7 +263,9 @@ def _look(
 
 
 def _in_each_session(measured: Mapping[str, Distribution], active: List[str], keep: str) -> bool:
-    """Return whether each runner has a pair with `keep` in each session. Return True if claims do not use sessions."""
+    """Return whether each runner shares an undisturbed round with `keep` in each session. Return True if claims do not
+    use sessions.
+    """
     sessions = {measured[name].sessions for name in active}
     if not keep or len(sessions) > 1 or max(sessions) < FEWEST_SESSIONS:
         return True
@@ -270,7 +274,7 @@ def _in_each_session(measured: Mapping[str, Distribution], active: List[str], ke
 
 
 def _slower(a: Distribution, b: Distribution, sure: float) -> bool:
-    """Return whether `a` is settled to be slower than `b`. If `a` is far slower, fewer rounds suffice."""
+    """Return whether `a` is certain to be slower than `b`. If `a` is far slower, fewer rounds suffice."""
     between = ratio(a, b, confidence=sure)
     return between.low > (1 if between.confidence >= sure else _FAR) and between.confidence >= _FEWEST
 
@@ -282,18 +286,20 @@ FEWEST_PAIRS = 6
 WIDEST = 1.6
 """Widest interval that permits a claim, as its upper end divided by its lower end."""
 BUSY = 0.1
-"""Share of the machine's time from which on it counts as busy: time that others used or wanted, or that a virtual
-machine's host took."""
+"""A machine is busy if others, or a virtual machine's host, used or wanted more than this share of its time."""
 BUSY_ALLOWANCE = 1.15
-"""Factor by which the interval is widened at both ends on a busy machine, even if no run waited for a core. Work on the
-other hyperthread, in the shared cache and on the same clock slows float and integer kernels unequally. Measured on
-resnet20, a keyword spotter and MobileNet, with one thread and a loop on the other core: up to 10 %."""
+"""Factor by which the interval is widened at both ends on a busy machine, even if no run waited for a core. Other work
+shares the hyperthreads of a core, the cache and the clock, and so slows float and integer kernels unequally. The
+difference was up to 10 % on resnet20, a keyword spotter and MobileNet, with one thread and a loop on the other core."""
 ESTIMATE_ALLOWANCE = 1.25
 """Factor by which the spread of an estimate is wider, at both ends, than the interval of its ratios. Two models that
-lose a core are not slowed by the same factor, and the place of a session in memory changes its speed by as much. In
-18 runs of each of eight models, next to two busy loops on two cores, 99 % of the spreads then contained the quiet
-machine's ratio (94 % for the worst model), and no estimate called a model faster that was a tenth slower. Without the
-factor it was 78 % (28 %), and two estimates."""
+lose a core are not slowed by the same factor, and the place of a session in memory changes its speed by as much.
+
+Eight models were run 18 times each, next to two busy loops on two cores. With the factor, 99 % of the spreads contained
+the quiet machine's ratio (94 % for the worst model). No estimate showed a model as faster if it was in fact a tenth
+slower. Without the factor, only 78 % of the spreads contained that ratio (28 % for the worst model), and two estimates
+showed such a model as faster.
+"""
 FEWEST_ESTIMATED = 3
 """Minimum number of pairs of runs for an estimate."""
 
@@ -303,15 +309,15 @@ class Claim:
     """Hold how many times faster a model is than a baseline, if that can be claimed.
 
     Attributes:
-        estimate: median of the pairs' ratios (baseline's latency / the model's), one of the observed ratios; None if
-            nothing can be claimed.
-        low, high: ends of its confidence interval; None if `estimate` is None.
+        estimate: median of the ratios (baseline's latency / model's latency) of all pairs, which is one of the observed
+            ratios; None if nothing can be claimed.
+        low, high: ends of the estimate's confidence interval; None if `estimate` is None.
         confidence: coverage of the interval, 0 to 1.
         pairs: number of ratios in the estimate.
         baseline_ms, ms: median latencies in milliseconds of the pair that gave `estimate`; None if there was no pair.
         reason: why nothing can be claimed; "" if something can.
-        likely: (estimate, low, high) of an estimate in place of a claim: how many times faster, and the ends of its
-            spread. None if something can be claimed, or nothing is known.
+        likely: (estimate, low, high), a rougher estimate in place of a claim: how many times faster the model is, and
+            the ends of the spread. None if something can be claimed, or if nothing is known.
     """
 
     estimate: Optional[float] = None
@@ -326,7 +332,9 @@ class Claim:
 
     @property
     def estimated(self) -> Optional[Tuple[float, float, float]]:
-        """Return (estimate, low, high) if nothing can be claimed. Return None if something can, or nothing is known."""
+        """Return the estimate in place of a claim, as (estimate, low, high). Return None if something can be claimed,
+        or if nothing is known.
+        """
         if self.interval is not None or self.likely is None:
             return None
         about, low, high = self.likely
@@ -334,8 +342,8 @@ class Claim:
 
     @property
     def interval(self) -> Optional[Tuple[float, float, float]]:
-        """Return (estimate, low, high), or None if nothing can be claimed. The fields of a record are checked, not
-        trusted.
+        """Return (estimate, low, high), or None if nothing can be claimed. The fields are checked, because they may
+        come from an untrusted record.
         """
         if self.reason or self.estimate is None or self.low is None or self.high is None:
             return None
@@ -369,8 +377,8 @@ class Claim:
         return f"{model} runs at {found[0]:.2f} times {baseline}'s speed ({self.figures()})"
 
     def figures(self) -> str:
-        """Return interval and milliseconds, such as "1.90 to 2.30; 12.9 → 6.2 ms". For an estimate, return its spread,
-        such as "estimated, 1.80 to 2.40". Return "" if nothing is known.
+        """Return the interval and the milliseconds as text, such as "1.90 to 2.30; 12.9 → 6.2 ms". For an estimate,
+        return its spread, such as "estimated, 1.80 to 2.40". Return "" if nothing is known.
         """
         found, about = self.interval, self.estimated
         if found is None:
@@ -380,7 +388,7 @@ class Claim:
         return f"{found[1]:.2f} to {found[2]:.2f}{spent}"
 
     def to_dict(self) -> Dict[str, Any]:
-        """Return all fields and the verdict, under their own names."""
+        """Return all fields and the verdict, keyed by their names."""
         return {**asdict(self), "verdict": self.verdict}
 
     @classmethod
@@ -394,8 +402,9 @@ class Claim:
 def claim(baseline: Distribution, model: Distribution) -> Claim:
     """Return what can be claimed about `model` against `baseline`. The two must have been measured together.
 
-    Only undisturbed runs count, and only rounds (or sessions, see `ratio`) in which both have such runs. If there are
-    too few for an interval, or if they contradict each other, nothing is claimed. All runs then give an estimate.
+    Only undisturbed runs count, and only rounds (or sessions, see `ratio`) in which both models have undisturbed runs.
+    If there are too few for an interval, or if they contradict each other, nothing is claimed. An estimate from all
+    runs is then given instead.
     """
     found = ratio(baseline, model, confidence=CONFIDENCE, by_session=True)
     rests_on = found.confidence, found.pairs, found.a_ms, found.b_ms
@@ -409,13 +418,13 @@ def claim(baseline: Distribution, model: Distribution) -> Claim:
 
 
 def _estimate(baseline: Distribution, model: Distribution) -> Optional[Tuple[float, float, float]]:
-    """Return the geometric mean of the ratios of mean latencies in sessions (or rounds), and their spread. Return None
-    if there are too few.
+    """Compute the ratio of mean latencies in each session (or round). Return the geometric mean of these ratios and the
+    ends of their spread, or None if there are too few.
 
-    Disturbed runs count too. A mean contains the time that others took from a burst, which is the same share for both
-    models. A median does not: short runs mostly fit between two time slices, so their median leaves the waits out, but
-    the median of longer runs contains them. `benchmarks/busy.py` compares means with medians, low percentiles, minima
-    and processor time.
+    Disturbed runs count too. The mean of a burst contains the time that other processes took, which is the same share
+    for both models, so it cancels out. A median does not have this property: short runs mostly fit between two time
+    slices, so their median leaves the waits out, but the median of longer runs contains them. `benchmarks/busy.py`
+    compares means with medians, low percentiles, minima and processor time.
     """
     count = min(len(baseline.rounds), len(model.rounds))
     shared = baseline.sessions if baseline.sessions == model.sessions >= FEWEST_ESTIMATED else count

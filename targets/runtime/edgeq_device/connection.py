@@ -1,4 +1,4 @@
-"""Connect to an untrusted server: every wait has a limit, and so has the size of every answer."""
+"""Connect to an untrusted server. The time of every wait and the size of every answer are limited."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Address:
 
     @property
     def origin(self) -> Tuple[str, str, int]:
-        """Return the scheme, host and port that a login belongs to."""
+        """Return the scheme, host and port, which together decide whether a login may be sent."""
         return self.scheme, self.host, self.port
 
     @property
@@ -65,8 +65,8 @@ class Address:
         """Return the address of `reference`, which is absolute or relative to this address.
 
         Raises:
-            ValueError: it is not an address that edgeq follows. The message does not repeat it, because it may contain
-                a token.
+            ValueError: `reference` does not lead to an address that edgeq follows. The message does not repeat it,
+                because it may contain a token.
         """
         try:
             joined = urldefrag(urljoin(f"{self.scheme}://{self.place}{self.target}", reference)).url
@@ -79,7 +79,7 @@ def parse_address(text: str) -> Address:
     """Return the address in `text`, which must be plain ASCII without user, password or fragment.
 
     Raises:
-        ValueError: see `Address.join`.
+        ValueError: for the same reasons as `Address.join`.
     """
     match = _URL.fullmatch(text)
     if match is None:
@@ -104,10 +104,11 @@ class Limits:
     """Limit how slow a registry may be.
 
     Attributes:
-        answer_s: seconds from the start of a request to the headers of its answer. A body may fall behind `least_rate`
-            by as many seconds.
+        answer_s: maximum seconds from the start of a request to the headers of its answer. The transfer of a body may
+            also lag behind `least_rate` by this many seconds.
         least_rate: minimum rate of each body, sent or received, in bytes a second.
-        total_s: seconds for a whole push or pull. Each file adds `file_s`, and each byte adds 1 / `total_rate`.
+        total_s: maximum seconds for a whole push or pull, to which each file adds `file_s` and each byte adds 1 /
+            `total_rate`.
     """
 
     answer_s: float = 60
@@ -137,7 +138,7 @@ class Deadline:
         self._total_s += files * self.limits.file_s + size / self.limits.total_rate
 
     def stop(self) -> None:
-        """End every exchange that still runs."""
+        """End every exchange that is still running."""
         self._total_s = 0
 
     def left(self) -> float:
@@ -153,7 +154,7 @@ class Deadline:
 
 
 class Connection(io.RawIOBase):
-    """Wrap a socket: every wait ends, and the number of bytes that it receives is limited.
+    """Wrap a socket. Every wait ends after a limited time, and the number of received bytes is limited.
 
     `HTTPResponse` reads from it as from a socket.
     """
@@ -162,7 +163,7 @@ class Connection(io.RawIOBase):
         self._sock = sock
         self._deadline = deadline
         self._patience = patience
-        """Seconds that the other end may still delay. In a body, each byte adds some."""
+        """Seconds for which the other end may still delay. Each byte of a body adds time."""
         self._bytes_left = _MAX_HEAD
         self._paced = False
         self._tunnel: Optional[HTTPResponse] = None
@@ -173,17 +174,17 @@ class Connection(io.RawIOBase):
         return io.BufferedReader(self, CHUNK)
 
     def readable(self) -> bool:
-        """Return True: `io` requires it of a stream that can be read."""
+        """Return True, because `io` requires it of a stream that can be read."""
         return True
 
     def expect_head(self) -> None:
-        """Prepare to wait for status and headers, at any rate."""
+        """Prepare to wait for the status and the headers. They have no minimum rate."""
         self._patience, self._paced, self._bytes_left = self._deadline.limits.answer_s, False, _MAX_HEAD
 
     def expect_body(self, most: int) -> None:
-        """Prepare to send or receive a body at `least_rate` or more. A received body has at most `most` bytes."""
+        """Prepare to send or receive a body at `least_rate` or more. A received body may have at most `most` bytes."""
         self._patience, self._paced = self._deadline.limits.answer_s, True
-        self._bytes_left = 2 * most + _MAX_OVERHEAD  # the frames of chunks count too
+        self._bytes_left = 2 * most + _MAX_OVERHEAD  # the framing of chunks counts too
 
     def readinto(self, buffer: Any) -> int:
         """Receive the bytes that have arrived."""
@@ -221,7 +222,7 @@ class Connection(io.RawIOBase):
             raise Broken(f"the proxy refuses, HTTP {self._tunnel.status}")
 
     def response(self, method: str) -> HTTPResponse:
-        """Return the next answer, with its headers read."""
+        """Read the status and the headers of the next answer, and return the answer."""
         response = HTTPResponse(self, method=method)  # type: ignore[arg-type]  # it takes makefile() of it alone
         response.begin()
         return response
@@ -256,7 +257,7 @@ class Connection(io.RawIOBase):
 
 
 def connect(address: Address, deadline: Deadline) -> Connection:
-    """Open a connection to `address`. Use the proxy of the environment unless the address is this machine."""
+    """Open a connection to `address`. Use the proxy that the environment sets, unless the address is this machine."""
     host, port, login = (address.host, address.port, "") if address.local else _way(address)
     started, patience = time.monotonic(), min(deadline.limits.answer_s, deadline.left())
     sock = _dial(host, port, patience)
@@ -273,7 +274,7 @@ def connect(address: Address, deadline: Deadline) -> Connection:
 
 
 def _dial(host: str, port: int, seconds: float) -> socket.socket:
-    """Connect to the first address of `host` that accepts. All attempts together take at most `seconds`."""
+    """Connect to the first address of `host` that accepts a connection, within `seconds` for all attempts together."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[:_MAX_CONNECTS]
     except (OSError, UnicodeError) as error:
@@ -291,8 +292,8 @@ def _dial(host: str, port: int, seconds: float) -> socket.socket:
 
 
 def _way(address: Address) -> Tuple[str, int, str]:
-    """Return the host and port to connect to for `address` (its own or a proxy's), and the base64 of the login for the
-    proxy.
+    """Return the host and port to connect to for `address`, and the base64 of the login for the proxy. The host and
+    port are those of `address` or of the proxy.
     """
     text = "" if proxy_bypass(address.place) else getproxies().get("https", "")
     if not text:
@@ -312,7 +313,7 @@ Body = Union[bytes, Path, None]
 
 
 class _Content(io.RawIOBase):
-    """Read the body of an answer. An error becomes one line about `where`."""
+    """Read the body of an answer. An error is reported in one line that names `where`."""
 
     def __init__(self, response: HTTPResponse, where: str) -> None:
         self._response = response
@@ -322,7 +323,7 @@ class _Content(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        # Not HTTPResponse.read: a chunk of size -1 makes it read everything at once.
+        # Do not use HTTPResponse.read: a chunk of size -1 makes it read everything at once.
         with connected(self._where):
             return self._response.readinto(buffer)
 
@@ -338,7 +339,7 @@ class Request:
     Attributes:
         headers: names and values in plain ASCII; `Host` and the headers that describe `body` are added.
         body: bytes, or the file that contains them.
-        most: maximum bytes of the answer's body.
+        most: maximum size of the answer's body in bytes.
     """
 
     method: str

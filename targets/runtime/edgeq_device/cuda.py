@@ -1,8 +1,9 @@
 """Open sessions of onnxruntime's own CUDA provider.
 
 edgeq loads the provider's libraries, checks that the provider has started, and keeps inputs and outputs in the device's
-memory between runs. Without that, every run would allocate memory on the device. If possible, a CUDA graph replays the
-whole model in one launch; a graph needs fixed addresses. The sessions have the interface of a plain session.
+memory between runs. Otherwise every run would allocate memory on the device. If possible, a CUDA graph replays the
+whole model in one launch; the graph requires that these buffers keep their addresses. The sessions have the interface
+of a plain session.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from edgeq_device.onnxfile import DTYPES, is_name
 Key = Tuple[Tuple[str, Tuple[int, ...], str], ...]
 
 _MOST_SHAPES = 8
-"""Number of input-shape combinations whose buffers are kept. They take the device's memory."""
+"""Number of input-shape combinations whose buffers are kept. The buffers take memory of the device."""
 
 
 @dataclass(frozen=True)
@@ -41,8 +42,8 @@ def shapes_of(feeds: Mapping[str, Any]) -> Key:
 
 
 def _in_rows(feeds: Mapping[str, Any]) -> Dict[str, Any]:
-    """Return the inputs as arrays in C's order."""
-    import numpy as np  # here, because `read_gpus` also runs on boards without numpy
+    """Return the inputs as arrays in C order (row by row)."""
+    import numpy as np  # imported here, because `read_gpus` also runs on boards without numpy
 
     return {name: np.asarray(value, order="C") for name, value in feeds.items()}
 
@@ -53,8 +54,8 @@ class BoundSession:
     Args:
         device: "cuda" or "cpu".
         notes: remarks from opening the session, for the report.
-        fixed: run options of a first run that fixes the buffers of outputs with open sizes. None: each run allocates
-            new memory for such outputs, because their sizes may depend on the values.
+        fixed: run options of a first run, which fixes the buffers of outputs with open sizes. None: each run allocates
+            new memory for such outputs, because their sizes may depend on the input values.
     """
 
     def __init__(self, session: Any, ort: Any, device: str, notes: Sequence[str] = (), *, fixed: Any = None) -> None:
@@ -117,10 +118,11 @@ OpenWith = Callable[[List[Any]], Any]
 
 
 class CapturedSession:
-    """Capture the runs of the first input shapes as a CUDA graph. Use it like a `BoundSession`.
+    """Capture runs with the first input shapes as a CUDA graph. The object is used like a `BoundSession`.
 
     Other shapes run in a second session. A graph keeps using the memory of the session that captured it, and other runs
-    in that session overwrite that memory (an illegal memory access, on an H100 with onnxruntime 1.31.1).
+    in that session would overwrite that memory. On an H100 with onnxruntime 1.31.1, such a run caused an illegal memory
+    access.
 
     Args:
         captured: a session that captures graphs.
@@ -171,7 +173,7 @@ def open_cuda(ort: Any, options: Mapping[str, str], open_with: OpenWith) -> Unio
 
     Args:
         options: options of the provider.
-        open_with: function from a list of providers to an open session.
+        open_with: function that takes a list of providers and returns an open session.
 
     Raises:
         RuntimeUnavailableError: the provider does not start. ONNX Runtime itself would continue on the CPU.
@@ -197,7 +199,7 @@ def load_libraries(ort: Any) -> None:
     _log(ort, _ERRORS)
     preload = getattr(ort, "preload_dlls", None)
     if preload is not None:
-        with redirect_stdout(sys.stderr):  # it prints the libraries that are missing, and stdout may be for JSON
+        with redirect_stdout(sys.stderr):  # the function prints the missing libraries, and stdout may be for JSON
             preload(directory="")
 
 
@@ -217,10 +219,10 @@ def started(ort: Any, provider: str, session: Any) -> Any:
 
 
 def _log(ort: Any, severity: int) -> None:
-    """Set the severity from which onnxruntime logs to stderr.
+    """Set the lowest severity that onnxruntime logs to stderr.
 
-    Only the log contains the reason why a provider does not start. A provider that runs would also log each cuDNN plan
-    that it tried without success.
+    Only the log contains the reason why a provider does not start. Once the provider runs, however, the log would also
+    contain each cuDNN plan that was tried without success.
     """
     choose = getattr(ort, "set_default_logger_severity", None)
     if choose is not None:
@@ -228,8 +230,8 @@ def _log(ort: Any, severity: int) -> None:
 
 
 def sizes_follow(session: Any) -> bool:
-    """Return whether the sizes of all outputs are numbers, or names that also occur in the inputs' shapes. Other sizes
-    may depend on the values, and a captured graph would repeat the first ones.
+    """Return whether each size of the outputs is a number, or a name that also occurs in the inputs' shapes. Other
+    sizes may depend on the input values, and a captured graph would repeat the sizes of its first run.
     """
     given = {size for spec in session.get_inputs() for size in spec.shape if isinstance(size, str) and is_name(size)}
     return all(isinstance(size, int) or size in given for spec in session.get_outputs() for size in spec.shape)
@@ -250,7 +252,9 @@ def capability_text(capability: Tuple[int, int]) -> str:
 
 @dataclass(frozen=True)
 class Gpu:
-    """Describe one GPU. `compute_capability` is (major, minor). If unknown, `memory_bytes` is None and `driver` ""."""
+    """Describe one GPU. `compute_capability` is (major, minor). An unknown `memory_bytes` is None, and an unknown
+    `driver` is "".
+    """
 
     name: str
     compute_capability: Tuple[int, int]
@@ -258,7 +262,7 @@ class Gpu:
     driver: str = ""
 
     def to_dict(self) -> Dict[str, Any]:
-        """Return plain JSON values. The compute capability is a text such as "8.7", the memory is in bytes."""
+        """Return plain JSON values. The compute capability is a text such as "8.7", and the memory is in bytes."""
         return {
             "name": self.name,
             "compute_capability": capability_text(self.compute_capability),
@@ -268,7 +272,7 @@ class Gpu:
 
 
 def read_gpus(load: Load = ctypes.CDLL) -> Tuple[Tuple[Gpu, ...], str]:
-    """Return the GPUs in the driver's order, and why there are none ("" if there are some)."""
+    """Return the GPUs in the driver's order, and the reason if there are none ("" if there are some)."""
     problem = "this device has no NVIDIA driver"
     for names, query in ((_NVML, _query_nvml), (_CUDA, _query_cuda)):
         library = _first(load, names)

@@ -1,8 +1,8 @@
-"""Open .tflite files in LiteRT, whose CPU kernels are XNNPACK's.
+"""Open .tflite files in LiteRT, which uses XNNPACK's kernels on the CPU.
 
-A session has the part of the interface of `onnxruntime.InferenceSession` that edgeq uses. The metadata of files that
-edgeq makes describe the inputs and outputs of the original model, and a session uses those. For other files it uses the
-tensors of the file.
+A session has the part of the interface of `onnxruntime.InferenceSession` that edgeq uses. If edgeq made the file, its
+metadata describe the inputs and outputs of the original model, and the session presents those. For other files the
+session presents the tensors of the file.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from edgeq_device.onnxfile import DTYPES
 from edgeq_device.plainjson import parse_json
 
 SIGNATURE = "edgeq"
-"""The entry of a file's metadata with the model's inputs and outputs."""
+"""Name of the metadata entry that describes the model's inputs and outputs."""
 MOST_BYTES = 1 << 20
 _IDENTIFIER = b"TFL3"
 _TYPES = {dtype: name for name, dtype in DTYPES.items()}
@@ -55,7 +55,8 @@ def open_model(ort: Any, engine: EngineSpec, model: Any, options: Any, given: Ma
 
 
 def read_signature(content: bytes, where: str) -> Dict[str, Any]:
-    """Return the description of the model's inputs and outputs in a .tflite file's metadata, or {} if there is none.
+    """Return the description of the model's inputs and outputs in a .tflite file's metadata, or {} if there is no
+    description.
 
     Raises:
         BundleError: an offset leads out of the file, or the entry is too large or is not JSON.
@@ -72,9 +73,9 @@ def read_signature(content: bytes, where: str) -> Dict[str, Any]:
 
 
 class _Table:
-    """Read a table of a FlatBuffer. Fields have numbers, and their places are offsets from the start of the table."""
+    """Read a table of a FlatBuffer. Fields have numbers. Their positions are offsets from the table's start."""
 
-    # Numbers of fields in LiteRT's schema.
+    # Field numbers in LiteRT's schema.
     _MODEL_BUFFERS, _MODEL_METADATA = 4, 6
     _NAME, _BUFFER, _DATA = 0, 1, 0
 
@@ -139,13 +140,13 @@ class _Port:
 
     Args:
         detail: the interpreter's description of the tensor.
-        stated: description of the input or output in the file's metadata: "name"; "type" and "shape" if they differ
-            from the tensor's; "order", the numbers of the tensor's axes in the model. If empty, the input or output is
-            the tensor itself.
+        stated: description of the input or output in the file's metadata. It has a "name". It has a "type" and a
+            "shape" if they differ from the tensor's. "order" contains the numbers of the tensor's axes in the model. If
+            `stated` is empty, the input or output is the tensor itself.
     """
 
     def __init__(self, detail: Mapping[str, Any], stated: Mapping[str, Any], provider: str, where: str) -> None:
-        from edgeq_device.serve import TensorInfo  # here, because it imports the caller of this module
+        from edgeq_device.serve import TensorInfo  # imported here, because that module imports the caller of this one
 
         self.index: int = detail["index"]
         self.dtype = np.dtype(detail["dtype"])
@@ -172,11 +173,11 @@ class _Port:
 
     @property
     def batched(self) -> bool:
-        """Return whether the model takes any number of samples, although the file's tensor has one."""
+        """Return whether the model accepts any number of samples, although the file's tensor has room for only one."""
         return bool(self.fixed) and self.fixed[0] == 1 and not isinstance(self.info.shape[0], int)
 
     def encoded(self, array: Any) -> Any:
-        """Return the file's tensor for an array of the model."""
+        """Convert an array of the model to the file's tensor."""
         if self.scaled:
             limits = np.iinfo(self.dtype)
             array = np.clip(np.rint(array / self.scale) + self.zero_point, limits.min, limits.max)
@@ -184,7 +185,7 @@ class _Port:
         return array if self.own else np.ascontiguousarray(array.transpose(self.axes))
 
     def decoded(self, array: Any) -> Any:
-        """Return the model's array for a tensor of the file."""
+        """Convert a tensor of the file to the model's array."""
         array = array if self.own else np.ascontiguousarray(array.transpose(self.back))
         if self.scaled:
             array = (array.astype(np.float32) - self.zero_point) * self.scale
@@ -215,7 +216,7 @@ def _axes(stated: Mapping[str, Any], rank: int, where: str) -> Tuple[int, ...]:
 
 
 def _fits(sizes: Any, fixed: Sequence[int]) -> bool:
-    """Return whether `sizes`, some of which may be open, match those of the tensor."""
+    """Return whether `sizes` match those of the tensor. Some of `sizes` may be open and match any number."""
     if not isinstance(sizes, list) or len(sizes) != len(fixed):
         return False
     return all(size is None or isinstance(size, str) or size == own for size, own in zip(sizes, fixed))
@@ -259,7 +260,7 @@ class LiteRtSession:
         """Run the model like onnxruntime's session. The samples of a batch run one after another.
 
         Raises:
-            ValueError: an input is missing or unknown, or has another type or shape than the model's.
+            ValueError: an input is missing or unknown, or its type or shape differs from the model's.
         """
         arrays = [port.check(input_feed) for port in self._inputs]
         if len(input_feed) > len(arrays):
@@ -283,8 +284,8 @@ class LiteRtSession:
     def end_profiling(self) -> str:
         """Write the file's operators as events of a profile, and return the path of the profile.
 
-        The name of an event is the node that the operator was made from, if the file names it, else the operator's
-        output. LiteRT's Python interface reports no times, so the durations are 0.
+        An event has the name of the node that the operator was made from. If the file does not name the node, the event
+        has the name of the operator's output. LiteRT's Python interface reports no times, so the durations are 0.
         """
         types = {tensor["index"]: np.dtype(tensor["dtype"]).name for tensor in self._interpreter.get_tensor_details()}
         names = {tensor["index"]: tensor["name"] for tensor in self._interpreter.get_tensor_details()}

@@ -1,7 +1,7 @@
-"""Open models in the package openvino, which runs them without onnxruntime, on CPUs that its plug-in does not support.
+"""Run models in the package openvino itself, on CPUs that its plug-in for onnxruntime does not support.
 
-A session has the part of the interface of `onnxruntime.InferenceSession` that edgeq uses. It takes its inputs and
-outputs from onnxruntime's reading of the file, so both engines use the same names.
+A session has the part of the interface of `onnxruntime.InferenceSession` that edgeq uses. Its inputs and outputs are
+those that onnxruntime reads from the file, so both engines use the same names.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from edgeq_device.onnxfile import DTYPES
 from edgeq_device.options import session_options
 
 _CONFIG = "load_config"
-"""The plug-in's option with the properties of each device: the package takes the same properties."""
+"""Option of the plug-in that contains the properties of each device. The package accepts the same properties."""
 _MERGED = "originalLayersNames"
 _TELEMETRY = "openvino_telemetry"
 Sizes = Tuple[Tuple[int, ...], ...]
@@ -48,8 +48,8 @@ def open_model(ort: Any, engine: EngineSpec, model: Any, options: Any, given: Ma
 
 
 def _described(session: Any) -> Described:
-    """Return the inputs and outputs of a session. The session can then be freed."""
-    from edgeq_device.serve import TensorInfo  # here, because it imports the caller of this module
+    """Return descriptions of a session's inputs and outputs. The session can then be freed."""
+    from edgeq_device.serve import TensorInfo  # imported here, because that module imports the caller of this one
 
     return tuple(
         tuple(TensorInfo(spec.name, spec.type, list(spec.shape)) for spec in specs)
@@ -60,8 +60,8 @@ def _described(session: Any) -> Described:
 def _imported(engine: EngineSpec) -> Any:
     """Import the package without its telemetry, and return it.
 
-    Telemetry would send events from the import on, and leave files in the home directory. The package also works if its
-    telemetry is not installed.
+    The telemetry would send events as soon as it is imported, and would leave files in the home directory. The package
+    also works without it.
     """
     sys.modules.setdefault(_TELEMETRY, None)  # type: ignore[arg-type]  # an import of it fails from now on
     try:
@@ -75,13 +75,13 @@ class OpenVinoSession:
     """Run a model that openvino compiles.
 
     If the model's sizes are fixed, it is compiled when it is opened. Otherwise it is compiled for the sizes of the
-    first run, and a second time for open sizes when other sizes come. Each compiled model takes the memory of the
-    weights.
+    first run. When other sizes come, it is compiled a second time, for open sizes. Each compiled model takes as much
+    memory as the weights.
 
     Args:
-        compile_for: the device, and its properties.
-        described: the inputs and outputs, as onnxruntime describes them.
-        provider: the engine's name among execution providers.
+        compile_for: device to compile for, and the properties of that device.
+        described: inputs and outputs, as onnxruntime describes them.
+        provider: name of the engine as an execution provider.
         profile: path prefix of the file that `end_profiling` writes; "" if nothing is profiled.
     """
 
@@ -105,7 +105,7 @@ class OpenVinoSession:
         self._last: Any = self._any_sizes
 
     def _compile(self) -> Any:
-        """Compile the model for its present sizes and return a request that runs it."""
+        """Compile the model for its present sizes, and return an inference request that runs it."""
         try:
             return self._core.compile_model(self._model, *self._compile_for).create_infer_request()
         except RuntimeError as error:
@@ -128,7 +128,7 @@ class OpenVinoSession:
         """Run the model like onnxruntime's session.
 
         Raises:
-            ValueError: an input is missing or unknown, or has another type or shape than the model's.
+            ValueError: an input is missing or unknown, or its type or shape differs from the model's.
         """
         arrays = [self._checked(info, input_feed) for info in self._inputs]
         if len(input_feed) > len(arrays):
@@ -138,7 +138,7 @@ class OpenVinoSession:
         return list(found) if output_names is None else [found[self._places[name]] for name in output_names]
 
     def _checked(self, info: Any, feed: Mapping[str, Any]) -> Any:
-        """Return the array of one input. The type must match, because openvino would convert it."""
+        """Return the array of one input. Refuse an array of another type, because openvino would convert it."""
         if info.name not in feed:
             raise ValueError(f"input {info.name!r} is missing")
         array = np.asarray(feed[info.name], order="C")
@@ -152,7 +152,7 @@ class OpenVinoSession:
         return array
 
     def _request(self, sizes: Sizes) -> Any:
-        """Return the request that runs inputs of these sizes."""
+        """Return an inference request for inputs of these sizes."""
         if self._any_sizes is None and self._sized is None:
             self._sized = self._compile_sized(sizes)
         if self._sized is not None and self._sized[0] == sizes:
@@ -163,8 +163,8 @@ class OpenVinoSession:
         return self._any_sizes
 
     def _compile_sized(self, sizes: Sizes) -> Optional[Tuple[Sizes, Any]]:
-        """Compile the model for `sizes`, which runs faster than open sizes. Return None if openvino compiles it only
-        for open sizes.
+        """Compile the model for fixed `sizes`, with which it runs faster than with open ones. Return None if openvino
+        can compile it only for open sizes.
         """
         try:
             self._model.reshape(dict(enumerate(map(list, sizes))))
@@ -173,8 +173,8 @@ class OpenVinoSession:
             return None
 
     def end_profiling(self) -> str:
-        """Write the layers of the last run in the form of the engine's plug-in, and return the path. Each layer lists
-        the nodes that it was made from, if openvino keeps their names.
+        """Write the layers of the last run in the form that the engine's plug-in uses, and return the path of the file.
+        Each layer lists the nodes that it was made from, if openvino keeps their names.
         """
         executed = self._last.get_compiled_model().get_runtime_model().get_ordered_ops()
         described = {operation.get_friendly_name(): operation.get_rt_info() for operation in executed}

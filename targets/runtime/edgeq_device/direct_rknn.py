@@ -1,8 +1,8 @@
-"""Run models that Rockchip's compiler made, in the package rknnlite, which needs the board's NPU.
+"""Run models that Rockchip's compiler built. The package rknnlite runs them on the board's NPU.
 
 A session has the part of the interface of `onnxruntime.InferenceSession` that edgeq uses. The model is an ONNX file
-with one node, an EPContext that contains the compiled file. Its metadata name the inputs and outputs. Inputs and
-outputs are floats in the layout of the original model, and the runtime converts them.
+with a single node, an EPContext that contains the compiled file. Metadata in the ONNX file list the inputs and outputs.
+These are floats in the layout of the original model, and the runtime converts them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from edgeq_device.onnxfile import DTYPES, read_context, read_metadata
 from edgeq_device.plainjson import parse_json
 
 SIGNATURE = "edgeq_signature"
-"""The entry of the file's metadata with the chip, the compiler's version, the inputs and the outputs, as JSON."""
+"""Name of the metadata entry that contains the chip, the compiler's version, the inputs and the outputs, as JSON."""
 SOURCE = "rknn"
 """Value of the node's attribute `source`."""
 _CORES = "core_mask"
@@ -105,13 +105,13 @@ class RknnSession:
 
     Args:
         lite: an `RKNNLite` that has started.
-        described: the inputs and outputs.
-        provider: the engine's name among execution providers.
-        mask: the requested cores.
+        described: descriptions of the inputs and outputs.
+        provider: name of the engine as an execution provider.
+        mask: requested cores of the NPU.
     """
 
     def __init__(self, lite: Any, described: Mapping[str, Any], provider: str, mask: str) -> None:
-        from edgeq_device.serve import TensorInfo  # here, because it imports the caller of this module
+        from edgeq_device.serve import TensorInfo  # imported here, because that module imports the caller of this one
 
         self._lite, self._provider = lite, provider
         self._inputs, self._outputs = (
@@ -138,13 +138,13 @@ class RknnSession:
         """Run the model like onnxruntime's session.
 
         Raises:
-            ValueError: an input is missing or unknown, or has another type or shape than the model's.
+            ValueError: an input is missing or unknown, or its type or shape differs from the model's.
             RuntimeUnavailableError: the NPU gives no answer, or an answer of another form.
         """
         arrays = [self._checked(info, input_feed) for info in self._inputs]
         if len(input_feed) > len(arrays):
             raise ValueError(f"the model takes only {', '.join(info.name for info in self._inputs)}")
-        # Without data_type, rknnlite takes the values for uint8 pixels.
+        # Without data_type, rknnlite would treat the values as uint8 pixels.
         kinds = [str(array.dtype) for array in arrays]
         found = self._lite.inference(inputs=arrays, data_type=kinds, data_format=["nchw"] * len(arrays))
         if found is None or len(found) != len(self._outputs):

@@ -1,4 +1,4 @@
-"""Open .tflite files in TFLite Micro, to learn what the kernels of microcontrollers compute."""
+"""Open .tflite files in TFLite Micro, to find out what its kernels compute on microcontrollers."""
 
 from __future__ import annotations
 
@@ -39,7 +39,10 @@ def _opened(runtime: Any, content: bytes, model: str, given: int) -> Any:
     """Return an interpreter with enough memory for the activations, which may be larger than the file.
 
     Args:
-        given: bytes of memory to use, or RuntimeUnavailableError if the model needs more; 0: as much as it needs.
+        given: bytes of memory to use; 0 uses as much as the model needs.
+
+    Raises:
+        RuntimeUnavailableError: TFLite Micro refuses the model, or the model needs more memory than `given`.
     """
     arena = given or max(_LEAST_ARENA, _ARENA_TIMES * len(content))
     while True:
@@ -52,8 +55,8 @@ def _opened(runtime: Any, content: bytes, model: str, given: int) -> Any:
 
 
 class _Interpreter:
-    """Give TFLite Micro's interpreter the methods of LiteRT's. The index of a tensor is its position among the inputs
-    or outputs.
+    """Give TFLite Micro's interpreter the same methods as LiteRT's. The index of a tensor is its position among the
+    inputs or outputs.
     """
 
     def __init__(self, interpreter: Any) -> None:
@@ -84,8 +87,8 @@ _OUTPUTS = 1 << 16
 
 
 def _details(of: Any, first: int) -> List[Dict[str, Any]]:
-    """Return the interpreter's description of its inputs or outputs. The interpreter does not report how many there
-    are.
+    """Return the descriptions of all inputs or outputs. The interpreter does not report how many there are, so `of` is
+    called until it raises an error.
     """
     found: List[Dict[str, Any]] = []
     while True:

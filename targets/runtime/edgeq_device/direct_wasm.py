@@ -1,7 +1,7 @@
-"""Open models in ONNX Runtime Web, in a process of node. Browsers run the same code, so the answers are the same.
+"""Open models in ONNX Runtime Web, in a process of node. Browsers run the same code, so they give the same answers.
 
 The package comes from npm. It must be in ~/.cache/edgeq/npm, or in the folder that EDGEQ_NODE_MODULES names, and have
-the pinned version. Before node runs the script, its loader or the wasm, it compares them with their hashes.
+the pinned version. Before node runs the script, its loader or the wasm file, edgeq checks the hashes of all three.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from edgeq_device.options import LEVELS, rules
 from edgeq_device.places import own_table
 
 FOLDER = "EDGEQ_NODE_MODULES"
-"""Environment variable with the node_modules folder of the package. By default it is the one of the install command."""
+"""Environment variable that names the package's node_modules folder. The default is where the command installs it."""
 
 
 @lru_cache(maxsize=1)
@@ -88,15 +88,15 @@ def open_model(ort: Any, engine: EngineSpec, model: Any, options: Any, given: Ma
         "session_options": _entries(options),
         "profile": [options.profile_file_prefix] if options.enable_profiling else [],
     }
-    # here, because it needs numpy, which a board that is only described may not have
+    # imported here, because it needs numpy, and boards are described without numpy
     from edgeq_device.node import node_for
 
     return node_for(package_folder(engine)).opened(request)
 
 
 def _entries(options: Any) -> Dict[str, str]:
-    """Return the session configuration entries that are set, except the folder of external data: those files are sent
-    along.
+    """Return the session configuration entries that are set. The folder of external data is left out, because the files
+    in it are sent along.
     """
     from edgeq_device.variants import EXTERNAL_FOLDER
 

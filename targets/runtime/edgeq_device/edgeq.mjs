@@ -3,7 +3,7 @@
 //   const model = await load(new URL("./", import.meta.url));   checks every file against its SHA-256 first
 //   const report = await verify(model);                         the self-test: outputs equal to the stored ones
 //   const feeds = prepare(model, { type: "uint8", shape: [32, 32, 3], data });   the recipe's steps, as in Python
-//   const outputs = await run(model, feeds);                    {name: {type, shape, data}}, so are its inputs
+//   const outputs = await run(model, feeds);                    as {name: {type, shape, data}}, like its inputs
 //   const figures = await bench(model);                         milliseconds: first run, p50, p90, p99
 //
 // The checked bytes are loaded: nothing is fetched a second time. The check protects files in transit and in caches.
@@ -16,7 +16,7 @@ const WINDOW = 10;
 const STEADY = 0.05;
 const LEAST_DB = 20;
 
-/** Map the element types of tensors, by their names in ONNX Runtime Web, to the classes of arrays. */
+/** Map ONNX Runtime Web's names of element types to the classes of arrays. */
 export const TYPES = {
   float32: Float32Array,
   float64: Float64Array,
@@ -34,7 +34,7 @@ export const TYPES = {
 
 const inNode = typeof process === "object" && Boolean(process.versions?.node);
 
-/** Refuse bytes with another SHA-256 than the given one. Without crypto.subtle, refuse everything. */
+/** Refuse bytes whose SHA-256 is not the given one. Without crypto.subtle, refuse everything. */
 export async function check(name, bytes, sha256) {
   const subtle = globalThis.crypto?.subtle;
   if (!subtle) {
@@ -60,7 +60,7 @@ async function read(base, path) {
   return new Uint8Array(await response.arrayBuffer());
 }
 
-/** Read and check every listed file. Nothing runs before all of them are right. */
+/** Read and check every listed file. Nothing runs before all of them are known to be correct. */
 export async function readChecked(base, files) {
   const found = await Promise.all(
     files.map(async ({ path, sha256, bytes }) => {
@@ -73,7 +73,7 @@ export async function readChecked(base, files) {
   return found;
 }
 
-/** Return a URL from which checked code can be imported. In node it is a file, as its loader accepts nothing else. */
+/** Return a URL from which checked code can be imported. In node, the URL leads to a file: node imports nothing else. */
 async function codeUrl(bytes, name) {
   if (!inNode) return URL.createObjectURL(new Blob([bytes], { type: "text/javascript" }));
   const [fs, os, path, { pathToFileURL }] = await Promise.all(
@@ -123,7 +123,7 @@ export function tensors(ort, feeds) {
 /**
  * Check all files of a bundle's folder, then start the runtime and open the model.
  *
- * Options: threads (1), and provider "wasm" or "webgpu". Their answers are close, but not the same.
+ * Options: threads (default 1), and provider, which is "wasm" or "webgpu". The two give close, but not identical answers.
  */
 export async function load(base, { threads = 1, provider = "wasm" } = {}) {
   if (!globalThis.crypto?.subtle) await check(MANIFEST, new Uint8Array(), "");
@@ -203,8 +203,8 @@ function compare(found, want, exact) {
 /**
  * Turn one item (an image as rows of red, green and blue, or another array) into the model's input.
  *
- * The result has the same bytes as edgeq's result for the item. The caller decodes and resizes, because browsers differ
- * in that. model.manifest.preprocessing.caller lists the steps that the caller must have done.
+ * The result has the same bytes as edgeq's result for the item. The caller decodes and resizes, because browsers do both
+ * differently. model.manifest.preprocessing.caller lists the steps that the caller must have done.
  */
 export function prepare(model, item) {
   const { input, type, axes, steps } = model.manifest.preprocessing ?? {};
@@ -223,7 +223,7 @@ function asType(state, type) {
   return state.type === type ? state : { ...state, type, data: TYPES[type].from(state.data) };
 }
 
-/** Compute with one constant, or one for each channel, in the array's float type. Integers become float32 first. */
+/** Apply an operation with one constant, or one for each channel, in the array's float type. Integers become float32. */
 function arithmetic(compute) {
   return (state, { value }) => {
     const { type, shape, data, axes, ...rest } = FLOATS.includes(state.type) ? state : asType(state, "float32");
@@ -321,9 +321,10 @@ export function percentile(sorted, share) {
 const median = (values) => percentile([...values].sort((a, b) => a - b), 0.5);
 
 /**
- * Time the model on the first case of its self-test, after a warm-up of at least 20 runs, until their times are steady.
+ * Time the model on the first case of its self-test. The warm-up before that takes at least 20 runs, and goes on until
+ * their times are steady.
  *
- * A sample is a number of runs that together take at least 100 steps of the clock.
+ * Each sample times so many runs together that they take at least 100 steps of the clock.
  */
 export async function bench(model, { seconds = 1, samples = 30, warmSeconds = 5 } = {}) {
   const feeds = tensors(model.ort, model.cases[0].inputs);

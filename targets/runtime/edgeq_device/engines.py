@@ -38,13 +38,15 @@ _IDENTITY = (0, 0)
 
 @lru_cache(maxsize=1)
 def read_vendor() -> str:
-    """Return "GenuineIntel", "AuthenticAMD" ..., or "" if the vendor is unknown, as on other architectures."""
+    """Return the vendor of the CPU, such as "GenuineIntel" or "AuthenticAMD". Return "" if it is unknown, as on
+    architectures other than x86-64.
+    """
     return vendor_of(gather())
 
 
 def vendor_of(evidence: Evidence) -> str:
-    """Return the vendor that CPUID reports, which runtimes use. Under an emulator, /proc/cpuinfo shows the host's
-    vendor.
+    """Return the vendor that CPUID reports, because runtimes rely on it. Under an emulator, /proc/cpuinfo shows the
+    host's vendor.
     """
     if evidence.cpuid is not None and _IDENTITY in evidence.cpuid.leaves:
         _, ebx, ecx, edx = evidence.cpuid.leaves[_IDENTITY]
@@ -63,7 +65,7 @@ class Precision:
 
     Attributes:
         value: value of the engine's option.
-        fast_on: CPU features, any one of which makes the precision fast; none: it is fast on every CPU.
+        fast_on: CPU features; any one of them makes the precision fast. If empty, the precision is fast on every CPU.
     """
 
     value: str
@@ -75,8 +77,9 @@ class Direct:
     """Describe a package that runs models without onnxruntime, on machines that an engine's plug-in does not support.
 
     Attributes:
-        adapter: the module of edgeq_device that opens models in the package: see `open_engine`.
-        packages, module, libraries, oldest, platforms: values for this package, as in `EngineSpec`.
+        adapter: module of edgeq_device that opens models in the package: see `open_engine`.
+        packages, module, libraries, oldest, platforms: values for this package, with the same meaning as in
+            `EngineSpec`.
     """
 
     adapter: str
@@ -94,31 +97,33 @@ class EngineSpec:
     Attributes:
         name: name that users write.
         provider: ONNX Runtime's execution provider.
-        devices: kinds of hardware on which the engine is opened, the best first: "CPU", "GPU", "NPU".
+        devices: kinds of hardware on which the engine is opened, best first: "CPU", "GPU", "NPU".
         packages: distributions that contain the engine. Any of them is enough; the first is the one to install.
         module: importable name of the package, whose folder contains the library; "" if the engine is built into
             onnxruntime.
         libraries: file names of the plug-in's library, one for each operating system.
         imported: True if the package must be imported first, to load the libraries that the plug-in links against.
-        by_name: True if onnxruntime itself loads the library for the provider's name. Otherwise the library is
+        by_name: True if onnxruntime itself loads the library, given only the provider's name. Otherwise the library is
             registered.
-        install: command that installs the package, if that needs more than the package's name.
-        oldest: oldest version of the package that is known to be right; "" if any version is.
+        install: command that installs the package, if the package's name is not enough.
+        oldest: oldest version of the package that is known to give correct results; "" if any version does.
         min_onnxruntime: oldest onnxruntime that the library can be registered with.
-        platforms: platforms for which the package exists, such as "linux x86_64"; none: all platforms.
-        cpu_vendors: vendors of the CPUs that the package supports, as CPUID names them; none: any vendor.
+        platforms: platforms for which the package exists, such as "linux x86_64"; empty: all platforms.
+        cpu_vendors: vendors of the CPUs that the package supports, as CPUID names them; empty: any vendor.
         cpu_vendors_until: last version of the package for which `cpu_vendors` is known.
-        driver: one sentence that says what to install or check if the engine finds no hardware of its kind.
-        simulated_on: platforms on which the package simulates its hardware. Results are right, but slow.
-        compiled: True if a bundle may contain a model that this engine compiled, wholly inside the model's file.
+        driver: sentence about what to install or check if the engine finds no hardware of its kind.
+        simulated_on: platforms on which the package simulates its hardware. Results are correct, but slow.
+        compiled: True if a bundle may contain a model that this engine compiled. Its code must be inside the model's
+            file.
         precisions: precisions by name; the first is the default.
         options: provider options. A table is passed as JSON. "{precision}" is replaced by the precision's value, and
-            "{threads}" by the number of threads inside an operator. Without that number, the entry is left out.
+            "{threads}" by the number of threads inside an operator. An entry with "{threads}" is left out if the number
+            is not set.
         adapter: module of edgeq_device that opens models without onnxruntime; "" if onnxruntime opens them.
         suffix: suffix of the files that the engine opens, such as ".tflite"; "" for ONNX files.
         foreign: True if the package is not a Python package. The adapter then finds it with its `package_version`,
             `package_folder` and `package_problem`.
-        direct: package that runs models, with the same options, if the plug-in does not; see `serving`.
+        direct: package that runs models with the same options if the plug-in cannot; see `serving`.
     """
 
     name: str
@@ -147,7 +152,7 @@ class EngineSpec:
 
     @property
     def simulated(self) -> bool:
-        """Return whether the engine is a simulator on this machine. Its times mean nothing."""
+        """Return whether the engine is a simulator on this machine. Timings of a simulator mean nothing."""
         return this_platform() in self.simulated_on
 
     def to_dict(self) -> Dict[str, Any]:
@@ -168,7 +173,7 @@ def read_engine(values: Mapping[str, Any]) -> EngineSpec:
 
 
 def forms(engine: EngineSpec) -> Tuple[EngineSpec, ...]:
-    """Return the engine as a plug-in and, if there is one, as the package that runs models without onnxruntime."""
+    """Return the engine's plug-in form and, if there is one, the form that runs models without onnxruntime."""
     if engine.direct is None:
         return (engine,)
     own = replace(engine, direct=None)
@@ -190,8 +195,8 @@ def form_for(engine: EngineSpec, place: str, vendor: str) -> EngineSpec:
 
 
 def serving(engine: EngineSpec) -> EngineSpec:
-    """Return the form of `engine` to use on this machine: the form for such a machine, or another installed form if
-    that one cannot be used.
+    """Return the form of `engine` to use on this machine. It is the form for this platform and CPU, or another
+    installed form if that one cannot be used.
     """
     if engine.direct is None:
         return engine
@@ -207,7 +212,9 @@ def engines() -> Mapping[str, EngineSpec]:
 
 
 def plugin_of(provider: str) -> Optional[EngineSpec]:
-    """Return the plug-in engine with that execution provider, or None if the provider is one of onnxruntime's own."""
+    """Return the plug-in engine whose execution provider is `provider`, or None if the provider is one of onnxruntime's
+    own.
+    """
     registered = (engine for engine in engines().values() if engine.module and not engine.by_name)
     return next((engine for engine in registered if engine.provider == provider), None)
 
@@ -240,7 +247,9 @@ def this_platform() -> str:
 
 
 def installed_versions(packages: Iterable[str]) -> Dict[str, str]:
-    """Return the version of each installed package. They come from the package metadata, without an import."""
+    """Return the version of each installed package. The versions come from the packages' metadata, so nothing is
+    imported.
+    """
     found = {}
     for package in packages:
         with suppress(metadata.PackageNotFoundError):
@@ -281,7 +290,7 @@ def find_library(engine: EngineSpec, runtime: str) -> Path:
         runtime: version of onnxruntime.
 
     Raises:
-        RuntimeUnavailableError: the library cannot be used. The message gives the reason and the command that helps.
+        RuntimeUnavailableError: the library cannot be used. The message gives the reason and a command that helps.
     """
     engine = serving(engine)
     error = _package_problem(engine)
@@ -332,8 +341,8 @@ def vendor_problem(engine: EngineSpec, version: str, vendor: str) -> str:
 
 
 def problem_of(engine: EngineSpec, runtime: str) -> str:
-    """Return why a plug-in cannot be used here, and what to do, from the metadata of its package. Return "" if no
-    problem is known.
+    """Return why a plug-in cannot be used here, and what to do about it, or "" if no problem is known. The answer comes
+    from the metadata of the plug-in's package.
     """
     if engine.simulated:
         return f"{engine.name} on {this_platform()} is a simulator, and devices do not run models in simulators"
@@ -375,7 +384,7 @@ def open_engine(
     Args:
         ort: the onnxruntime module.
         model: a path or serialized bytes. An adapter accepts only a path.
-        options: an `onnxruntime.SessionOptions` that is not used again.
+        options: an `onnxruntime.SessionOptions` that the caller does not use again.
         precision: a key of `engine.precisions`.
         threads: number of threads inside an operator; 0 leaves it to the engine.
 
@@ -393,7 +402,7 @@ def open_engine(
 
         if not engine.module:
             return open_with([(engine.provider, given)])
-        # here, because it imports numpy, and nothing may load numpy before a bundle is checked
+        # imported here, because it imports numpy, and nothing may load numpy before a bundle is checked
         from edgeq_device.cuda import open_cuda
 
         find_library(engine, str(ort.__version__))
@@ -449,16 +458,16 @@ class WrongKernels:
     Attributes:
         provider: execution provider whose kernels have the fault.
         since: first release with the fault; "" if unknown.
-        before: first release without it again; "" if there is none.
+        before: first later release without the fault; "" if there is none.
         architecture: architecture of the CPU.
-        features: CPU features, all of which a CPU must have for the fault to occur.
-        without: CPU features, none of which it may have.
-        products: kinds of products that are wrong.
+        features: CPU features that must all be present for the fault to occur.
+        without: CPU features that must all be absent.
+        products: kinds of integer products that are computed wrongly.
         what: description of the fault, a clause.
         fix: what to do about it, a sentence without a full stop.
-        state: whether the fault was executed, and on what, or is only reported.
-        source: thread that reports it.
-        weight_limit: magnitude up to which weights give right results; 0 if smaller weights do not help.
+        state: on what machine the fault was executed, or that it is only reported.
+        source: issue thread that reports the fault.
+        weight_limit: largest magnitude of weights with which results are correct; 0 if smaller weights do not help.
     """
 
     provider: str
@@ -475,7 +484,7 @@ class WrongKernels:
     weight_limit: int = 0
 
     def on(self, architecture: str, features: Collection[str]) -> bool:
-        """Return whether such a CPU has the fault."""
+        """Return whether a CPU with this architecture and these features has the fault."""
         has = frozenset(features)
         return self.architecture == architecture and has.issuperset(self.features) and has.isdisjoint(self.without)
 
@@ -494,7 +503,7 @@ class WrongKernels:
 
 @lru_cache(maxsize=1)
 def known_wrong() -> Tuple[WrongKernels, ...]:
-    """Read known_wrong.json, next to this file. It is part of the code, never of a bundle."""
+    """Read known_wrong.json, which is next to this file. It is part of the code, never of a bundle."""
     lists = ("features", "without", "products")
     return tuple(
         WrongKernels(**{**row, **{key: tuple(row[key]) for key in lists}}) for row in own_table("known_wrong.json")

@@ -1,19 +1,19 @@
 """Read the conditions of a measurement: clock, temperature, load, memory, and the cores that may be used.
 
 All readings come from the files in which Linux shows them. On other systems, and in containers that hide these files, a
-reading is absent; it is never guessed. All readers take the root of the file system, so recorded machines can be
-replayed.
+reading is absent; it is never guessed. All functions that read take the root of the file system as an argument, so
+recorded machines can be replayed.
 
-`Precedence` gives this process precedence over others during a timing, if the system permits it. On Linux a ready
-thread of niceness -20 gets a core before ordinary threads, nearly always at once. So its latencies next to busy
-processes are those of an idle machine. This needs root, CAP_SYS_NICE or a limit that permits it; otherwise nothing
-changes. Other processes wait for the seconds of the timing.
+`Precedence` gives this process precedence over others during a timing, if the system permits it. On Linux, a
+ready thread of niceness -20 gets a core before ordinary threads do, nearly always at once. So the latencies of this
+process are those of an idle machine, even next to busy processes. This needs root, CAP_SYS_NICE or a limit that permits
+it; otherwise nothing changes. Other processes wait while the timing lasts.
 
-`Waits` finds the runs that other processes disturbed, and `Others` how busy those kept the machine. For every thread,
-Linux counts how long it was ready to run but had no core (/proc/PID/task/TID/schedstat). A run in which no thread of
-this process waited takes as long as on a quiet machine, apart from shared caches and the shared clock. So the median of
-such runs is right even if a competitor takes every second time slice. The shortest run is not: it may be the only one
-that had the other hyperthread to itself.
+`Waits` finds the runs that other processes disturbed, and `Others` measures how busy these processes kept the machine.
+For every thread, Linux counts how long it was ready to run but had no core (/proc/PID/task/TID/schedstat). A run in
+which no thread of this process waited takes as long as on a quiet machine, apart from effects of shared caches and the
+shared clock. So the median of such runs is correct even if a competitor takes every second time slice. The shortest run
+is not reliable: it may be the only one that had the other hyperthread to itself.
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ def _number(text: Optional[str]) -> Optional[float]:
 
 
 def read_frequencies(root: Path = ROOT) -> Dict[int, float]:
-    """Return the present clock in MHz by logical core, from cpufreq, else from /proc/cpuinfo."""
+    """Return the present clock of each logical core in MHz, keyed by core number. The values come from cpufreq, or else
+    from /proc/cpuinfo.
+    """
     found = {}
     for path in (root / "sys/devices/system/cpu").glob("cpu[0-9]*/cpufreq/scaling_cur_freq"):
         khz = _number(read_text(path))
@@ -64,7 +66,7 @@ def read_governors(root: Path = ROOT) -> Tuple[str, ...]:
 
 
 def read_temperatures(root: Path = ROOT) -> Dict[str, float]:
-    """Return degrees Celsius by thermal zone. A zone is named like "zone0 (cpu-thermal)"."""
+    """Return degrees Celsius, keyed by thermal zone. A zone is named like "zone0 (cpu-thermal)"."""
     found = {}
     for path in sorted((root / "sys/class/thermal").glob("thermal_zone[0-9]*")):
         millidegrees = _number(read_text(path / "temp"))
@@ -76,8 +78,8 @@ def read_temperatures(root: Path = ROOT) -> Dict[str, float]:
 
 
 def read_throttle_count(root: Path = ROOT) -> Optional[int]:
-    """Return how often cores were throttled for heat since the system started, summed over the cores. Return None if it
-    is not counted.
+    """Return how often cores were throttled for heat since the system started, summed over the cores. Return None if
+    the system does not count this.
     """
     paths = (root / "sys/devices/system/cpu").glob("cpu[0-9]*/thermal_throttle/core_throttle_count")
     counts = [n for n in (_number(read_text(path)) for path in paths) if n is not None]
@@ -85,8 +87,8 @@ def read_throttle_count(root: Path = ROOT) -> Optional[int]:
 
 
 def read_quota_throttles(root: Path = ROOT) -> Optional[int]:
-    """Return the number of periods in which the container's CPU quota throttled its processes. Return None if it is not
-    counted.
+    """Return the number of periods in which the container's CPU quota throttled its processes. Return None if the
+    system does not count them.
     """
     for place in ("sys/fs/cgroup/cpu.stat", "sys/fs/cgroup/cpu/cpu.stat"):
         match = re.search(r"^nr_throttled (\d+)", read_text(root / place) or "", re.M)
@@ -103,8 +105,8 @@ def read_load(root: Path = ROOT) -> Optional[float]:
 
 @dataclass(frozen=True)
 class CpuTimes:
-    """Count clock ticks of all cores since the system started: all, those of work (not idle, not stolen), and those
-    stolen by the host.
+    """Count clock ticks of all cores since the system started: all ticks, the ticks spent on work (neither idle nor
+    stolen), and the ticks that the host stole.
     """
 
     total: int
@@ -117,7 +119,8 @@ def read_cpu_times(root: Path = ROOT) -> Optional[CpuTimes]:
     match = re.match(r"cpu +([0-9 ]+)\n", read_text(root / "proc/stat") or "")
     if not match:
         return None
-    # user nice system idle iowait irq softirq steal. The guest times that follow are already counted in user.
+    # The columns are user nice system idle iowait irq softirq steal. The guest times that follow are already counted in
+    # user.
     ticks = [int(t) for t in match.group(1).split()[:8]]
     ticks += [0] * (8 - len(ticks))
     return CpuTimes(sum(ticks), sum(ticks) - ticks[3] - ticks[4] - ticks[7], ticks[7])
@@ -130,8 +133,8 @@ def read_runnable(root: Path = ROOT) -> Optional[int]:
 
 
 def read_memory(root: Path = ROOT, process: str = "self") -> Tuple[Optional[int], Optional[int]]:
-    """Return the resident memory (RSS) of a process in bytes: now, and its peak so far. For another process, given by
-    its number, only Linux reports them.
+    """Return the resident memory (RSS) of a process in bytes: its present value and its peak so far. `process` is
+    "self" or a process id; only Linux reports the memory of another process.
     """
     status = read_text(root / "proc" / process / "status")
     if status is not None:
@@ -170,11 +173,11 @@ def parse_cores(text: str) -> Tuple[int, ...]:
 
 @contextmanager
 def pinned(cores: Sequence[int]) -> Iterator[None]:
-    """Keep this thread, and threads that start in the block, on these cores. Open sessions in the block too. An empty
-    list changes nothing.
+    """Keep this thread, and the threads that start in the block, on these cores. Open sessions in the block too,
+    because they start threads. An empty list changes nothing.
 
     Raises:
-        UsageError: the system cannot pin, or the process may not use one of the cores.
+        UsageError: the system cannot pin threads, or the process may not use one of the cores.
     """
     if not cores:
         yield
@@ -206,12 +209,12 @@ def describe_machine(root: Path = ROOT) -> Dict[str, Any]:
 
 
 SETTING = "EDGEQ_NICE"
-"""Environment variable with the niceness during a timing; 0 leaves it unchanged."""
+"""Environment variable that sets the niceness during a timing; 0 leaves the niceness unchanged."""
 _MOST = -20
 
 
 class Precedence:
-    """Set the niceness of this process's threads. Threads whose user gave them a positive niceness keep it.
+    """Set the niceness of this process's threads. Threads to which the user gave a positive niceness keep it.
 
     Args:
         root: root of the file system, for tests.
@@ -233,7 +236,7 @@ class Precedence:
         try:
             threads = sorted(int(task.name) for task in self._tasks.iterdir())
         except OSError:
-            self._possible = False  # not Linux, or hidden
+            self._possible = False  # the system is not Linux, or hides the file
             return
         first = next(iter(self._before.values()), None)
         for thread in threads:
@@ -241,7 +244,8 @@ class Precedence:
                 continue
             try:
                 before = os.getpriority(os.PRIO_PROCESS, thread)
-                if first is not None and before == self._nice:  # started since, by a thread with precedence
+                # the thread started since then, and inherited precedence
+                if first is not None and before == self._nice:
                     before = first
                 if before <= 0:
                     os.setpriority(os.PRIO_PROCESS, thread, self._nice)
@@ -263,7 +267,7 @@ class Precedence:
 
 
 def wanted_niceness() -> int:
-    """Return the niceness in `EDGEQ_NICE`, else -20.
+    """Return the niceness in `EDGEQ_NICE`, or -20 if the variable is not set.
 
     Raises:
         UsageError: the value is not a whole number from -20 to 0.
@@ -273,21 +277,21 @@ def wanted_niceness() -> int:
         nice = int(text or _MOST)
     except ValueError:
         nice = 1
-    # Without the right to take precedence, a positive niceness could not be undone.
+    # Refuse a positive niceness: a process that may not take precedence could not undo it.
     if _MOST <= nice <= 0:
         return nice
     raise UsageError(f"{SETTING}={text} gives no precedence", f"Give a whole number from {_MOST} to 0, 0 for none")
 
 
 _SHARE = 0.02
-"""Share of a stretch of time. A wait that ends in the stretch and is shorter than this share does not disturb it."""
+"""Shortest wait that counts, as a share of the time between two looks. Shorter waits do not disturb the runs."""
 _OVERHEAD = 0.05
-"""Share of the time that `look` may take. It looks between runs, but that cools the caches."""
+"""Share of the time that `look` may take. It is called between runs, but displaces the model's data in the caches."""
 _FEW_THREADS = 8
 _ANSWERED_S = 0.002
-"""Seconds after its answer in which a process has gone to sleep. For up to 1 ms it is still on its core."""
+"""Seconds after which a process that has answered is asleep. It stays on its core for up to 1 ms."""
 _PAUSE_S, _PATIENCE = 0.002, 15
-"""Seconds of a pause, and number of pauses. Workers spin for a millisecond (`options.BRIEF_SPIN`) before they sleep."""
+"""Seconds of one pause, and maximum number of pauses. Workers spin for a millisecond before they sleep."""
 
 
 class Waits:
@@ -324,7 +328,9 @@ class Waits:
         self._looked = self._next = self._clock()
 
     def look(self, now: float) -> None:
-        """Record waits that ended since the last look. Call this after each run; it limits how often it looks."""
+        """Record the waits that ended since the last look. Call this after each run; the method itself limits how often
+        it reads.
+        """
         if not self.known or now < self._next:
             return
         before, self._looked = self._looked, now
@@ -336,13 +342,13 @@ class Waits:
         self._next = now + (self._clock() - now) / _OVERHEAD if len(self._files) > _FEW_THREADS else now
 
     def disturbed(self, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
-        """Return bool[n]: which of the runs since `start` overlap with a wait. Return an empty array if waits are not
-        known.
+        """Return bool[n], which is True for each run since `start` that overlaps with a wait. Return an empty array if
+        waits are not known.
 
         Args:
             starts, ends: float64[n], start and end of each run in seconds of the clock.
         """
-        import numpy as np  # here, because boards are described without numpy
+        import numpy as np  # imported here, because boards are described without numpy
 
         if not self.known:
             return np.empty(0, bool)
@@ -365,7 +371,7 @@ class Waits:
         try:
             names = {task.name for task in self._tasks.iterdir()}
         except OSError:
-            return False  # not Linux, or hidden
+            return False  # the system is not Linux, or hides the folder
         for name in names - set(self._files):
             try:
                 self._files[name] = os.open(self._tasks / name / "schedstat", os.O_RDONLY)
@@ -377,8 +383,8 @@ class Waits:
         return any(self._figures(file)[0] > 0 for file in self._files.values())
 
     def _read(self) -> Tuple[float, float]:
-        """Return the seconds that this thread waited since the last reading, and those of the other thread that waited
-        longest.
+        """Return the seconds that this thread has waited since the last reading, and the seconds of whichever other
+        thread waited longest.
         """
         own = workers = 0
         for name, file in self._files.items():
@@ -392,13 +398,13 @@ class Waits:
         return own / 1e9, workers / 1e9
 
     def _all_asleep(self) -> bool:
-        """Wait until no other thread is ready to run, because a wait is counted only when it has ended. Return False if
-        a thread neither goes to sleep nor runs.
+        """Wait until no other thread is ready to run, because a wait is counted only after it has ended. Return False
+        if a thread stays ready to run without getting a core.
         """
         ran = {name: self._figures(file)[0] for name, file in self._files.items() if name != self._own}
         for _ in range(_PATIENCE):
             self._sleep(_PAUSE_S)
-            # The state follows the program's name, which may contain any character, even brackets.
+            # The state comes after the program's name, which may contain any character, even brackets.
             stats = {name: (read_text(self._tasks / name / "stat") or "").rpartition(")")[2] for name in ran}
             ran = {name: before for name, before in ran.items() if stats[name].split()[:1] == ["R"]}
             if not ran:
@@ -408,8 +414,8 @@ class Waits:
 
     @staticmethod
     def _figures(file: int) -> Tuple[int, int]:
-        """Return the nanoseconds on a core and the nanoseconds of waiting for one. Both are 0 if the kernel does not
-        count them or the thread ended.
+        """Return how many nanoseconds a thread spent on a core, and how many it waited for one. Both are 0 if the
+        kernel does not count them or the thread has ended.
         """
         try:
             figures = os.pread(file, 64, 0).split()
@@ -419,7 +425,7 @@ class Waits:
 
 
 class Others:
-    """Measure how much of the machine other processes use from now on, and how much they want."""
+    """Measure how much of the machine's time other processes use from now on, and how much they would like to use."""
 
     def __init__(self, *, root: Path = ROOT, own_cpu_s: Callable[[], float] = time.process_time) -> None:
         self._root = root
@@ -444,7 +450,7 @@ class Others:
         return self._share_of("stolen")
 
     def _share_of(self, kind: str, without: float = 0.0) -> Optional[float]:
-        """Return the share of one kind of ticks since the start, minus the ticks `without`."""
+        """Return the share of one kind of ticks among all ticks since the start. Subtract `without` from that kind."""
         last = read_cpu_times(self._root)
         if self._first is None or last is None or last.total <= self._first.total:
             return None
@@ -458,16 +464,17 @@ class Others:
             self._wanted.append(min(1.0, max(0, runnable - 1) / self._cores))
 
     def busy(self) -> float:
-        """Return the share of the machine's time that others used or wanted, plus the share that the host took. Others
-        may want a core and not get it, because this process has precedence. Return 0 if the system does not report it.
+        """Return the share of the machine's time that others used or wanted, plus the share that a virtual machine's
+        host took. Others may want a core and not get it, because this process has precedence. Return 0 if the system
+        does not report it.
         """
         wanted = sum(self._wanted) / len(self._wanted) if self._wanted else 0.0
         return min(1.0, max(self.share() or 0.0, wanted) + (self.stolen_share() or 0.0))
 
 
 class Watch:
-    """Record waits and the use by others during one measurement, and take precedence over others meanwhile. With a
-    clock that is not the machine's (in tests), it does nothing.
+    """Record waits and the activity of other processes during one measurement, and take precedence over those processes
+    meanwhile. Do nothing if the clock is not the machine's, as in tests.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -501,7 +508,9 @@ class Watch:
             self.waits.start()
 
     def used_elsewhere(self, cpu_s: float) -> None:
-        """Count the processor time of a runner's own process, which has just answered, as this process's time."""
+        """Count processor time of a runner in another process as time of this process. The other process has just
+        answered.
+        """
         self._elsewhere_s += cpu_s
         self._answered = cpu_s > 0
 

@@ -9,7 +9,8 @@
     ├── CheckFailedError        10   a self-test failed
     └── BudgetError             12   the work needs more memory or processor time than the budget allows
 
-The device side has its own exceptions because it imports nothing of edgeq. edgeq translates them class by class.
+The device side has its own exceptions because it imports nothing of edgeq. edgeq translates each of them to its own
+exception of the same kind.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ AGAIN = "Do not use this bundle; get it again from where it was made"
 
 
 class DeviceError(Exception):
-    """Serve as the base of all deliberate errors. The message is one line: what is wrong and where, and what to do
-    about it.
+    """Serve as the base of all deliberate errors. The message is one line: what is wrong, where it is wrong, and what
+    to do about it.
     """
 
     exit_code = 1

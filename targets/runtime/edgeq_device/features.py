@@ -3,10 +3,10 @@
 Names are those of Linux's /proc/cpuinfo (`avx512_vnni`, `amx_int8`, `asimddp`, `i8mm`), except that x86's `pni` is
 `sse3`. `gather` reads the evidence, and `interpret` decides. Recordings of other machines also go through `interpret`.
 
-ONNX Runtime chooses its x86-64 kernels by the CPUID instruction. So CPUID counts if the operating system does not list
+ONNX Runtime chooses its x86-64 kernels by the CPUID instruction. So CPUID decides if the operating system does not list
 a feature: Windows lists neither VNNI nor AMX, a container may hide the flags in /proc/cpuinfo, and Linux does not list
-AVX-VNNI-INT8. It also counts if /proc/cpuinfo describes another CPU: under a user-mode emulator that file shows the
-host's.
+AVX-VNNI-INT8. CPUID also decides if /proc/cpuinfo describes another CPU: under a user-mode emulator, that file shows
+the host's CPU.
 
 The file features.json next to this one contains the bits and names, with their sources.
 """
@@ -33,7 +33,9 @@ Registers = Tuple[int, int, int, int]
 
 
 class Answers(NamedTuple):
-    """Hold the registers of CPUID by (leaf, subleaf), and XCR0: the register states that the operating system saves."""
+    """Hold the registers of CPUID, keyed by (leaf, subleaf), and XCR0. XCR0 lists the register states that the
+    operating system saves.
+    """
 
     leaves: Mapping[Tuple[int, int], Registers]
     xcr0: int
@@ -47,12 +49,13 @@ FEATURES = frozenset(_BITS)
 
 
 def bit_of(feature: str) -> Tuple[int, int, int, int]:
-    """Return where CPUID reports `feature`: leaf, subleaf, register (0 is EAX) and bit."""
+    """Return where CPUID reports `feature`: the leaf, the subleaf, the register (0 is EAX) and the bit."""
     leaf, subleaf, register, bit, _ = _BITS[feature]
     return leaf, subleaf, register, bit
 
 
-# Arguments of the first function: address for 16 bytes, leaf, subleaf. Argument of the second: address for 8 bytes.
+# The first function takes three arguments: an address for 16 bytes, the leaf, and the subleaf. The second takes one: an
+# address for 8 bytes.
 _SYSTEM_V = (
     bytes.fromhex("53 89f0 89d1 0fa2 8907 895f04 894f08 89570c 5b c3"),
     bytes.fromhex("31c9 0f01d0 8907 895704 c3"),
@@ -111,8 +114,8 @@ def _run_windows() -> Answers:
 
 
 def _collect(address: int) -> Answers:
-    """Query the leaves in `_BITS` and the vendor's leaf. The CPUID function is at `address`, the XGETBV function 64
-    bytes after it.
+    """Query the leaves in `_BITS` and the leaf with the vendor. The CPUID function is at `address`, and the XGETBV
+    function is 64 bytes after it.
     """
     out = ctypes.create_string_buffer(16)
     cpuid = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_uint32, ctypes.c_uint32)(address)
@@ -153,13 +156,13 @@ class Evidence:
     """Hold what a machine reports about itself, before interpretation.
 
     Attributes:
-        system: `platform.system()`: "Linux", "Darwin", "Windows".
-        machine: `platform.machine()`.
-        cpuinfo: the text of /proc/cpuinfo.
-        auxv: the bytes of /proc/self/auxv.
-        sysctl: the output of `sysctl hw machdep.cpu`.
-        windows: the numbers for which IsProcessorFeaturePresent is true.
-        cpuid: the answers of the CPUID instruction; None if it was not run.
+        system: value of `platform.system()`: "Linux", "Darwin", "Windows".
+        machine: value of `platform.machine()`.
+        cpuinfo: text of /proc/cpuinfo.
+        auxv: bytes of /proc/self/auxv.
+        sysctl: output of `sysctl hw machdep.cpu`.
+        windows: numbers for which IsProcessorFeaturePresent is true.
+        cpuid: answers of the CPUID instruction; None if it was not run.
     """
 
     system: str
@@ -176,11 +179,12 @@ class Reading:
     """Hold the interpretation of the evidence.
 
     Attributes:
-        architecture: "x86_64", "arm64", "riscv64", or the system's lower-case name of another architecture.
+        architecture: "x86_64", "arm64", "riscv64", or the system's own name of another architecture in lower case.
         features: features by their uniform names.
-        source: source that lists them: "/proc/cpuinfo", "HWCAP", "sysctl", "Windows" or "CPUID"; "" if no source does.
-        doubted: features about which the sources disagree. They do not count.
-        notes: the disagreements as sentences.
+        source: source that lists the features: "/proc/cpuinfo", "HWCAP", "sysctl", "Windows" or "CPUID"; "" if no
+            source does.
+        doubted: features about which the sources disagree. They are not in `features`.
+        notes: disagreements between the sources, as sentences.
     """
 
     architecture: str
@@ -197,10 +201,12 @@ def read_features() -> Tuple[str, FrozenSet[str]]:
 
 
 def gather() -> Evidence:
-    """Return the evidence of this machine. It takes a few milliseconds at most, except sysctl's process on macOS."""
+    """Return the evidence of this machine. This takes at most a few milliseconds, except on macOS, where sysctl is
+    started as a process.
+    """
     system, machine = platform.system(), platform.machine()
     runs_x86_64 = normalise_architecture(machine) == "x86_64" and struct.calcsize("P") == 8
-    # Not on macOS: there XCR0 shows AVX-512 only to threads that have used it, but sysctl is right.
+    # Do not use XCR0 on macOS: there it shows AVX-512 only to threads that have used it, but sysctl is correct.
     answers = query_cpuid() if runs_x86_64 and system in ("Linux", "Windows") else None
     return Evidence(
         system,
@@ -216,7 +222,7 @@ def gather() -> Evidence:
 
 
 def interpret(evidence: Evidence) -> Reading:
-    """Decide which features count: those that the system lists and the CPU does not deny."""
+    """Decide which features count: they must be listed by the system and not denied by the CPU."""
     architecture = normalise_architecture(evidence.machine)
     listed, source = _listed(evidence, architecture)
     if evidence.cpuid is None:
@@ -250,13 +256,13 @@ def _listed(evidence: Evidence, architecture: str) -> Tuple[FrozenSet[str], str]
 
 
 def normalise_architecture(machine: str) -> str:
-    """Return one name per architecture, from `platform.machine()` of any system."""
+    """Return the uniform name of an architecture that `platform.machine()` reports on any system."""
     spelling = machine.strip().lower()
     return _ARCHITECTURES.get(spelling, spelling)
 
 
 def normalise(spellings: Iterable[str]) -> FrozenSet[str]:
-    """Translate feature names of any source to the uniform names."""
+    """Translate feature names from any source to the uniform names."""
     lower = (spelling.strip().lower() for spelling in spellings)
     return frozenset(_TABLE["spellings"].get(spelling, spelling) for spelling in lower if spelling)
 
@@ -264,7 +270,7 @@ def normalise(spellings: Iterable[str]) -> FrozenSet[str]:
 def parse_cpuinfo(text: str, architecture: str) -> FrozenSet[str]:
     """Return the features that every processor in a /proc/cpuinfo text has, because a thread may run on any of them.
 
-    Only the lines of `architecture` count, because a user-mode emulator shows the host's file.
+    Only the lines of `architecture` are read, because a user-mode emulator shows the host's file.
     """
     wanted = _CPUINFO_KEYS.get(architecture)
     found = None
@@ -286,8 +292,8 @@ def read_hwcap(auxv: bytes) -> Tuple[int, int]:
 
 
 def parse_hwcap(hwcap: int, hwcap2: int = 0) -> FrozenSet[str]:
-    """Return the features in ARM64's AT_HWCAP and AT_HWCAP2. Some of them are missing from the /proc/cpuinfo of old
-    kernels and of 32-bit shells.
+    """Return the features in ARM64's AT_HWCAP and AT_HWCAP2. The /proc/cpuinfo of old kernels and of 32-bit shells
+    lacks some of them.
     """
     names = [name for bit, name in enumerate(_TABLE["hwcap"]["bits"].split()) if hwcap >> bit & 1]
     names += [name for bit, name in enumerate(_TABLE["hwcap"]["bits2"].split()) if hwcap2 >> bit & 1]
@@ -341,7 +347,7 @@ def read_text(path: Path, limit: int = 1 << 20) -> Optional[str]:
         with path.open("rb") as file:
             return file.read(limit).decode("utf-8", "replace")
     except OSError:
-        # The file is absent, or reading it fails (thermal zones that are switched off return EINVAL).
+        # The file is absent, or reading it fails. (Thermal zones that are switched off return EINVAL.)
         return None
 
 

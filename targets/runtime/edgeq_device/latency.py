@@ -1,10 +1,13 @@
-"""Time runners side by side: warm up until stable, then run interleaved bursts, so that noise affects all alike.
+"""Time runners side by side: warm up until they are stable, then run interleaved bursts, so that noise affects all
+alike.
 
-A runner is a function without arguments that runs one query. Bursts are better than single runs in turn. A run right
-after another model's pays for cold caches (measured: 5 to 20 % on a 1 ms model) and shares its cores with that model's
-worker threads, which keep spinning for a while. A deployed model runs after itself. So each round gives each runner a
-short burst of consecutive runs, in an order shuffled by a seed. The first runs of a burst are not recorded. A runner
-slower than a burst gets one run a round, which is plain interleaving.
+A runner is a function without arguments that runs one query. Each round gives each runner a short burst of consecutive
+runs, in an order shuffled by a seed. The first runs of a burst are not recorded. A runner for which a single run takes
+longer than a burst gets one run a round, which is plain interleaving.
+
+Bursts are better than single runs in turn, because a deployed model runs after itself. A run right after another
+model's has to refill the caches (measured: 5 to 20 % on a 1 ms model). It also shares its cores with that model's
+worker threads, which keep spinning for a while.
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ _BINS = 40
 def percentile(ordered: np.ndarray, fraction: float) -> float:
     """Return the latency at 0-based position floor(fraction x n) of n latencies in ascending order.
 
-    This is MLPerf LoadGen's definition: a latency that was observed, never an interpolation. At least a share
+    This is MLPerf LoadGen's definition. It gives a latency that was observed, never an interpolation. At least a share
     `fraction` of the latencies are not larger. With n <= 1 / (1 - fraction) it is the largest one.
 
     Raises:
@@ -48,14 +51,14 @@ class Distribution:
     Attributes:
         samples_ms: float64[n], n >= 1: milliseconds of each query.
         rounds: int64[r]: position in `samples_ms` at which each interleaved round starts; rounds[0] is 0. Runners that
-            were measured together have the same number of rounds, and are compared round by round. Default: one query a
-            round.
+            were measured together have the same number of rounds, and are compared round by round. Default: each query
+            is a round.
         samples_per_query: number of model samples in one query.
         elapsed_s: wall-clock seconds for the throughput; default: the sum of the latencies.
         disturbed: bool[n]: True for runs during which a thread of the process waited for a core; empty if unknown.
         busy: share of the machine's time that others used or wanted meanwhile, 0 to 1; 0 if unknown.
         sessions: number of sessions; round i ran in session i modulo this number.
-        stolen: the part of `busy` that a virtual machine's host took.
+        stolen: part of `busy` that a virtual machine's host took.
     """
 
     samples_ms: np.ndarray
@@ -94,7 +97,7 @@ class Distribution:
 
     @property
     def p50(self) -> float:
-        """Return the median latency in milliseconds, by `percentile`: it was observed, not interpolated."""
+        """Return the median latency in milliseconds. It was observed, not interpolated (see `percentile`)."""
         return percentile(self._ordered, 0.5)
 
     @property
@@ -114,19 +117,21 @@ class Distribution:
 
     @property
     def disturbed_share(self) -> float:
-        """Return the share of queries that were disturbed, 0 to 1, or 0 if that is unknown."""
+        """Return the share of queries that were disturbed, 0 to 1. Return 0 if it is unknown which ones were."""
         return float(self.disturbed.mean()) if self.disturbed.size else 0.0
 
     def undisturbed(self) -> Distribution:
-        """Return the queries that were not disturbed, or all queries if all were disturbed or that is unknown."""
+        """Return only the queries that were not disturbed. Return all queries if all were disturbed, or if it is
+        unknown which ones were.
+        """
         if not 0 < self.disturbed_share < 1:
             return self
         left = self.samples_ms[~self.disturbed]
         return Distribution(left, samples_per_query=self.samples_per_query, busy=self.busy, stolen=self.stolen)
 
     def round_medians(self) -> np.ndarray:
-        """Return float64[r]: the median latency of each round in milliseconds, without disturbed queries. It is NaN if
-        all queries of a round were disturbed.
+        """Return float64[r]: the median latency of each round in milliseconds, without disturbed queries. The median is
+        NaN if all queries of the round were disturbed.
         """
         samples = np.where(self.disturbed, np.nan, self.samples_ms) if self.disturbed.size else self.samples_ms
         ends = np.append(self.rounds[1:], self.count)
@@ -165,14 +170,16 @@ def shared_edges(distributions: Sequence[Distribution]) -> np.ndarray:
 
 
 def histogram(distribution: Distribution, edges: np.ndarray) -> List[int]:
-    """Return how many latencies are between successive `edges`. Those beyond an end count in the bin at that end."""
+    """Return how many latencies are between successive `edges`. Latencies outside the edges count in the first or last
+    bin.
+    """
     counts, _ = np.histogram(np.clip(distribution.samples_ms, edges[0], edges[-1]), edges)
     return [int(c) for c in counts]
 
 
 def sparkline(counts: Sequence[int]) -> str:
-    """Return one character for each bin, as high as its share of the fullest bin. A bin that is not empty is never
-    blank.
+    """Return one character for each bin. Its height shows the bin's share of the fullest bin. A bin that is not empty
+    is never blank.
     """
     top = max(counts) if len(counts) else 0
     return "".join(" " if c == 0 else _BARS[max(1, round(8 * c / top))] for c in counts)
@@ -182,11 +189,11 @@ Clock = Callable[[], float]
 """Function that returns seconds from an arbitrary start, and never goes back."""
 
 Runner = Callable[[], object]
-"""Function that runs one query. A runner in another process also has a method `burst`: the function `burst` without its
-first and last argument, so that the time does not include the way there and back."""
+"""Function that runs one query. A runner in another process also has a method `burst`, which leaves out the time of
+communication. The method works like the function `burst`, but lacks the first and the last argument."""
 Runners = Union[Runner, Sequence[Runner]]
-"""One runner, or several of the same model, each with its own session, which take turns. The place of a session in
-memory changes the speed of a small model by up to a fifth."""
+"""One runner, or several runners of the same model, which take turns. Each has its own session, because the place of a
+session in memory changes the speed of a small model by up to a fifth."""
 
 
 @dataclass(frozen=True)
@@ -197,7 +204,7 @@ class WarmUp:
         window: number of runs in a window.
         tolerance: relative difference of the two medians.
         min_s: minimum seconds (clock governors need some tenths of a second to react).
-        max_s: maximum seconds. After them the runner is measured anyway, and reported as not stable.
+        max_s: maximum seconds. After this time the runner is measured anyway, and reported as not stable.
         max_runs: maximum number of runs.
     """
 
@@ -222,7 +229,7 @@ def _each(runners: Runners) -> Sequence[Runner]:
 
 
 def warm_up_all(runners: Iterable[Runners], settings: Optional[WarmUp], clock: Clock) -> None:
-    """Warm up every runner. Several sessions of a runner share its time. Without settings, do nothing."""
+    """Warm up every runner. The sessions of a runner share the runner's time. Without settings, do nothing."""
     if settings is None:
         return
     for run in runners:
@@ -233,7 +240,7 @@ def warm_up_all(runners: Iterable[Runners], settings: Optional[WarmUp], clock: C
 
 
 def warm_up(run: Runner, settings: Optional[WarmUp] = None, *, clock: Clock = time.perf_counter) -> WarmedUp:
-    """Run until the latency is stable or a limit is reached, but at least twice, however slow the runs are."""
+    """Run until the latency is stable or a limit is reached. Run at least twice, however slow the runs are."""
     settings = settings or WarmUp()
     latencies: List[float] = []
     start = now = clock()
@@ -268,7 +275,8 @@ class Bursts:
 
     Attributes:
         length_s: recorded seconds of a turn (at least one run).
-        lead_in_s: seconds of unrecorded runs before that; none if a run is slower than `length_s`.
+        lead_in_s: seconds of unrecorded runs before the recorded ones. If a run takes longer than `length_s`, there is
+            no lead-in.
     """
 
     length_s: float = 0.1
@@ -281,8 +289,8 @@ class Burst(NamedTuple):
     Attributes:
         samples: seconds of each run.
         busy_s: seconds of all runs together.
-        disturbed: bool[n], the disturbed runs, from `Waits.disturbed`.
-        cpu_s: processor time in seconds of another process that did the runs; 0 if this process did them.
+        disturbed: bool[n], True for each disturbed run, from `Waits.disturbed`.
+        cpu_s: processor time in seconds that another process used for the runs; 0 if this process did them.
     """
 
     samples: Sequence[float]
@@ -292,9 +300,9 @@ class Burst(NamedTuple):
 
 
 def burst(run: Runner, bursts: Bursts, slow: bool, watch: Watch) -> Burst:
-    """Run and return one turn, without a lead-in if `slow`."""
+    """Run and return one turn. Skip the lead-in if `slow` is set."""
     clock, look = watch.clock, watch.waits.look
-    samples, ends = array("d"), array("d")  # 8 bytes a query even in a ten-minute run
+    samples, ends = array("d"), array("d")  # an array takes only 8 bytes a query, even in a ten-minute run
     now = clock()
     if not slow and bursts.lead_in_s > 0:
         end = now + bursts.lead_in_s
@@ -316,17 +324,18 @@ def burst(run: Runner, bursts: Bursts, slow: bool, watch: Watch) -> Burst:
 
 
 UNDISTURBED_ROUNDS = 24
-"""Number of rounds with all runners undisturbed that suffice on a busy machine: four in each of six sessions."""
+"""Number of rounds with all runners undisturbed that is enough on a busy machine: four in each of six sessions."""
 
 
 ESTIMATE_S = 2.0
-"""Seconds of timing for an estimate if a machine is too busy for a claim."""
+"""Seconds of timing that suffice for an estimate if a machine is too busy for a claim."""
 
 
 def out_of_reach(undisturbed: float, spent_s: float, left_s: float) -> bool:
     """Return whether a machine is too busy for a claim in the time that is left.
 
-    That is the case after `ESTIMATE_S` if, at the present rate, not even half of `UNDISTURBED_ROUNDS` will be reached.
+    This is so if `ESTIMATE_S` seconds have passed and, at the present rate, not even half of `UNDISTURBED_ROUNDS` will
+    be reached.
     """
     return spent_s >= ESTIMATE_S and undisturbed * (spent_s + left_s) < UNDISTURBED_ROUNDS / 2 * spent_s
 
@@ -376,7 +385,7 @@ class Recorder:
             np.array(self._starts, np.int64),
             samples_per_query,
             self.busy_s,
-            # The marks are known for every run or for none.
+            # It is known for every run whether it was disturbed, or for none.
             disturbed if len(disturbed) == self.count else np.empty(0, bool),
             self._watch.busy(),
             len(self._turns),
@@ -401,14 +410,14 @@ def measure_interleaved(
 
     Args:
         min_duration_s: minimum recorded seconds of every runner.
-        min_runs: minimum recorded runs of every runner. Both minimums apply.
-        patience_s: further seconds on a busy machine, until there are `UNDISTURBED_ROUNDS` spread over all sessions.
+        min_runs: minimum recorded runs of every runner. Both minimums must be reached.
+        patience_s: additional seconds on a busy machine, until there are `UNDISTURBED_ROUNDS` spread over all sessions.
             The measurement ends earlier if they are out of reach.
-        warmup: how to warm up each runner first; None if the caller has warmed up.
-        seed: seed for the order of the runners in each round.
+        warmup: settings of the warm-up; None if the caller has warmed up the runners.
+        seed: seed of the order of the runners in each round.
         bursts: length of the turns; default `Bursts()`, shortened for a short `min_duration_s` so that there are at
             least 20 rounds.
-        on_progress: function that is called between rounds with the share done, 0 to 1.
+        on_progress: function that is called between rounds with the finished share of the work, 0 to 1.
 
     Returns:
         A distribution for each runner, in the order of `runners`, all with the same number of rounds.
@@ -426,7 +435,8 @@ def measure_interleaved(
         order = list(recorders.values())
         shuffle = random.Random(seed).shuffle
         given_up: Optional[float] = None
-        together = [0] * max(len(_each(run)) for run in runners.values())  # undisturbed rounds of each session
+        # number of undisturbed rounds in each session
+        together = [0] * max(len(_each(run)) for run in runners.values())
         while True:
             shuffle(order)
             session = order[0].rounds % len(together)
@@ -446,7 +456,7 @@ def measure_interleaved(
 
 
 def check_limits(min_duration_s: float, min_queries: int) -> None:
-    """Refuse limits that would never be met, or would be met at once."""
+    """Refuse limits that would never be reached, or would be reached at once."""
     if not 0 <= min_duration_s < float("inf"):
         raise ValueError(f"the minimum duration must be a number of seconds, not {min_duration_s}")
     if min_queries < 1:
@@ -459,9 +469,10 @@ def _share(value: float, goal: float) -> float:
 
 @contextmanager
 def quiet_collector() -> Iterator[None]:
-    """Turn Python's garbage collector off while the block is timed, because its pauses are not the model's.
+    """Turn Python's garbage collector off while the block is timed, because its pauses are not part of the model's
+    time.
 
-    Use it for a burst or a round at a time, so that the collector can run in between.
+    Use this for one burst or round at a time, so that the collector can run in between.
     """
     was_on = gc.isenabled()
     gc.disable()

@@ -1,5 +1,5 @@
-"""Read a bundle's metadata, check them key by key, and compare the files with them: every file is present, all hashes
-are right, and there are no other files that could be loaded.
+"""Read a bundle's metadata, check them key by key, and compare the files with them. Every file must be present, all
+hashes must be correct, and there may be no other files that could be loaded.
 
 The format is ONNX Runtime's model package. The reader accepts the part of the format that edgeq writes (portable
 layout, components as directories) and refuses the rest. It ignores what packagers record: additional_metadata, the keys
@@ -62,7 +62,7 @@ def check_file_name(name: str, where: str) -> str:
 def check_file_names(names: Iterable[str], where: str) -> None:
     """Refuse a set of names if two of them mean the same file, or if one is both a file and a directory.
 
-    Names are compared without case, as on Windows and macOS.
+    The comparison ignores case, because Windows and macOS do.
     """
     seen: Dict[str, str] = {}
     for name in names:
@@ -84,7 +84,9 @@ def check_file_names(names: Iterable[str], where: str) -> None:
 
 
 def is_plain_name(name: object) -> bool:
-    """Return whether `name` can name a component or a variant: letters, digits and `._+-`, at most 100 characters."""
+    """Return whether `name` can name a component or a variant. It may contain letters, digits and `._+-`, and has at
+    most 100 characters.
+    """
     return isinstance(name, str) and _PLAIN.fullmatch(name) is not None
 
 
@@ -111,7 +113,7 @@ _MANIFEST_KEYS = frozenset(
 
 @dataclass(frozen=True)
 class FileRecord:
-    """Hold the manifest's entry of one file: its sha256 in lower-case hex and its size in bytes."""
+    """Hold the manifest's entry for one file: its sha256 in lower-case hex and its size in bytes."""
 
     sha256: str
     size: int
@@ -187,7 +189,7 @@ def _parse_files(values: object, where: str) -> Dict[str, FileRecord]:
 
 
 def resolve_reference(reference: str, directory: str, where: str) -> str:
-    """Return the path inside the bundle for a payload's `reference`.
+    """Return the path inside the bundle to which a payload's `reference` leads.
 
     `sha256:<hex>[/sub/path]` refers to a shared asset. Any other reference is relative to `directory`, the variant's
     path inside the bundle.
@@ -244,13 +246,13 @@ def texts_in(value: object, where: str) -> Dict[str, str]:
 
 
 Identity = Tuple[int, ...]
-# How many numbers of a folder's identity stay the same when files are added to it.
+# number of items at the start of a folder's identity that stay the same when files are added to it
 _PLACE = 2
 
 
 @dataclass(frozen=True)
 class Hashed:
-    """Record the state of the files and folders of a bundle's directory at the time when the files were hashed.
+    """Record the state of the files and folders in a bundle's directory when the files were hashed.
 
     Attributes:
         root: the bundle's directory.
@@ -261,7 +263,7 @@ class Hashed:
     found: Mapping[str, Identity]
 
     def check(self) -> None:
-        """Refuse a directory in which a file or folder was changed, replaced or moved since then.
+        """Refuse the directory if a file or folder in it was changed, replaced or moved after the files were hashed.
 
         Raises:
             BundleError: a file or folder differs; the message names the first.
@@ -276,8 +278,8 @@ class Hashed:
 
 
 def identity(found: os.stat_result) -> Identity:
-    """Return numbers that change when a file is written, replaced, linked or moved, or when the entries of a folder
-    change.
+    """Return numbers that identify the state of a file or folder. They change when a file is written, replaced, linked
+    or moved, or when the entries of a folder change.
     """
     return (found.st_dev, found.st_ino, found.st_mode, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
 
@@ -294,7 +296,7 @@ MAX_RATIO = 200
 SMALL = 64 * 1024 * 1024
 _CHUNK = 1024 * 1024
 _LOADABLE = re.compile(r"\.(py\w*|pth|so(\.[\d.]+)?|dylib|dll|onnx|ort|data)$", re.IGNORECASE)
-# These errors come only from writing. Other errors may come from a damaged archive.
+# These errors come only from writing. Any other error may come from a damaged archive.
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _UNWRITABLE = (*_FULL, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG)
 
@@ -328,8 +330,8 @@ def list_archive(archive: zipfile.ZipFile, where: str) -> Dict[str, zipfile.ZipI
     """Return the entry of every file in the zip, by name.
 
     Raises:
-        BundleError: a name is absolute, leads out of the archive or occurs twice, an entry is a directory, a link or
-            encrypted, or the archive would grow out of proportion.
+        BundleError: a name is absolute, leads out of the archive or occurs twice; an entry is a directory, is a link or
+            is encrypted; or the archive would grow out of proportion.
     """
     entries: Dict[str, zipfile.ZipInfo] = {}
     check_file_names([info.orig_filename for info in archive.infolist()], where)
@@ -351,7 +353,7 @@ def list_archive(archive: zipfile.ZipFile, where: str) -> Dict[str, zipfile.ZipI
 
 
 def read_unlisted(stream: IO[bytes], what: str) -> bytes:
-    """Return the bytes of the manifest or of the signature, at most `MAX_BYTES`.
+    """Return the bytes of the manifest or of the signature. They may have at most `MAX_BYTES` bytes.
 
     Raises:
         BundleError: the file is larger.
@@ -363,10 +365,10 @@ def read_unlisted(stream: IO[bytes], what: str) -> bytes:
 
 
 def is_harmless(name: str) -> bool:
-    """Return whether an unlisted file of this relative name may be in a bundle's directory.
+    """Return whether an unlisted file with this relative name may be in a bundle's directory.
 
-    It must be at the top, where users put outputs and notes, and its suffix must not be one that Python, a system's
-    loader or ONNX Runtime would load.
+    It must be at the top, where users put outputs and notes. Its suffix must not be one that Python, a system's loader
+    or ONNX Runtime would load.
     """
     return "/" not in name and _LOADABLE.search(name) is None
 
@@ -374,13 +376,14 @@ def is_harmless(name: str) -> bool:
 def check_listing(
     found: Mapping[str, int], records: Mapping[str, FileRecord], where: str, *, in_use: bool = False
 ) -> Tuple[str, ...]:
-    """Compare names and sizes (`found`: bytes by name) with the manifest, before any content is read.
+    """Compare names and sizes with the manifest before any content is read. `found` maps each name to its size in
+    bytes.
 
     Args:
         in_use: True if users work in the directory, so that it may contain other, harmless files.
 
     Returns:
-        The sorted names of those other files.
+        The sorted names of the other, harmless files.
     """
     declared = set(records) | {MANIFEST}
     missing, others = sorted(declared - set(found)), sorted(set(found) - declared - {SIGNATURE})
@@ -402,14 +405,14 @@ def check_listing(
 
 
 def check_directory(root: Path, records: Mapping[str, FileRecord], to: Optional[Path] = None) -> Hashed:
-    """Hash every file of a bundle's directory. If `to` is given, copy the files there meanwhile.
+    """Hash every file of a bundle's directory. If `to` is given, copy the files there at the same time.
 
     Returns:
         A record with which files of `root` can be checked when they are opened later.
 
     Raises:
         BundleError: the files do not match the manifest.
-        OutputError: `to` is full.
+        OutputError: the disk of `to` is full.
     """
     folders = {str(parent) for name in records for parent in PurePosixPath(name).parents}
     name = "."
@@ -438,12 +441,12 @@ def _sink(to: Optional[Path], name: str) -> ContextManager[Optional[IO[bytes]]]:
 def extract(
     archive: zipfile.ZipFile, entries: Mapping[str, zipfile.ZipInfo], records: Mapping[str, FileRecord], to: Path
 ) -> None:
-    """Write the declared files of `archive` under `to`, and hash them meanwhile. Stop at the first file of a wrong
+    """Write the declared files of `archive` to `to`, and hash them at the same time. Stop at the first file of a wrong
     size.
 
     Raises:
         BundleError: the archive is damaged, or does not match the manifest.
-        OutputError: `to` is full or cannot be written.
+        OutputError: the disk of `to` is full, or `to` cannot be written.
     """
     where = str(archive.filename)
     needed = sum(record.size for record in records.values())
@@ -463,7 +466,7 @@ def extract(
 
 
 def check_assets(records: Mapping[str, FileRecord], where: str) -> None:
-    """Compare the directory name of each shared asset with the hash of its content, as the format defines it."""
+    """Check that the directory of each shared asset is named after the hash of its content, as the format requires."""
     assets: Dict[str, Dict[str, str]] = {}
     for name, record in records.items():
         if name.startswith("shared_assets/"):
@@ -475,7 +478,9 @@ def check_assets(records: Mapping[str, FileRecord], where: str) -> None:
 
 
 def directory_hash(members: Mapping[str, str]) -> str:
-    """Return the hash that the format gives a directory: sha256 of lines `<sha256> <relative path>`, sorted by path."""
+    """Return the hash that the format assigns to a directory: the sha256 of lines `<sha256> <relative path>`, sorted by
+    path.
+    """
     text = "".join(f"{members[name]}  {name}\n" for name in sorted(members))
     return hashlib.sha256(text.encode("utf-8")).hexdigest()
 

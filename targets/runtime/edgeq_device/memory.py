@@ -23,7 +23,7 @@ class MemoryUse:
     """Hold resident memory in bytes.
 
     Attributes:
-        load_bytes: growth by opening the session.
+        load_bytes: growth of the memory while the session is opened.
         session_peak_bytes: largest growth while the session is opened and runs a few samples.
         process_peak_bytes: peak of the whole process: interpreter, onnxruntime and session.
     """
@@ -33,7 +33,7 @@ class MemoryUse:
     process_peak_bytes: int
 
     def to_dict(self) -> Dict[str, int]:
-        """Return the figures in bytes under their own names."""
+        """Return the figures in bytes, keyed by their names."""
         return asdict(self)
 
 
@@ -43,7 +43,7 @@ def measure_memory(
     """Open a session in a fresh process, run it five times on made-up inputs, and read that process's memory.
 
     Args:
-        request: what to open: see `serve.open_request`.
+        request: description of the model to open: see `serve.open_request`.
         shapes: shapes of inputs with open sizes; see `arrays.random_feeds`.
 
     Raises:
@@ -70,7 +70,9 @@ def measure_memory(
 
 
 def _with_helper(session: Any) -> Tuple[Optional[int], Optional[int]]:
-    """Return the sum of `read_memory` over this process and, if the session runs in another process, that process."""
+    """Return the sum of `read_memory` over this process and the process in which the session runs, if that is another
+    one.
+    """
     own = read_memory(ROOT)
     if not hasattr(session, "guest"):
         return own
@@ -95,7 +97,7 @@ def main() -> int:
         if first is None or loaded is None or peak is None:
             raise RuntimeUnavailableError(f"{sys.platform} does not report how much memory a process has")
         print(json.dumps(MemoryUse(max(0, loaded - first), max(0, peak - first), peak).to_dict()))
-    except Exception as error:  # the parent passes this line on; a traceback would hide it
+    except Exception as error:  # the parent shows only this line to the user; a traceback would hide it
         print(f"{type(error).__name__}: {' '.join(str(error).split())}", file=sys.stderr)
         return 1
     return 0

@@ -1,4 +1,4 @@
-"""Start a process of node with ONNX Runtime Web. It uses the frames of a guest (see `serve.Guest`)."""
+"""Start a process of node with ONNX Runtime Web. It communicates in the frames of a guest (see `serve.Guest`)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Node(Guest):
 
 
 def node_for(package: Path) -> Node:
-    """Return the process for the package in the folder `package`. Start a new one if the last has ended."""
+    """Return the process for the package in the folder `package`. Start a new one if the last one has ended."""
     if _started(package).ended:
         _started.cache_clear()
     return _started(package)

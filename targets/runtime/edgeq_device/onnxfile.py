@@ -1,11 +1,12 @@
 """Find an ONNX file's references to data outside it. The file is read in protobuf's wire format, and the model is not
 loaded.
 
-A device has no protobuf package, and onnxruntime must not open the file before its external data were checked. The
-reader follows only the fields that lead to tensors. It skips everything else, weights included, by its length. Protobuf
-merges or ignores some things that no ONNX writer produces: a singular message that occurs twice, a known field of
-another wire type, groups. A file with such things is refused, because two readers that treat them differently would see
-two models.
+A device has no protobuf package, and onnxruntime must not open the file before its external data have been checked. The
+reader follows only the fields that lead to tensors. It skips everything else by its length, weights included.
+
+Protobuf merges or ignores some things that no ONNX writer produces: a singular message that occurs twice, a known field
+of another wire type, groups. The reader refuses a file with such things, because two readers that treat them
+differently would see two models.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ DTYPES: Mapping[str, str] = {
     "tensor(bool)": "bool",
     **{f"tensor({kind}{bits})": f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)},
 }
-"""numpy's name of a type, by onnxruntime's name."""
+"""numpy's name of each type, keyed by onnxruntime's name."""
 ELEMENT_BITS: Mapping[int, int] = {
     **dict.fromkeys((25, 26), 2),  # UINT2, INT2
     **dict.fromkeys((21, 22, 23), 4),  # UINT4, INT4, FLOAT4E2M1
@@ -41,7 +42,7 @@ ELEMENT_BITS: Mapping[int, int] = {
     **dict.fromkeys((7, 11, 13, 14), 64),  # INT64, DOUBLE, UINT64, COMPLEX64
     15: 128,  # COMPLEX128
 }
-"""Bits of one element, by the number in TensorProto.DataType. Strings (8) have no fixed size and cannot be external."""
+"""Bits of one element, keyed by TensorProto.DataType. Strings (8) have no fixed size and cannot be external."""
 _SHOWN = 60
 _LONGEST_TEXT = 4096
 
@@ -78,7 +79,7 @@ _ATTRIBUTE = 5  # of NodeProto
 _NAME, _INTEGER = 1, 3  # of AttributeProto
 _EMBEDDED = b"embed_mode"
 
-# Tags of numbers that are stored as one field each. A regular expression skips runs of them at C's speed.
+# Tags of lists that store each number as a field of its own. A regular expression skips long runs of such fields fast.
 _RUNS: Mapping[str, Mapping[int, "re.Pattern[bytes]"]] = {
     "AttributeProto": {
         0x3D: re.compile(rb"(?:\x3d.{4}){1,4096}", re.S),
@@ -103,7 +104,7 @@ class ExternalTensor:
         name: name, shortened for messages.
         data_type: number of TensorProto.DataType, 0 if the tensor has none.
         dims: sizes, none of them negative.
-        entries: external_data as in the file; no key occurs twice.
+        entries: entries of external_data in the file; no key occurs twice.
     """
 
     name: str
@@ -118,7 +119,8 @@ class OnnxFile:
 
     Attributes:
         external: tensors with external data, in the order of the file.
-        has_context: True if a node contains code compiled for an execution provider, or names a file that does.
+        has_context: True if a node contains code compiled for an execution provider, or names a file that contains such
+            code.
         context_outside: True if such a node names a file, or does not state that its code is inside the model.
     """
 
@@ -131,7 +133,7 @@ def read_onnx(path: Path, where: str) -> OnnxFile:
     """Read the ONNX file at `path` and return its references. Messages call the file `where`.
 
     Raises:
-        BundleError: it is not an ONNX file that onnxruntime could read, or no ONNX writer would produce it.
+        BundleError: it is not an ONNX file that onnxruntime can read, or no ONNX writer would produce it.
     """
     try:
         size = path.stat().st_size
@@ -146,10 +148,10 @@ def read_onnx(path: Path, where: str) -> OnnxFile:
 
 
 def read_metadata(model: Union[Path, bytes], key: str, where: str) -> Optional[bytes]:
-    """Return the value of entry `key` in the metadata of an ONNX file. Nothing else of the file is read.
+    """Return the value of entry `key` in the metadata of an ONNX file. Nothing else in the file is read.
 
-    Return None if there is no such entry, or if the file does not consist of protobuf fields. Such a file is reported
-    when it is opened later.
+    Return None if there is no such entry, or if the file does not consist of protobuf fields. Such a file causes an
+    error later, when it is opened.
 
     Raises:
         BundleError: the entry occurs twice.
@@ -172,7 +174,7 @@ _TEXT = 4  # of AttributeProto
 
 
 def read_context(path: Path, where: str) -> bytes:
-    """Return the code for an execution provider that the one node of an ONNX file contains.
+    """Return the compiled code in the only node of an ONNX file. An execution provider runs that code.
 
     Raises:
         BundleError: the file cannot be read, or does not contain exactly one compiled model.
@@ -217,7 +219,7 @@ def _entries(data: Any, key: bytes) -> List[bytes]:
 
 def walk_onnx(data: Any, where: str) -> OnnxFile:
     """Do the work of `read_onnx` on bytes, or on an object that can be indexed, sliced and searched like bytes."""
-    # onnxruntime's own format has this mark, and onnxruntime opens it under any file name.
+    # Files in onnxruntime's own format have this mark, and onnxruntime opens them under any file name.
     if data[4:8] == b"ORTM":
         raise BundleError(f"{where} is in ONNX Runtime's own format; a bundle contains ONNX files")
     walk = _Walk(data, where)
@@ -235,8 +237,8 @@ class _Walk:
         self.context_outside = False
 
     def message(self, kind: str, at: int, end: int, depth: int) -> None:
-        """Check the protobuf message of type `kind` in bytes `at` to `end`, and the messages inside it. `depth` counts
-        the nesting.
+        """Check the protobuf message of type `kind` in bytes `at` to `end`, and the messages inside it. `depth` is the
+        depth of nesting.
 
         Raises:
             BundleError: messages are nested too deeply, malformed, or have a field that is not allowed.
@@ -297,7 +299,7 @@ class _Walk:
                     raise self._wrong(f"tensor {name!r} gives the {key[:_SHOWN]!r} of its external data twice")
                 entries[key] = text
         location = numbers.get(14, 0)
-        # A reader that cuts the number to 32 bits would see another location.
+        # A reader that truncates the number to 32 bits would see another location.
         if location not in (0, _EXTERNAL):
             raise self._wrong(f"tensor {name!r} has the data location {location}")
         if external or location == _EXTERNAL:
@@ -333,8 +335,8 @@ class _Walk:
         return texts.get(1, ""), texts.get(2, "")
 
     def fields(self, at: int, end: int, runs: Mapping[int, "re.Pattern[bytes]"]) -> Iterator[Tuple[int, int, int, int]]:
-        """Yield (number, wire type, value or position of the first byte, position after the last byte) for each field
-        from `at` to `end`.
+        """Yield a tuple for each field from `at` to `end`: its number, its wire type, its value or the position of its
+        first byte, and the position after its last byte.
         """
         data = self._data
         left = self._left
@@ -411,5 +413,5 @@ _PLACEHOLDER = re.compile(r"\s*([?*]|-?\d+|none|null|any|unknown|dynamic|unk__.*
 
 
 def is_name(text: str) -> bool:
-    """Return whether sizes with this name must be equal. Otherwise the name only marks a free size."""
+    """Return whether sizes with this name must be equal. If not, the name only marks a free size."""
     return _PLACEHOLDER.fullmatch(text) is None

@@ -3,9 +3,9 @@
 The self-test runs the bundle's vectors and compares each output with the expected one. If an output has values in
 several units, such as scores and boxes in pixels, each slice has its own tolerance.
 
-A model for a plug-in engine is opened in a separate process, and is used only after it has passed its self-test there:
-the plug-in may be broken or wrong on this device. In that case another variant runs. An engine that TensorRT compiles
-for this GPU must also pass the self-test first.
+A model for a plug-in engine is opened in a separate process, because the plug-in may be broken or wrong on this device.
+The model must pass its self-test there before it is used. If it fails, another variant runs. An engine that TensorRT
+compiles for this GPU must also pass the self-test first.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class OutputCheck:
     """Hold the comparison of one output, or of a slice of it, over all cases.
 
     Attributes:
-        name: name of the output, and the place of the slice.
+        name: name of the output, followed by the position of the slice.
         max_abs_error: largest absolute difference; infinite if shape or dtype differ, or values are not finite.
         problem: description of a difference in anything but the values; "" if there is none.
         tolerance: allowed absolute difference.
@@ -68,7 +68,7 @@ class OutputCheck:
 
 @dataclass(frozen=True)
 class SelfTest:
-    """Hold the result of a self-test. A bundle without vectors has no outputs here and does not pass."""
+    """Hold the result of a self-test. If the bundle has no vectors, there are no outputs, and `passed` is False."""
 
     cases: int
     outputs: Tuple[OutputCheck, ...]
@@ -95,7 +95,7 @@ def run_selftest(variant: Variant, session: Any) -> SelfTest:
 
     Raises:
         BundleError: the vectors do not fit the model.
-        RuntimeUnavailableError: the process that runs the model crashed or hangs.
+        RuntimeUnavailableError: the process that runs the model has crashed or hangs.
         DataError: the vectors cannot be read.
     """
     outputs = check_outputs(_answers(variant, session), variant.tolerance, variant.slices)
@@ -125,12 +125,12 @@ def _answers(variant: Variant, session: Any) -> Iterator[Tuple[Arrays, Arrays]]:
 def check_outputs(
     answers: Iterable[Tuple[Arrays, Arrays]], tolerance: Mapping[str, float], slices: Slices = _NO_SLICES
 ) -> Tuple[OutputCheck, ...]:
-    """Check each output over all cases. The results are sorted by name, and the slices of an output follow it.
+    """Check each output over all cases. The results are sorted by name, and each output is followed by its slices.
 
     Args:
-        answers: for each case, the outputs by name, and the expected outputs.
+        answers: pair of the outputs and the expected outputs for each case, both by name.
         tolerance: tolerance of every output.
-        slices: slices of those outputs that have some.
+        slices: slices of each output that has some.
     """
     checks: Dict[Tuple[str, int], OutputCheck] = {}
     for outputs, expected in answers:
@@ -181,15 +181,15 @@ def compare(found: "np.ndarray[Any, Any]", expected: "np.ndarray[Any, Any]") -> 
 
 Open = Callable[[Variant, int], Any]
 ANSWER_S = 120.0
-"""Seconds in which a plug-in must open the model or answer a test vector. After them it counts as hung, and another
-variant runs."""
+"""Seconds in which a plug-in must open the model or answer a test vector. If it takes longer, it counts as hung, and
+another variant runs."""
 RUN_S = 3600.0
 """The same limit for a run after the self-test, whose input may be larger."""
 
 
 @dataclass(frozen=True)
 class Opened:
-    """Hold a variant with its session. `passed_over` has the reason against each better variant."""
+    """Hold a variant with its session. `passed_over` contains the reason against each better variant."""
 
     choice: Choice
     session: Any
@@ -208,7 +208,7 @@ def open_best(
     """Open the best variant for `device`, or only the variant `name` if that is given.
 
     Args:
-        open_it: function of a variant and a number of threads, whose result is the session. If it fails, the next
+        open_it: function that takes a variant and a number of threads and returns a session. If it fails, the next
             variant is tried. None uses `open_variant`.
 
     Raises:
@@ -232,8 +232,8 @@ def open_best(
 
 
 def open_variant(variant: Variant, threads: int = 0) -> Any:
-    """Return a session of `variant`. If a plug-in runs it, the session is in a separate process that ends with the
-    session.
+    """Return a session of `variant`. If a plug-in runs the variant, the session is in a separate process, which ends
+    when the session does.
 
     Raises:
         RuntimeUnavailableError: the variant does not open, or the plug-in crashes or hangs.
@@ -244,8 +244,9 @@ def open_variant(variant: Variant, threads: int = 0) -> Any:
         _refuse_wrong(variant, session, session.guest.title)
         session.guest.request_s = RUN_S
     elif variant.ep == PROVIDER and variant.cases and "table" not in variant.info:
-        # TensorRT 8.6.0 built engines of correct files that gave wrong answers. With a calibration table TensorRT
-        # chooses the precisions itself, and the vectors are those of the float model.
+        # From correct files, TensorRT 8.6.0 built engines that gave wrong answers, so its engines are tested first. A
+        # variant with a calibration table is not tested: TensorRT then chooses the precisions itself, and the vectors
+        # are those of the float model.
         _refuse_wrong(variant, session, "TensorRT's engine")
     return session
 
@@ -278,7 +279,8 @@ def start_variant(variant: Variant, threads: int = 0) -> Any:
 
 
 def read_feeds(session: Any, files: Sequence[str]) -> Dict[str, "np.ndarray[Any, Any]"]:
-    """Read the model's inputs from `files`: .npz files whose keys are input names, `NAME=FILE.npy`, or one plain .npy.
+    """Read the model's inputs from `files`. Each file is an .npz whose keys are input names, `NAME=FILE.npy`, or a
+    plain .npy for a single input.
 
     Raises:
         DataError: an input is missing, unknown, given twice, or has the wrong dtype or shape.
@@ -302,7 +304,7 @@ def read_feeds(session: Any, files: Sequence[str]) -> Dict[str, "np.ndarray[Any,
 
 
 def check_feeds(session: Any, feeds: Mapping[str, "np.ndarray[Any, Any]"]) -> None:
-    """Compare `feeds` with the model's inputs: names, dtypes and shapes. A named size accepts any number.
+    """Compare the names, dtypes and shapes of `feeds` with the model's inputs. A named size accepts any number.
 
     Raises:
         DataError: an input is missing or unknown, or has the wrong dtype or shape.
@@ -343,7 +345,7 @@ def output_place(bundle: Bundle, wanted: Optional[Path]) -> Path:
 
 
 def _may_join(bundle: Bundle, name: str) -> bool:
-    """Return whether a file of this relative name may be in the bundle's directory on every system."""
+    """Return whether a file with this relative name may be in the bundle's directory on every system."""
     others = {MANIFEST, SIGNATURE, *bundle.files, *bundle.extra} - {name}
     try:
         check_file_names([*sorted(others), name], str(bundle.source))
@@ -353,7 +355,7 @@ def _may_join(bundle: Bundle, name: str) -> bool:
 
 
 def save_outputs(path: Path, outputs: Mapping[str, "np.ndarray[Any, Any]"], *, force: bool) -> None:
-    """Write `outputs` as an .npz. The file appears complete or not at all.
+    """Write `outputs` as an .npz. Either the complete file appears, or no file.
 
     Raises:
         OutputError: `path` exists (without `force`), is not a regular file (even with `force`), or cannot be written.
@@ -363,7 +365,7 @@ def save_outputs(path: Path, outputs: Mapping[str, "np.ndarray[Any, Any]"], *, f
         if os.path.lexists(path):
             if not force:
                 raise taken
-            if not stat.S_ISREG(path.lstat().st_mode):  # a rename would replace a device or a link by a file
+            if not stat.S_ISREG(path.lstat().st_mode):  # a rename would replace a device or a link with a file
                 raise OutputError(f"{path} is not a regular file, so it is not replaced", "Choose another output")
         with draft_of(path) as draft:
             write_npz(draft, outputs)

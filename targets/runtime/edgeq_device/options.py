@@ -6,9 +6,9 @@ each release adds more. So an option is refused unless it has a row. The row giv
 why it can do no harm. The table is part of the code that checks. It is never read from the bundle that is being
 checked.
 
-An ONNX file may also carry session options in its metadata, so that it gives right results without a bundle. These
-metadata are untrusted too. They may set what a bundle may set, except options that refer to other files. ONNX Runtime
-itself does not know this entry.
+An ONNX file may also carry session options in its metadata, so that it gives correct results without a bundle. These
+metadata are untrusted too. They may set the same options as a bundle, except options that refer to other files. ONNX
+Runtime itself does not know this metadata entry.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from edgeq_device.plainjson import parse_json
 
 MAX_KEY = 128
 MAX_VALUE = 1024
-"""ONNX Runtime's own limits, in characters."""
+"""ONNX Runtime's own limits in characters, of keys and of values."""
 TABLE_OPTION = ("TensorrtExecutionProvider", "trt_int8_calibration_table_name")
-"""The provider, and its option with the name of the calibration table that the runner puts among the engines."""
+"""Provider and option that name the calibration table. The runner puts the table among the engines."""
 _FIX = "The options that a bundle may set, and their values, are in edgeq_device/options.json"
 _SIZE_DIGITS = 10
 _FROM_MODELS = "ORT_LOAD_CONFIG_FROM_MODEL"
@@ -43,13 +43,12 @@ class Rule:
     """Describe one option that a bundle may set.
 
     Attributes:
-        form: form of the values, one of
-            {"one_of": [text, ...]},
-            {"whole": [least, most]}: a decimal number without needless signs, spaces or zeros,
-            {"words": {"between", "also", "most", "ending"}}: words of ASCII letters, digits and the characters of
-                "also", separated by "between", at most "most" characters in all, with that ending,
-            {"shapes": most}: inputs with their sizes, "x:1x3x224x224,y:1", at most `most` characters,
-            {"place": "file" | "folder"}: a file of the bundle, or a folder that contains some.
+        form: form of the values, one of {"one_of": [text, ...]}, {"whole": [least, most]}: a decimal number without
+            needless signs, spaces or zeros, {"words": {"between", "also", "most", "ending"}}: words of ASCII letters,
+            digits and the characters of
+                "also", separated by "between", at most "most" characters in all, with that ending, {"shapes": most}:
+                    inputs with their sizes, "x:1x3x224x224,y:1", at most `most` characters, {"place": "file" |
+                    "folder"}: a file of the bundle, or a folder that contains files of the bundle.
         why: reason why it can do no harm.
         source: where the option is documented.
     """
@@ -66,8 +65,8 @@ class Rule:
 
 @lru_cache
 def rules(provider: str = "") -> Mapping[str, Rule]:
-    """Return the rules for an execution provider's options by key. Without a provider, return those for session
-    options.
+    """Return the rules for the options of an execution provider, keyed by option. Without a provider, return the rules
+    for session options.
     """
     table = own_table("options.json")
     rows = table["providers"].get(provider, {}) if provider else table["session"]
@@ -83,7 +82,8 @@ def session_problem(key: str, value: str, *, references: bool = True) -> str:
     """Return why a bundle may not set session option `key` to `value`, as the rest of a sentence, or "" if it may.
 
     Args:
-        references: True if an option may refer to files of the bundle. The writer of a bundle sets such options itself.
+        references: True if an option may refer to files of the bundle. The writer of a bundle sets such options by
+            itself.
     """
     problem = _problem(rules(), key, value, "is not one that a bundle may set")
     if not problem and not references and rules()[key].place:
@@ -92,7 +92,9 @@ def session_problem(key: str, value: str, *, references: bool = True) -> str:
 
 
 def provider_problem(ep: str, key: str, value: str) -> str:
-    """Return why a bundle may not set option `key` of execution provider `ep` to `value`, as `session_problem` does."""
+    """Return why a bundle may not set option `key` of execution provider `ep` to `value`. The answer has the form of
+    `session_problem`'s.
+    """
     if value in _engine_values(ep, key):
         return ""
     if not rules(ep):
@@ -104,7 +106,8 @@ def read_session_options(options: Mapping[str, str], where: str, resolve: Callab
     """Return the checked `options` of a bundle, with references replaced by paths.
 
     Args:
-        resolve: function from a reference and its kind ("file" or "folder") to the path; it may raise BundleError.
+        resolve: function that takes a reference and its kind ("file" or "folder") and returns the path; it may raise
+            BundleError.
 
     Raises:
         BundleError: a bundle may not set the option, or may not set it to that value.
@@ -130,9 +133,11 @@ def read_provider_options(
 
 
 def _engine_values(ep: str, key: str) -> List[str]:
-    """Return the values of `key` in the description of the plug-in engine with that provider, one for each precision.
+    """Return the values that `key` has in the description of the plug-in engine with provider `ep`, one for each
+    precision.
 
-    ONNX Runtime's own reader of packages needs these values in the bundle. The runner takes them from the description.
+    ONNX Runtime's own reader of packages needs these values in the bundle. edgeq's runner takes them from the
+    description.
     """
     engine = plugin_of(ep)
     if engine is None:
@@ -147,7 +152,7 @@ def check_names(session: Iterable[str], ep: str, provider: Iterable[str]) -> Non
     bundles.
 
     Raises:
-        BundleError: a name has no row; the message contains it.
+        BundleError: a name has no row; the message contains the name.
     """
     for key in session:
         if key not in rules():
@@ -160,19 +165,19 @@ def check_names(session: Iterable[str], ep: str, provider: Iterable[str]) -> Non
 def ignore_options_in_models() -> None:
     """Prevent ONNX Runtime from reading options from a model's metadata. Call this before a session is opened.
 
-    ONNX Runtime reads them if an environment variable is set. A model could then make it write a profile into the
-    current directory.
+    ONNX Runtime reads such options if an environment variable is set. A model could then make it write a profile into
+    the current directory.
     """
     if _FROM_MODELS in os.environ:
         os.environ[_FROM_MODELS] = "0"
 
 
 def check_table_name(name: str, where: str) -> None:
-    """Refuse a name that is not that of a calibration table. The table is copied into the folder from which TensorRT
-    reads engines.
+    """Refuse a name that does not have the form of a calibration table's name, because the runner copies the table into
+    the folder from which TensorRT reads engines.
 
     Raises:
-        BundleError: the name is not that of a calibration table.
+        BundleError: the name does not have that form.
     """
     ep, key = TABLE_OPTION
     _refuse(provider_problem(ep, key, name), f"{where}: table {_quoted(name)}")
@@ -246,11 +251,12 @@ def _quoted(text: str) -> str:
 
 
 KEY = "edgeq.session_options"
-"""Key of the metadata entry, a JSON object of texts."""
+"""Key of the metadata entry. Its value is a JSON object whose values are texts."""
 
 
 def model_options(model: Union[Path, bytes], where: str) -> Dict[str, str]:
-    """Return the session options in the metadata of `model`, a file or its bytes. Messages call the model `where`.
+    """Return the session options in the metadata of `model`, which is a path or the bytes of a file. Messages call the
+    model `where`.
 
     Raises:
         BundleError: the entry has a wrong form, or sets an option or a value that a model may not set.
@@ -271,9 +277,9 @@ def model_options(model: Union[Path, bytes], where: str) -> Dict[str, str]:
 BRIEF_SPIN: Mapping[str, str] = MappingProxyType({"session.intra_op.spin_duration_us": "1000"})
 """How long ONNX Runtime's threads spin before they sleep: one millisecond.
 
-By default they spin for tens of milliseconds after a run. On a machine with few cores, the next program, such as a
-model that is measured side by side, then has one core less. A model that ran in 12 ms took 24 ms next to another one.
-A millisecond keeps the threads awake from one operator to the next and from one run to the next. Versions of
+By default they spin for tens of milliseconds after a run. On a machine with few cores, the next program then has one
+core less. For example, a model that ran in 12 ms took 24 ms when it was measured side by side with another one. A
+millisecond is enough to keep the threads awake from one operator to the next and from one run to the next. Versions of
 onnxruntime that do not know the entry ignore it.
 """
 LEVELS: Mapping[str, str] = MappingProxyType(
@@ -286,7 +292,7 @@ LEVELS: Mapping[str, str] = MappingProxyType(
 )
 """Levels of graph optimisation, and ONNX Runtime's names for them."""
 MOST_THREADS = 1024
-"""ONNX Runtime starts any number of threads. With tens of thousands it does not answer, or aborts the process."""
+"""Maximum number of threads. ONNX Runtime sets no limit, but with tens of thousands it hangs or aborts the process."""
 
 
 def session_options(ort: Any, *, config: Mapping[str, str], threads: int = 0, optimization: str = "all") -> Any:
@@ -305,7 +311,8 @@ def session_options(ort: Any, *, config: Mapping[str, str], threads: int = 0, op
     if not 0 <= threads <= MOST_THREADS:
         raise UsageError(f"{threads} threads are not possible", f"Give 0 (all cores) to {MOST_THREADS}")
     options = ort.SessionOptions()
-    options.log_severity_level = 4  # ONNX Runtime also raises these errors, and each becomes one line
+    # ONNX Runtime also raises the errors that it logs, and edgeq reports each in one line
+    options.log_severity_level = 4
     options.intra_op_num_threads = threads
     options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, LEVELS[optimization])
     for key, value in sorted(config.items()):

@@ -42,16 +42,17 @@ from edgeq_device.variants import EXTERNAL_FOLDER, Variant, load_variants
 
 SUFFIX = ".onnx"
 _KEYS = frozenset({"location", "offset", "length", "checksum"})
-# onnxruntime marks an address in memory by a name that begins with this.
+# onnxruntime treats a name with this beginning as an address in memory.
 _ADDRESS = "_ORT_MEM"
 
 
 def check_models(variants: Sequence[Variant], root: Path, files: Mapping[str, FileRecord], where: str) -> None:
-    """Check the model of each variant of the bundle under `root`. `files` are the records in its manifest.
+    """Check the model of each variant of the bundle under `root`. `files` contains the records of the bundle's
+    manifest.
 
     Raises:
-        BundleError: a model is not an ONNX file or contains compiled code, or its external data are not wholly inside
-            one of the bundle's files, or do not have the size that the tensor's shape and type need.
+        BundleError: a model is not an ONNX file or contains compiled code; its external data are not entirely inside
+            one of the bundle's files; or their size does not match the shape and type of the tensor.
     """
     found: Dict[Tuple[str, str, bool], None] = {}
     for variant in variants:
@@ -116,11 +117,11 @@ def _number(text: str, field: str, where: str) -> int:
 MAIN = "model"
 FLOAT = "float32"
 COPIED = 1 << 28
-"""Largest directory in bytes whose files are copied while they are hashed, and opened from the copy. Such a copy takes
-less time than the hashes. It fits into the memory of small boards, whose temporary folder may be in memory."""
+"""Largest size in bytes of a directory whose files are copied while they are hashed, and opened from the copy. Copying
+takes less time than hashing. The copy fits into the memory of small boards, whose temporary folder may be in memory."""
 _SHARE_OF_FREE = 1 / 4
 _ZIP = b"PK\x03\x04"
-# Tag of the first field of an ONNX model. Every writer begins with it.
+# Tag of the first field of an ONNX model. Every writer puts this field first.
 _IR_VERSION = b"\x08"
 _FIX = "Name what `edgeq package` wrote: a directory, or an .edgeq file"
 
@@ -131,8 +132,8 @@ class Bundle:
 
     Attributes:
         source: path that was opened.
-        root: directory with the files: `source` itself, or a private directory with a copy or with the content of a
-            zip.
+        root: directory with the files. It is `source` itself, or a private directory with a copy or with the content of
+            a zip.
         manifest: bytes of the manifest.
         metadata: additional_metadata.edgeq without the file list.
         extra: files at the top of the directory that are not part of the bundle. They are not read.
@@ -159,11 +160,11 @@ class Bundle:
 
     @property
     def in_place(self) -> bool:
-        """Return whether files are opened where they were hashed. Others may write there, unlike in a private copy."""
+        """Return whether files are opened where they were hashed. Others may write there, but not to a private copy."""
         return self.root == self.source
 
     def facts(self) -> Dict[str, Any]:
-        """Return the facts about the bundle itself for the JSON output of `info` and `verify`."""
+        """Return the facts about the bundle as a whole, for the JSON output of `info` and `verify`."""
         return {
             "bundle": str(self.source),
             "name": self.name,
@@ -189,12 +190,12 @@ def open_bundle(path: Union[str, Path], *, expect: Optional[str] = None) -> Bund
     """Check names, sizes, hashes and every key of the bundle at `path` (a directory or a zip), and open it.
 
     Args:
-        expect: sha256 in hex that the manifest must have, as the sender of the bundle stated it.
+        expect: sha256 of the manifest in hex, as the sender of the bundle stated it. Another manifest is refused.
 
     Raises:
         UsageError: `expect` is not a sha256.
         BundleError: a check failed. Nothing of the bundle was loaded.
-        OutputError: a zip cannot be unpacked: the temporary folder is full, or there is none.
+        OutputError: a zip cannot be unpacked, because the temporary folder is full or there is none.
     """
     source = Path(path)
     if expect is not None and not re.fullmatch(r"[0-9a-fA-F]{64}", expect):
@@ -207,7 +208,7 @@ def open_bundle(path: Union[str, Path], *, expect: Optional[str] = None) -> Bund
 
 
 def beside(source: Path, suffix: str) -> Path:
-    """Return the path next to the bundle at `source` with the bundle's name and `suffix`."""
+    """Return the path next to the bundle at `source` whose name is the bundle's name with `suffix`."""
     place = source.absolute()
     if place.name == "..":  # FOLDER/.. has no name of its own, and a path next to it would be in FOLDER
         place = place.resolve()
@@ -249,8 +250,8 @@ def _open_directory(root: Path, expect: Optional[str]) -> Bundle:
 
 
 def _place_of_copy(root: Path, size: int) -> Tuple[Optional[Path], Callable[[], None]]:
-    """Make a private folder for a copy of `size` bytes. Return the folder, or None if the copy is too large, and a
-    function that removes it.
+    """Make a private folder for a copy of `size` bytes. Return the folder, or None if the copy is too large. Also
+    return a function that removes the folder.
     """
     if size > COPIED:
         return None, lambda: None

@@ -26,10 +26,10 @@ _SET_CACHE = "Set XDG_CACHE_HOME to a folder that only you can write"
 
 @contextmanager
 def draft_of(place: Path) -> Iterator[Path]:
-    """Return an empty file next to `place`. The caller writes it and renames it to `place`. If the block fails, the
-    file is removed.
+    """Return an empty file next to `place`. The caller writes the file and renames it to `place`. If the block fails,
+    the file is removed.
 
-    Its mode follows the umask, unlike the mode of tempfile's files (0600).
+    The mode of the file follows the umask, unlike the mode of tempfile's files (0600).
     """
     draft = place.absolute().with_name(f".{place.name}.{os.urandom(4).hex()}.partial")
     os.close(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
@@ -41,14 +41,15 @@ def draft_of(place: Path) -> Iterator[Path]:
 
 
 def temporary_folder(name: str, what: str) -> Tuple[Path, Callable[[], None]]:
-    """Return a new folder that only the user can read, whose name begins with `name`, and a function that removes it.
+    """Create a folder whose name begins with `name` and which only the user can read. Return the folder and a function
+    that removes it.
 
-    The folder is removed at the end of the process at the latest, because a signal can unwind the stack between any two
+    At the latest, the folder is removed when the process ends, because a signal can unwind the stack between any two
     steps of the caller. A process forked from this one does not remove it. On Windows, a file that ONNX Runtime still
-    maps cannot be removed. The system's clean-up removes it later.
+    maps cannot be removed; the system's clean-up removes it later.
 
     Args:
-        what: beginning of the error message: what failed without a folder.
+        what: beginning of the error message, which names what failed without a folder.
 
     Raises:
         OutputError: no folder can be made.
@@ -76,8 +77,8 @@ def private_cache(program: str, *names: str) -> Path:
     """Return the nested folders `program`/`names` in the user's cache (XDG_CACHE_HOME). Create folders that are
     missing.
 
-    Only this user can have put files there. No folder below the cache is a link, each belongs to the user or to root,
-    and nobody else can write to the folders below `program`.
+    Only this user can have put files into the returned folder. No folder below the cache is a link, each belongs to the
+    user or to root, and nobody else can write to the folders below `program`.
 
     Raises:
         OutputError: there is no cache, or another user could write to it.
@@ -101,7 +102,7 @@ def private_cache(program: str, *names: str) -> Path:
 
 
 def _check_private(place: Path, found: os.stat_result, refused: int) -> None:
-    """Refuse a path that is not a folder, belongs to another user, or has a mode with any bit of `refused`."""
+    """Refuse a path that is not a folder, that belongs to another user, or whose mode has any bit of `refused`."""
     if not stat.S_ISDIR(found.st_mode):
         raise OutputError(f"{place} is a link or a file", "Move it")
     if hasattr(os, "geteuid") and (found.st_mode & refused or found.st_uid not in (os.geteuid(), 0)):
@@ -121,7 +122,7 @@ def _signals_wait() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-# renameat2(2) of Linux and renamex_np(2) of macOS, with their flags: refuse to replace, exchange.
+# renameat2(2) of Linux and renamex_np(2) of macOS, each with two flags: one refuses to replace, the other exchanges.
 _HERE = -100
 _FREE = {"renameat2": 1, "renamex_np": 4}
 _EXCHANGED = {"renameat2": 2, "renamex_np": 2}
@@ -129,19 +130,19 @@ _LACKING = (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM)
 
 
 def move_new(source: Path, place: Path) -> None:
-    """Rename `source` to `place`, which must not exist. If two processes do so, only one succeeds.
+    """Rename `source` to `place`, which must not exist. If two processes do this at the same time, only one succeeds.
 
     Raises:
         FileExistsError: `place` exists. Neither path is changed.
     """
     if os.name == "nt":
-        source.rename(place)  # Windows refuses by itself
+        source.rename(place)  # Windows itself refuses to replace a file
         return
     if _renamed(source, place, _FREE):
         return
     try:
         if source.is_dir() and not source.is_symlink():
-            source.rename(place)  # replaces at most an empty directory
+            source.rename(place)  # this replaces at most an empty directory
             return
         os.link(source, place, follow_symlinks=False)
     except OSError as error:
@@ -149,16 +150,18 @@ def move_new(source: Path, place: Path) -> None:
         if not taken and error.errno not in (*_LACKING, errno.EMLINK):
             raise
         if not os.path.lexists(place):
-            source.rename(place)  # neither links nor flags: a file that appears between these two lines is replaced
+            source.rename(place)  # without links or flags, a file that appears between these two lines is replaced
             return
-        # if they are the same file, an earlier call was killed after its link
+        # if both are the same file, an earlier call was killed after it had made the link
         if not os.path.samestat(os.lstat(source), os.lstat(place)):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(place)) from error
     source.unlink()
 
 
 def exchange(one: Path, other: Path) -> bool:
-    """Exchange two names in one step, so that neither is ever missing. Return False if the system cannot do that."""
+    """Exchange the names of two files in one step, so that neither name is ever missing. Return False if the system
+    cannot do that.
+    """
     return os.name != "nt" and _renamed(one, other, _EXCHANGED)
 
 
@@ -173,7 +176,7 @@ def _renamed(source: Path, place: Path, flags: Mapping[str, int]) -> bool:
     name = next((name for name in flags if hasattr(library, name)), None)
     if name is None:
         return False
-    sys.audit("os.rename", source, place, -1, -1)  # as `os.rename` does
+    sys.audit("os.rename", source, place, -1, -1)  # `os.rename` does the same
     given = (_HERE, names[0], _HERE, names[1]) if name == "renameat2" else names
     if getattr(library, name)(*given, flags[name]) == 0:
         return True

@@ -1,5 +1,5 @@
-"""Parse JSON from untrusted input. Size and depth are limited; duplicate keys, NaN and numbers of a million digits are
-refused.
+"""Parse JSON from untrusted input. Size and depth are limited, and duplicate keys, NaN and numbers of a million digits
+are refused.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ def parse_json(data: bytes, where: str, *, values: Optional[int] = None, halves:
         halves: True to accept half a character (a lone surrogate), which may occur in file names that are not text.
 
     Raises:
-        BundleError: the text is too large or too deep, is not JSON or not an object, or contains a key twice or a
-            number that JSON does not have.
+        BundleError: the text is too large or too deep, is not a JSON object, contains a key twice, or contains a number
+            that JSON does not allow.
     """
     if len(data) > MAX_BYTES:
         raise BundleError(f"{where} is larger than {MAX_BYTES} bytes")

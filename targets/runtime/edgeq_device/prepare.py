@@ -1,8 +1,8 @@
-"""Prepare an image or array for the model with the steps that the bundle records. The arithmetic is that of edgeq, in
-numpy.
+"""Prepare an image or array for the model with the steps that the bundle records. The arithmetic is the same as
+edgeq's, in numpy.
 
-The steps are those of `edgeq/data/steps`, and tests keep the two equal. Pillow decodes and resizes images; only the
-steps on pixels need it.
+The steps are those of `edgeq/data/steps`, and tests check that both give the same results. Pillow decodes and resizes
+images. Only the steps on pixels need Pillow.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _DTYPES = ("float16", "float32", "float64")
 
 
 class Prepare:
-    """Preprocess for one model.
+    """Preprocess inputs for one model.
 
     Args:
-        record: `preprocessing` of a variant's edgeq.json.
+        record: `preprocessing` in the edgeq.json of a variant.
         shape: shape of the model's input; sizes that are not numbers are open.
     """
 
@@ -109,8 +109,8 @@ class Prepare:
         return state.with_pixels(canvas)
 
     def _axes(self, have: str) -> str:
-        """Return the axes of the model's input. The channel axis is last if only that size is 1 or 3. Otherwise it is
-        first.
+        """Return the axes of the model's input. Channels come last if the last size could be their number (1 or 3)
+        and the size in the leading position could not. Otherwise they come first.
         """
         shape = self._shape
         if len(shape) == 4:
@@ -141,7 +141,7 @@ class Prepare:
 
 
 class _State:
-    """Hold an item between two steps: its array, a letter for each axis, and the order of its channels."""
+    """Hold an item between two steps: its array, one letter for each axis, and the order of its channels."""
 
     def __init__(self, array: Array, axes: str, channels: str) -> None:
         self.array, self.axes, self.channels = array, axes, channels
@@ -172,7 +172,7 @@ def read_image(item: Any) -> Array:
     applied.
 
     Raises:
-        DataError: the item is not an image that can be read, or has too many pixels.
+        DataError: the item is not a readable image, or has too many pixels.
         RuntimeUnavailableError: Pillow is not installed.
     """
     pillow = _pillow()

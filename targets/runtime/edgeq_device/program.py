@@ -1,4 +1,4 @@
-"""Use the model of a bundle in a program: `edgeq_run.open_bundle("dist").run(x)`."""
+"""Use the model of a bundle in a Python program: `edgeq_run.open_bundle("dist").run(x)`."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _MOST_LABELS, _LONGEST = 1_000_000, 1 << 24
 
 
 class Model:
-    """Hold the best variant of a bundle for this device, open. Close it, or use `with`.
+    """Hold the best variant of a bundle for this device, ready to run. Close the model, or use `with`.
 
     Attributes:
-        bundle: the opened bundle; its hashes are checked.
+        bundle: the opened bundle, whose hashes have been checked.
         variant, why: name of the variant that runs, and the reason for the choice.
         session: session that runs the variant, with the interface of an `onnxruntime.InferenceSession`.
-        inputs, outputs: names, in the model's order.
+        inputs, outputs: names of inputs and outputs, in the model's order.
         labels: names of the classes; empty if the bundle contains none.
     """
 
@@ -45,19 +45,19 @@ class Model:
         """Run the model and return its outputs as arrays by name.
 
         Args:
-            x: an image file, a Pillow image or a raw array, which is preprocessed with the bundle's steps; or an array
-                of the input's own dtype and rank, or a mapping of all inputs by name, which is used as it is.
+            x: data for one run. An image file, a Pillow image or a raw array is preprocessed with the bundle's steps.
+                An array of the input's own dtype and rank, or a mapping of all inputs by name, is used as it is.
 
         Raises:
             DataError: `x` does not fit the model, or cannot be read.
-            BundleError: `x` needs preprocessing, and the bundle has none that runs here.
+            BundleError: `x` needs preprocessing, but the bundle has no preprocessing that runs here.
         """
         feeds = dict(x) if isinstance(x, Mapping) else self._fed(x)
         check_feeds(self.session, feeds)
         return infer(self.session, feeds)
 
     def prepare(self, x: Any) -> Dict[str, Any]:
-        """Return the inputs that `run` gives the model for an image or raw array."""
+        """Return the inputs that `run` would pass to the model for an image or raw array."""
         if not isinstance(self._record, Mapping):
             raise BundleError("the bundle does not record how its inputs are prepared", "Give tensors by input name")
         source = self._record.get("source")
@@ -73,7 +73,8 @@ class Model:
         return {name: array if dtype is None else array.astype(dtype, copy=False)}
 
     def top(self, outputs: Mapping[str, Any], count: int = 5) -> List[Tuple[str, float]]:
-        """Return the classes with the highest scores of one sample, best first: the label or number, and the score.
+        """Return the classes with the highest scores of one sample, best first. Each entry is the class's label or
+        number, and its score.
 
         Raises:
             DataError: no output is one row of scores.
@@ -112,12 +113,12 @@ class Model:
 def open_model(
     path: Union[str, Path], variant: Optional[str] = None, threads: int = 0, trust: Optional[Path] = None
 ) -> Model:
-    """Check the hashes of the bundle at `path`, and its signature if keys are trusted, and open it.
+    """Check the hashes of the bundle at `path`, and its signature if keys are trusted. Then open the bundle.
 
     Args:
         variant: name of the variant to run; None uses the best one for this device.
         threads: threads inside an operator; 0 uses the number that suits the model.
-        trust: keys, one of which must have signed the bundle; see `--trust`.
+        trust: path of trusted keys, one of which must have signed the bundle; see `--trust`.
 
     Raises:
         BundleError: the bundle is damaged, or has no variant for this device.
@@ -133,7 +134,7 @@ def open_model(
 
 
 def read_labels(bundle: package.Bundle) -> Tuple[str, ...]:
-    """Return the class names in a bundle's labels.txt, one a line, or () if it has no such file."""
+    """Return the class names in a bundle's labels.txt, which has one name a line, or () if there is no such file."""
     record = bundle.files.get(LABELS)
     if record is None:
         return ()

@@ -1,8 +1,8 @@
-"""Send requests to one repository of an OCI registry, with the login that Docker stores for it.
+"""Send requests to one repository of an OCI registry, with the login that Docker stores for that registry.
 
 A login goes only to the registry in the reference, and to the realm that this registry itself names, over TLS or on
-this machine. The resulting token goes to the registry. No other host gets either of them, wherever redirects and upload
-locations lead.
+this machine. The resulting token goes only to the registry. No other host gets the login or the token, wherever
+redirects and upload locations lead.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from edgeq_device.plainjson import parse_json
 from edgeq_device.trust import Trust, check_signature
 
 AT_ONCE = 8
-"""Blobs that are sent or fetched at the same time."""
+"""Number of blobs that are sent or fetched at the same time."""
 MAX_REDIRECTS = 5
 _MAX_TOKEN = 256 * 1024
 _REDIRECTS = (301, 302, 303, 307, 308)
@@ -55,7 +55,7 @@ _R = TypeVar("_R")
 
 @dataclass(frozen=True)
 class Reference:
-    """Describe an artifact in a registry: HOST[:PORT]/REPOSITORY[:TAG][@DIGEST]."""
+    """Describe an artifact in a registry by its reference, HOST[:PORT]/REPOSITORY[:TAG][@DIGEST]."""
 
     host: str
     repository: str
@@ -88,7 +88,7 @@ def parse_reference(text: str) -> Reference:
 
 
 class Registry:
-    """Send HTTP requests to the repository of a reference: over https, except to this machine."""
+    """Send HTTP requests to the repository of a reference. Use https for every host except this machine."""
 
     def __init__(self, reference: Reference, limits: Limits = LIMITS) -> None:
         self.reference = reference
@@ -99,7 +99,7 @@ class Registry:
         self._authorization = ""
 
     def send(self, request: Request, place: Union[str, Address]) -> Answer:
-        """Return the answer to `request` at `place`, an address or a path relative to the repository.
+        """Return the answer to `request` at `place`, which is an address or a path relative to the repository.
 
         Raises:
             RuntimeUnavailableError: the registry does not answer in time, or refuses.
@@ -110,7 +110,7 @@ class Registry:
         return answer
 
     def has(self, place: str) -> bool:
-        """Return whether there is something at `place`."""
+        """Return whether something exists at `place`."""
         answer = self._answer(Request("HEAD"), place)
         if answer.status != 404 and not 200 <= answer.status < 300:
             raise self._refused(answer)
@@ -118,8 +118,8 @@ class Registry:
         return answer.status != 404
 
     def each(self, work: Callable[[_T], _R], items: Iterable[_T]) -> List[_R]:
-        """Return the results of `work` for all items, in any order. `AT_ONCE` items run at a time, and the first
-        failure stops all.
+        """Return the results of `work` for all items, in any order. `AT_ONCE` items are processed at a time, and the
+        first failure stops them all.
         """
         with ThreadPoolExecutor(AT_ONCE) as workers:
             futures = [workers.submit(work, item) for item in items]
@@ -152,7 +152,7 @@ class Registry:
         """Send `request` and follow redirects of GET and HEAD. `authorization` goes only to the origin of `owner`.
 
         Raises:
-            RuntimeUnavailableError: a redirect led to another origin, and the answer demands a login.
+            RuntimeUnavailableError: a redirect led to another origin, which demands a login.
         """
         own = True
         for _ in range(MAX_REDIRECTS + 1):
@@ -215,7 +215,7 @@ class Registry:
 MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"
 ARTIFACT_TYPE = "application/vnd.cncf.model.manifest.v1+json"
 FILE_PATH = "org.cncf.model.filepath"
-# The size that every registry must accept, by the distribution specification.
+# The distribution specification requires every registry to accept a manifest of this size.
 _MAX_MANIFEST = 4 * 1024 * 1024
 _DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
 
@@ -224,7 +224,7 @@ def pull(reference: Reference, output: Path, trust: Optional[Trust] = None, limi
     """Write the bundle at `reference` to the directory `output`, after all checks of `open_bundle`.
 
     Returns:
-        The sha256 of its manifest.
+        The sha256 of the bundle's manifest.
 
     Raises:
         UsageError: the reference has no digest.
@@ -255,10 +255,10 @@ def pull(reference: Reference, output: Path, trust: Optional[Trust] = None, limi
 
 
 def fetch(reference: Reference, folder: Path, limits: Limits = LIMITS) -> None:
-    """Write the files of the artifact at `reference` into `folder`, and check each against the size and hash in its
-    manifest.
+    """Write the files of the artifact at `reference` into `folder`. Check each file against the size and hash in the
+    artifact's manifest.
 
-    `open_bundle` checks their content later.
+    `open_bundle` checks the content of the files later.
     """
     if not reference.digest:
         raise UsageError(f"{reference} has no digest", "Add the @sha256:… that `edgeq push` prints")
@@ -277,7 +277,7 @@ def fetch(reference: Reference, folder: Path, limits: Limits = LIMITS) -> None:
     registry.deadline.expect(len(layers), needed)
 
     def one(item: Tuple[str, FileRecord]) -> None:
-        """Fetch one file of the bundle, and check it while it is written."""
+        """Fetch one file of the bundle, and check it while writing it."""
         name, record = item
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         answer = registry.send(Request("GET", most=record.size), f"blobs/sha256:{record.sha256}")
@@ -288,7 +288,7 @@ def fetch(reference: Reference, folder: Path, limits: Limits = LIMITS) -> None:
 
 
 def layers_of(manifest: Mapping[str, Any], where: str) -> Dict[str, FileRecord]:
-    """Return the size and hash of each layer, by its path inside the bundle."""
+    """Return the size and hash of each layer, keyed by its path inside the bundle."""
     layers = manifest.get("layers")
     if manifest.get("artifactType") != ARTIFACT_TYPE or not isinstance(layers, list) or len(layers) > MAX_FILES:
         raise BundleError(f"{where} is not a model in the layout of ModelPack", "Push it with edgeq push")

@@ -1,4 +1,4 @@
-"""Relay the output of libraries to standard error, each line through `printable`.
+"""Relay the output of libraries to standard error, and pass each line through `printable`.
 
 onnxruntime logs names from a file unchanged, and C code writes them to descriptors 1 and 2. In the child process, which
 does the work, both descriptors are a pipe. The parent process reads that pipe. Python's own streams keep the caller's
@@ -26,7 +26,7 @@ TAIL_BYTES = 1 << 13
 class Tail:
     """Read the stderr of `process` in a thread, so that the process never blocks, and keep only the last bytes.
 
-    The pipe belongs to this object from then on, and `process.stderr` is None.
+    From then on the pipe belongs to this object, and `process.stderr` is None.
     """
 
     def __init__(self, process: "subprocess.Popen[bytes]") -> None:
@@ -37,8 +37,8 @@ class Tail:
         self._thread.start()
 
     def read(self, within_s: float = 1.0) -> bytes:
-        """Return the last `TAIL_BYTES` so far. Wait up to `within_s` seconds for the process to end and its output to
-        be complete.
+        """Return the last `TAIL_BYTES` that have arrived. Wait up to `within_s` seconds for the process to end and its
+        output to be complete.
         """
         self._thread.join(within_s)
         return self._kept
@@ -51,7 +51,7 @@ class Tail:
                 self._kept = (self._kept + piece)[-TAIL_BYTES:]
 
 
-# USER:PASSWORD@HOST, or TOKEN@HOST after http(s). A path keeps only one slash. "@sha256:" begins a digest.
+# Match USER:PASSWORD@HOST, or TOKEN@HOST after http(s). A path keeps only one slash. "@sha256:" begins a digest.
 _PASSWORD = re.compile(r"(https?:/{1,2}|:)[^\s/\\'\"]{1,256}@(?!sha256:)", re.IGNORECASE)
 
 
@@ -66,7 +66,7 @@ def printable(text: str) -> str:
 
 
 def printable_lines(text: str) -> str:
-    """Return `text` through `printable`, but keep line breaks, tabs and carriage returns."""
+    """Escape `text` as `printable` does, but keep line breaks, tabs and carriage returns."""
     if text.isprintable():
         return text
     return "".join(part if part in "\n\t\r" else printable(part) for part in re.split(r"([\n\t\r])", text))
@@ -86,8 +86,8 @@ def prepare_output() -> None:
     """Prepare the standard streams.
 
     A stream that the caller has closed is opened to the null device, so that no file opened later gets its number.
-    Characters that the encoding of standard output lacks are written as escapes, as on stderr (a file name need not be
-    text).
+    Characters that the encoding of standard output lacks are written as escapes, as on stderr. Such characters occur
+    because a file name need not be text.
     """
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
@@ -126,12 +126,14 @@ class _Unfiltered:
 
 
 def unfiltered(stream: Any) -> Any:
-    """Return `stream` without the filter, for code that draws with its own escapes and has made its texts printable."""
+    """Return `stream` without the filter, for code that draws with its own escape sequences and makes its texts
+    printable itself.
+    """
     return _Unfiltered(stream) if isinstance(stream, Outlet) else stream
 
 
 def open_pipe() -> Tuple[int, int]:
-    """Return the ends of a pipe. Neither gets the number of a standard stream that the caller has closed."""
+    """Return the ends of a pipe. Neither end gets the number of a standard stream that the caller has closed."""
     while True:
         filler = os.open(os.devnull, os.O_RDWR)
         if filler > 2:
@@ -162,7 +164,7 @@ def relay(child: int, reader: int, writer: int) -> int:
     """Relay output from the pipe until `child` has ended. Return its status in the form of `os.waitpid`.
 
     Call this while SIGCHLD is blocked; it unblocks the signal. A process that outlives the child may keep the pipe
-    open. Its output is not waited for.
+    open. This function does not wait for the output of such a process.
     """
     os.close(writer)
     woken, wakes = os.pipe()
@@ -174,7 +176,7 @@ def relay(child: int, reader: int, writer: int) -> int:
     held, more = b"", True
 
     def take() -> None:
-        """Read once, and write all lines that are complete or too long to be kept."""
+        """Read once, and write all lines that are complete or are too long to wait for their end."""
         nonlocal held, more
         piece = os.read(reader, _PIECE)
         more = bool(piece)
@@ -203,9 +205,9 @@ def relay(child: int, reader: int, writer: int) -> int:
 
 def _write(data: bytes) -> None:
     text = _COLOUR.sub("", data.decode("utf-8", "backslashreplace"))
-    # Spaces that a library printed only to colour its last line are not a line.
+    # Ignore a line that has only spaces: a library printed them only to colour its last line.
     shown = "".join(f"{MARK}{printable(line)}\n" for line in text.split("\n") if line.strip())
-    # If nobody reads stderr any more, the process that works must not wait for a reader.
+    # Ignore errors: if nobody reads stderr any more, the process that works must not wait for a reader.
     with suppress(OSError):
         sys.stderr.write(shown)
         sys.stderr.flush()

@@ -1,13 +1,14 @@
-"""Define the four scenarios of MLPerf Inference: what a query is, when it is issued, and which figure counts.
+"""Define the four scenarios of MLPerf Inference: what a query is, when it is issued, and which metric is the main one.
 
     single-stream   one sample a query, the next as soon as the last is done             p90 of the latency
     multi-stream    eight samples a query, the next as soon as the last is done          p99 of the latency
     server          one sample a query, arriving by a Poisson process of a given rate    rate at which p99 <= bound
     offline         everything at once, in batches                                       samples a second
 
-Each scenario runs for a minimum duration and a minimum number of queries; both must be reached. Samples are drawn by a
-seed from a fixed set. There is one worker, because the runtime already works in parallel inside the operators. So in
-the server scenario, a query that arrives while another runs waits its turn, and its latency counts from its arrival.
+Each scenario runs for a minimum duration and a minimum number of queries; both must be reached. Samples are drawn from
+a fixed set, in an order that the seed determines. There is one worker, because the runtime already works in parallel
+inside the operators. So in the server scenario, a query that arrives while another runs waits its turn, and its latency
+counts from its arrival.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ Feed = Mapping[str, np.ndarray]
 
 @dataclass(frozen=True)
 class Scenario:
-    """Describe a scenario: its name, the figure that counts (a key of its report), and the samples of one query."""
+    """Describe a scenario: its name, its main metric (a key of its report), and the number of samples in one query."""
 
     name: str
     metric: str
@@ -40,15 +41,15 @@ SERVER = Scenario("server", "achieved_qps", 1)
 OFFLINE = Scenario("offline", "samples_per_s", 1)
 SCENARIOS = {s.name: s for s in (SINGLE_STREAM, MULTI_STREAM, SERVER, OFFLINE)}
 
-_CYCLE = 1024  # queries after which the drawn order repeats
-# The search for the highest rate: seconds of a trial, number of trials, and the ratio at which two rates are close
-# enough.
+_CYCLE = 1024  # number of queries after which the drawn order repeats
+# Settings of the search for the highest rate: seconds of a trial, number of trials, and the ratio below which two rates
+# are close enough.
 _PROBE_S, _TRIALS, _WITHIN = 2.0, 8, 1.1
 
 
 def sample_order(samples: int, draws: int, seed: int) -> List[int]:
-    """Return `draws` indices into `samples` samples. They are whole shuffles one after another, so all indices occur
-    equally often.
+    """Return `draws` indices of samples, each below `samples`. The result consists of complete shuffles one after
+    another, so all indices occur equally often.
     """
     if samples == 1:
         return [0] * draws
@@ -60,18 +61,18 @@ def sample_order(samples: int, draws: int, seed: int) -> List[int]:
 def query_runner(
     session: Any, feeds: Sequence[Feed], *, samples_per_query: int = 1, batch: int = 1, seed: int = 0
 ) -> Runner:
-    """Return a function that runs the next query on `session`, which is an `onnxruntime.InferenceSession` or has its
-    `run`.
+    """Return a function that runs the next query on `session`. The session is an `onnxruntime.InferenceSession`, or any
+    object with its `run`.
 
     Args:
-        feeds: the fixed set of samples, each as `session.run` takes it.
+        feeds: the fixed set of samples, each in the form that `session.run` takes.
         samples_per_query: number of samples in one query.
         batch: number of samples that are stacked along axis 0 into one `run`. A query takes ceil(samples / batch) runs.
         seed: seed of the sample order. The same seed gives every session the same queries.
     """
     if not feeds:
         raise ValueError("no samples to run")
-    elsewhere = getattr(session, "query_runner", None)  # a session in another process, which calls this function there
+    elsewhere = getattr(session, "query_runner", None)  # a session in another process calls this function there
     if elsewhere is not None:
         runner: Runner = elsewhere(feeds, samples_per_query=samples_per_query, batch=batch, seed=seed)
         return runner
@@ -80,8 +81,8 @@ def query_runner(
     if samples_per_query == 1:
         single = cycle([dict(feeds[next(order)]) for _ in range(max(_CYCLE, len(feeds)))])
         return lambda: run(None, next(single))
-    # Stack the samples before anything is timed, because stacking is not the model's work. Limit the number of stacked
-    # queries by their size.
+    # Stack the samples before anything is timed, because stacking is not the model's work. The size of the stacked
+    # queries limits their number.
     one_query = sum(int(np.asarray(v).nbytes) for v in feeds[0].values()) * samples_per_query
     ready = max(1, min(64, (64 << 20) // max(1, one_query)))
     queries = cycle([_stack([feeds[next(order)] for _ in range(samples_per_query)], batch) for _ in range(ready)])
@@ -123,7 +124,7 @@ class ServerResult:
 
     @property
     def valid(self) -> bool:
-        """Return whether the rate was sustained: p99 within the bound."""
+        """Return whether the machine sustained the rate: p99 is within the bound."""
         return self.complete and self.latency.p99 <= self.latency_bound_ms
 
 
@@ -158,12 +159,12 @@ def serve(
 ) -> ServerResult:
     """Run the server scenario at one rate.
 
-    It stops early when so many queries were over the bound that p99 must be over it too. An overloaded server would
-    otherwise take many times the duration for the same result.
+    The run stops early when so many queries are over the bound that p99 must be over it too. Without this rule, an
+    overloaded server would take many times the duration for the same result.
     """
     check_limits(min_duration_s, min_queries)
     due = arrivals(rate_qps, min_duration_s, min_queries, seed)
-    fatal = len(due) - int(0.99 * len(due) + 1e-9)  # with this many over the bound, p99 is over it too
+    fatal = len(due) - int(0.99 * len(due) + 1e-9)  # with this many queries over the bound, p99 is over it too
     latencies = np.empty(len(due))
     over = 0
     done = 0
@@ -195,10 +196,10 @@ def estimate_max_rate(service_s: np.ndarray, latency_bound_ms: float, seed: int 
     """Return the highest Poisson rate, in queries a second, at which one worker with these service times keeps p99
     within the bound. Return 0 if no rate does.
 
-    The rate is simulated; the search on the machine starts from it. With service times S and arrivals A, completions
-    follow Lindley's recursion C[i] = max(A[i], C[i-1]) + S[i]. It unrolls to C[i] = T[i] + max over j <= i of (A[j] -
-    T[j-1]), where T is the running sum of S. One set of exponential gaps is scaled to each rate, so p99 rises with the
-    rate, and bisection finds the highest rate.
+    The rate comes from a simulation, and the search on the machine starts from it. With service times S and arrivals A,
+    completions follow Lindley's recursion C[i] = max(A[i], C[i-1]) + S[i]. It unrolls to C[i] = T[i] + max over j <= i
+    of (A[j] - T[j-1]), where T is the running sum of S. One set of exponential gaps is scaled to each rate, so p99
+    rises with the rate, and bisection finds the highest rate.
     """
     random = np.random.default_rng(seed)
     service = random.choice(np.asarray(service_s, np.float64), queries)
@@ -230,16 +231,17 @@ def find_max_rate(
     """Return a run at the highest rate that the machine sustains, within 10 %.
 
     The search starts from the simulated rate. Each step halves, on a logarithmic scale, the gap between the highest
-    rate that held and the lowest that did not. Each rate is tried for a few seconds. The rate that is found then runs
-    in full.
+    rate that the machine sustained and the lowest that it did not. Each rate is tried for a few seconds. At the end,
+    the rate that was found runs for the full duration.
 
     Args:
-        serve_at: function from a rate (queries a second) and a minimum duration (seconds) to a run of the scenario.
+        serve_at: function that takes a rate (queries a second) and a minimum duration (seconds) and returns a run of
+            the scenario.
         service_s: service times in seconds of queries that do not wait.
-        full_s: minimum duration of the run that counts, in seconds.
+        full_s: minimum duration of the final run, in seconds.
 
     Returns:
-        A valid run. If no rate held, the last run, which is not valid.
+        A valid run. If the machine sustained no rate, the last run, which is not valid.
     """
     high = 1 / float(np.median(service_s))
     low = 0.0

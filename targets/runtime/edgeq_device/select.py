@@ -1,8 +1,8 @@
-"""Choose the variant to run on this device, and give the reasons against the others.
+"""Choose the variant to run on this device, and give the reasons against the other variants.
 
 A variant lists the kinds of integer products in its model ("Conv u8s8") as `products`. The list shows which releases of
-onnxruntime would compute the model wrongly. Older bundles have no such list; for them only the self-test finds wrong
-kernels.
+onnxruntime would compute the model incorrectly. Older bundles have no such list. For their variants, only the self-test
+finds wrong kernels.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ class Device:
         gpus: NVIDIA GPUs.
         gpu_problem: why there are no GPUs; "" if there are.
         tensorrt: version of TensorRT that onnxruntime would use; "" if there is none.
-        tensorrt_problem: why there is none.
-        plugins: by provider of a plug-in engine, why it cannot be used here and what to do; "" if nothing in its
-            package prevents it.
+        tensorrt_problem: why there is no TensorRT; "" if there is.
+        plugins: why a plug-in engine cannot be used here and what to do, keyed by the engine's provider; "" if nothing
+            in its package prevents its use.
     """
 
     architecture: str
@@ -71,7 +71,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Choice:
-    """Hold the variant to run, the reason for it, and the verdict on each of the others, in the bundle's order."""
+    """Hold the variant to run, the reason for it, and the verdicts on the other variants, in the bundle's order."""
 
     variant: Variant
     why: str
@@ -79,8 +79,8 @@ class Choice:
 
 
 def judge(variant: Variant, device: Device) -> Verdict:
-    """Compare one variant with the device: architecture, features, execution provider, version of onnxruntime, known
-    faults.
+    """Check whether a device fits one variant. The criteria are the architecture, the features, the execution provider,
+    the version of onnxruntime, and known faults.
     """
     reasons: List[str] = []
     if variant.model is None:
@@ -113,7 +113,7 @@ def _wrong_reasons(variant: Variant, device: Device) -> List[str]:
 
 
 def _engine_reasons(variant: Variant, engine: EngineSpec, device: Device) -> List[str]:
-    """Return what `variant` needs from a plug-in engine and `device` lacks."""
+    """Return what `variant` needs from a plug-in engine but `device` lacks."""
     precision = precision_of(variant, engine)
     fast_on = engine.precisions[precision].fast_on
     reasons = [device.plugins[variant.ep]] if device.plugins[variant.ep] else []
@@ -136,7 +136,7 @@ def precision_of(variant: Variant, engine: EngineSpec) -> str:
 
 
 def _gpu_reasons(variant: Variant, device: Device) -> List[str]:
-    """Return what `variant` needs from a GPU and from TensorRT and `device` lacks."""
+    """Return what `variant` needs from a GPU and from TensorRT but `device` lacks."""
     wanted = {key: variant.info.get(key, "") for key in ("min_compute_capability", "min_tensorrt", "below_tensorrt")}
     reasons: List[str] = []
     least = wanted["min_compute_capability"]
@@ -169,8 +169,8 @@ def select(
     wins.
 
     Args:
-        name: choose only the variant of this name.
-        failed: names of variants that were tried and did not open, each with the reason.
+        name: name of the only variant that may be chosen; None allows all.
+        failed: reason why each variant that was tried did not open, keyed by the variant's name.
 
     Raises:
         BundleError: there is no such component or variant, or no variant fits; the message gives each reason.
@@ -193,7 +193,7 @@ def select(
     if not fitting:
         why = "; ".join(f"{v.variant.name}: {', '.join(v.reasons)}" for v in verdicts)
         fix = f"Package the model for a target of this device's kind ({device.architecture})"
-        # Variants for which only a newer onnxruntime is missing.
+        # These variants lack only a newer onnxruntime.
         wanted = [v.variant.min_onnxruntime for v in verdicts if len(v.reasons) == 1]
         newer = [version for version in wanted if parse_version(device.runtime) < parse_version(version)]
         if newer:

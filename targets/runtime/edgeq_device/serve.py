@@ -4,8 +4,8 @@ A `Guest` sends requests to the standard input of the process, and `serve` answe
 a plug-in engine on a device. edgeq_guest.py adds the requests that the workstation needs.
 
 `python -m` and PYTHONPATH would put folders with downloaded files first on the search path, so a `numpy.py` next to the
-model would run. The child is therefore isolated (-I). It searches the path of this process without the working
-directory, and takes edgeq_device from the place where this process has it. If this process has read edgeq_device from a
+model would run. The child is therefore isolated (-I). It uses the search path of this process, without the working
+directory, and takes edgeq_device from the same place as this process. If this process has read edgeq_device from a
 bundle's zip, it writes a copy for the child.
 """
 
@@ -38,7 +38,7 @@ from edgeq_device.select import precision_of
 from edgeq_device.sessions import best_threads, open_session
 from edgeq_device.variants import Variant
 
-# This code runs before edgeq_device can be imported. Until the path is that of this process, it imports only `sys`.
+# This code runs before edgeq_device can be imported. Until it has set the search path, it imports only `sys`.
 _BOOT = """
 import sys
 root, module, *sys.path = sys.argv[1:]
@@ -54,13 +54,15 @@ sys.exit(import_module(module).main())
 
 def python_command(module: str) -> List[str]:
     """Return the command line that runs `main()` of a module of edgeq_device in a fresh isolated interpreter."""
-    # -B, because a compiled file in a bundle would not be in its manifest.
+    # Use -B, because a compiled file in a bundle would not be in the bundle's manifest.
     return [sys.executable, "-I", "-B", "-c", _BOOT, str(_root()), module, *import_path()]
 
 
 @lru_cache(maxsize=1)
 def _root() -> Path:
-    """Return the folder or zip with edgeq_device. If the code came from a bundle's zip, return a copy of that zip."""
+    """Return the folder or zip that contains edgeq_device. If the code came from a bundle's zip, return a copy of that
+    zip.
+    """
     content = getattr(getattr(__spec__, "loader", None), "content", None)
     if content is None:
         return Path(__file__).absolute().parent.parent
@@ -83,7 +85,7 @@ def describe_exit(code: int) -> str:
 def import_path() -> List[str]:
     """Return the search path of this process for modules, without the working directory.
 
-    The working directory is kept if numpy or onnxruntime were loaded from it, because it is then an installation.
+    The working directory is kept if numpy or onnxruntime was loaded from it, because they are then installed there.
     """
     try:
         here: Optional[str] = os.path.realpath(Path.cwd())
@@ -116,7 +118,7 @@ class Guest:
 
     Args:
         title: name of the program in messages.
-        request_s: seconds after which a request without an answer ends the program.
+        request_s: seconds to wait for an answer. After that, the program is ended.
         failure: exception for errors of the program and of the runtime in it.
 
     Raises:
@@ -173,7 +175,7 @@ class Guest:
         """Send one request. Return the values and the arrays of the reply.
 
         Raises:
-            RuntimeUnavailableError: the program has ended or does not answer, or the runtime in it refuses.
+            RuntimeUnavailableError: the program has ended or does not answer, or the runtime in it refuses the request.
             ValueError: the runtime refuses the inputs, as it would in this process.
         """
         assert self._process.stdin is not None
@@ -218,16 +220,16 @@ class Guest:
         code = self._process.wait()
         text = self._errors.read().decode("utf-8", "replace")
         lines = [line.strip() for line in text.splitlines() if line.strip()]
-        # After a crash the last line need not be about the crash. A process that was killed, perhaps by this one,
-        # writes none.
+        # After a crash, the last line may have nothing to do with it. A process that was killed, perhaps by this one,
+        # writes no last line.
         crashed = code < 0 and code != -signal.SIGKILL
         return f"ended: {'; '.join([describe_exit(code)] * (crashed or not lines) + lines[-1:])}"
 
 
 @dataclass(frozen=True, eq=False)
 class GuestSession:
-    """Provide the part of `onnxruntime.InferenceSession` that measurements need. Like that class, it is equal only to
-    itself.
+    """Provide the part of `onnxruntime.InferenceSession` that measurements need. Like an `InferenceSession`, the object
+    is equal only to itself.
     """
 
     guest: Guest
@@ -237,19 +239,19 @@ class GuestSession:
     providers: Tuple[str, ...] = ()
 
     def get_inputs(self) -> Sequence[TensorInfo]:
-        """Return the inputs, like onnxruntime's session."""
+        """Return the inputs in the same form as onnxruntime's session."""
         return self.inputs
 
     def get_outputs(self) -> Sequence[TensorInfo]:
-        """Return the outputs, like onnxruntime's session."""
+        """Return the outputs in the same form as onnxruntime's session."""
         return self.outputs
 
     def get_providers(self) -> Sequence[str]:
-        """Return the providers that really started, like onnxruntime's session."""
+        """Return the providers that have really started, in the same form as onnxruntime's session."""
         return self.providers
 
     def run(self, output_names: Optional[Sequence[str]], input_feed: Mapping[str, Any]) -> List[Any]:
-        """Run like onnxruntime's session. An output that is not an array is None."""
+        """Run the model like onnxruntime's session. An output that is not an array is None."""
         names = list(output_names or [output.name for output in self.outputs])
         feeds = {name: np.asarray(value) for name, value in input_feed.items()}
         _, results = self.guest.exchange({"do": "run", "session": self.number, "outputs": names}, feeds)
@@ -260,7 +262,9 @@ class GuestSession:
         return str(self.guest.exchange({"do": "end profiling", "session": self.number})[0]["profile"])
 
     def query_runner(self, feeds: Sequence[Mapping[str, Any]], **queries: int) -> GuestRunner:
-        """Return a runner for `edgeq_device.scenarios.query_runner`, which calls this. The samples are sent once."""
+        """Return a runner that runs queries in the guest. `edgeq_device.scenarios.query_runner` calls this. The samples
+        are sent only once.
+        """
         arrays = {f"{i} {name}": np.asarray(value) for i, feed in enumerate(feeds) for name, value in feed.items()}
         request = {"do": "prepare", "session": self.number, "samples": len(feeds), "queries": queries}
         reply, _ = self.guest.exchange(request, arrays)
@@ -282,7 +286,7 @@ class GuestRunner:
         return self.burst(Bursts(0.0, 0.0), slow=True)
 
     def burst(self, bursts: Bursts, slow: bool) -> Burst:
-        """Run a burst like `edgeq_device.latency.burst`, timed by the guest's clock."""
+        """Run a burst like `edgeq_device.latency.burst`, but time it with the guest's clock."""
         turn = {"length_s": bursts.length_s, "lead_in_s": bursts.lead_in_s, "slow": slow}
         request = {"do": "burst", "session": self.session.number, "runner": self.number, **turn}
         reply, results = self.session.guest.exchange(request)
@@ -303,10 +307,10 @@ def serve(
     """Answer requests until the input ends.
 
     Args:
-        open_it: function from a request to an open session.
-        more: functions that answer other requests, by the value of "do". Arrays in an answer are sent as arrays.
+        open_it: function that takes a request and returns an open session.
+        more: functions that answer other requests, keyed by the value of "do". Arrays in an answer are sent as arrays.
     """
-    lift_seconds()  # the other side limits how long it waits for each answer
+    lift_seconds()  # the process that sends the request limits how long it waits for each answer
     # Text that a library prints must not end up between the frames.
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
@@ -345,15 +349,15 @@ def open_request(variant: Variant, threads: int) -> Request:
 
 
 def open_requested(request: Request) -> Any:
-    """Return a session, opened by the same code as a bundle's variant. If the request has a "profile", the profiler is
-    on.
+    """Return the session that a request describes, opened by the same code as a bundle's variant. If the request has a
+    "profile", the profiler is on.
     """
     variant, engine = requested_variant(request), requested_engine(request)
     return open_session(variant, request["threads"], engine, profile=request.get("profile", ()))
 
 
 def requested_engine(request: Request) -> Optional[EngineSpec]:
-    """Return the engine in a request to open a session, or None if there is none."""
+    """Return the engine in a request to open a session, or None if the request does not name one."""
     return read_engine(request["engine"]) if request["engine"] is not None else None
 
 
@@ -380,7 +384,7 @@ def requested_variant(request: Request) -> Variant:
 def _answer(
     request: Request, arrays: Arrays, sessions: List[Any], open_it: Callable[[Request], Any]
 ) -> Tuple[Dict[str, Any], Arrays]:
-    """Answer a request about a session. `sessions` contains each session with the runners of its queries."""
+    """Answer a request about a session. `sessions` contains each session together with the runners of its queries."""
     if request["do"] == "open":
         session = open_it(request)
         sessions.append((session, []))
@@ -398,7 +402,7 @@ def _answer(
         return {"profile": session.end_profiling()}, {}
     if request["do"] == "prepare":
         feeds: List[Dict[str, Any]] = [{} for _ in range(request["samples"])]
-        for key, value in arrays.items():  # "0 name", "1 name" ...
+        for key, value in arrays.items():  # keys are "0 name", "1 name" ...
             index, _, name = key.partition(" ")
             feeds[int(index)][name] = value
         runners.append(query_runner(session, feeds, **request["queries"]))
@@ -407,7 +411,7 @@ def _answer(
         return _burst(request, runners[request["runner"]])
     if request["do"] == "close":
         sessions[request["session"]] = None
-        if hasattr(session, "close"):  # the session itself runs in another process
+        if hasattr(session, "close"):  # such a session itself runs in another process
             session.close()
         return {}, {}
     raise ValueError("unknown request %r" % request["do"])
@@ -417,7 +421,7 @@ def _burst(request: Request, runner: Any) -> Tuple[Dict[str, Any], Arrays]:
     spent = time.process_time()
     turn = Bursts(request["length_s"], request["lead_in_s"]), request["slow"]
     with quiet_collector(), Watch(time.perf_counter) as watch:
-        # A runner in another process is timed there.
+        # A runner in another process is timed by that process.
         taken = runner.burst(*turn) if hasattr(runner, "burst") else burst(runner, *turn, watch)
     arrays = {"samples": np.array(taken.samples, np.float64), "disturbed": taken.disturbed}
     return {"busy_s": taken.busy_s, "cpu_s": taken.cpu_s or time.process_time() - spent}, arrays

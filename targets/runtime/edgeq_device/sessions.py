@@ -1,8 +1,8 @@
 """Open sessions of onnxruntime with a bundle's options, and cache TensorRT's engines.
 
-An engine is code that no hash of a bundle covers. It is in the user's cache, where nobody else can write, below the
-hash of the bundle that it was built from. It fits one GPU, one version of TensorRT and one model. The name of its
-folder contains all three.
+An engine is code that no hash of a bundle covers. It is kept in the user's cache, where nobody else can write, in a
+folder under the hash of the bundle that it was built from. It fits only one GPU, one version of TensorRT and one model.
+The name of its folder contains all three.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def linked_version(ort: Any) -> Optional[int]:
 
 
 def read_tensorrt(ort: Any, load: Load = ctypes.CDLL) -> Tuple[str, str]:
-    """Return (version, "") of the TensorRT that onnxruntime would load, or ("", reason) if it would load none."""
+    """Return (version, "") of the TensorRT that onnxruntime would load, or ("", reason) if it would not load any."""
     major = linked_version(ort)
     if major is None:
         return "", f"onnxruntime {ort.__version__} here has no {PROVIDER}"
@@ -94,8 +94,8 @@ def version_text(number: int) -> str:
 
 
 def _packaged(names: Tuple[str, ...]) -> List[str]:
-    """Return the paths of the libraries in TensorRT's wheel. If they are loaded by path, onnxruntime's provider finds
-    them.
+    """Return the paths of the libraries in TensorRT's wheel. onnxruntime's provider finds them once they are loaded by
+    path.
     """
     try:
         spec = importlib.util.find_spec("tensorrt_libs")
@@ -129,8 +129,8 @@ class Engine:
 
 
 def plan_engine(variant: Variant, gpus: Sequence[cuda.Gpu], tensorrt: str) -> Engine:
-    """Plan the engine of `variant` for that version of TensorRT, on the GPU of the highest compute capability. Create
-    its folder.
+    """Plan the engine of `variant` for this version of TensorRT and for the GPU with the highest compute capability.
+    Create the engine's folder.
     """
     gpu = max(gpus, key=lambda gpu: gpu.compute_capability, default=cuda.Gpu("", (0, 0)))
     folder, note = _folder(variant, engine_key(variant, gpu, tensorrt))
@@ -143,21 +143,21 @@ def plan_engine(variant: Variant, gpus: Sequence[cuda.Gpu], tensorrt: str) -> En
     cached = any(folder.glob("*.engine"))
     notes = [note] if note else []
     if not cached and variant.beside is not None and os.path.lexists(variant.beside):
-        # These engines are from an earlier version, or from the sender of the bundle.
+        # Engines there come from an earlier version of edgeq, or from the sender of the bundle.
         why = "is not used, because no hash covers it; engines are kept in the user's cache. Remove it"
         notes.append(f"{variant.beside} {why}")
     return Engine(folder, cached, options, "; ".join(notes))
 
 
 def _put_table(table: Path, place: Path) -> None:
-    """Copy the calibration table to `place`. Replace an earlier table, but no other file.
+    """Copy the calibration table to `place`. Replace an earlier table there, but refuse to replace any other file.
 
     Raises:
         OutputError: `place` exists and is not a calibration table.
     """
     content = table.read_bytes()
     if place.is_symlink() or place.exists():
-        # It may be the same table, or one of an earlier bundle of this model.
+        # The file may be the same table, or a table of an earlier bundle of this model.
         if place.is_symlink() or not place.is_file() or place.read_bytes()[_FORM] != content[_FORM]:
             raise OutputError(f"{place} is not one of edgeq's calibration tables", "Move it")
         if place.read_bytes() == content:
@@ -176,14 +176,16 @@ def engine_key(variant: Variant, gpu: cuda.Gpu, tensorrt: str) -> str:
 
 
 def typed_options(variant: Variant, tensorrt: str) -> Dict[str, str]:
-    """Return the variant's provider options. Precision flags are left out if TensorRT uses the file's types."""
+    """Return the variant's provider options. Precision flags are left out for versions of TensorRT that follow the
+    types in the file.
+    """
     dropped = _FLAGS if parse_version(tensorrt) >= STRONGLY_TYPED else ()
     return {key: value for key, value in variant.provider_options.items() if key not in dropped}
 
 
 def trtexec_line(variant: Variant, tensorrt: str, shapes: Dict[str, Tuple[int, ...]]) -> str:
-    """Return the command that builds and times the same engine with TensorRT's own tool. It runs in the bundle's
-    folder.
+    """Return the command that builds and times the same engine with TensorRT's own tool. The user runs it in the
+    bundle's folder.
 
     Args:
         shapes: shapes of inputs with open sizes, such as those of the self-test.
@@ -201,8 +203,8 @@ def trtexec_line(variant: Variant, tensorrt: str, shapes: Dict[str, Tuple[int, .
 
 
 def _folder(variant: Variant, key: str) -> Tuple[Path, str]:
-    """Return a folder for `key` that nobody else can write, and a note. The folder is in the user's cache, with the
-    note "". If that fails, it is temporary, and the note gives the reason.
+    """Return a folder for `key` that nobody else can write to, and a note. Usually the folder is in the user's cache,
+    and the note is "". If it cannot be there, the folder is temporary, and the note gives the reason.
     """
     try:
         return private_cache("edgeq", "tensorrt", variant.bundle or "models", key), ""
@@ -225,11 +227,11 @@ _CUDA_ENGINE = "cuda"
 
 
 def open_on_gpu(variant: Variant, ort: Any, open_with: cuda.OpenWith) -> Union[cuda.BoundSession, cuda.CapturedSession]:
-    """Open `variant`, build its engine if there is none yet, and run it once, so that the first run by the caller is
-    not slower.
+    """Open `variant`, build its engine if there is none yet, and run it once. The caller's first run is then as fast as
+    the later ones.
 
     Args:
-        open_with: function from a list of providers to an open session.
+        open_with: function that takes a list of providers and returns an open session.
 
     Raises:
         RuntimeUnavailableError: the provider does not start. ONNX Runtime itself would continue on the CPU.
@@ -272,7 +274,8 @@ def open_on_gpu(variant: Variant, ort: Any, open_with: cuda.OpenWith) -> Union[c
 def _with_graphs(open_with: cuda.OpenWith, session: Any, options: Dict[str, str]) -> Any:
     """Return a session with CUDA graphs if all sizes are fixed. One launch then replays the whole model.
 
-    The engine is in its cache by now. If the provider refuses (the graph is split between providers), return `session`.
+    The engine is already in its cache, so it is not built again. If the provider refuses, because the graph is split
+    between providers, return `session`.
     """
     if not (static_shapes(session.get_inputs()) and static_shapes(session.get_outputs())):
         return session
@@ -284,7 +287,9 @@ def _with_graphs(open_with: cuda.OpenWith, session: Any, options: Dict[str, str]
 
 
 def _providers(options: Dict[str, str]) -> List[Any]:
-    """Return TensorRT with `options`, then CUDA and the CPU. CUDA computes float32 operators of the file in float32."""
+    """Return the list of providers: TensorRT with `options`, then CUDA, then the CPU. CUDA is set to compute the file's
+    float32 operators in float32.
+    """
     return [(PROVIDER, options), (cuda.CUDA, engine_options(engines()[_CUDA_ENGINE])), CPU]
 
 
@@ -302,8 +307,8 @@ def infer(session: Any, feeds: Mapping[str, Any]) -> Dict[str, Any]:
     return {name: one_array(result) for name, result in zip(names, results)}
 
 
-# Measured: up to 1.20 the folder option does nothing; 1.21 to 1.24 use it only for a model from bytes; 1.28 always
-# does.
+# Measured behaviour of the option for the folder of external data: up to onnxruntime 1.20 it has no effect, from 1.21
+# to 1.24 only for a model that is opened from bytes, and in 1.28 always.
 _FOLDER_FROM_BYTES = (1, 21)
 
 
@@ -335,7 +340,8 @@ def open_session(
 ) -> Any:
     """Return an `onnxruntime.InferenceSession` for `variant` with the options in its bundle.
 
-    For a variant that runs on a GPU, the result keeps inputs and outputs there, and its provider has really started.
+    For a variant that runs on a GPU, the session keeps inputs and outputs in the GPU's memory, and its provider has
+    really started.
 
     Args:
         threads: threads inside an operator; 0 uses the number with which the variant ran best. If the variant does not
@@ -355,8 +361,8 @@ def open_session(
 def open_unchecked(
     variant: Variant, threads: int = 0, engine: Optional[EngineSpec] = None, *, profile: Sequence[str] = ()
 ) -> Any:
-    """Do the work of `open_session` without a check of the options: for a variant that was opened before, or is not in
-    a bundle.
+    """Do the work of `open_session`, but do not check the options. Use this for a variant that was opened before, or
+    that is not in a bundle.
     """
     if variant.model is None:
         raise BundleError(f"ONNX Runtime does not run variant {variant.name}")
@@ -392,7 +398,9 @@ def open_unchecked(
 
 
 def _open(variant: Variant, ort: Any, open_it: Callable[[Any], Any], *, package: str = "") -> Any:
-    """Return the result of `open_it` for the model. A `package` opens the model only from a file; "" is onnxruntime."""
+    """Call `open_it` with the model, and return the session. `package` names a package that opens models only from
+    files; "" means onnxruntime.
+    """
     assert variant.model is not None
     try:
         if EXTERNAL_FOLDER not in variant.session_options:
@@ -418,7 +426,7 @@ def _open(variant: Variant, ort: Any, open_it: Callable[[Any], Any], *, package:
 
 
 def best_threads(variant: Variant) -> int:
-    """Return the number of threads with which the variant ran best, or 0 if it does not record one."""
+    """Return the number of threads with which the variant ran best, or 0 if the variant does not record it."""
     threads = variant.info.get("threads", 0)
     if not isinstance(threads, int) or isinstance(threads, bool) or not 0 <= threads <= MOST_THREADS:
         raise BundleError(f"variant {variant.name}: threads is {threads!r}; it can be 0 to {MOST_THREADS}")
@@ -430,8 +438,9 @@ def _gathered(model: Path, weights: Path, *, link: bool = True) -> Iterator[Path
     """Put `model` next to its external weights, in a folder that is removed after the block. Runtimes that do not know
     the folder option need this.
 
-    The files are links if `link` is set and the system permits them, else copies. Newer runtimes need copies, because
-    they refuse links that lead elsewhere. Hard links would change the times that `Variant.check_unchanged` compares.
+    The files are links if `link` is set and the system permits links. Otherwise they are copies. Newer runtimes need
+    copies, because they refuse links that lead out of the folder. Hard links would change the times that
+    `Variant.check_unchanged` compares.
     """
     folder, remove = temporary_folder("edgeq-session-", f"{model} cannot be opened")
     try:

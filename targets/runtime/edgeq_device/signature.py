@@ -1,8 +1,9 @@
-"""Check ECDSA signatures over P-256, P-384 and P-521 in plain Python. Nothing here is secret, so the time may vary.
+"""Check ECDSA signatures over P-256, P-384 and P-521 in plain Python. Only public data are processed, so the running
+time need not be constant.
 
-Verification follows SEC 1, version 2.0, section 4.1.4. Points have Jacobian coordinates (X, Y, Z) with x = X / Z² and
-y = Y / Z³. Z = 0 is the point at infinity. The formulas are dbl-2001-b and madd of the Explicit-Formulas Database,
-for curves y² = x³ - 3x + b.
+Verification follows SEC 1, version 2.0, section 4.1.4. Points have Jacobian coordinates (X, Y, Z) with x = X / Z² and y
+= Y / Z³. Z = 0 is the point at infinity. The formulas are dbl-2001-b and madd of the Explicit-Formulas Database, for
+curves y² = x³ - 3x + b.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ def curves() -> Tuple[Curve, ...]:
 
 @dataclass(frozen=True)
 class PublicKey:
-    """Hold a public key, a point of a curve."""
+    """Hold a public key, which is a point on a curve."""
 
     curve: Curve
     x: int
@@ -83,7 +84,8 @@ class PublicKey:
     def verifies(self, signature: bytes, message: bytes, digest: str = "") -> bool:
         """Return whether `signature` (DER) was made over `message` with the private key that belongs to this key.
 
-        `digest` names a hash that is not longer than the curve's order. By default it is the curve's own.
+        `digest` names a hash that is not longer than the curve's order. The default is the hash that belongs to the
+        curve.
         """
         curve, numbers = self.curve, _read_signature(signature)
         if numbers is None or not all(0 < number < curve.n for number in numbers):
@@ -99,8 +101,8 @@ def read_public_key(der: bytes, where: str) -> PublicKey:
     """Return the key in `der` (SubjectPublicKeyInfo). Messages call the key `where`.
 
     Raises:
-        UsageError: it is not a key on one of the three curves with an uncompressed point, or the point is not on its
-            curve.
+        UsageError: the data are not a key on one of the three curves with an uncompressed point, or the point is not on
+            its curve.
     """
     for curve in curves():
         size = curve.size
@@ -116,7 +118,7 @@ def read_public_key(der: bytes, where: str) -> PublicKey:
 
 
 def _read_signature(der: bytes) -> Optional[Tuple[int, int]]:
-    """Return r and s of a signature as positive numbers, or None if the encoding is not the canonical one in DER."""
+    """Return r and s of a signature as positive numbers, or None if they are not encoded in canonical DER."""
     body, rest = _element(der, 0x30)
     r, body = _element(body, 0x02)
     s, body = _element(body, 0x02)
@@ -126,8 +128,8 @@ def _read_signature(der: bytes) -> Optional[Tuple[int, int]]:
 
 
 def _is_positive(number: bytes) -> bool:
-    """Return whether the content of an integer is above 0 and as short as possible. A longer encoding would be a second
-    signature of the same bytes.
+    """Return whether the content of an integer is above 0 and as short as possible. If longer encodings were valid, the
+    same signature could be written in several ways.
     """
     if number[:1] == b"\0":
         return len(number) > 1 and number[1] > 0x7F
@@ -135,8 +137,8 @@ def _is_positive(number: bytes) -> bool:
 
 
 def _element(der: bytes, tag: int) -> Tuple[bytes, bytes]:
-    """Return the content of the first element and the bytes that follow it. Return empty bytes if it is not an element
-    of `tag`.
+    """Return the content of the first element, and the bytes that follow the element. Return empty bytes for both if
+    its tag is not `tag` or it is malformed.
     """
     long = len(der) > 1 and der[1] == 0x81
     start = 3 if long else 2
@@ -147,7 +149,7 @@ def _element(der: bytes, tag: int) -> Tuple[bytes, bytes]:
 
 
 def _sum_of_products(curve: Curve, first: int, second: int, point: _Affine) -> Optional[_Affine]:
-    """Return first · base point + second · point, or None if that is the point at infinity.
+    """Return first · base point + second · point, or None if the sum is the point at infinity.
 
     Both products are computed at once, bit by bit (Shamir's method).
     """
@@ -199,10 +201,10 @@ BUNDLE_TYPE = "application/vnd.dev.sigstore.bundle.v0.3+json"
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
 STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
 PREDICATE_TYPE = "https://model_signing/signature/v1.0"
-# The first release of Model Signing wrote statements in which each file is a subject, without a predicate.
+# The first release of Model Signing listed each file as a subject of the statement, and wrote no predicate.
 _FIRST_PREDICATE_TYPE = "https://model_signing/Digests/v0.1"
 SHA256 = re.compile(r"[0-9a-f]{64}")
-"""A hash in hex. Bundles and keys are named by such hashes."""
+"""Form of a hash in hex. Such hashes identify bundles and keys."""
 _MAX_CHAIN = 10
 _AGAIN = "Do not use this bundle; get it again from where it was made, or have it signed again"
 
@@ -214,8 +216,8 @@ class Signature:
     Attributes:
         payload: the statement, as JSON.
         value: the signature over the bytes of `message`, in DER.
-        hint: id of the key that made it (`PublicKey.id`); "" if the file names none.
-        chain: certificates in DER, that of the signing key first; empty if a bare key signed.
+        hint: id of the key that made the signature (`PublicKey.id`); "" if the file does not name it.
+        chain: certificates in DER, first that of the signing key; empty if the key has no certificate.
     """
 
     payload: bytes
@@ -225,7 +227,7 @@ class Signature:
 
     @property
     def message(self) -> bytes:
-        """Return the bytes that were signed: DSSE's encoding of type and payload."""
+        """Return the bytes that were signed: the payload and its type in the encoding of DSSE."""
         return b"DSSEv1 %d %s %d %s" % (len(PAYLOAD_TYPE), PAYLOAD_TYPE.encode(), len(self.payload), self.payload)
 
     def is_by(self, key: PublicKey) -> bool:
@@ -241,7 +243,7 @@ def parse_signature(data: bytes, where: str) -> Signature:
     """Return the signature in the bytes of a file.
 
     Raises:
-        BundleError: it is not a signature that Model Signing writes with a key or a certificate.
+        BundleError: the file is not a signature that Model Signing writes with a key or a certificate.
     """
     bundle = parse_json(data, where)
     if bundle.get("mediaType") != BUNDLE_TYPE:
@@ -275,10 +277,10 @@ def parse_signature(data: bytes, where: str) -> Signature:
 
 
 def signed_files(payload: bytes, where: str) -> Dict[str, str]:
-    """Return the sha256 in hex of every file in the statement `payload`, by relative path.
+    """Return the sha256 in hex of every file in the statement `payload`, keyed by relative path.
 
     Raises:
-        BundleError: it is not a statement of Model Signing that lists whole files by their sha256.
+        BundleError: the payload is not a statement of Model Signing that lists whole files by their sha256.
     """
     where = f"{where}: statement"
     statement = parse_json(payload, where)
@@ -303,13 +305,15 @@ def signed_files(payload: bytes, where: str) -> Dict[str, str]:
 
 
 def root_digest(files: Mapping[str, str]) -> str:
-    """Return the sha256 in hex of the concatenated sha256 digests (bytes), in the order of `files`."""
+    """Concatenate the sha256 digests of the files as bytes, in the order of `files`, and return the sha256 of the
+    result in hex.
+    """
     return hashlib.sha256(b"".join(bytes.fromhex(digest) for digest in files.values())).hexdigest()
 
 
 def check_files(signed: Mapping[str, str], found: Mapping[str, str], where: str) -> None:
     """Compare the files `found` with those that were signed. Both map relative paths to sha256 in hex, and must be
-    equal.
+    identical.
 
     Raises:
         BundleError: a file is missing, was changed, or was not signed.
@@ -350,7 +354,7 @@ def decode_base64(text: object) -> bytes:
     """Return the bytes that `text` encodes.
 
     Raises:
-        ValueError: it is not the canonical base64 encoding of its bytes.
+        ValueError: `text` is not the canonical base64 encoding of its bytes.
     """
     data = base64.b64decode(text, validate=True) if isinstance(text, str) else b""
     if base64.b64encode(data).decode("ascii") != text or not data:

@@ -1,4 +1,6 @@
-"""Decide whose signatures count on this machine. The keys are in a file or folder of its owner, never in a bundle."""
+"""Decide whose signatures count on this machine. The keys are in a file or folder of the machine's owner, never in a
+bundle.
+"""
 
 from __future__ import annotations
 
@@ -36,17 +38,18 @@ _KEY_TEXT = re.compile(
     r"|pin-sha256:[A-Za-z0-9+/=]+|Public-Key: \([0-9]+ bit\)|(NIST CURVE|ASN1 OID|Curve):[ \t]*[A-Za-z0-9-]+"
     r"|(Public Key )?Algorithm( Security Level)?: [A-Za-z/]+( \([0-9]+ bits\))?"
 )
-# A remark must not contain this: a last day after # would look set, but would not count.
+# A remark must not match this pattern: a last day after # would look set, but would not count.
 _A_LAST_DAY = re.compile(r"not[-_ \t]*after", re.IGNORECASE)
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\x85\u2028\u2029]")
 
 Chain = Callable[[Sequence[bytes], Sequence[bytes]], PublicKey]
-"""Function that returns the key of a chain's first certificate if the chain leads to a trusted one (all in DER)."""
+"""Function that takes a chain and the trusted certificates (all in DER). If the chain leads to a trusted certificate,
+the function returns the key of the chain's first certificate."""
 
 
 @dataclass(frozen=True)
 class TrustedKey:
-    """Hold a key whose signatures count. If `not_after` is given, they count until the end of that day (UTC)."""
+    """Hold a key whose signatures count. If `not_after` is given, they count only until the end of that day (UTC)."""
 
     key: PublicKey
     name: str
@@ -55,8 +58,8 @@ class TrustedKey:
 
 @dataclass(frozen=True)
 class Trust:
-    """Hold trusted keys and certificates (DER), and the ids of revoked keys. A revoked key does not count, even with a
-    trusted certificate.
+    """Hold trusted keys and certificates (DER), and the ids of revoked keys. A revoked key does not count, even if it
+    has a trusted certificate.
     """
 
     source: str
@@ -67,7 +70,7 @@ class Trust:
 
 @dataclass(frozen=True)
 class Signer:
-    """Name the signer of a bundle: the id of the key, and the name of the file that made it trusted."""
+    """Name the signer of a bundle by the id of the key and by the name of the file that made the key trusted."""
 
     key: str
     name: str
@@ -78,10 +81,11 @@ class Signer:
 
 
 def trust_for(given: Optional[Path], *, required: bool) -> Optional[Trust]:
-    """Return the trust in `given`, else in $EDGEQ_TRUST, else in /etc/edgeq/trust. Return None if there is none.
+    """Return the trusted keys in `given`, else in $EDGEQ_TRUST, else in /etc/edgeq/trust. Return None if there are
+    none.
 
     Raises:
-        UsageError: the place cannot be read, or `required` is set and there is none.
+        UsageError: the path cannot be read, or `required` is set and there are no trusted keys.
     """
     named = os.environ.get(VARIABLE)
     if given is not None or named or _is_there(PLACE):
@@ -92,7 +96,7 @@ def trust_for(given: Optional[Path], *, required: bool) -> Optional[Trust]:
 
 
 def _is_there(place: str) -> bool:
-    """Return whether `place` exists or may exist: a path that cannot be checked must not count as absent."""
+    """Return whether `place` exists or may exist. A path that cannot be checked must not count as absent."""
     try:
         Path(place).stat()
     except OSError as error:
@@ -101,11 +105,11 @@ def _is_there(place: str) -> bool:
 
 
 def read_trust(path: Path) -> Trust:
-    """Return the trust in a file of keys or certificates (PEM or DER), or in a folder of such files and a
-    `revoked.txt`.
+    """Return the trusted keys in `path`. It is a file of keys or certificates (PEM or DER), or a folder of such files
+    and a `revoked.txt`.
 
     Raises:
-        UsageError: something in it cannot be parsed. Skipping it could mean trusting a revoked key.
+        UsageError: something in the file or folder cannot be parsed. Skipping it could mean trusting a revoked key.
     """
     try:
         folder = path.is_dir()
@@ -141,7 +145,7 @@ def verify_signature(
 
     Args:
         data: content of the signature file; None if it is missing.
-        chain: function that verifies certificates; a device has none.
+        chain: function that verifies certificates; None on a device, which cannot verify certificates.
 
     Raises:
         BundleError: there is no signature, the key is not trusted (any more), or other files were signed.
@@ -155,10 +159,10 @@ def verify_signature(
 
 
 def check_signature(bundle: Bundle, trust: Optional[Trust], chain: Optional[Chain] = None) -> Optional[Signer]:
-    """Return the signer of an opened bundle, whose files were hashed already. Return None if there is no `trust`.
+    """Return the signer of an opened bundle, whose files have already been hashed. Return None if there is no `trust`.
 
     Raises:
-        BundleError: see `verify_signature`; also if the directory contains a file that nobody signed.
+        BundleError: for the same reasons as `verify_signature`, or if the directory contains a file that nobody signed.
     """
     if trust is None:
         return None
@@ -210,8 +214,8 @@ def _read(file: Path) -> bytes:
 
 
 def _lines(data: bytes, where: str) -> List[Tuple[str, str]]:
-    """Return the place (`where:number`) and the text of each line. Refuse characters that an editor would not show as
-    they are read here.
+    """Return the place (`where:number`) and the text of each line. Refuse characters that an editor would show
+    differently from what is read here.
     """
     try:
         lines = [line[:-1] if line.endswith("\r") else line for line in data.decode("utf-8").split("\n")]
@@ -224,7 +228,7 @@ def _lines(data: bytes, where: str) -> List[Tuple[str, str]]:
 
 
 def _read_revoked(data: bytes, where: str) -> FrozenSet[str]:
-    """Return the ids of keys, one a line. A remark begins with #."""
+    """Return the ids of revoked keys. The file has one id a line, and remarks begin with #."""
     found = set()
     for place, line in _lines(data, where):
         key = line.partition("#")[0].strip(" \t")
@@ -237,15 +241,15 @@ def _read_revoked(data: bytes, where: str) -> FrozenSet[str]:
 
 
 def _blocks(data: bytes, where: str) -> List[Tuple[str, bytes, Optional[date]]]:
-    """Return label, content and last day of each key and certificate. DER data are one of them; PEM text may contain
-    several.
+    """Return the label, content and last day of each key and certificate. DER data contain only one of them; PEM text
+    may contain several.
 
     Raises:
         UsageError: a line is none of these: part of a block, `not-after: YYYY-MM-DD` before a key, a remark, or a
             tool's description of a key.
     """
     if b"-----BEGIN" not in data:
-        # The first element of a certificate is a sequence with a two-byte length. That of a key is short.
+        # The first element of a certificate is a sequence with a two-byte length. In a key, the length is shorter.
         return [("CERTIFICATE" if data[:2] == b"\x30\x82" else "PUBLIC KEY", data, None)]
     found: List[Tuple[str, bytes, Optional[date]]] = []
     last: Optional[Tuple[str, date]] = None

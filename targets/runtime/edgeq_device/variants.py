@@ -31,7 +31,7 @@ _VARIANT_KEYS = frozenset(
 _ORT_KEYS = frozenset({"model_file", "session_options", "provider_options"})
 _DEVICES = ("cpu", "gpu", "npu")
 _VERSIONS = ("min_onnxruntime", "min_compute_capability", "min_tensorrt", "below_tensorrt")
-_MOST_SLICES = 256  # in one output
+_MOST_SLICES = 256  # maximum in one output
 _MOST_AXES, _MOST_INDICES = 64, 1 << 31
 _VERSION = re.compile(r"(\d{1,6}(\.\d{1,6}){0,4})?", re.ASCII)
 
@@ -40,22 +40,24 @@ EXTERNAL_FOLDER = "session.model_external_initializers_file_folder_path"
 
 @dataclass(frozen=True)
 class Case:
-    """Hold one self-test vector: arrays by input name and by output name, each in an .npz or in a group of one."""
+    """Hold one self-test vector: arrays by input name and arrays by output name. Each set is an .npz or a group of an
+    .npz.
+    """
 
     inputs: Path
     outputs: Path
 
 
 def slice_name(axis: int, first: int, last: int) -> str:
-    """Return the name of the indices `first` to `last` along `axis`."""
+    """Return a name for the slice of indices `first` to `last` along `axis`."""
     indices = str(first) if first == last else f"{first}..{last}"
     return f"{indices} on axis {axis}"
 
 
 @dataclass(frozen=True)
 class SliceTolerance:
-    """Set the allowed absolute difference on the indices `first` to `last` along `axis` of an output. The values there
-    have another unit than the rest.
+    """Set the allowed absolute difference for the indices `first` to `last` along `axis` of an output. The values there
+    have a different unit from the rest.
     """
 
     axis: int
@@ -65,7 +67,7 @@ class SliceTolerance:
 
     @property
     def where(self) -> str:
-        """Return the name of the place in the output."""
+        """Return the name of the slice in the output."""
         return slice_name(self.axis, self.first, self.last)
 
 
@@ -76,20 +78,20 @@ class Variant:
     Attributes:
         name, component: names in the package; the quantized model is the component "model".
         ep: execution provider.
-        model: the model file; None if ONNX Runtime does not run this variant.
+        model: path of the model file; None if ONNX Runtime does not run this variant.
         session_options, provider_options: options that the session must be opened with, including those in the model's
             metadata. Paths are resolved.
         architecture: "x86_64", "arm64" ...; "any" fits all.
         required_features: CPU features without which the variant is wrong or slow.
-        rank: rank of the variant; among the variants that fit, the highest wins.
-        min_onnxruntime: oldest onnxruntime that runs it; "" if any version does.
+        rank: rank of the variant. Among the variants that fit, the one with the highest rank is chosen.
+        min_onnxruntime: oldest onnxruntime that runs the variant; "" if any version does.
         cases, tolerance: cases of the self-test, and the absolute tolerance of each output by name.
-        slices: tolerances of parts of an output, by its name, in addition to the tolerance of the whole.
+        slices: tolerances for parts of an output, by the output's name, in addition to its overall tolerance.
         info: all of executor_info.edgeq.
-        table: calibration table that must be next to the engines; None if there is none.
+        table: path of the calibration table that must be next to the engines; None if there is none.
         bundle: sha256 of the bundle's manifest, under which the device caches what it builds; "" outside a bundle.
-        hashed: record of the hashed files of a bundle that is opened in place.
-        beside: folder of engines in earlier versions. It is not read.
+        hashed: record of the hashed files, if the bundle is opened in place.
+        beside: folder in which earlier versions kept engines. It is not read.
     """
 
     name: str
@@ -112,11 +114,11 @@ class Variant:
     slices: Mapping[str, Tuple[SliceTolerance, ...]] = field(default_factory=dict)
 
     def check_unchanged(self) -> None:
-        """Refuse files that are opened in place and have changed since they were hashed. Call this when the files are
+        """Refuse files that are opened in place and have changed since they were hashed. Call this once the files are
         open.
 
         Raises:
-            BundleError: a file or folder was changed, replaced or moved meanwhile.
+            BundleError: a file or folder has been changed, replaced or moved.
         """
         if self.hashed is not None:
             self.hashed.check()
@@ -137,14 +139,14 @@ class _Files:
         return self.root / name
 
     def vectors(self, name: str) -> Path:
-        """Return the path of arrays: an .npz file, or a group of one."""
+        """Return the path of arrays, which are an .npz file or a group of an .npz file."""
         file, _, group = name.rpartition("/")
         if file in self.known and file.endswith(".npz") and group:
             return self.root / name
         return self.existing(name)
 
     def place(self, name: str, kind: str) -> Path:
-        """Return the path of the file `name`, or of the folder `name` that contains some of the files."""
+        """Return the path of the file `name`, or of the folder `name` if some of the files are in it."""
         if name not in self.known if kind == "file" else not any(file.startswith(name + "/") for file in self.known):
             raise BundleError(f"{self.where}: {name!r} is not in the bundle as a {kind}")
         return self.root / name
@@ -211,7 +213,7 @@ def _variant(component: str, place: str, name: str, values: object, files: _File
     model = files.existing(resolve_reference(model_file, directory, where)) if model_file is not None else None
 
     def resolve(reference: str, kind: str) -> str:
-        """Return the path, as text, of a file of the bundle that an option names."""
+        """Return, as text, the path of the bundle's file that an option names."""
         return str(files.place(resolve_reference(reference, directory, where), kind))
 
     rank = info.get("rank", 0)
@@ -280,7 +282,9 @@ def _selftest(values: object, files: _Files) -> Tuple[Tuple[Case, ...], Dict[str
 
 
 def _slices(values: object, tolerance: Mapping[str, float], where: str) -> Dict[str, Tuple[SliceTolerance, ...]]:
-    """Read the slices. They are outside of `selftest`, because earlier readers refuse unknown keys there."""
+    """Read the tolerances of slices. They are stored outside `selftest`, because earlier readers refuse unknown keys
+    there.
+    """
     where = f"{where}: selftest_slices"
     if not isinstance(values, dict) or not set(values) <= set(tolerance):
         raise BundleError(f"{where} is not an object of the self-test's outputs")

@@ -1,4 +1,4 @@
-"""Verify a bundle on this device: load every variant that can run here and run its self-test."""
+"""Verify a bundle on this device: load every variant that can run here, and run its self-test."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class VariantReport:
     Attributes:
         status: "passed" (the self-test passed), "loaded" (it loads and has no self-test), "failed", "not run", or "not
             used" (a plug-in engine is broken or wrong here, so the runner uses another variant).
-        reason: why it failed, was not run or is not used; else "".
+        reason: why the variant failed, was not run or is not used; otherwise "".
     """
 
     variant: Variant
@@ -34,7 +34,7 @@ class VariantReport:
     selftest: Optional[SelfTest]
 
     def to_dict(self) -> Dict[str, Any]:
-        """Return plain JSON values. An infinite error (another shape or dtype) becomes None."""
+        """Return plain JSON values. An error that is infinite, because shape or dtype differ, becomes None."""
         outputs = self.selftest.outputs if self.selftest is not None else ()
         return {
             "component": self.variant.component,
@@ -51,7 +51,7 @@ class Report:
     """Report on a whole bundle. It is verified if nothing failed and a variant of the required component ran.
 
     Attributes:
-        signer: signer of the bundle; None if no trust was given to verify the signature with.
+        signer: signer of the bundle; None if there was no trust with which to verify the signature.
         component: component of which a variant must have run; None if any component will do.
     """
 
@@ -110,12 +110,12 @@ class Report:
 def verify(bundle: Bundle, device: Device, name: Optional[str] = None, signer: Optional[Signer] = None) -> Report:
     """Load and self-test every variant that `device` can run. The others are listed with the reason.
 
-    The hashes were checked when the bundle was opened. A plug-in engine that is broken or wrong here fails the bundle
-    only if `name` selects its variant. Otherwise another variant runs.
+    The hashes were checked when the bundle was opened. If a plug-in engine is broken or wrong here, the bundle fails
+    only if `name` selects a variant of that engine. Otherwise another variant runs.
 
     Args:
-        name: test only the variants of this name. Without it, a variant of the model itself must run: the float32 model
-            next to it runs anywhere and is not the one that is deployed.
+        name: name of the only variants to test. Without it, a variant of the quantized model must run: the float32
+            model is also in the bundle and runs anywhere, but it is not the model that is deployed.
         signer: signer of the bundle, from `edgeq_device.trust.check_signature`.
 
     Raises:
@@ -143,7 +143,7 @@ def _report(variant: Variant, device: Device) -> VariantReport:
         if not variant.cases:
             return VariantReport(variant, LOADED, "", None)
         result = run_selftest(variant, session)
-        variant.check_unchanged()  # after the self-test has read its vectors
+        variant.check_unchanged()  # known only after the self-test has read its vectors
     except (BundleError, DataError, RuntimeUnavailableError) as error:
         return VariantReport(variant, FAILED, str(error), None)
     return VariantReport(variant, PASSED if result.passed else FAILED, result.reason, result)
@@ -249,7 +249,9 @@ def report_lines(report: Report) -> List[str]:
 
 
 def variant_lines(found: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the status of one variant and each of its outputs, from the plain values of a `VariantReport`."""
+    """Yield lines with the status of one variant and of each of its outputs, from the plain values of a
+    `VariantReport`.
+    """
     reason = f" ({found['reason']})" if found["reason"] else ""
     yield f"  {_name(found['component'], found['variant'])}: {found['status']}{reason}"
     for name, check in found["outputs"].items():
