@@ -45,7 +45,7 @@ _ENDS = {
     "recovery": 0.9,
     "last race": 1.0,
 }
-"""Shares of the budget after which each stage ends. The simulation is a part of the accuracy stage."""
+"""Share of the budget after which each stage ends. The simulation is part of the accuracy stage."""
 
 
 def search(

@@ -21,7 +21,7 @@ from edgeq.model.load import model_bytes
 from edgeq.run.session import Engines, SessionSettings, open_session
 
 MEMORY = 2**30
-"""Bytes, about, of the sessions that stay open unused. Samples in memory have the same limit."""
+"""Approximate limit, in bytes, for the sessions that stay open while unused. Samples in memory have the same limit."""
 _BESIDE_WEIGHTS = 2**23
 
 

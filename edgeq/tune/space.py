@@ -82,8 +82,9 @@ def engine_name(candidate: Candidate) -> str:
 NAME = "sequence"
 """The `Candidate.builder` of candidates that `build_sequence` builds."""
 WORTH_A_TRY = 0.5
-"""Least share of the multiply-accumulates in certain layers for which the candidates made for those layers are tried:
-constant matrices and recurrent layers, or layers that can be quantized at run time."""
+"""Candidates for certain layers (constant matrices and recurrent layers, or layers that can be quantized at run time)
+are tried if these layers have at least this share of the multiply-accumulates.
+"""
 _FUSE, _SMOOTH, _ROUND = "fuse-attention", SmoothQuant.name, WeightRounding.name
 _PRODUCTS = ("Gemm", "MatMul")
 _RECURRENT = ("GRU", "LSTM", "RNN")

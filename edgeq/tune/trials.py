@@ -105,11 +105,12 @@ class Evaluator(Protocol):
 BY_TIME = ("latency", "throughput")
 """The objectives whose costs are speeds."""
 FLOAT_MACS = "MACs in float"
-"""The objective if speed is counted: the share of MACs in float, as small as possible."""
+"""The objective if speed is counted. The share of MACs in float should be as small as possible."""
 _LEAST_NOISE = 1e-20
 BLOCKS_COST = 0.9
-"""Cost of products with weights in blocks if speed is counted, relative to float. It was 0.8 to 1.3 on a
-sentence encoder, for all sizes of its inputs."""
+"""Cost of products with weights in blocks if speed is counted, relative to float. On a sentence encoder, 0.8 to 1.3 was
+measured for all sizes of its inputs.
+"""
 WIDE_COST = 0.5
 """Cost of 16 bits if speed is counted, relative to float."""
 

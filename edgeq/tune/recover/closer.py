@@ -32,7 +32,7 @@ from edgeq.util.display import SILENT, Progress
 from edgeq.util.registry import RECOVERIES
 
 SAMPLES = 16
-"""Number of calibration samples on which a set of nodes is judged first."""
+"""Number of calibration samples on which each set of nodes is judged first."""
 # A ranking counts a lower SQNR as this one.
 _LEAST_DB = -40.0
 

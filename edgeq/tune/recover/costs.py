@@ -321,7 +321,7 @@ def _added(parts: Sequence[NDArray[Any]]) -> NDArray[np.float64]:
 
 
 _SLACK = 1.5
-"""Factor on the cost allowed, because the profile of single nodes is a rough estimate for a whole model."""
+"""Factor by which the allowed cost is raised: the profile of single nodes only roughly predicts a whole model."""
 _LEAST_US = 1.0
 
 

@@ -142,7 +142,7 @@ class Stepper:
 
 
 Function = Callable[[NDArray[Any]], NDArray[Any]]
-"""Maps numbers to [ends, numbers], float64 unless another type is mentioned."""
+"""A function that maps numbers to [ends, numbers], float64 unless another type is mentioned."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -235,7 +235,7 @@ def _is_scalar(value: ir.Value | None) -> bool:
 
 
 _MOST_BINS = 1024
-"""Most bins of the histogram to evaluate. Neighbouring bins are joined until there are no more than this."""
+"""Largest number of histogram bins to evaluate. Neighbouring bins are joined until there are no more than this."""
 
 
 def range_behind(tensor: TensorStatistics, function: Function, grid: Grid) -> Range | None:

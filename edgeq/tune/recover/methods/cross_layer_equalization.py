@@ -39,7 +39,7 @@ _COMMUTING = frozenset({"AveragePool", "GlobalAveragePool", "GlobalMaxPool", "Le
 _POWERS = ((0.5, 0.0), (0.0, 0.5), (0.0, 0.75), (0.0, 1.0))
 _SWEEPS = 2
 _LEAST_GAIN = 10 ** (-1 / 10)
-"""One decibel of the noise between two layers. A smaller gain is not worth another model."""
+"""One decibel of the noise between two layers. A smaller gain is not worth building another model."""
 _WIDEST = 1e3
 # Share of a Clip's bound from which a channel counts as cut.
 _CUT = 1 - 1e-6

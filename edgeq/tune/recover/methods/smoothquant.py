@@ -35,7 +35,7 @@ LEAST_GAIN_DB = 1.0
 """A smaller gain is not worth the time of another Mul."""
 MOST_SAMPLES = 64
 ROWS = 256
-"""Number of rows of each input on which alpha is chosen, the same number from each sample."""
+"""Number of rows of each input on which alpha is chosen. Each sample gives the same number of rows."""
 _COLUMNS = 512
 Floats = NDArray[np.float32]
 

@@ -48,9 +48,9 @@ from edgeq.tune.recover.layers import Floats, IntegerLayer, Layer, QuantizedFile
 from edgeq.util.display import SILENT, Progress
 
 MEMORY = 2**29
-"""Bytes that moments may take at once. Further layers take further passes."""
+"""Bytes that moments may take at once. If not all layers fit, the rest need further passes."""
 LARGEST = 2**26
-"""Most entries of a layer's second moment (groups x taps^2): half a gigabyte. A layer with more is left out."""
+"""Largest number of entries in a layer's second moment (groups x taps^2), half a gigabyte. Larger layers are skipped."""
 _SAMPLES = 32  # at most, spread over all samples
 _PATCHES_PER_TAP = 4
 _FEWEST, _MOST = 512, 8192
@@ -241,7 +241,7 @@ def _joined(tried: tuple[BlockWeights, ...], best: np.ndarray) -> BlockWeights:
 
 
 _KEPT = 2**22
-"""The result is kept for layers with at most this many weights."""
+"""Results are kept only for layers with at most this many weights."""
 
 
 @dataclass(frozen=True)
