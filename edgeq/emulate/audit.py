@@ -390,8 +390,8 @@ def largest_sums(
     """Return the largest sum of two products for each output channel of each layer, by the name of the layer's source
     node.
 
-    The sums are relative to the largest 16-bit value. A channel none of whose sums can exceed that value has 0. Grouped
-    layers, and layers whose kernels pair products in different ways, are left out.
+    The sums are relative to the largest 16-bit value. A channel gets 0 if none of its sums can exceed that value.
+    Grouped layers, and layers whose kernels pair products in different ways, are left out.
 
     Args:
         model: a model quantized with the full range of its weights.

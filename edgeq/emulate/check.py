@@ -137,8 +137,7 @@ class EmulatedCheck:
         reason: why the status is not "passed".
         kernels: proof that the kernels are the target's.
         selftest: for each output, the largest difference from the expected values, and its limit. With an infinite
-            limit,
-            only shape, dtype and finiteness are checked.
+            limit, only shape, dtype and finiteness are checked.
         answers: the target's outputs for the self-test's inputs.
         samples: number of samples for agreement and accuracy.
         reference: the outputs to which the target's outputs are compared: "host" (the same model on this machine) or
@@ -202,8 +201,7 @@ class Trial:
         tolerance: absolute tolerance by output; None allows any value.
         slices: tolerances of parts of an output.
         float_model: the float model that the model was made from, if it is available. Both machines' outputs are
-            compared
-            to its outputs.
+            compared to its outputs.
         samples: data for agreement and, with a `task`, accuracy; at most `count` of them are used.
         name: the variant's name.
     """
@@ -391,8 +389,7 @@ class VerifyRequest:
         count: the largest number of samples to use.
         preprocess: preprocessing of the samples; None uses the bundle's.
         labels, task, options: the labels, the task, and its options for measuring accuracy. Without a task, only
-            agreement
-            is measured.
+            agreement is measured.
         max_drop: accuracy that may be lost compared with this machine, as a fraction.
         expect: the sha256 that the bundle's manifest must have.
     """

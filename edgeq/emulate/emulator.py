@@ -53,8 +53,8 @@ class QemuTable:
         program: the program of qemu-user.
         packages: packages that may contain the program.
         honest_cpuinfo: the first qemu version that shows the guest its own /proc/cpuinfo.
-        missing: texts in qemu's warnings from which edgeq sees that another CPU than the named one is running.
-        refused: patterns of CPU names that are already known to run another CPU.
+        missing: texts in qemu's warnings that show that the running CPU is not the named one.
+        refused: patterns of CPU names for which qemu is known to run another CPU.
     """
 
     program: profile.Text
@@ -178,7 +178,7 @@ def home() -> Path:
 
 
 def check_writable() -> None:
-    """Create the cache folder at the start, so that an error with it appears before long work.
+    """Create the cache folder, so that a problem with it shows before long work starts.
 
     Raises:
         OutputError: the folder cannot be created.

@@ -126,7 +126,7 @@ def _masked_runtime(progress: Progress) -> Path:
 
 
 def _copy(source: Path, place: Path) -> None:
-    """Make a copy of the package `source` out of links to all its files, not only Python files."""
+    """Copy the package `source` as links to all its files, not only the Python files."""
     for file in sorted(source.rglob("*")):
         name = file.relative_to(source)
         if file.is_file() and "__pycache__" not in name.parts:
@@ -276,7 +276,7 @@ def route_to(
 
 
 def _why_not_masked(target: Target, machine: Machine) -> str:
-    """Return why this CPU cannot replace the target's even with hidden features; "" if it can."""
+    """Return why this CPU cannot replace the target's CPU by hiding features; "" if it can."""
     hide = frozenset(target.emulate["mask"])
     unknown = sorted(hide - FEATURES)
     if unknown:

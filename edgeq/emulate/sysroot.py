@@ -63,7 +63,7 @@ def find(program: str, fix: str) -> str:
 
 
 def run(command: Sequence[str], fix: str, *, cwd: Path | None = None, env: Mapping[str, str] | None = None) -> str:
-    """Run a command that must succeed, and return its standard output. Its messages are in English.
+    """Run a command that must succeed, and return its standard output. The command's messages are in English.
 
     Args:
         fix: the solution to name in the error.
@@ -273,8 +273,7 @@ def download_wheels(
 
     Args:
         projects: version of each project, by name. "" means the newest version in `pins` for this Python, or the newest
-            of
-            all if `pins` has none.
+            of all if `pins` has none.
         python: the Python version, such as "3.11".
         platforms: acceptable wheel platform tags.
         pins: SHA-256 of wheels, by file name; a pinned wheel must match.

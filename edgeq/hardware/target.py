@@ -39,8 +39,7 @@ class Target(Displayed):
         emulate: how to run the device's kernels on another machine; see `Profile.emulate`.
         device: known facts about the hardware: "cores", "memory_mib", "compute_capability"; "engine", the engine that
             runs models there, if the backend builds for several; and "engine_options", the provider options with which
-                the
-            engine compiles for the device, or simulates it, on another machine.
+            the engine compiles for the device, or simulates it, on another machine.
         systolic: the array's parameters, if the target is a systolic array.
     """
 
@@ -120,7 +119,7 @@ def runs_natively(target: Target, machine: Machine) -> bool:
 
     A newer machine that meets all requirements of an older one is not enough, because it runs other kernels.
     """
-    # an engine that is alone in its backend runs the same kernels everywhere
+    # such a plug-in engine runs the same kernels on every machine
     if only_engine(target.backend) is not None:
         return True
     return match_profile(machine, load_profiles()).profile.name == target.profile.name

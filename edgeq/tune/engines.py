@@ -151,7 +151,9 @@ def _unfit(engine: Engine, precisions: tuple[str, ...]) -> str:
 
 
 def suits(candidate: Candidate, engine: Engine) -> bool:
-    """Return whether `engine` has integer kernels for a candidate. The target's backend must build the candidate."""
+    """Return whether `engine` has integer kernels for a candidate. A candidate with its own builder never suits an
+    engine.
+    """
     scheme = candidate.scheme
     plain = scheme.mode == "static" and scheme.format == "QDQ" and not candidate.builder and not scheme.session_options
     return plain and scheme.pair in engine.int8.pairs

@@ -136,16 +136,14 @@ def select_float_layers(
 
     Args:
         evaluate: a function that returns the loss of the model with these nodes in float, in the unit of `max_drop`.
-            The
-            loss is infinite if that model cannot be built or its outputs are not finite.
+            The loss is infinite if that model cannot be built or its outputs are not finite.
         expired: a function that returns whether to stop and return the sets found so far.
         share: largest noise that may remain, as a share of the noise without layers in float. Losses grow with the
-            power of
-            the noise, so the first set to try is the shortest prefix that should leave no more than this share.
+            power of the noise, so the first set to try is the shortest prefix that should leave no more than this
+            share.
         headroom: largest cost, as a share of the ranking's span.
         hopeless: if the largest set loses more than this, no other set is tried. To find out, the largest set is
-            evaluated
-            first, but only if the headroom allows at most half of the layers.
+            evaluated first, but only if the headroom allows at most half of the layers.
         refinements: number of layers that the search tries to put back into integers.
 
     Returns:

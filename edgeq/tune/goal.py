@@ -121,8 +121,8 @@ def check_effort(given: str | None) -> None:
 
 @dataclass(frozen=True)
 class Goal(Displayed):
-    """Define the goal of a search. Among the candidates that lose at most `max_drop` and are not slower than float32,
-    the goal is the best by `objective`.
+    """Define the goal of a search: among the candidates that lose at most `max_drop` and are not slower than float32,
+    find the one that is best by `objective`.
 
     Attributes:
         objective: the quantity to optimize.
@@ -131,8 +131,7 @@ class Goal(Displayed):
         thorough: whether to dismiss nothing early. Then each candidate is assessed on all samples, races continue until
             the order is settled, and candidates far behind in SQNR or speed are followed up as well.
         strict: whether to choose only a candidate that certainly meets the goal. Otherwise the search chooses the
-            candidate
-            nearest to the goal and names what is in doubt.
+            candidate nearest to the goal and names what is in doubt.
     """
 
     objective: Objective = "latency"

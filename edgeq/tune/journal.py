@@ -185,8 +185,8 @@ class JournaledEvaluator:
         """See `Evaluator.build`. The journal also records that a candidate cannot be built."""
 
         def measure() -> dict[str, Any]:
-            """Return the screening of the candidate, or why it cannot be built. A board's failure is raised, because it
-            says nothing about the candidate.
+            """Return the screening of the candidate, or why it cannot be built. A board's failure is raised, because
+            the candidate did not cause it.
             """
             try:
                 return {"found": plain(self._evaluator.build(candidate))}

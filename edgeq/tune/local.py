@@ -46,7 +46,7 @@ from edgeq.tune.trials import Race, Runner
 from edgeq.util.display import SILENT, Progress
 from edgeq.util.records import plain
 
-# A simulated candidate runs at most this many times as many samples as a proof, which takes some minutes.
+# A simulated candidate runs at most this many times the samples of a proof. That takes some minutes.
 _SIMULATIONS = 4
 _BATCH = 8
 # `Assessment.bound` multiplies the doubt by a factor. This value times that factor is one standard error.
@@ -77,8 +77,7 @@ class LocalEvaluator:
             simulation, and losses are measured on the validation samples alone, as the proof reports them. If there are
             labels, and if recoveries can edit what ships, a loss is at least the loss to expect on other samples.
         repairs: whether a poor build is repaired. Then a loss is the loss to expect on other samples or, without
-            labels,
-            noise. Layers are ranked by tensors alone, and slow recoveries come last. A file that the target's
+            labels, noise. Layers are ranked by tensors alone, and slow recoveries come last. A file that the target's
             onnxruntime cannot run is not a candidate.
         batched: whether to time batches of 8, for throughput, if the model's first axis is free.
         memory: bytes of samples and float32 outputs to keep in memory.

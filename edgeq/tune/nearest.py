@@ -41,8 +41,8 @@ def choose_nearest(trials: Trials) -> None:
 def _measured(trials: Trials) -> list[Trial]:
     """Return the trials that were assessed on all samples.
 
-    If none of them keeps the accuracy, first assess the trial that loses least on fewer samples on all of them. If
-    nothing was assessed because everything is slow, assess the trial that is closest to float32 among the fastest.
+    If none of them keeps the accuracy, take the trial that loses least on fewer samples, and assess it on all samples.
+    If nothing was assessed because everything is slow, assess the trial that is closest to float32 among the fastest.
     """
     seen = [t for t in trials if t.screening is not None and t.assessment is not None]
     if seen:

@@ -1,4 +1,5 @@
-"""Time numbers of threads, one runner of each structure against float32, and forms with slow integer layers in float.
+"""Time different numbers of threads, one candidate of each structure against float32, and variants with slow integer
+layers in float.
 
 An integer kernel is not always the faster one: a convolution of three channels, or a depthwise convolution, can take
 twice as long as in float. The runtime's profile of both models shows which layers are slower on this machine. A layer

@@ -70,9 +70,9 @@ class LayerRanker:
     by_tensors: bool = False
 
     def rank(self, candidate: Candidate, built: Built, *, headroom: float, seconds: float) -> Ranking:
-        """See `Evaluator.rank`. Static candidates are ranked by tensors and the runtime's profile. For other
-        candidates, edgeq builds groups of layers alone, or every layer alone if speed is counted. `built` is the build
-        of `candidate`.
+        """See `Evaluator.rank`. Static candidates are ranked by tensors and the runtime's profile. Other candidates are
+        ranked by probing: only one group of layers is quantized at a time, or only one layer if speed is counted.
+        `built` is the build of `candidate`.
         """
         scheme, recoverer = candidate.scheme, self.builder.recoverer
         by_tensors = not self.counts or (self.by_tensors and WIDE not in self.target.profile.search)

@@ -153,7 +153,7 @@ def shortfall(target: Target, goal: Goal, outcome: Outcome) -> str:
 
 
 def bundle_note(record: Mapping[str, Any]) -> str:
-    """Return a line for the notes of a bundle that describes the form chosen in a record."""
+    """Return a line that describes the form chosen in a record, for the notes of a bundle."""
     chosen = record["chosen"]
     found = [f"calibration by {chosen['method']}", f"{len(chosen['kept_in_float'])} layers kept in float"]
     if chosen["wide"]:

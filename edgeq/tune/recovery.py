@@ -17,8 +17,8 @@ _SPARED = {"exclude": "layers in float", "wide": "tensors in 16 bits", "eight_bi
 
 
 def recover_accuracy(trials: Trials, profile: Profile) -> None:
-    """Try to make candidates qualify that are cheaper than the best that qualifies: by recoveries, then by layers in
-    float.
+    """Repair candidates that are cheaper than the best that qualifies, so that they qualify as well: first by
+    recoveries, then by layers in float.
 
     If tensors may have 16 bits, all of them get 16 bits first. This often gives a usable result, but more bits than are
     needed. If even this certainly loses too much, smaller sets are not tried.
@@ -38,7 +38,7 @@ def recover_accuracy(trials: Trials, profile: Profile) -> None:
 
 
 def _recover(trials: Trials, base: Trial, *, widens: bool) -> None:
-    """Recover `base`: by methods, by all tensors in 16 bits if the hardware `widens`, and by layers in float."""
+    """Recover `base`: by recoveries, by all tensors in 16 bits if the hardware `widens`, and by layers in float."""
     widest = _on_16_bits(trials, base) if widens else None
     best = _with_other_ranges(trials, base, _apply_recoveries(trials, base))
     if trials.meets(best) or trials.deadline.passed():
@@ -152,9 +152,9 @@ def _keep_layers_in_float(trials: Trials, base: Trial, headroom: float) -> None:
 
 
 def _bases(trials: Trials) -> list[Trial]:
-    """Return the trials to recover: from each structure that loses too much and is cheaper than the best that
-    qualifies, the most accurate trial. Their number is limited. Trials about as cheap as the cheapest come first, and
-    among these, the trials that lose least.
+    """Return the trials to recover: the most accurate trials of structures that lose too much but are cheaper than the
+    best that qualifies. Their number is limited. Trials about as cheap as the cheapest come first, and among these, the
+    trials that lose least.
 
     If the speed of a trial could not be claimed, it is timed again first, because a recovery takes longer than a race.
     """

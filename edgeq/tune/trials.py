@@ -92,7 +92,7 @@ class Evaluator(Protocol):
         """
 
     def slow_layers(self, candidate: Candidate, float_threads: int) -> tuple[str, ...]:
-        """Return the layers of `candidate` that are slower than in float32 by the runtime's profile, the worst first."""
+        """Return the layers that take longer in `candidate` than in float32 by the profile, the worst first."""
 
     def memory(self, candidate: Candidate | None, threads: int) -> int:
         """Return the peak memory of a session in bytes."""
@@ -228,8 +228,7 @@ class Outcome:
         trials: all candidates, in the order in which they were made.
         chosen: name of the winner; "" if nothing qualified.
         fallback: name of the candidate that runs if the winner's engine is missing; "" if there is none, or if float32
-            runs
-            then.
+            runs then.
         baseline: float32's timing, with the number of threads with which it is fastest.
         baseline_threads: that number of threads.
         stages: the stages with their times.

@@ -80,7 +80,7 @@ def verdict(outcome: Outcome, goal: Goal) -> tuple[str, ...]:
 def _engines(outcome: Outcome, winner: Trial) -> list[str]:
     """Write how the winner's engine compares with the others. The result is empty if there was only one engine."""
     best: dict[str, Trial] = {}
-    # All trials of one structure have the same time. A trial in the final choice tells more than one that was dropped.
+    # All trials of one structure have the same time. Prefer one from the final choice to one that was dropped.
     timed = (t for t in outcome.trials if t.timing)
     for trial in sorted(timed, key=lambda t: (t.latency, t.status == "eliminated")):
         best.setdefault(engine_name(trial.candidate), trial)

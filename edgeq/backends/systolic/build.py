@@ -173,8 +173,8 @@ def batch_in_front(model: ir.Model) -> bool:
             flat.replace_all_uses_with(rows)
             in_front[rows] = made
         model.graph.remove(node, safe=True)
-        # Keep both names: the node's name finds excluded nodes and multiply-accumulates, the tensor's name finds
-        # ranges.
+        # Keep both names: excluded nodes and multiply-accumulates are looked up by the node's name, ranges by the
+        # tensor's.
         maker(first).name, made.name = node.name, known
     if in_front:
         RemoveUnusedNodesPass()(model)
@@ -268,9 +268,8 @@ def rewrite(model: ir.Model, wanted: Callable[[ir.Node], bool]) -> None:
 
     - Convolutions, pooling and products get the array's shapes (`two_dimensional`, `batch_in_front`).
     - The padding of pooling becomes explicit (`explicit_ceil`), and shape arithmetic is folded.
-    - If pooling or data movement separates an activation from the layer that it can be fused into, the activation moves
-      in
-      front of it (`activations_first`).
+    - An activation that comes after pooling or data movement moves in front of it (`activations_first`), next to the
+      layer that it can be fused into.
 
     Args:
         wanted: a function that returns whether a node may leave float.
@@ -291,7 +290,7 @@ def explicit_ceil(model: ir.Model) -> bool:
     Without ceil_mode, both infer the same size.
 
     Returns:
-        False always: the function infers the shapes itself.
+        Always False, because the function infers the shapes itself.
 
     Raises:
         ModelError: ONNX and ONNX Runtime do not agree on the output size of an average pooling.
@@ -456,9 +455,9 @@ def _unwanted(node: ir.Node, kept: Mapping[str, str], op_types: Collection[str] 
 def _settle(index: GraphIndex, found: Found, reasons: dict[str, str]) -> None:
     """Move layers that would only add conversions from `found` to `reasons`, in place.
 
-    Convolutions and products are worth a conversion. Any other layer becomes int8 if it reads an int8 tensor, or in
-    this case: it reads only inputs of the graph, or is a plain reshape, and every reader of its result is in int8. The
-    conversion can just as well come before such a layer.
+    Convolutions and products are worth a conversion. Any other layer becomes int8 if it reads an int8 tensor. A layer
+    that only reads inputs of the graph, or that is a plain reshape, also becomes int8 if all readers of its result are
+    int8, because the conversion can just as well come before it.
     """
     integers: set[ir.Value] = set()
     for node in index.graph:

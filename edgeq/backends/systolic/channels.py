@@ -204,7 +204,8 @@ _SUFFIX = "/offset"
 def with_offsets(
     network: Network, scales: Mapping[str, float], ranges: Mapping[str, Range], *, powers_of_two: bool
 ) -> tuple[Network, dict[str, float]]:
-    """Store tensors after a relu minus 128 steps of half the size, where possible. Return the network and its scales.
+    """Shift tensors after a relu by 128 steps where possible, which halves their steps. Return the network and its
+    scales.
 
     Args:
         ranges: the ranges that the scales were chosen from; a tensor whose range must be kept is not shifted.
@@ -310,8 +311,7 @@ def activation_scales(network: Network, ranges: Mapping[str, Range], *, powers_o
 
     - Layers that pass integers on (pooling, clamps, concatenation, data movement) share one scale between inputs and
       outputs. The scale covers only the tensors that other layers read, so values that are clipped or pooled away do
-          not
-      widen the range.
+      not widen the range.
     - The scale of a sum is at least that of both operands. Otherwise an operand would saturate before it is added. An
       operand that is all zero takes the scale of the sum.
     - On an array that shifts, all scales are powers of two, and so are their quotients.

@@ -62,7 +62,7 @@ from edgeq.scheme import Scheme
 Change = Callable[[Weighted, NDArray[Any]], Weighted]
 """A function that takes a step and its integer input [N, ...], and returns the step to use instead."""
 _MOST_TAPS = 1152
-"""Layers with more taps keep their weights. Rounding takes time that grows with the cube of the taps, and gains less."""
+"""Layers with more taps keep their weights. The time for rounding grows with the cube of the taps; the gain falls."""
 _PATCHES_PER_TAP = 4
 _FEWEST, _MOST = 512, 8192
 
@@ -76,7 +76,9 @@ def rounded_weights(network: Network) -> Change:
     layers: Mapping[str, Weighted] = {layer.name: layer for layer in network.layers if isinstance(layer, Weighted)}
 
     def rounded(step: Weighted, x: NDArray[Any]) -> Weighted:
-        """Return `step` with new rounding for each row of weights for which it is more accurate on input `x`."""
+        """Return `step` with its weights rounded again. A row only changes if the new weights are more accurate on
+        input `x`.
+        """
         layer = layers[step.name]
         groups, outputs = getattr(step, "groups", 1), len(step.bias)
         taps = step.weights[0].size
@@ -140,7 +142,7 @@ def correct_biases(
     Args:
         inputs: samples [N, ...] by input name.
         means: means of the float model's channels over the same samples, by the names in `corrected_layers`.
-        first: a change to each step before its bias is corrected.
+        first: a function that changes each step before its bias is corrected; None changes nothing.
     """
     simulator = Simulator(program, keep_sums=True)
 
@@ -220,7 +222,7 @@ class Reference:
         return {name: rows.mean(axis=0) for name, rows in self.channels.items()}
 
     def folds(self) -> Iterator[tuple[Reference, Reference]]:
-        """Yield pairs of samples: some to fit to, and some to judge the fit on. Each sample is used for judging once.
+        """Yield pairs of samples: some to fit to, and some to judge the fit on. Each sample is used once for judging.
 
         If there are too few samples, yield one pair with all samples on both sides.
         """

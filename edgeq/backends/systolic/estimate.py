@@ -38,8 +38,7 @@ class Placement:
         macs: multiply-accumulates for one sample, including float layers.
         array: multiply-accumulates on the array.
         depthwise: multiply-accumulates of depthwise layers on the array or the core. On the array, such a layer uses
-            one
-            column.
+            one column.
         apart: multiply-accumulates of each depthwise layer that runs on the core.
     """
 
@@ -101,8 +100,8 @@ def step_macs(program: Program, step: Step) -> int:
 
 
 def coverage(program: Program, macs: Mapping[str, int]) -> Coverage:
-    """Return the `Coverage` of the program: its integer nodes, on the array or the core, and its float nodes with the
-    reasons.
+    """Return the `Coverage` of the program: its integer nodes, on the array or the core, and its float nodes, each with
+    the reason why it is in float.
     """
     runs: list[NodeRun] = []
     reasons: dict[str, str] = {}

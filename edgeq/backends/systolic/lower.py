@@ -35,7 +35,7 @@ def direct(layer: steps.Conv, shapes: Mapping[str, tuple[int, ...]]) -> bool:
 
 
 def fusable(layer: steps.Conv, following: Layer, shapes: Mapping[str, tuple[int, ...]]) -> steps.Pool | None:
-    """Return a pooling in the form in which the array fuses it into a convolution; None if it cannot be fused.
+    """Return the form of a pooling that the array can fuse into a convolution; None if the pooling cannot be fused.
 
     The pooling must be the only reader of the convolution.
     """
@@ -214,8 +214,8 @@ def clamp_integers(layer: steps.Clamp, scale: float) -> tuple[int, int]:
 
 
 def _without_idle_clamps(network: Network, scales: Mapping[str, float]) -> Network:
-    """Remove clamps after layers that already saturate at the same bounds. Make a clamp that starts at 0 the layer's
-    relu.
+    """Remove clamps after layers that already saturate at the same bounds. A clamp from 0 becomes the relu of the layer
+    before it.
 
     The results may differ by one step, because a layer saturates at -128 and a clamp may stop at -127.
     """

@@ -183,7 +183,7 @@ class Tensor:
         dtype: "int8" for integers with a scale. For the tensors of Float steps and for inputs, the numpy name of their
             dtype ("float32").
         scale: a float32 value above 0 for int8 tensors; None for others.
-        origin: the float model's tensor that this tensor is the quantized form of. For a float tensor, its own name.
+        origin: name of the tensor of the float model that this tensor represents. For a float tensor, its own name.
         channels: the order of the channels (axis 1) if they were reordered: position i has channel channels[i] of
             `origin`. None means the order of `origin`.
     """
@@ -397,8 +397,7 @@ class Rearrange(Unary):
 
     Attributes:
         index: int32, for each element of the flattened output sample, its position in the flattened input sample; -1
-            means
-            a zero. Samples are without the batch. None means a plain reshape: nothing moves.
+            means a zero. Samples are without the batch. None means a plain reshape: nothing moves.
         model: the same movement as a serialized ONNX model on int8 tensors of any batch, with the step's input and
             output names; in a network it is on float32 tensors.
     """

@@ -43,8 +43,7 @@ def convolve(
         x: int8 [N, I, H, W].
         weights: int8 [O, I / groups, kh, kw].
         k_tile: number of products, in the order kh, kw, channel, after which a partial sum is cut to 20 bits; 0 means
-            no
-            cutting.
+            no cutting.
     """
     kind = exact_type(weights)
     padded = np.pad(x, ((0, 0), (0, 0), (pads[0], pads[2]), (pads[1], pads[3]))).astype(kind)
@@ -59,7 +58,7 @@ def convolve(
         for i, j, vertical, horizontal in spans:
             total += padded[:, :, vertical, horizontal] * weights[:, 0, i, j].astype(kind)[:, None, None]
         return total
-    # Use one product for all samples: with one for each sample, BLAS would start its threads each time.
+    # Multiply once for all samples. With one product for each sample, BLAS would start its threads each time.
     channels_first = padded.transpose(1, 0, 2, 3)
     patches = np.empty((kh * kw, x.shape[1], len(x), rows, columns), kind)
     for tap, (_, _, vertical, horizontal) in enumerate(spans):

@@ -10,8 +10,8 @@ The reference model is standard ONNX. With it, stock ONNX Runtime computes the s
   runtime does not fuse it.
 - Inputs of float parts are also dequantized by Cast and Mul. After a DequantizeLinear, the runtime's optimiser would
   quantize weights that must stay in float, and turn their operators into integer operators.
-- Channels are sorted for the array (`channels`). To compare tensors one by one with those of the float model, convert
-  the program with `in_origin_order` first. It has the same integers in the float model's order.
+- Channels are sorted for the array (`channels`). To compare tensors one by one with those of the float model, first
+  convert the program with `in_origin_order`. The result has the same integers in the float model's order.
 
 onnxruntime-riscv has an execution provider that runs on the array. Its dialect is opset 13, format version 7, with
 these operators: QLinearConv with scalar scales and zero points 0; QLinearAdd of com.microsoft; and QLinearRelu, which
@@ -122,7 +122,7 @@ class _Writer:
             self._node("DequantizeLinear", self._operand(step.input), step.name, step.output)
             return
         tensor = self._program.tensors[step.input]
-        # Use one factor for each value of the last axis. The optimiser would move a single factor behind a product,
+        # Use one factor for each value of the last axis. The optimiser would move a single factor to after a product,
         # which would change the rounding.
         scales = self._constant(f"{step.input}/scales", np.full(tensor.shape[-1:], tensor.params.scale))
         made = self._as_float(step.input, f"{step.name}/cast", f"{step.input}/float")
@@ -174,7 +174,7 @@ class _Writer:
             parts.append(self._node("Clip", [part, low, high], f"{own}/clip", f"{own}/cut"))
         total = self._node("Add", parts, f"{name}/add", f"{name}/sum")
         total = self._node("Clip", [total, zero if step.relu else low, high], f"{name}/clip", f"{name}/sat")
-        # The node with the sum's name computes its integers, so nobody mistakes a tensor in other units for the sum.
+        # The node with the sum's name computes the integers, so that no tensor in other units is mistaken for the sum.
         self._node("Cast", [total], name, step.output, to=ir.DataType.INT8)
 
     def _max_pool(self, step: steps.MaxPool) -> None:
@@ -221,10 +221,8 @@ class _Writer:
 
         Returns:
             The part's outputs by name, which become tensors of the program and keep their names. The nodes, and the
-                tensors
-                between them, get new names if the graph already has theirs. For example, a Split appears once for each
-                    of its
-                outputs.
+                tensors between them, get new names if the graph already has theirs. For example, a Split appears once
+                for each of its outputs.
         """
         self._prepare(part)
         graph = part.graph

@@ -63,7 +63,7 @@ class Recovery(ABC):
         order: position among the recoveries of its stage, the lowest first.
         replaces: name of a weaker recovery that is not needed if this one is used.
         slow: whether it runs the quantized model layer by layer. A repair tries such recoveries last.
-        searched: whether tuning tries it without being asked.
+        searched: whether tuning tries it on its own.
         modes: modes of the schemes that it supports.
     """
 

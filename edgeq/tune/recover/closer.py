@@ -177,8 +177,7 @@ def recovering(*names: str, min_sqnr_db: float | None = None) -> Builder:
 
     Args:
         min_sqnr_db: SQNR in dB that the worst output must reach on calibration samples. Layers are kept in float until
-            it
-            does. By the runtime's own profile, they take as little time as possible.
+            it does. They are chosen so that they take as little time as possible by the runtime's own profile.
 
     Raises:
         UsageError: a recovery is unknown, or `min_sqnr_db` is not a finite number.

@@ -5,10 +5,10 @@ are wasted. So the search minimises, over the histogram of the tensor,
 
     sum over bins  count * sum over ends (f(quantized centre) - f(centre))^2
 
-Here f is whatever follows element by element (`Followers`), whatever its operators are called. An activation function
-that follows a convolution may be one node (Sigmoid, HardSwish), or several (x * Sigmoid(x), the Erf form of GELU). In
-every form, it maps each element by itself, and the rest of the network sees only its result. So the search follows the
-tensor through element-wise nodes, and evaluates them as a function of one number by running them on a list of numbers.
+Here f is everything that follows element by element (`Followers`), whatever its operators. An activation function that
+follows a convolution may be one node (Sigmoid, HardSwish), or several (x * Sigmoid(x), the Erf form of GELU). In every
+form, it maps each element by itself, and the rest of the network sees only its result. So the search follows the tensor
+through element-wise nodes, and evaluates them as a function of one number by running them on a list of numbers.
 
 `Stepper` runs a model piece by piece, so that results of one piece can be changed before the next piece reads them. All
 samples advance together. Only tensors that are still needed are kept.

@@ -32,9 +32,9 @@ from edgeq.util.registry import RECOVERIES
 class Recoverer:
     """Build artifacts of one job with recoveries, and keep the parts that several builds share.
 
-    The shared parts are float models by the recoveries that made them, their statistics, and finished artifacts. An
-    artifact is found again by everything that decides its content. A recovery notices only late that it has nothing to
-    do, so different sets of recoveries may give the same artifact.
+    The shared parts are the float models that recoveries made, their statistics, and finished artifacts. An artifact is
+    stored under a key of everything that decides its content, not under the names of its recoveries: a recovery notices
+    only late that it has nothing to do, so different recoveries may give the same artifact.
 
     Args:
         workdir: an existing folder for moments and for float models that recoveries make. It must exist as long as the
@@ -211,8 +211,8 @@ _PLAIN, _RECOVERED = "plain", "recovered"
 def no_worse(
     job: Job, recovered: Built, scheme: Scheme, names: Sequence[str], workdir: Path, progress: Progress
 ) -> Built:
-    """Return the better of two builds: `recovered`, or a plain build without the recoveries `names`. The plain build
-    must have a higher SQNR in the proof, which is the SQNR of the worst output on the validation samples.
+    """Return `recovered`, or a plain build without the recoveries `names` if that has a higher SQNR in the proof. The
+    SQNR is that of the worst output on the validation samples.
 
     Args:
         scheme: the scheme of the plain build.

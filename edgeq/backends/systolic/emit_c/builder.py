@@ -145,7 +145,7 @@ def harmless(name: str) -> str:
 
 
 def float_literal(value: float) -> str:
-    """Return a C constant that C reads as the same float32 bits. Nine significant digits are enough for that.
+    """Return a C constant with the same float32 bits. Nine significant digits are enough for that.
 
     Raises:
         ValueError: the value is not finite.
@@ -243,8 +243,7 @@ class Builder:
         calls: C source for main.c, in the order of the steps.
         places: the place of each tensor, by name.
         patches, unpooled: sizes, in elements, of the largest scratch buffers that a convolution needs. `patches` is 0
-            if
-            the program has no convolution.
+            if the program has no convolution.
     """
 
     program: Program
@@ -365,8 +364,8 @@ Constants = dict[str, str | int | bool]
 def emit_conv(builder: Builder, step: steps.Conv) -> None:
     """Add a convolution to the C source: parameters, weights [k·k·I][O] (HWIO), int32 biases, output, and the call.
 
-    The call for depthwise convolutions needs weights [C][k][k] and one scale. A depthwise layer with several scales
-    instead becomes a convolution of one slice for each channel.
+    The call for depthwise convolutions needs weights [C][k][k] and one scale. If a depthwise layer has several scales,
+    each channel is computed separately, as a slice of a convolution.
     """
     depthwise = step.depthwise and len(step.tiles) == 1
     label = builder.label("conv_dw" if step.depthwise else "conv")

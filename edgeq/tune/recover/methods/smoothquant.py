@@ -6,8 +6,8 @@ them less.
 
     k[c] = max |X[:, c]| ** alpha / max |W[c, :]| ** (1 - alpha)        (Xiao et al. 2023, equation 4)
 
-Alpha is chosen for each input: the least error of the product of quantized factors, on rows of real activations. The
-division goes into a LayerNormalization if that feeds nothing else. Otherwise it becomes a Mul.
+For each input, alpha is chosen for the least error of the product of quantized factors, on rows of real activations.
+The division goes into a LayerNormalization if that feeds nothing else. Otherwise it becomes a Mul.
 """
 
 from __future__ import annotations
@@ -261,7 +261,7 @@ def rescale(model: ir.Model, groups: Sequence[Group], factors: Mapping[str, Floa
 
 
 def _only_feeds(node: ir.Node, wanted: Collection[ir.Node]) -> bool:
-    """Return whether `node` is a LayerNormalization over the last axis with constants, and only `wanted` read it."""
+    """Return whether `node` is a LayerNormalization over the last axis with constants that only `wanted` nodes read."""
     output = node.outputs[0]
     constants = all(value is None or initializer(value) is not None for value in node.inputs[1:])
     alone = not output.is_graph_output() and set(readers(output)) <= set(wanted)

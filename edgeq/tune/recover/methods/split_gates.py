@@ -1,5 +1,5 @@
-"""Split convolutions before a gate, x = y g(y) as in SiLU and GELU: compute the convolution twice, once for each of the
-two readers of y.
+"""Split convolutions before a gate: compute the convolution twice, once for each of the two readers of its output y. A
+gate is x = y g(y), as in SiLU and GELU.
 
 In integers, y has one scale for both readers. The gate g needs small steps near zero. The product needs the whole range
 of y, and x then has one scale for channels that may differ a hundredfold. No range serves both. Two convolutions cost
@@ -87,8 +87,8 @@ def find_gates(model: ir.Model) -> tuple[Gate, ...]:
 def split_all(model: ir.Model, factors: Sequence[tuple[Gate, Floats]]) -> None:
     """Split gates of `model`, in place.
 
-    They are split in the order of the graph: a layer that reads the output of an earlier gate must be scaled before it
-    is copied itself.
+    They are split in the order of the graph. If a layer reads the output of an earlier gate, its weights must be scaled
+    before the layer is copied.
 
     Args:
         factors: the gates to split, each with its k, float64 [channels]. They may also be gates of the model from which
@@ -167,8 +167,7 @@ class Plan:
 
     Attributes:
         now, then: expected squared error of x before and after the split, weighted by its readers, divided by the
-            expected
-            square of x.
+            expected square of x.
         factor: k, float64 [channels].
         value: range of y'.
     """
