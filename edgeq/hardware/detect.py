@@ -134,7 +134,9 @@ def memory_bytes(root: Path = ROOT) -> int:
 
 
 def core_count(cpuinfo: str) -> tuple[int, int]:
-    """Return physical cores and hardware threads from the text of /proc/cpuinfo. Without a topology, cores are 0."""
+    """Return the numbers of physical cores and hardware threads from the text of /proc/cpuinfo. If the text has no
+    topology, the number of cores is 0.
+    """
     blocks = [parse_identity(block) for block in cpuinfo.split("\n\n")]
     processors = [block for block in blocks if "processor" in block]
     cores = {(block.get("physical id", "0"), block["core id"]) for block in processors if "core id" in block}

@@ -127,9 +127,9 @@ def _closest(trials: Trials, kernel: Candidate, others: Sequence[Candidate]) -> 
 
 
 def _drop_dominated(trials: Trials) -> None:
-    """Drop kernel choices that are no cheaper than a choice whose outputs are far closer to float32's. If two run about
-    as fast in one engine, drop the one whose outputs are further from float32's. If the cost is a speed that cannot be
-    claimed, keep both.
+    """Drop a kernel choice if another one is at least as cheap and its outputs are far closer to float32's. If two run
+    about as fast in one engine, drop the one whose outputs are further from float32's. If the cost is a speed that
+    cannot be claimed, keep both.
     """
     for trial in trials.alive():
         for other in trials.alive():

@@ -18,13 +18,13 @@ Objective = Literal["latency", "throughput", "size", "memory"]
 OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
 DEFAULT_DROP = 0.01
 MET, DOUBTFUL, MISSED = range(3)
-"""The goal is certainly met, is met only by uncertain figures, or is missed."""
+"""How well the goal is met: certainly, only by uncertain figures, or not at all."""
 EQUAL = 0.02
 """Costs that differ by a smaller share count as equal, and then the more accurate candidate wins. A race is too short
 to settle a smaller difference.
 """
 BEHIND = 0.1
-"""A candidate that takes longer by this share is behind. On a quiet machine, two races differ by less than this."""
+"""A candidate that takes longer by this share is behind. On a quiet machine, races minutes apart differ by less."""
 SQNR_BEHIND_DB = 6.0
 """A candidate is less accurate if the SQNR of its outputs is lower by this, which is one bit of every value."""
 _ALL = 1_000_000
@@ -104,8 +104,8 @@ EFFORTS: Mapping[Effort, Pace] = {
     "thorough": Pace(hopeless=math.inf, most_float=0.9),
 }
 """How much work edgeq may do to repair a poor result. "quick" keeps no layers in float, "default" builds a few sets of
-layers in float, and "thorough" compares more of everything. No effort puts almost all layers in float, because such a
-model is hardly quantized.
+layers in float, and "thorough" compares more of everything. None of them puts almost all layers in float, because such
+a model is hardly quantized.
 """
 
 

@@ -243,8 +243,8 @@ def _finalists(trials: Trials, known: Collection[str]) -> list[Trial]:
 
 
 def _choose(trials: Trials, ranked: Sequence[Trial]) -> None:
-    """Choose the winner from `ranked`, which are sorted by cost: the most accurate of the cheapest. All other
-    candidates that qualify cost more than these.
+    """Choose the most accurate of the cheapest trials in `ranked`, which is sorted by cost. All other trials that
+    qualify cost more than these.
     """
     cheapest = [t for t in ranked if not trials.cheaper(ranked[0], t)]
     winner = min(cheapest, key=lambda t: t.accuracy_key)

@@ -21,7 +21,7 @@ from edgeq.tune.space import Candidate, engine_name, in_float
 from edgeq.tune.trials import FLOAT, Race, Runner, Trial, Trials, behind, by_structure, times
 
 RACE_S = 18.0
-"""Seconds after which a stage of races ends, even if the order is not settled. The rest are close enough by then."""
+"""Seconds after which a stage of races ends. Runners whose order is still in doubt are then close enough."""
 SHORT_S = RACE_S / 4
 """Seconds of a race that only decides whether a candidate deserves more time."""
 LONGEST_S = 4 * RACE_S

@@ -62,7 +62,7 @@ from edgeq.scheme import Scheme
 Change = Callable[[Weighted, NDArray[Any]], Weighted]
 """A function that takes a step and its integer input [N, ...], and returns the step to use instead."""
 _MOST_TAPS = 1152
-"""Layers with more taps keep their weights. The time for rounding grows with the cube of the taps; the gain falls."""
+"""Layers with more taps keep their weights: rounding time grows with the cube of the taps, and the gain falls."""
 _PATCHES_PER_TAP = 4
 _FEWEST, _MOST = 512, 8192
 

@@ -253,8 +253,8 @@ def range_behind(tensor: TensorStatistics, function: Function, grid: Grid) -> Ra
         return None
 
     def errors(shares: Floats) -> Floats:
-        """Return float[n]: the weighted squared error for n ranges. Each range is a pair of shares of the whole range's
-        ends.
+        """Return the weighted squared error for n ranges: float[n]. Each row of `shares` scales the two ends of the
+        whole range.
         """
         found = [_error(centres, counts, wanted, function, Range(low * a, high * b), grid) for a, b in shares]
         return np.array(found)

@@ -41,7 +41,7 @@ _COMMUTING = frozenset({"AveragePool", "GlobalAveragePool", "GlobalMaxPool", "Le
 _POWERS = ((0.5, 0.0), (0.0, 0.5), (0.0, 0.75), (0.0, 1.0))
 _SWEEPS = 2
 _LEAST_GAIN = 10 ** (-1 / 10)
-"""One decibel of the noise between two layers. A smaller gain is not worth building another model."""
+"""Factor on the noise that is a gain of one decibel. A smaller gain is not worth building another model."""
 _WIDEST = 1e3
 # A channel counts as cut if it reaches this share of the Clip's bound.
 _CUT = 1 - 1e-6

@@ -25,7 +25,7 @@ from edgeq.tune.recover.nonlinear import Followers
 from edgeq.util.display import Progress
 
 HETEROGENEOUS = 4.0
-"""How many times wider the widest input of a Concat must be than the narrowest. The narrowest then loses two bits."""
+"""Ratio from which the ranges of a Concat's widest and narrowest inputs differ too much. The narrowest loses 2 bits."""
 
 # Operators that compute nothing, or almost nothing.
 _MOVES = DATA_MOVEMENT - {"MaxPool", "Resize"} | {"Cast", "Concat"}

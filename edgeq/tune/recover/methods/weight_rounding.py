@@ -48,7 +48,7 @@ from edgeq.util.display import SILENT, Progress
 MEMORY = 2**29
 """Bytes that moments may take at once. If not all layers fit, the rest need further passes."""
 LARGEST = 2**26
-"""Largest number of entries in a layer's second moment (groups x taps^2), half a gigabyte. Others are skipped."""
+"""Limit of entries in a layer's second moment (groups x taps^2): half a gigabyte. Larger layers are skipped."""
 _SAMPLES = 32  # the largest number of samples, spread evenly over all samples
 _PATCHES_PER_TAP = 4
 _FEWEST, _MOST = 512, 8192
