@@ -193,7 +193,7 @@ def decide(trials: Trials, threads: Sequence[int]) -> None:
     known: set[str] = set()  # Structures that were in a last race. Each further race adds others, so the loop ends.
     while finalists := _finalists(trials, known):
         seconds = trials.deadline.left_s(RACE_S)
-        # All that qualify get these threads, because this race cannot be compared with speeds for other threads.
+        # All that qualify get these threads, because speeds with other threads cannot be compared with this race.
         remaining = [t for t in trials.qualified() if t.name not in {f.name for f in finalists}]
         choose_threads(trials, [*finalists, *remaining], threads, seconds / 3, "last")
         finalists = [trials[trial.name] for trial in finalists]

@@ -325,8 +325,8 @@ class LocalEvaluator:
 
 
 def _together(candidate: Candidate) -> bool:
-    """Return whether samples may run in one batch. They may not if ranges are measured at run time, over the whole
-    batch.
+    """Return whether samples may run in one batch. They may not if ranges are measured at run time, because one range
+    would then cover the whole batch.
     """
     return not candidate.quantized or (candidate.scheme.mode == "static" and not candidate.builder)
 

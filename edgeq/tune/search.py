@@ -119,8 +119,8 @@ class Searched:
 
     Attributes:
         field: the engines that were left at the end.
-        memory: for the tuning record, the models whose evidence was used, and whether it was confirmed. If no speed
-            could be claimed, this is None, with a reason. The dictionary is empty if no evidence was used.
+        memory: for the tuning record, the "models" whose evidence was used, and whether the search "confirmed" it. If
+            no speed could be claimed, "confirmed" is None, and there is a "reason". Empty if no evidence was used.
     """
 
     outcome: Outcome

@@ -259,8 +259,8 @@ def rank_layers(
 
 @dataclass
 class Columns:
-    """Measure noise power over signal power of outputs. In a table, each column is measured separately, so that boxes
-    and scores have the same weight.
+    """Measure the noise power of outputs relative to their signal power. In a table, each column is measured
+    separately, so that boxes and scores have the same weight.
     """
 
     _noise: dict[str, list[NDArray[np.float64]]] = field(default_factory=dict)

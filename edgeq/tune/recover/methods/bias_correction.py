@@ -89,8 +89,8 @@ def float_means(
     """Return the means of each layer in the float model, by the layer's name.
 
     Args:
-        store: a folder that keeps the means for further calls with the same samples. A search, for example, builds one
-            float model in many forms.
+        store: a folder that keeps the means for further calls with the same samples. A search, for example, quantizes
+            one float model in many ways.
 
     Returns:
         (float64 [samples, ends, channels] of each layer, bytes of the largest output).

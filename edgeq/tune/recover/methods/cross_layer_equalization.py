@@ -175,8 +175,8 @@ def scale_pair(weights: Weights, pair: Pair, factor: Floats) -> None:
 
 
 def observe(prepared: PreparedModel, pairs: Sequence[Pair], samples: Samples) -> Mapping[str, Channels]:
-    """Return figures of the channels of tensors, by name, on some samples. The tensors are those of `pairs`, and those
-    that their first layers read.
+    """Return figures of the channels of tensors, by name, on some samples. These are the tensors of `pairs`, and the
+    inputs of the pairs' first layers.
     """
     axes = {pair.first.source: pair.first.channel_axis for pair in pairs}
     axes |= {pair.tensor: pair.first.channel_axis for pair in pairs}

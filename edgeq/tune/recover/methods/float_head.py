@@ -54,8 +54,8 @@ class FloatHead(Recovery):
 
 
 def find_heads(model: ir.Model, ranges: Mapping[str, Range]) -> tuple[str, ...]:
-    """Return the names of the nodes of such tails, in the order of the graph. The result is empty if there are no
-    tails.
+    """Return the names of the nodes in the tails of detection heads, in the order of the graph. The result is empty if
+    there are no such tails.
 
     Args:
         ranges: ranges by tensor; tensors without a range are not compared.

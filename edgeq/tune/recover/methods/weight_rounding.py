@@ -81,8 +81,7 @@ def layer_moments(
     store: Path | None = None,
     progress: Progress = SILENT,
 ) -> Iterator[tuple[Layer, Moments]]:
-    """Yield each layer with the moments of its patches. If several layers read the same input, it is computed only
-    once.
+    """Yield each layer with the moments of its patches. An input that several layers read is computed only once.
 
     Positions are drawn at random with a fixed seed, about four patches for each tap over all samples.
 
