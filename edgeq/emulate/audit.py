@@ -139,7 +139,8 @@ class SimulatedSession:
 
 
 def graph_settings(settings: SessionSettings) -> SessionSettings:
-    """Return settings with which ONNX Runtime gives the graph of a model that a plug-in runs with `settings`.
+    """Return settings for making a model's graph with ONNX Runtime. `settings` are those with which a plug-in runs the
+    model.
 
     The plug-in's own graph cannot be read. The options that make ONNX Runtime's kernels exact are left out, because
     they do not affect a plug-in's kernels.

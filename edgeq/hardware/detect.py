@@ -62,7 +62,7 @@ class Cache:
 
 @dataclass(frozen=True)
 class Machine(Displayed):
-    """Describe a machine, as detected or as a test or a target defines it.
+    """Describe a machine that was detected, or that a test or a target defines.
 
     Attributes:
         architecture: "x86_64", "arm64" or "riscv64"; for others, the system's own name in lower case.

@@ -86,7 +86,7 @@ def climb(
     progress, pace = job.progress, EFFORTS[effort]
     if effort != "thorough":
         job = _bounded(job)
-    # Next to the prepared model: an artifact may refer to files there until the job ends.
+    # The folder is next to the prepared model, because an artifact may refer to files there until the job ends.
     workdir = Path(tempfile.mkdtemp(prefix="ladder-", dir=job.folder))
     plain = with_scheme(Candidate("", scheme, engine=engine), scheme)
     with Engines(keep=True) as engines:

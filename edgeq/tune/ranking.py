@@ -136,8 +136,8 @@ class LayerRanker:
         return {name: macs[name] for name in eligible if macs.get(name)}
 
     def _noise_alone(self, candidate: Candidate, nodes: Sequence[str], macs: Mapping[str, int]) -> float:
-        """Return the noise power over the signal power at the outputs if only `nodes` are quantized, of all the layers
-        in `macs`.
+        """Quantize only `nodes` of the layers in `macs`, and return the noise power over the signal power at the
+        outputs.
         """
         others = [name for name in macs if name not in nodes]
         scheme = candidate.scheme.replace(exclude=(*candidate.scheme.exclude, *others))

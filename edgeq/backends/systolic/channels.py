@@ -295,7 +295,9 @@ def _log_ranges(layer: Weighted) -> NDArray[np.float64]:
 
 
 def _waste(layers: Sequence[Weighted], order: Order, dim: int) -> float:
-    """Return the bits that channels lose because they share a scale with others, over all layers and channels."""
+    """Return the number of bits that channels lose because they share a scale with others, over all layers and
+    channels.
+    """
     total = 0.0
     for layer in layers:
         ranges = _log_ranges(layer)[order]

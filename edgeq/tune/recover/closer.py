@@ -191,7 +191,7 @@ def recovering(*names: str, min_sqnr_db: float | None = None) -> Builder:
 
     def build(job: Job, target: Target, scheme: Scheme, destination: Path, progress: Progress) -> Built:
         """Build with layers in float until `min_sqnr_db` is reached, and with the recoveries unless they do harm."""
-        # Next to the prepared model: an artifact may refer to files there until the job ends.
+        # The folder is next to the prepared model, because an artifact may refer to files there until the job ends.
         workdir = Path(tempfile.mkdtemp(prefix="recover-", dir=job.prepared.path.parent))
         recoverer = Recoverer(job, target, workdir)
         closer = scheme

@@ -101,7 +101,7 @@ class Layer:
         return flat.reshape(self.groups, self.outputs // self.groups, self.taps)
 
     def unrows(self, rows: NDArray[Any]) -> NDArray[Any]:
-        """Return a weight in its own shape. `rows` is its form as returned by the method `rows`."""
+        """Return a weight in its own shape, given in the form that the method `rows` returns."""
         flat = rows.reshape(self.outputs, self.taps)
         return np.ascontiguousarray(flat.T) if self.transposed else flat.reshape(self.shape)
 
