@@ -1,8 +1,8 @@
 """Check a built model on its target's kernels: whether it loads, passes its self-test, and gives good outputs on data.
 
-For a plug-in, this machine runs the plug-in's own kernels. A CPU engine chooses its kernels by the instructions that it
-finds. For some engines, an environment variable hides newer instructions, so that they run the kernels of a lesser CPU
-at native speed.
+For a plug-in, this machine runs the plug-in's own kernels, unchanged or limited to the target's instructions. A CPU
+engine chooses its kernels by the instructions that it finds. For some engines, an environment variable hides newer
+instructions, so that they run the kernels of a lesser CPU at native speed.
 """
 
 from __future__ import annotations

@@ -216,8 +216,8 @@ def _elements(model: ir.Model) -> dict[str, int]:
 SAMPLES = 4
 # Outputs with at least this many rows are compared by column, because a column may be a coordinate or a score.
 _ROWS = 64
-# If an element is not finite although the float model's element is, it counts as this many times the signal. No rounding
-# error is as large.
+# If an element is not finite although the float model's element is, it counts as this many times the signal. No
+# rounding error is as large.
 _NOT_FINITE = 100.0
 
 
