@@ -1,1 +1,1 @@
-"""Run the target's own kernels on this machine: qemu, CPUID masking, and proof that the right kernels ran."""
+"""Run the target's own kernels on this machine, with qemu or CPUID masking, and prove that the right kernels ran."""

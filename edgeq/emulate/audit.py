@@ -1,10 +1,10 @@
 """Find the layers of a quantized model that can saturate where two products are added in 16 bits, count how often they
 saturate, and measure the effect on the outputs.
 
-`Simulation` computes a model's outputs on a CPU with such kernels. ONNX Runtime optimises the model as usual. edgeq's
-exact model of those kernels (`kernels`) then computes the layers on saturating paths. ONNX Runtime computes everything
-between them, because it is exact there. So the outputs are those of the target on any machine of the same architecture,
-to the last bit if the graph is all integers.
+`Simulation` computes a model's outputs on a CPU with such kernels. ONNX Runtime first optimises the model as usual.
+edgeq's exact model of those kernels (`kernels`) then computes the layers on saturating paths. ONNX Runtime computes
+everything else, because there its results do not depend on the CPU. So the outputs are those of the target on any
+machine of the same architecture, to the last bit if the graph is all integers.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Arrays = Mapping[str, NDArray[Any]]
 
 @dataclass(frozen=True, eq=False)
 class ModelRun:
-    """Hold the outputs of the model, and the results of every layer on a saturating path by its name."""
+    """Hold the outputs of the model, and the result of every layer on a saturating path, by the layer's name."""
 
     outputs: Arrays
     layers: Mapping[str, Computed]
@@ -49,20 +49,20 @@ class ModelRun:
 
 @dataclass(frozen=True, eq=False)
 class _Segment:
-    """Describe a segment that ONNX Runtime runs between two saturating layers, by its inputs and outputs."""
+    """Describe the part of the graph between two saturating layers by its inputs and outputs. ONNX Runtime runs it."""
 
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
 
 
 class Simulation:
-    """Simulate one model. It is opened once, for any number of inputs.
+    """Simulate one model. The model is opened once, for any number of inputs.
 
     Args:
         model: a quantized model in any form that ONNX Runtime accepts.
         settings: the settings that the model runs with.
         saturating: whether the layers saturate; False computes the same layers exactly.
-        watched: whether to count sums that would have been clipped; only if `saturating` is False.
+        watched: whether to count sums that would have been clipped. It is only used if `saturating` is False.
         table: the kernels that saturate; None means ONNX Runtime's own. ONNX Runtime computes the nodes between them.
 
     Raises:
@@ -139,9 +139,10 @@ class SimulatedSession:
 
 
 def graph_settings(settings: SessionSettings) -> SessionSettings:
-    """Return settings for ONNX Runtime that give the graph of a model that a plug-in runs with `settings`.
+    """Return settings for making a model's graph with ONNX Runtime. `settings` are those with which a plug-in runs the
+    model.
 
-    The graph inside a plug-in cannot be read. The options that make ONNX Runtime's kernels exact are left out, because
+    The plug-in's own graph cannot be read. The options that make ONNX Runtime's kernels exact are left out, because
     they do not affect a plug-in's kernels.
     """
     config = {key: value for key, value in settings.config.items() if key not in exact_options()}
@@ -157,14 +158,14 @@ def optimised_graph(model: Path, settings: SessionSettings) -> GraphIndex:
     with tempfile.TemporaryDirectory(prefix="edgeq-optimised-") as folder:
         path = Path(folder) / "model.onnx"
         open_session(model, replace(settings, save_optimized_to=path))
-        # onnxruntime writes the same references to external weights, so they are read from their old folder.
+        # onnxruntime writes the same references to external weights, so the weights are read from the original folder.
         weights = Path(settings.config.get(EXTERNAL_FOLDER, model.parent))
         return GraphIndex(read_own(path, weights))
 
 
 def _steps(graph: GraphIndex, layers: Sequence[Layer]) -> tuple[Layer | _Segment, ...]:
-    """Return the graph as steps in order: each of `layers` is a step. The nodes between them form as few segments as
-    possible.
+    """Return the graph as steps in order. Each of `layers` is a step. The nodes between them are joined to as few
+    segments as possible.
     """
     own = {layer.node: layer for layer in layers}
     runs: list[Layer | list[ir.Node]] = []
@@ -195,7 +196,7 @@ def _names(values: Iterable[ir.Value]) -> tuple[str, ...]:
     return tuple(sorted(value.name for value in values if value.name))
 
 
-# Multiply-accumulates to simulate in total: a model with n of them gets about this / n samples.
+# Multiply-accumulates to simulate in total. A model with n of them gets about this / n samples.
 _WORK = 8e9
 _FEWEST, _MOST = 2, 8
 
@@ -207,8 +208,8 @@ class LayerAudit:
     Attributes:
         name, op_type: name and operator type in the optimised graph.
         channels: number of output channels; None if the weight is computed at run time.
-        suspects: number of channels that some input can saturate, judged by their weights alone.
-        worst_pair: the largest sum of two neighbouring weights of one sign; more than 128 can saturate.
+        suspects: number of channels that may saturate for some input, judged by their weights alone.
+        worst_pair: the largest sum of two neighbouring weights with the same sign; above 128, the channel can saturate.
         modelled: whether edgeq can compute the layer as the kernel does.
         sums, clipped: number of sums of two products over all samples, and how many of them were clipped.
         clipped_channels: number of channels with clipped sums.
@@ -226,7 +227,7 @@ class LayerAudit:
 
     @computed
     def can_saturate(self) -> bool:
-        """Return whether some input can saturate a channel. A layer whose weights are unknown counts."""
+        """Return whether a channel can saturate for some input. A layer with unknown weights counts as one that can."""
         return self.suspects is None or self.suspects > 0
 
 
@@ -237,8 +238,8 @@ class Audit:
     Attributes:
         layers: the layers on saturating paths, in graph order.
         samples: number of simulated samples; 0 if only the weights were checked.
-        effect_db: SQNR of the saturating against the exact outputs, for the worst output; infinity if they are equal,
-            None without samples.
+        effect_db: SQNR of the saturating outputs against the exact outputs, for the worst output. It is infinity if the
+            outputs are identical, and None without samples.
         float_db: SQNR of the (saturating, exact) outputs against the float model; None without a float model.
     """
 
@@ -299,15 +300,15 @@ def audit(
     Args:
         settings: the settings that the model will run with.
         samples: samples to simulate; None checks the weights alone.
-        reference: the float model's session, to measure the loss from saturation.
-        exact: a session of the same model on kernels that do not saturate; None simulates them, which takes as long
-            again.
+        reference: the float model's session, for measuring the loss from saturation.
+        exact: a session of the same model on kernels that do not saturate. None simulates these kernels as well, which
+            doubles the time.
         count: number of samples to simulate; None means 2 to 8, fewer for larger models.
         table: the kernels that saturate; None means ONNX Runtime's own.
 
     Raises:
         RuntimeUnavailableError: onnxruntime refuses the model.
-        DataError: a sample does not fit.
+        DataError: a sample does not fit the model.
     """
     simulation = Simulation(model, settings, table=table)
     bounds = {layer.name: _bound(layer) for layer in (*simulation.layers, *simulation.unmodelled)}
@@ -387,10 +388,11 @@ def largest_sums(
     samples: Samples,
     source: Callable[[str], str],
 ) -> dict[str, NDArray[np.float64]]:
-    """Return the largest sum of two products for each output channel of each layer, by the name of its source node.
+    """Return the largest sum of two products for each output channel of each layer, by the name of the layer's source
+    node.
 
-    The sums are shares of the largest 16-bit value; 0 if no sum can exceed it. Grouped layers, and layers whose kernels
-    pair products in different ways, are left out.
+    The sums are relative to the largest 16-bit value. A channel gets 0 if none of its sums can exceed that value.
+    Grouped layers, and layers whose kernels pair products in different ways, are left out.
 
     Args:
         model: a model quantized with the full range of its weights.

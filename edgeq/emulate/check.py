@@ -1,7 +1,7 @@
 """Check a built model on its target's kernels: whether it loads, passes its self-test, and gives good outputs on data.
 
-This machine runs a plug-in's kernels for a target as they are, or limited to the target's instructions. A CPU engine
-chooses its kernels by the instructions that it finds. For some engines, an environment variable hides newer
+For a plug-in, this machine runs the plug-in's own kernels, unchanged or limited to the target's instructions. A CPU
+engine chooses its kernels by the instructions that it finds. For some engines, an environment variable hides newer
 instructions, so that they run the kernels of a lesser CPU at native speed.
 """
 
@@ -65,7 +65,7 @@ def route_for(
     simulators: Mapping[str, Simulator] | None = None,
     progress: Progress = SILENT,
 ) -> ExecutionRoute:
-    """Return the best way to run on `machine` the kernels that the plug-in `spec` has for `target`.
+    """Return the best way to run the kernels that the plug-in `spec` has for `target`, on `machine`.
 
     Without a plug-in, see `edgeq.emulate.routes.route_to`.
 
@@ -116,12 +116,12 @@ def _running(how: str, engine: Engine, target: Target, environment: Mapping[str,
 Vectors = tuple[Mapping[str, NDArray[Any]], Mapping[str, NDArray[Any]]]
 
 COMPILED = "compiled_by"
-"""The info key of a variant that an engine has compiled; it names the compiler."""
+"""The key of a variant's info that names the compiler, if an engine has compiled the variant."""
 PASSED, FAILED = "passed", "failed"
 HOST, TARGET, FLOAT = "host", "target", "float32"
 
-# How much lower the SQNR against float32 may be on the target's kernels than on this machine, in decibels. Different
-# rounding costs almost nothing; kernels that saturate cost several decibels.
+# How many decibels lower the SQNR against float32 may be on the target's kernels than on this machine. Different
+# rounding costs almost nothing, while kernels that saturate cost several decibels.
 _LOSS_DB = 3.0
 
 
@@ -135,12 +135,12 @@ class EmulatedCheck:
         how: the means, such as "qemu-aarch64 -cpu cortex-a72".
         status: "passed", "failed" or "not run".
         reason: why the status is not "passed".
-        kernels: proof that these are the target's kernels.
-        selftest: for each output, the largest difference from the expected values and its limit. An infinite limit
-            means that only shape, dtype and finiteness count.
+        kernels: proof that the kernels are the target's.
+        selftest: for each output, the largest difference from the expected values, and its limit. With an infinite
+            limit, only shape, dtype and finiteness are checked.
         answers: the target's outputs for the self-test's inputs.
         samples: number of samples for agreement and accuracy.
-        reference: the outputs that the target's are compared with: "host", the same model on this machine, or
+        reference: the outputs to which the target's outputs are compared: "host" (the same model on this machine) or
             "float32".
         agreement: agreement of the target's outputs with the reference.
         host_agreement: agreement of this machine's outputs, if the reference is float32.
@@ -171,11 +171,11 @@ class EmulatedCheck:
 
     @computed
     def accuracy_drop(self) -> float | None:
-        """Return `drop` under the name that records use."""
+        """Return `drop` under its name in written records."""
         return self.drop
 
     def check(self, max_drop: float | None = None) -> None:
-        """Raise CheckFailedError if the check failed, or the target loses more accuracy than `max_drop`."""
+        """Raise CheckFailedError if the check failed, or if the target loses more than `max_drop` of accuracy."""
         name = f"variant {self.variant}" if self.variant else "the model"
         if self.status == FAILED:
             raise CheckFailedError(
@@ -200,8 +200,9 @@ class Trial:
         vectors: inputs and expected outputs of the self-test.
         tolerance: absolute tolerance by output; None allows any value.
         slices: tolerances of parts of an output.
-        float_model: the float model that it was made from, to compare both machines' outputs with, if it is available.
-        samples: data for agreement and, with a `task`, accuracy; at most `count` of them.
+        float_model: the float model that the model was made from, if it is available. Both machines' outputs are
+            compared to its outputs.
+        samples: data for agreement and, with a `task`, accuracy; at most `count` of them are used.
         name: the variant's name.
     """
 
@@ -261,19 +262,20 @@ def check_trial(
     route: ExecutionRoute | None = None,
     progress: Progress = SILENT,
 ) -> EmulatedCheck:
-    """Run a model on the kernels of `target`: load it, run its self-test, and compare it with this machine on data.
+    """Run a model on the kernels of `target`: load it, run its self-test, and compare its outputs on data with this
+    machine's.
 
     The status is "not run", with the reason, if the kernels cannot run or cannot be proven to be the target's. It is
-    "failed" if the target's runtime refuses the model or computes it wrongly. Neither raises an error.
+    "failed" if the target's runtime refuses the model or computes it wrongly. In both cases no error is raised.
 
     Args:
         machine: this machine.
         simulators: see `edgeq.emulate.routes.route_to`. A plug-in's kernels run in the plug-in.
-        route: the route to the kernels if it is known, such as a board of that kind.
+        route: the route to the kernels, if it is known, such as a board of that kind.
 
     Raises:
         DataError: something is wrong with the samples.
-        BoardError: the link to a board was cut.
+        BoardError: the connection to a board was lost.
     """
     if route is None:
         route = route_for(target, machine, trial.settings.engine, simulators=simulators, progress=progress)
@@ -293,7 +295,7 @@ def check_trial(
 def _run(trial: Trial, target: Target, route: ExecutionRoute, running: Running, progress: Progress) -> EmulatedCheck:
     found = EmulatedCheck(target.name, trial.name, route.where, route.how, PASSED, kernels=running.kernels)
     try:
-        # On an emulated CPU, threads that wait for each other cost more than they gain.
+        # On an emulated CPU, waiting for each other costs threads more time than they save.
         threads = trial.settings.intra_op_threads if route.native_speed else 1
         with progress.stage(f"Opening the model on {route.how}"):
             session = running.open(trial.model, replace(trial.settings, intra_op_threads=threads))
@@ -352,7 +354,9 @@ def _run(trial: Trial, target: Target, route: ExecutionRoute, running: Running, 
 
 
 def _judge(found: EmulatedCheck) -> EmulatedCheck:
-    """Set the status to failed if the target's kernels match float32 clearly worse than this machine's do."""
+    """Set the status to failed if the outputs follow float32 clearly worse on the target's kernels than on this
+    machine's.
+    """
     assert found.agreement is not None
     if found.host_agreement is None:
         return found
@@ -379,13 +383,13 @@ class VerifyRequest:
 
     Attributes:
         bundle: a directory or .edgeq file.
-        on: targets, or "all" for each variant on the target that it was built for.
+        on: targets, or "all" to check each variant on the target that it was built for.
         variant: the only variant to check; None means all.
         data: samples, in any form that `edgeq.data.samples.open_samples` accepts; None runs only the self-test.
         count: the largest number of samples to use.
-        preprocess: preprocessing of the samples; None takes the bundle's.
-        labels, task, options: the labels, task and options for measuring accuracy; without a task, only agreement is
-            measured.
+        preprocess: preprocessing of the samples; None uses the bundle's.
+        labels, task, options: the labels, the task, and its options for measuring accuracy. Without a task, only
+            agreement is measured.
         max_drop: accuracy that may be lost compared with this machine, as a fraction.
         expect: the sha256 that the bundle's manifest must have.
     """
@@ -476,7 +480,7 @@ def _pairs(bundle: Bundle, request: VerifyRequest, machine: Machine) -> Iterator
 
 
 def _stands_in(variant: Variant) -> bool:
-    """Return whether `variant` was built for no target. Such a variant runs on any device of its kind if no other one
+    """Return whether `variant` was built without a target. A device of its kind runs such a variant if no other variant
     fits.
     """
     return not {"profile", "target"} & variant.info.keys()
@@ -485,9 +489,8 @@ def _stands_in(variant: Variant) -> bool:
 def _built_for(variant: Variant, machine: Machine) -> Target:
     """Return the target that a variant was built for.
 
-    Return the target of its profile if the variant followed the build machine, or was built for a target file of the
-    user's own: a bundle records only the name of such a file. A variant that was built for no target is checked on this
-    machine.
+    A bundle records only the name of a user's own target file. For a variant built for such a file, or for the build
+    machine, return the target of its profile. A variant that was built without a target is checked on this machine.
     """
     if _stands_in(variant):
         return resolve(AUTO, machine)
@@ -512,20 +515,20 @@ def _built_for(variant: Variant, machine: Machine) -> Target:
 def next_check(path: Path, simulators: Mapping[str, Simulator], targets: Sequence[str] = ()) -> str | None:
     """Return the `edgeq` command that checks as much of a bundle as this machine can run.
 
-    The command has "{bundle}" in place of the bundle.
+    The command contains "{bundle}" instead of the bundle's path.
 
     Args:
         simulators: see `verify_on`.
         targets: the targets that the bundle was built for, if known; a bundle does not record their paths.
 
     Returns:
-        None if this machine can run none of it.
+        None if this machine cannot run any part of the bundle.
     """
     machine, device = detect_machine(), read_device()
     with opened(path) as bundle:
         try:
             pairs = list(_pairs(bundle, VerifyRequest(path, on=(ALL,)), machine))
-        except HardwareError:  # the target was in a file of the user's own
+        except HardwareError:  # the target's file was the user's own
             named = " ".join(f"--on {shlex.quote(target)}" for target in targets)
             return f"verify {{bundle}} {named}" if named else None
         routes = [
@@ -541,9 +544,9 @@ def next_check(path: Path, simulators: Mapping[str, Simulator], targets: Sequenc
 
 
 def _taken(bundle: Bundle, target: Target, name: str | None) -> Iterator[Variant]:
-    """Yield the variant that the runner takes on a device of `target`, chosen by the runner's own rules.
+    """Yield the variant that the runner selects on a device of `target`, by the runner's own rules.
 
-    If an installed plug-in runs that variant, also yield the variant that the runner takes without plug-ins.
+    If an installed plug-in runs that variant, also yield the variant that the runner selects without plug-ins.
     """
     here, simulated = read_device(), load_engines().get(target.emulate.get("simulator", ""))
     device = Device(
@@ -554,7 +557,7 @@ def _taken(bundle: Bundle, target: Target, name: str | None) -> Iterator[Variant
         plugins={simulated.provider: ""} if simulated is not None else here.plugins,
     )
     options = target.device.get("engine_options", {})
-    others = {  # variants compiled for other chips, which this NPU would refuse
+    others = {  # variants compiled for other chips, which the target would refuse
         variant.name: f"compiled for a chip other than {target.name}"
         for variant in bundle.components.get(MAIN, ())
         if COMPILED in variant.info and any(variant.info.get(key, value) != value for key, value in options.items())
@@ -567,7 +570,7 @@ def _taken(bundle: Bundle, target: Target, name: str | None) -> Iterator[Variant
 
 
 def samples_of(request: VerifyRequest, variant: Variant, progress: Progress) -> Samples | None:
-    """Return the samples of a request for a variant; None if onnxruntime does not run the variant."""
+    """Return the requested samples, prepared for a variant; None if onnxruntime does not run the variant."""
     if variant.model is None:
         return None
     signature = own_signature(variant.model, request.bundle)
@@ -576,7 +579,7 @@ def samples_of(request: VerifyRequest, variant: Variant, progress: Progress) -> 
 
 
 def summary(checks: Sequence[EmulatedCheck]) -> list[str]:
-    """Return the checks as lines of text for the user."""
+    """Return lines of text that describe the checks to the user."""
     lines = []
     for check in checks:
         name = f"{check.variant} on {check.target}" if check.variant not in ("", check.target) else check.target

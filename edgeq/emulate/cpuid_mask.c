@@ -1,8 +1,8 @@
-/* Hide feature bits in the results of CPUID. In the library to mask, each CPUID instruction (0F A2) was replaced by UD0
- * (0F FF), which every x86 CPU refuses. The handler here runs the real CPUID, clears the bits, and continues after the
- * trap. Any other illegal instruction goes to the handler that was installed before.
+/* Hide feature bits in the results of CPUID. In a copy of the library, edgeq has replaced each CPUID instruction
+ * (0F A2) by UD0 (0F FF), which every x86 CPU refuses. The signal handler in this file runs the real CPUID, clears the
+ * bits, and continues after the trap. Any other illegal instruction goes to the handler that was installed before.
  *
- * Load this before the library. It works on x86-64 Linux. */
+ * Load this file before the library. It works on x86-64 Linux. */
 #define _GNU_SOURCE
 #include <signal.h>
 #include <stdint.h>
@@ -18,8 +18,8 @@ static size_t count;
 static unsigned long trapped;
 static struct sigaction before;
 
-/* Clear `bits` of a register in the results. Registers are EAX, EBX, ECX, EDX, from 0. Returns 0, or -1 if the table is
- * full or `reg` is not valid. */
+/* From now on, clear `bits` of a register in the results. Registers 0 to 3 are EAX, EBX, ECX and EDX. Return 0, or -1
+ * if the table is full or `reg` is not valid. */
 int edgeq_mask_clear(uint32_t leaf, uint32_t subleaf, uint32_t reg, uint32_t bits)
 {
     if (count == MOST || reg > 3)
@@ -28,7 +28,7 @@ int edgeq_mask_clear(uint32_t leaf, uint32_t subleaf, uint32_t reg, uint32_t bit
     return 0;
 }
 
-/* Return how often the trap was handled. */
+/* Return how often the handler has run CPUID. */
 unsigned long edgeq_mask_count(void)
 {
     return trapped;

@@ -34,7 +34,7 @@ Texts = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Kernels:
-    """Describe [[kernels]]: instructions that only kernels for `feature` contain.
+    """Describe a [[kernels]] table: instructions that only kernels for `feature` contain.
 
     Attributes:
         patterns: (mask, value) over the 32 bits of an instruction, in hexadecimal digits.
@@ -47,14 +47,14 @@ class Kernels:
 
 @dataclass(frozen=True)
 class QemuTable:
-    """Describe [qemu].
+    """Describe the [qemu] table.
 
     Attributes:
         program: the program of qemu-user.
         packages: packages that may contain the program.
         honest_cpuinfo: the first qemu version that shows the guest its own /proc/cpuinfo.
-        missing: parts of qemu's warnings that mean that the running CPU is not the named one.
-        refused: patterns of CPU names for which that is known.
+        missing: texts in qemu's warnings that show that the running CPU is not the named one.
+        refused: patterns of CPU names for which qemu is known to run another CPU.
     """
 
     program: profile.Text
@@ -66,7 +66,7 @@ class QemuTable:
 
 @dataclass(frozen=True)
 class Recipe:
-    """Describe [sysroot], the contents of a private root file system.
+    """Describe the [sysroot] table, which lists the contents of a private root file system.
 
     Attributes:
         packages: entries of the form "name" or "name|another name|...".
@@ -80,13 +80,13 @@ class Recipe:
     leave_out: Texts
 
     def leaves_out(self, name: str) -> bool:
-        """Return whether a file or package of this name is left out."""
+        """Return whether the recipe leaves out files or packages with this name."""
         return any(fnmatchcase(name, pattern) for pattern in self.leave_out)
 
 
 @dataclass(frozen=True)
 class Pins:
-    """Describe [pins]: the SHA-256 of required packages ("name=version") and of wheels."""
+    """Describe the [pins] table: the SHA-256 of required packages ("name=version") and of wheels."""
 
     packages: Mapping[str, profile.Text] = field(default_factory=dict)
     wheels: Mapping[str, profile.Text] = field(default_factory=dict)
@@ -94,7 +94,7 @@ class Pins:
 
 @dataclass(frozen=True)
 class Speed:
-    """Describe [speed]: approximate multiply-accumulates per second of an emulated CPU, in int8 and in float."""
+    """Describe the [speed] table: approximate multiply-accumulates per second of an emulated CPU, in int8 and float."""
 
     int8: Positive
     float: Positive
@@ -105,9 +105,10 @@ class Emulator:
     """Describe one emulated architecture: targets/emulators/NAME.toml.
 
     Attributes:
-        elf_machine: e_machine of its programs.
+        elf_machine: e_machine in the ELF header of the architecture's programs.
         sysroot: the recipe of its root file system; None if it uses the host's.
-        kernels: patterns that tell kernels apart in translated code, the least demanding first.
+        kernels: patterns by which kernels are recognised in translated code. Kernels with the fewest requirements are
+            first.
         name: the file's name without suffix, which is also the name of the architecture.
     """
 
@@ -127,7 +128,7 @@ class Emulator:
         return self.qemu.program
 
     def check_cpu(self, cpu: str) -> None:
-        """Refuse a CPU name for which qemu runs another CPU without a warning.
+        """Refuse the name of a CPU if qemu would run another CPU without a warning.
 
         Raises:
             HardwareError: qemu would run another CPU.
@@ -156,7 +157,7 @@ def emulator_named(name: str) -> Emulator:
     """Return the emulator for an architecture that needs a root file system.
 
     Raises:
-        UsageError: there is no emulator of that name, or it needs no setup.
+        UsageError: there is no emulator of that name, or the emulator needs no setup.
     """
     known = {key: emulator for key, emulator in load_emulators().items() if emulator.sysroot is not None}
     if name not in known:
@@ -177,7 +178,7 @@ def home() -> Path:
 
 
 def check_writable() -> None:
-    """Create the cache folder, so that a problem with it shows early.
+    """Create the cache folder, so that a problem with it shows before long work starts.
 
     Raises:
         OutputError: the folder cannot be created.
@@ -192,8 +193,8 @@ def check_writable() -> None:
 
 EXACT, SATURATED = "exact", "saturated"
 
-# Two products of the largest values are 2 x 255 x 127 = 64,770, which does not fit 16 bits. A kernel that adds pairs in
-# 16 bits gives 32,767 for each pair. No kernel treats these sizes as a special case.
+# Two products of the largest values add up to 2 x 255 x 127 = 64,770, which does not fit 16 bits. A kernel that adds
+# pairs in 16 bits gives 32,767 for each pair. No kernel treats these matrix sizes as a special case.
 _ROWS, _DEPTH, _COLUMNS = 8, 64, 32
 _LEFT, _RIGHT, _CLAMP = 255, 127, 32767
 
@@ -208,8 +209,8 @@ class KernelProof:
     Attributes:
         pairs: "saturated" if sums of two u8 x s8 products are clamped to 16 bits, else "exact".
         features: features that the CPU reports.
-        instructions: the kinds of kernels whose instructions qemu translated while the probe ran; None if that cannot
-            be watched.
+        instructions: the kinds of kernels whose instructions qemu translated while the probe ran; None if qemu's
+            translation cannot be watched.
     """
 
     pairs: str
@@ -253,7 +254,7 @@ def integer_model(weights: NDArray[np.int8]) -> bytes:
 
 @contextmanager
 def probe_file(content: bytes = b"") -> Iterator[Path]:
-    """Yield a file with the probe, or with `content` if it is not empty. The file is removed after the block."""
+    """Yield a file with the probe model, or with `content` if it is not empty. The file is removed after the block."""
     with tempfile.TemporaryDirectory(prefix="edgeq-probe-") as folder:
         file = Path(folder) / "probe.onnx"
         file.write_bytes(content or probe_model())
@@ -264,20 +265,20 @@ def probe(session: Session, title: str) -> str:
     """Run the probe and return "exact" or "saturated".
 
     Raises:
-        CheckFailedError: the sums are neither.
+        CheckFailedError: the sums are neither exact nor saturated.
     """
     (sums,) = session.run(["sums"], {"left": np.full((_ROWS, _DEPTH), _LEFT, np.uint8)})
     return kind_of_sums(np.asarray(sums), title)
 
 
 def probe_engine(open_it: Callable[[Path, SessionSettings], Any], engine: EngineSpec, title: str) -> str:
-    """Run the probe on an engine whose kernels only take Q/DQ models. Return "exact" or "saturated".
+    """Run the probe on an engine whose kernels only accept Q/DQ models. Return "exact" or "saturated".
 
     Args:
-        open_it: opens a session of a file in a process of the engine.
+        open_it: a function that opens a file as a session in a process of the engine.
 
     Raises:
-        CheckFailedError: the sums are neither.
+        CheckFailedError: the sums are neither exact nor saturated.
     """
     with probe_file(integer_model(np.full((_COLUMNS, _DEPTH), _RIGHT, np.int8))) as file:
         session = open_it(file, SessionSettings(engine=engine, intra_op_threads=1))
@@ -287,13 +288,13 @@ def probe_engine(open_it: Callable[[Path, SessionSettings], Any], engine: Engine
 
 
 def kind_of_sums(sums: NDArray[Any], title: str) -> str:
-    """Return "exact" or "saturated", by the probe's output (int32).
+    """Return "exact" or "saturated" for the probe's output (int32).
 
     Args:
         title: the name of the runtime, for messages.
 
     Raises:
-        CheckFailedError: the sums are neither.
+        CheckFailedError: the sums are neither exact nor saturated.
     """
     for kind, value in ((EXACT, _DEPTH * _LEFT * _RIGHT), (SATURATED, _DEPTH // 2 * _CLAMP)):
         if (sums == value).all():
@@ -331,7 +332,7 @@ def check_kernels(proof: KernelProof, emulator: Emulator | None, *, saturates: b
 
 
 class Watch:
-    """Read qemu's log of translated code from a named pipe, and record which kinds of kernels appear in it."""
+    """Read qemu's log of translated code from a named pipe, and record which kinds of kernels appear in the log."""
 
     def __init__(self, kernels: Iterable[Kernels], folder: Path) -> None:
         self._kernels = tuple(kernels)
@@ -339,7 +340,7 @@ class Watch:
         os.mkfifo(self.pipe)
         self._seen: set[str] = set()
         self._thread = threading.Thread(target=self._read, daemon=True)
-        # Open both ends here, so that neither open waits for the other. The reader stops at the mark `_END`.
+        # Open both ends here, so that neither end waits for the other to open. The reader stops at the mark `_END`.
         self._own_end = os.open(self.pipe, os.O_RDWR)
         self._thread.start()
 

@@ -1,15 +1,15 @@
 """Compute the integer operators of ONNX Runtime's CPU provider in numpy, to the last bit.
 
 Each operator takes a node's inputs in order (None for an omitted input) and a function that multiplies matrices,
-exactly or with saturation. It returns the node's output. The arithmetic around the product is MLAS's: sums and zero
-points in int32, scales in float32 from left to right, rounding half to even after clipping.
+exactly or with saturation. It returns the node's output. The arithmetic around the product follows MLAS: sums and zero
+points in int32, scales in float32 from left to right, and rounding half to even after clipping.
 
 Kernels that add two products in 16 bits compute, for unsigned a and signed b,
 
     c[m, n] = sum over i of clip(a[m, 2i] b[2i, n] + a[m, 2i+1] b[2i+1, n], -2^15, 2^15 - 1)
 
-on the raw bytes. Few pairs of weights can reach the clip, so only those are checked: the result is the exact product
-minus the amount by which each of their sums exceeds 16 bits.
+on the raw bytes. Few pairs of weights can reach the limits of 16 bits, so only their sums are checked. The result is
+the exact product minus the amounts by which these sums exceed 16 bits.
 """
 
 from __future__ import annotations
@@ -48,24 +48,24 @@ from edgeq.model.saturation import (
 )
 
 _LOW, _HIGH = -(2**15), 2**15 - 1
-# Products of bytes are below 2^16, so float32's 24 bits hold the sum of this many exactly.
+# Products of bytes are below 2^16, so float32's 24 bits hold the sum of this many products exactly.
 _EXACT_IN_FLOAT32 = 1 << 8
 # OpenBLAS computes products of up to 2^18 multiply-adds on one thread, and products with a vector up to 2^13. For
-# larger products its threads wait for each other in busy loops. On cores with other work, that took 20 times the
-# processor time.
+# larger products, its threads wait for each other in busy loops. If the cores also did other work, that took 20 times
+# the processor time.
 _ONE_THREAD, _COLUMNS = 1 << 18, 1 << 5
 
 
 @dataclass(frozen=True, eq=False)
 class Product:
-    """Describe a product of matrices.
+    """Hold a product of two matrices.
 
     Attributes:
         values: int64 [M, N].
         clipped: number of clipped sums of two products in each column; int64 [N].
-        pairs: number of sums of two products, over the rows of one column.
-        largest: largest magnitude in each column among the sums of two products whose weights can leave 16 bits; int64
-            [N]. It is 0 if there are none, or if the product does not check for clipping.
+        pairs: number of sums of two products in one column, over all rows.
+        largest: for each column, the largest magnitude of a sum of two products whose weights can leave 16 bits; int64
+            [N]. It is 0 if there is no such sum, or if the product does not check for clipping.
     """
 
     values: NDArray[np.int64]
@@ -75,7 +75,7 @@ class Product:
 
 
 def exact_product(a: NDArray[Any], b: NDArray[Any]) -> Product:
-    """Return the product of bytes [M, K] and [K, N] of any sign, without saturation."""
+    """Return the product of signed or unsigned bytes [M, K] and [K, N], without saturation."""
     values = np.zeros((len(a), b.shape[1]), np.int64)
     for start in range(0, a.shape[1], _EXACT_IN_FLOAT32):
         part = slice(start, start + _EXACT_IN_FLOAT32)
@@ -85,7 +85,7 @@ def exact_product(a: NDArray[Any], b: NDArray[Any]) -> Product:
 
 
 def _add_product(values: NDArray[np.int64], a: NDArray[np.float32], b: NDArray[np.float32]) -> None:
-    """Add a product to `values`, in parts that BLAS computes on one thread."""
+    """Add a product to `values`, in parts so small that BLAS computes each on one thread."""
     rows = max(_ONE_THREAD // (max(a.shape[1], 1) * _COLUMNS), 1)
     for top in range(0, len(a), rows):
         for left in range(0, b.shape[1], _COLUMNS):
@@ -109,7 +109,7 @@ def _watched(a: NDArray[np.uint8], b: NDArray[np.int8]) -> tuple[Product, NDArra
     product = exact_product(a, b)
     if not a.size or not (pair_sums(b.T) > PAIR_LIMIT).any():
         return product, None
-    # One row for each k and for each n, so that values that are read together are next to each other in memory.
+    # Use one row for each k and for each n, so that values that are read together are next to each other in memory.
     left = np.ascontiguousarray(a.T).astype(np.int32)
     if len(left) % 2:
         left = np.pad(left, ((0, 1), (0, 0)))
@@ -135,10 +135,10 @@ def _reach(largest: NDArray[np.int32], first: NDArray[Any], second: NDArray[Any]
 
 
 def windows(x: NDArray[Any], shape: Geometry, padding: int) -> tuple[NDArray[Any], tuple[int, ...]]:
-    """Return [N, C, *image] as [N, *out, taps, C], and the size of the output image.
+    """Return the windows of an image [N, C, *image] as [N, *out, taps, C], and the size of the output image.
 
     Args:
-        padding: the value for padding.
+        padding: the value of the padding.
     """
     x = np.pad(x, ((0, 0), (0, 0), *shape.pads), constant_values=padding)
     sizes = tuple(
@@ -167,7 +167,7 @@ class SumStats:
     Attributes:
         sums: number of sums.
         clipped: number of clipped sums for each output channel.
-        largest: largest magnitude for each output channel among the sums that can be clipped: see `Product`.
+        largest: for each output channel, the largest magnitude of a sum that can be clipped: see `Product`.
     """
 
     sums: int
@@ -187,7 +187,7 @@ Operator = Callable[[ir.Node, Sequence[Array | None], Multiply], Computed]
 
 
 def compute(node: ir.Node, inputs: Sequence[Array | None], multiply: Multiply, path: SaturatingPath) -> Computed:
-    """Return the output of a node that takes `path`, given its inputs in the node's order."""
+    """Return the output of a node whose kernel is `path`, given its inputs in the node's order."""
     padded = [*inputs, *[None] * (12 - len(inputs))]
     if path.swapped:
         return _conv_integer(node, padded, multiply)
@@ -199,7 +199,7 @@ def compute(node: ir.Node, inputs: Sequence[Array | None], multiply: Multiply, p
 def matmul_sums(
     a: Array, b: Array, a_zero: Array | None, b_zero: Array | None, multiply: Multiply
 ) -> tuple[Array, SumStats]:
-    """Return int64 sums of (a - a_zero)(b - b_zero), stacked as in numpy.matmul. `multiply` adds up raw products."""
+    """Return int64 sums of (a - a_zero)(b - b_zero), stacked as in numpy.matmul. `multiply` multiplies raw bytes."""
     a, b = np.asarray(a), np.asarray(b)
     lone_row, lone_column = a.ndim == 1, b.ndim == 1
     a, b = (a[None] if lone_row else a), (b[:, None] if lone_column else b)
@@ -242,7 +242,7 @@ def conv_sums(
     """Return int64 sums of a convolution, [N, cout, *out]. Index k runs over taps, then channels.
 
     Args:
-        path: the kernel, if it decides which products are neighbours and which sums saturate.
+        path: the kernel, if it affects which products are neighbours and which sums saturate.
     """
     shape = geometry(node, x.shape[2:], w.shape[2:])
     zero = int(_zero(x_zero).ravel()[0])
@@ -380,7 +380,7 @@ def _scaled(values: Array, scale: Array, bias: Array | None) -> Array:
 
 
 def _int32(values: Array) -> Array:
-    """Return sums as 32-bit registers hold them, wrapped around."""
+    """Return sums wrapped around to 32 bits, as in a register."""
     return values.astype(np.int64).astype(np.int32)
 
 
@@ -402,7 +402,7 @@ class Layer:
 
     Attributes:
         node: the node in the optimised graph.
-        path: the kernel that it takes.
+        path: the kernel that computes the node.
         rows: the constant weight as [output channels, K] in the order of k; None if the weight is computed, or has a
             form without a single matrix.
         channels: number of input channels that one output reads; 0 for nodes that are not convolutions.
@@ -415,7 +415,7 @@ class Layer:
 
     @property
     def pair_sums(self) -> NDArray[Any] | None:
-        """Return `edgeq.model.saturation.pair_sums` of `rows` over all pairs that its kernels may form."""
+        """Return `edgeq.model.saturation.pair_sums` of `rows`, over all pairs of weights that the kernels may form."""
         if self.rows is None:
             return None
         return possible_sums(self.rows, self.channels) if self.path.any_neighbours else pair_sums(self.rows)
@@ -427,7 +427,7 @@ class Layer:
 
     @property
     def suspects(self) -> NDArray[np.bool_] | None:
-        """Return, for each output channel, whether some input can saturate it; None if the weight is unknown."""
+        """Return, for each output channel, whether it can saturate for some input; None if the weight is unknown."""
         sums = self.pair_sums
         return None if sums is None else np.asarray((sums > PAIR_LIMIT).any(axis=1))
 
@@ -437,7 +437,7 @@ class Layer:
         """Compute the layer's output from its inputs, in the node's order.
 
         Args:
-            watched: whether to count sums that would have been clipped; only if `saturating` is False.
+            watched: whether to count sums that would have been clipped. It is only used if `saturating` is False.
         """
         exact = watched_product if watched else exact_product
         return compute(self.node, inputs, saturating_product if saturating else exact, self.path)
@@ -449,7 +449,7 @@ def find_layers(
     """Return every node of an optimised graph on a saturating path.
 
     Args:
-        config: session options that the model runs with; one of them makes kernels exact.
+        config: session options that the model runs with. One of these options makes kernels exact.
         table: the kernels that saturate; None means ONNX Runtime's own.
     """
     table = table or saturation_table()
@@ -472,7 +472,7 @@ def find_layers(
 
 
 def _dtype(*values: ir.Value | None) -> str:
-    """Return the type of a tensor's bytes, by the tensor or its zero point; "" if neither is known."""
+    """Return the type of a tensor's bytes, known from the tensor or its zero point; "" if neither has a known type."""
     for value in values:
         tensor = constant_tensor(value)
         dtype = tensor.dtype if tensor is not None else value.dtype if value is not None else None

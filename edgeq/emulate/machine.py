@@ -32,10 +32,10 @@ _INSTALL = "Install it (Debian, Ubuntu: apt install qemu-user; Fedora: dnf insta
 
 @dataclass(frozen=True)
 class Qemu:
-    """Describe a qemu-user program that runs here.
+    """Describe a qemu-user program that runs on this machine.
 
     Attributes:
-        source: "the system", or the package that it came from.
+        source: "the system", or the package that contained the program.
     """
 
     program: Path
@@ -59,7 +59,7 @@ class _Lock:
 
 
 def find_qemu(emulator: Emulator) -> Qemu | None:
-    """Return the newest qemu for `emulator` that runs here; None if there is none.
+    """Return the newest qemu for `emulator` that runs on this machine; None if there is none.
 
     Raises:
         RuntimeUnavailableError: the folder of edgeq's own programs is damaged.
@@ -78,7 +78,7 @@ def find_qemu(emulator: Emulator) -> Qemu | None:
 
 
 def require_qemu(emulator: Emulator) -> Qemu:
-    """Return the newest qemu for `emulator` that runs here.
+    """Return the newest qemu for `emulator` that runs on this machine.
 
     Raises:
         RuntimeUnavailableError: no qemu was found.
@@ -91,12 +91,12 @@ def require_qemu(emulator: Emulator) -> Qemu:
 
 
 def fetch_qemu(*, sources: Path | None = None, progress: Progress = SILENT) -> Qemu | None:
-    """Unpack the distribution's newest qemu-user, backports included, into the cache.
+    """Unpack the distribution's newest qemu-user into the cache. Backports are also searched.
 
-    Only static programs work without installation. For others, the system's package manager is needed.
+    Only static programs work without installation. For others, use the system's package manager.
 
     Returns:
-        The qemu; None if no package has a program that runs here.
+        The qemu; None if no package contains a program that runs on this machine.
     """
     folder = home() / FOLDER
     emulators = load_emulators().values()
@@ -133,7 +133,7 @@ def _judge(folder: Path) -> Judge | None:
 
 
 PROGRAMS = Ownership("folder of edgeq's programs", _judge)
-"""It contains the unpacked programs, and the lock file that names their package."""
+"""The folder contains the unpacked programs, and the lock file that names their package."""
 
 
 def _newest_first(package: Package) -> tuple[tuple[int, ...], int]:
@@ -143,7 +143,7 @@ def _newest_first(package: Package) -> tuple[tuple[int, ...], int]:
 
 
 def _with_backports(work: Path, sources: Path | None) -> Apt:
-    """Return a private apt with the system's archives, or with their backports if those offer qemu."""
+    """Return a private apt for the backports if they offer qemu, else for the system's archives."""
     plain = Apt(work / "apt", "", sources)
     plain.update()
     codename = _codename()
@@ -169,7 +169,7 @@ def _codename() -> str:
 
 @cache
 def _version(program: Path) -> str | None:
-    """Return the version that `--version` prints; None if the program does not run here."""
+    """Return the version that `--version` prints; None if the program does not run on this machine."""
     if not os.access(program, os.X_OK):
         return None
     try:
@@ -180,7 +180,7 @@ def _version(program: Path) -> str | None:
     return found.group(1) if found else None
 
 
-# qemu logs the guest's instructions, once for each block that it translates.
+# With this option, qemu logs the guest's instructions, once for each block that it translates.
 _LOG = "in_asm"
 
 
@@ -188,7 +188,7 @@ def emulated_command(emulator: Emulator, cpu: str, *, log: Path | None = None) -
     """Return the command that starts a guest on `cpu`.
 
     Args:
-        log: file for the code that qemu translates; None writes no log.
+        log: file to which qemu logs the code that it translates; None writes no log.
 
     Raises:
         HardwareError: qemu does not have that CPU, or runs another CPU under its name.
@@ -214,7 +214,7 @@ def _compiled() -> Path:
     """Return the folder for compiled Python files.
 
     Packages and wheels contain only sources. Without this folder, most of the time of every start on an emulated CPU
-    went into compiling them.
+    would be spent on compiling them.
     """
     return home() / "compiled"
 
@@ -237,9 +237,9 @@ def check_cpuinfo(qemu: Qemu, emulator: Emulator, cpu: str) -> None:
     """Start qemu with the CPU and check its warnings.
 
     Raises:
-        HardwareError: qemu does not know the name, or leaves out features that distinguish the CPU.
+        HardwareError: qemu does not know the CPU, or leaves out features by which kernels are chosen.
     """
-    # qemu chooses the CPU before it reads the program. It then refuses /dev/null.
+    # qemu chooses the CPU before it reads the program. It then refuses to run /dev/null.
     done = subprocess.run(
         [str(qemu.program), "-cpu", cpu, "/dev/null"],
         stdin=subprocess.DEVNULL,
@@ -269,13 +269,13 @@ def _with_cpuinfo(
 ) -> Path:
     """Return a folder of links to the root file system, with a /proc/cpuinfo that fits `cpu`.
 
-    Older qemus would show the host's file.
+    Without this file, older versions of qemu would show the host's.
     """
     sign = hashlib.sha256(f"{sysroot.root}\n{qemu.version}\n{cpu}".encode()).hexdigest()[:16]
     view = home() / "views" / sign
     if view.is_dir():
         return view
-    # Only onnxruntime fails on the host's file. A guest without it can report its features.
+    # With the host's file, only onnxruntime fails. A guest without onnxruntime can report its features.
     interpreter = (*arguments, "-L", str(sysroot.root), str(sysroot.python))
     command = Command(interpreter, (), environment, compiled=_compiled())
     with start_guest(command, f"{emulator.program} -cpu {cpu}") as guest:

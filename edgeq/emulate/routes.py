@@ -1,8 +1,8 @@
-"""Find how this machine can run a target's kernels: itself, masked, emulated, by a model of them, or not at all.
+"""Find how this machine can run a target's kernels: natively, masked, emulated, in a simulator, or not at all.
 
-A masked machine acts as a lesser CPU at native speed. onnxruntime chooses kernels by CPUID and has no option for fewer
-instructions. So edgeq makes a private copy of it, and replaces every CPUID instruction there by one that traps. A small
-library (cpuid_mask.c) handles the trap and returns the result without the masked feature bits.
+A masked machine acts as a lesser CPU at native speed. onnxruntime chooses kernels by CPUID and has no option to ignore
+instructions. So edgeq makes a private copy of onnxruntime, and replaces every CPUID instruction in the copy by one that
+traps. A small library (cpuid_mask.c) handles the trap and returns the result without the masked feature bits.
 
 `setup` prepares an emulated machine, and `status` lists the machines and routes.
 """
@@ -74,7 +74,7 @@ def why_not() -> str:
 
 
 def masked_command(features: Iterable[str], *, progress: Progress = SILENT) -> Command:
-    """Return the command that starts this Python with onnxruntime on a CPU without `features`.
+    """Return the command that starts this Python, with an onnxruntime that sees a CPU without `features`.
 
     The first use prepares the masked copy of onnxruntime.
 
@@ -95,7 +95,7 @@ def masked_command(features: Iterable[str], *, progress: Progress = SILENT) -> C
 
 
 def _masked_runtime(progress: Progress) -> Path:
-    """Return the folder with the copy and the library. Its name contains hashes of their sources."""
+    """Return the folder with the masked copy and the library. Its name contains hashes of their sources."""
     spec = importlib.util.find_spec("onnxruntime")
     assert spec is not None
     assert spec.origin is not None
@@ -126,7 +126,7 @@ def _masked_runtime(progress: Progress) -> Path:
 
 
 def _copy(source: Path, place: Path) -> None:
-    """Make a package of links to all files of `source`, not only Python files."""
+    """Copy the package `source` as links to all its files, not only the Python files."""
     for file in sorted(source.rglob("*")):
         name = file.relative_to(source)
         if file.is_file() and "__pycache__" not in name.parts:
@@ -135,7 +135,7 @@ def _copy(source: Path, place: Path) -> None:
 
 
 def _loaded(binding: Path) -> list[Path]:
-    """Return the Python binding, and the libraries next to it that it is linked with."""
+    """Return the Python binding, and the libraries in its folder that it is linked with."""
     output = run([find("objdump", _TOOLS), "-p", str(binding)], _TOOLS)
     needed = {line.split()[1] for line in output.splitlines() if line.strip().startswith("NEEDED")}
     return [binding, *(file for file in sorted(binding.parent.glob("*.so*")) if file.name in needed)]
@@ -163,7 +163,7 @@ def patched(library: Path) -> bytes:
 def _cpuid_addresses(library: Path) -> Iterator[int]:
     """Yield the addresses of the CPUID instructions.
 
-    A search for their bytes is not enough, because these bytes also occur inside other instructions.
+    A search for the instruction's bytes is not enough, because these bytes also occur inside other instructions.
     """
     command = [find("objdump", _TOOLS), "-d", "--no-show-raw-insn", str(library)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
@@ -179,7 +179,7 @@ NATIVE, EMULATED, MODELLED, NOT_RUN = "natively", "emulated", "modelled", "not r
 
 Open = Callable[[Path, SessionSettings], Session]
 Simulator = Callable[[Target], AbstractContextManager[Open]]
-"""Opens models for a target as sessions that give the outputs of the target's device."""
+"""A function that opens models for a target as sessions. They give the same outputs as the target's device."""
 
 
 @dataclass(frozen=True)
@@ -187,8 +187,8 @@ class Running:
     """Hold the target's running kernels.
 
     Attributes:
-        open: opens a model there.
-        kernels: proof that they are the target's; None if the simulator defines them.
+        open: a function that opens a model on these kernels.
+        kernels: proof that the kernels are the target's; None if the simulator defines the kernels.
     """
 
     open: Open
@@ -202,10 +202,10 @@ class ExecutionRoute:
     Attributes:
         where: NATIVE, EMULATED, MODELLED or NOT_RUN.
         how: the means, such as "qemu-aarch64 -cpu cortex-a72".
-        reason: why the kernels cannot run, and what to do about it; "" if they can.
-        native_speed: whether it is about as fast as this machine, not a hundred times slower.
+        reason: why the kernels cannot run, and what to do about it; "" if they can run.
+        native_speed: whether the kernels run about as fast as on this machine, not a hundred times slower.
         speed: the approximate speed, if it is known and not native.
-        start: gives the running kernels, proven to be the target's; None if they cannot run.
+        start: a function that starts the kernels and proves that they are the target's; None if they cannot run.
     """
 
     where: str
@@ -276,7 +276,7 @@ def route_to(
 
 
 def _why_not_masked(target: Target, machine: Machine) -> str:
-    """Return why this CPU with hidden features cannot replace the target's; "" if it can."""
+    """Return why this CPU cannot replace the target's CPU by hiding features; "" if it can."""
     hide = frozenset(target.emulate["mask"])
     unknown = sorted(hide - FEATURES)
     if unknown:
@@ -340,7 +340,9 @@ def _emulated(emulator: Emulator, target: Target, cpu: str, how: str) -> Iterato
 
 
 def _check_features(target: Target, proof: KernelProof, emulator: Emulator, how: str) -> None:
-    """Check that the emulated CPU has the features that the target's profile requires, if they distinguish kernels."""
+    """Check that the emulated CPU has the features that the target's profile requires. Only features by which kernels
+    are chosen are checked.
+    """
     distinguishing = {kernels.feature for kernels in emulator.kernels}
     lacks = sorted(distinguishing & target.profile.requires - set(proof.features))
     if lacks:
@@ -356,9 +358,9 @@ def _probe_in(guest: Guest) -> str:
 
 
 def _instructions(emulator: Emulator, cpu: str, how: str, seen: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the kinds of kernels in the probe's translated code, on the same CPU, qemu and runtime.
+    """Return the kinds of kernels in the probe's translated code. The probe runs on the same CPU, qemu and runtime.
 
-    The result is kept in a file, because watching takes ten times as long as running.
+    The result is kept in a file, because watching the probe takes ten times as long as running it.
     """
     basis: dict[str, Any] = {**seen, "cpu": cpu, "qemu": require_qemu(emulator).version, "program": emulator.program}
     basis["kernels"] = [(kernels.name, kernels.patterns) for kernels in emulator.kernels]
@@ -377,7 +379,7 @@ def _instructions(emulator: Emulator, cpu: str, how: str, seen: Mapping[str, Any
     return instructions
 
 
-# Every qemu has this CPU, and it runs every program for the architecture.
+# Every qemu has this CPU, and the CPU runs every program for the architecture.
 _ANY_CPU = "max"
 
 
@@ -407,7 +409,7 @@ class Prepared:
         }
 
     def lines(self) -> list[str]:
-        """Return lines for the terminal: the machine's place and its contents."""
+        """Return lines for the terminal: the machine's folder and its contents."""
         size = self.sysroot.lock.bytes
         runtime = self.runtime
         return [
@@ -427,17 +429,17 @@ def setup(
     force: bool = False,
     progress: Progress = SILENT,
 ) -> Prepared:
-    """Prepare the emulated machine `name`, and start a program in it. Parts that exist already are kept.
+    """Prepare the emulated machine `name`, and start a program on it. Parts that exist already are kept.
 
     Args:
         sysroot: an existing root file system to use.
-        onnxruntime: the version to install; None takes the version that is installed here.
-        sources: an apt sources file to use in place of the system's.
+        onnxruntime: the version to install; None installs the same version as on this machine.
+        sources: an apt sources file to use instead of the system's.
         force: whether to make the root file system again.
 
     Raises:
         UsageError: there is no such machine, or `sysroot` does not fit it.
-        RuntimeUnavailableError: something is missing; names what to install.
+        RuntimeUnavailableError: something is missing. The message names what to install.
         OutputError: the cache cannot be written.
     """
     emulator = emulator_named(name)
@@ -457,7 +459,9 @@ def setup(
 
 
 def _ready_qemu(emulator: Emulator, sources: Path | None, progress: Progress) -> Qemu:
-    """Return the system's qemu if it is new enough, else one from packages, else the system's old one."""
+    """Return the system's qemu if it is new enough. Otherwise return one from packages or, if that fails, the system's
+    old one.
+    """
     found = find_qemu(emulator)
     if found is not None and found.is_honest(emulator):
         return found
@@ -500,7 +504,7 @@ class Status:
         }
 
     def lines(self, *, verbose: bool = False) -> list[str]:
-        """Return lines for the terminal: the machines, then each target. `verbose` gives all reasons, not only the
+        """Return lines for the terminal: the machines, then each target. With `verbose`, give all reasons, not only the
         first.
         """
         lines = [f"emulated machines in {self.place}"]
@@ -516,7 +520,7 @@ class Status:
 
 
 def status(simulators: Mapping[str, Simulator] | None = None) -> Status:
-    """Return how the kernels of each target can run here. This starts nothing."""
+    """Return how this machine can run the kernels of each target. This starts no kernels."""
     machine = detect_machine()
     machines = {
         name: (find_qemu(emulator), load_sysroot(emulator) if emulator.sysroot is not None else None)

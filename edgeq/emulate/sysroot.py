@@ -1,8 +1,8 @@
-"""Make a root file system of another architecture with Python, numpy and onnxruntime, for qemu to run.
+"""Make a root file system of another architecture, with Python, numpy and onnxruntime, that qemu can run.
 
-The distribution's packages of that architecture are unpacked but not installed. apt runs with a state, cache and status
-of its own, so it needs no root and changes nothing on the system. The system's own sources define where packages come
-from and whose signatures count.
+The distribution's packages for that architecture are unpacked but not installed. edgeq runs apt with a state, cache and
+status of its own, so apt needs no root access and changes nothing on the system. The system's own apt sources define
+where packages come from, and which signatures are valid.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from edgeq.util.records import plain, read_json
 def which(program: str) -> str | None:
     """Return the path of a program on PATH; None if it is not installed.
 
-    Programs next to a model must not run. So this function skips relative and empty entries of PATH, and the working
-    directory, where Windows would search first.
+    A program in the same folder as a model must not run. So this function skips relative and empty entries of PATH, and
+    the working directory, which Windows would search first.
     """
     path = search_path()
     found = shutil.which(program, path=path) if path else None
@@ -51,7 +51,7 @@ def find(program: str, fix: str) -> str:
     """Return the path of a program.
 
     Args:
-        fix: how to install it, for the error.
+        fix: how to install the program, for the error.
 
     Raises:
         RuntimeUnavailableError: the program is not installed.
@@ -63,13 +63,13 @@ def find(program: str, fix: str) -> str:
 
 
 def run(command: Sequence[str], fix: str, *, cwd: Path | None = None, env: Mapping[str, str] | None = None) -> str:
-    """Run a command that must succeed, with messages in English, and return its standard output.
+    """Run a command that must succeed, and return its standard output. The command's messages are in English.
 
     Args:
         fix: the solution to name in the error.
 
     Raises:
-        RuntimeUnavailableError: the command failed; the error contains one line of its messages.
+        RuntimeUnavailableError: the command failed. The error contains one line of the command's messages.
     """
     done = subprocess.run(
         command,
@@ -96,7 +96,7 @@ _ONLINE = "Check the network and the system's package sources, or name a root fi
 
 @dataclass(frozen=True)
 class Package:
-    """Describe one package as in the signed index."""
+    """Describe one package, as listed in the signed index."""
 
     name: str
     version: str
@@ -106,7 +106,7 @@ class Package:
 
     @property
     def label(self) -> str:
-        """Return "name=version", the form that apt takes."""
+        """Return "name=version", the form that apt accepts."""
         return f"{self.name}={self.version}"
 
 
@@ -115,7 +115,7 @@ class Archive:
     """Describe one component of one release on one server.
 
     Attributes:
-        keys: the file with the keys whose signatures count; "" means all known keys.
+        keys: the file with the keys whose signatures are valid; "" means all known keys.
     """
 
     site: str
@@ -124,7 +124,7 @@ class Archive:
     keys: str
 
     def line(self, release: str) -> str:
-        """Return a line of a sources file for another release of the same archive."""
+        """Return a line of a sources file for another release in the same archive."""
         signed = f"[signed-by={self.keys}] " if self.keys else ""
         return f"deb {signed}{self.site} {release} {self.component}"
 
@@ -134,9 +134,9 @@ class Apt:
     """Run a private apt.
 
     Attributes:
-        state: the folder for its state.
+        state: the folder for apt's state.
         architecture: architecture of the packages, in the distribution's spelling; "" means the system's own.
-        sources: a sources file to use in place of the system's.
+        sources: a sources file to use instead of the system's.
     """
 
     state: Path
@@ -163,7 +163,7 @@ class Apt:
         return tuple(part for key, value in options.items() for part in ("-o", f"{key}={value}"))
 
     def update(self) -> None:
-        """Fetch the lists of packages.
+        """Fetch the package lists.
 
         Raises:
             RuntimeUnavailableError: apt is missing, or its sources cannot be reached.
@@ -187,7 +187,7 @@ class Apt:
         return offers
 
     def download(self, packages: Sequence[Package], folder: Path) -> list[Path]:
-        """Fetch packages that `folder` does not have yet, and compare their hashes with the index.
+        """Fetch packages that are not in `folder` yet, and check their hashes against the index.
 
         Raises:
             RuntimeUnavailableError: a package cannot be fetched, or does not match the index.
@@ -205,7 +205,7 @@ class Apt:
         return list(places.values())
 
     def archives(self) -> list[Archive]:
-        """Return the archives that the lists came from."""
+        """Return the archives that the package lists came from."""
         form = "$(SITE)\t$(RELEASE)\t$(COMPONENT)\t$(SOURCESENTRY)"
         output = self._apt("apt-get", "indextargets", "--format", form, "Created-By: Packages")
         lines = [line.split("\t") for line in dict.fromkeys(output.splitlines())]
@@ -216,7 +216,7 @@ class Apt:
 
 
 def _keys(entry: str) -> str:
-    """Return the key file that a sources file names.
+    """Return the key file that an entry of a sources file names.
 
     Args:
         entry: the entry's position as "FILE:LINE".
@@ -237,7 +237,8 @@ def unpack(deb: Path, folder: Path) -> None:
 
 
 def unpack_programs(deb: Path, folder: Path, names: Collection[str]) -> list[Path]:
-    """Extract the plain files with these names from a package into `folder`, whatever their path. Write nothing else.
+    """Extract the plain files with these names from a package into `folder`, whatever their path in the package.
+    Extract nothing else.
 
     Raises:
         RuntimeUnavailableError: dpkg-deb is missing, or the package is damaged.
@@ -268,13 +269,14 @@ _FIX = "Check the network and pip's configuration (pip config list)"
 def download_wheels(
     projects: Mapping[str, str], python: str, platforms: Sequence[str], pins: Mapping[str, str], folder: Path
 ) -> list[Path]:
-    """Fetch the wheel of each project for another machine. Wheels that `folder` already has are not fetched again.
+    """Fetch the wheel of each project for another machine. Wheels that are already in `folder` are not fetched again.
 
     Args:
-        projects: project name → version; "" means the newest version in `pins` for this Python, else the newest of all.
+        projects: version of each project, by name. "" means the newest version in `pins` for this Python, or the newest
+            of all if `pins` has none.
         python: the Python version, such as "3.11".
         platforms: acceptable wheel platform tags.
-        pins: file name → SHA-256; a pinned wheel must match.
+        pins: SHA-256 of wheels, by file name; a pinned wheel must match.
 
     Raises:
         RuntimeUnavailableError: pip is missing, there is no such wheel, or a wheel does not match its pin.
@@ -309,10 +311,12 @@ def _pip() -> Path:
 
 
 def _download(pip: Path, line: str, tag: str, python: str, platforms: Sequence[str], folder: Path) -> None:
-    """Download the wheel of one project. pip accepts hashes only if all projects of a call have them."""
+    """Download the wheel of one project. Each project needs a call of its own, because pip accepts hashes only if all
+    projects of a call have them.
+    """
     requirements = folder / "requirements.txt"
     requirements.write_text(line + "\n", encoding="utf-8")
-    # Run pip by its folder and isolated. With -m, Python would search the working directory first.
+    # Run pip by its folder, in isolated mode. With -m, Python would search the working directory first.
     command = [sys.executable, "-I", str(pip), "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
     command += ["--only-binary=:all:", "--implementation", "cp", "--python-version", python, "--abi", tag]
     command += [part for platform in platforms for part in ("--platform", platform)]
@@ -346,7 +350,7 @@ class LockedWheel:
 
 @dataclass(frozen=True)
 class Lock:
-    """Record the contents of a root file system. `bytes` is its size; None if the user provided it."""
+    """Record the contents of a root file system. `bytes` is its size, or None if the user provided the file system."""
 
     root: Path
     packages: tuple[LockedPackage, ...] = ()
@@ -362,7 +366,7 @@ class Sysroot:
     Attributes:
         root: its directory.
         python: the interpreter in it, as a path on this machine.
-        site: the folder with numpy and onnxruntime; None if its Python finds them by itself.
+        site: the folder with numpy and onnxruntime; None if the interpreter finds them by itself.
         lock: the record of its contents.
     """
 
@@ -394,7 +398,7 @@ def use_sysroot(emulator: Emulator, root: Path) -> Sysroot:
     """Use an existing root file system without changing it.
 
     Raises:
-        UsageError: it has no Python for that architecture.
+        UsageError: the file system has no Python for that architecture.
     """
     lock = Lock(root.resolve(), notes=("provided with --sysroot",))
     found = _sysroot(emulator, lock)
@@ -413,14 +417,15 @@ def build_sysroot(
     sources: Path | None = None,
     progress: Progress = SILENT,
 ) -> Sysroot:
-    """Make the root file system from packages and wheels. Files that an interrupted run fetched are not fetched again.
+    """Make the root file system from packages and wheels. Files that an interrupted run has already fetched are not
+    fetched again.
 
     Args:
         onnxruntime: the version to install.
-        sources: an apt sources file to use in place of the system's.
+        sources: an apt sources file to use instead of the system's.
 
     Raises:
-        RuntimeUnavailableError: apt, dpkg-deb or pip are missing, or something cannot be fetched.
+        RuntimeUnavailableError: apt, dpkg-deb or pip is missing, or something cannot be fetched.
     """
     recipe, pins = emulator.sysroot, emulator.pins
     assert recipe is not None, "an emulator without a recipe runs the host's own files"
@@ -482,11 +487,11 @@ def _is_lock(path: Path) -> bool:
 
 
 SYSROOT = Ownership("root file system that edgeq made", _judge, frozenset(_WORK))
-"""It has a marker, or the lock file of versions without markers, and only files that `setup` makes."""
+"""It has a marker, or the lock file that versions without markers wrote, and only files that `setup` makes."""
 
 
 def _choose(apt: Apt, recipe: Recipe, emulator: Emulator) -> tuple[str, list[Package], list[str]]:
-    """Return the version of Python ("3.11"), the packages to take, and notes about them."""
+    """Return the version of Python ("3.11"), the packages to unpack, and notes about them."""
     pins = emulator.pins.packages
     interpreter = apt.offers([recipe.interpreter]).get(recipe.interpreter)
     depends = re.search(r"\bpython(3\.\d+)-minimal", interpreter[0].depends) if interpreter else None
@@ -531,7 +536,7 @@ def _prune(root: Path, recipe: Recipe) -> None:
 
 
 def _unpack_wheel(wheel: Path, site: Path, recipe: Recipe) -> None:
-    """Unpack a wheel. zipfile keeps every member inside `site`."""
+    """Unpack a wheel. zipfile writes no member outside `site`."""
     with zipfile.ZipFile(wheel) as archive:
         names = [n for n in archive.namelist() if not n.endswith("/") and not recipe.leaves_out(f"site/{n}")]
         archive.extractall(site, names)
@@ -540,7 +545,7 @@ def _unpack_wheel(wheel: Path, site: Path, recipe: Recipe) -> None:
 def _join_usr(root: Path) -> None:
     """Link lib, bin and lib64 to their folders in /usr.
 
-    Distributions that keep everything in /usr have these links in a package that the recipe leaves out.
+    In distributions that keep everything in /usr, a package that the recipe leaves out contains these links.
     """
     for name in ("lib", "bin", "lib64"):
         if not (root / name).exists() and (root / "usr" / name).is_dir():

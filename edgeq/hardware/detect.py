@@ -1,15 +1,16 @@
-"""Detect this machine as a `Machine`, from the operating system and CPUID, completed by py-cpuinfo.
+"""Detect this machine as a `Machine`, from the operating system and CPUID. If they do not suffice, py-cpuinfo completes
+it.
 
 py-cpuinfo spells some flags twice, knows only CPUID leaf 7/0 (no AVX-VNNI, no AMX), and merges CPUID's answers with the
 list in /proc/cpuinfo. So edgeq uses its features only if the system lists none, as in a container that hides them. A
-feature that the system's list lacks is not used, because a hypervisor or a boot option may have hidden it on purpose.
-Disagreements become notes. py-cpuinfo keeps a core busy for a second to measure the clock, so edgeq skips it if it
-would add nothing.
+feature that is missing from the system's list is not used, because a hypervisor or a boot option may have hidden it on
+purpose. Disagreements become notes. py-cpuinfo keeps a core busy for a second to measure the clock, so edgeq skips it
+if it would add nothing.
 
-The module also finds how much of the machine this process may use: threads and memory after affinity and control
-groups, and caches.
+The module also finds how much of the machine this process may use: threads and memory within its affinity and control
+groups. It also finds the caches.
 
-Readers take the root of the file system as an argument, so that tests can pass another one.
+The functions that read take the root of the file system as an argument, so that tests can pass another one.
 """
 
 from __future__ import annotations
@@ -61,22 +62,22 @@ class Cache:
 
 @dataclass(frozen=True)
 class Machine(Displayed):
-    """Describe a machine, as detected or as stated by a test or a target.
+    """Describe a machine that was detected, or that a test or a target defines.
 
     Attributes:
-        architecture: "x86_64", "arm64", "riscv64", or the system's own name in lower case for another one.
+        architecture: "x86_64", "arm64" or "riscv64"; for others, the system's own name in lower case.
         features: CPU features in the spelling of `edgeq_device.features`.
-        cpu_name: the CPU's name for display; it decides nothing.
-        vendor: the CPU's maker; it only decides which engines do not support the CPU.
-        board: the board's name in the device tree; "" if there is none.
+        cpu_name: the CPU's name, only for display.
+        vendor: the CPU's maker. It only decides which engines do not support the CPU.
+        board: the board's name in the device tree; "" if it has none.
         cores, threads: physical cores and hardware threads; 0 if unknown.
         usable_threads: number of threads that this process may use, after affinity and control groups.
         caches: caches of the first core.
-        memory_bytes: memory that this process may use: the machine's, or its control group's limit if lower.
+        memory_bytes: memory that this process may use: the machine's, or its control group's limit if that is lower.
         os: system and release.
         gpus: NVIDIA GPUs, in NVML's order.
         runtimes: versions of the installed runtimes: "onnxruntime" or "onnxruntime-gpu", "tensorrt", "cuda", "python".
-        notes: disagreements between sources with the source that was used, and values that could not be read.
+        notes: disagreements between sources, with the source that was used, and values that could not be read.
     """
 
     architecture: str = ""
@@ -104,7 +105,7 @@ class Machine(Displayed):
 
     @property
     def onnxruntime(self) -> str | None:
-        """Return the version of onnxruntime, from whichever of its two packages is installed; None without either."""
+        """Return the version of onnxruntime, from whichever of its two packages is installed; None if neither is."""
         return self.runtimes.get("onnxruntime") or self.runtimes.get("onnxruntime-gpu")
 
 
@@ -115,8 +116,8 @@ def usable_threads(root: Path = ROOT, affinity: int | None = None) -> int:
     """Return the number of hardware threads that this process may use, at least 1.
 
     Args:
-        affinity: number of threads that the scheduler allows; None takes this process's. The control groups' CPU quota
-            limits it further.
+        affinity: number of threads that the scheduler allows; None means the number for this process. The CPU quota of
+            the control groups may lower it further.
     """
     quotas = [math.ceil(quota) for quota in _cpu_quotas(root)]
     return max(1, min([len(allowed_cores()) if affinity is None else affinity, *quotas]))
@@ -133,7 +134,9 @@ def memory_bytes(root: Path = ROOT) -> int:
 
 
 def core_count(cpuinfo: str) -> tuple[int, int]:
-    """Return physical cores and hardware threads from the text of /proc/cpuinfo. Cores are 0 if it has no topology."""
+    """Return the numbers of physical cores and hardware threads from the text of /proc/cpuinfo. If the text has no
+    topology, the number of cores is 0.
+    """
     blocks = [parse_identity(block) for block in cpuinfo.split("\n\n")]
     processors = [block for block in blocks if "processor" in block]
     cores = {(block.get("physical id", "0"), block["core id"]) for block in processors if "core id" in block}
@@ -141,7 +144,9 @@ def core_count(cpuinfo: str) -> tuple[int, int]:
 
 
 def caches(root: Path = ROOT) -> tuple[Cache, ...]:
-    """Return the caches of the first core, from sysfs; empty if it lists none (macOS, Windows, some containers)."""
+    """Return the caches of the first core, from sysfs. The result is empty if sysfs lists none (macOS, Windows, some
+    containers).
+    """
     found = []
     for index in sorted((root / "sys/devices/system/cpu/cpu0/cache").glob("index*")):
         level, kind, size = (_text(index / name).strip() for name in ("level", "type", "size"))
@@ -152,7 +157,7 @@ def caches(root: Path = ROOT) -> tuple[Cache, ...]:
 
 
 def board(root: Path = ROOT) -> str:
-    """Return the board's name in the device tree ("Raspberry Pi 5 Model B Rev 1.0"); empty if there is none."""
+    """Return the board's name in the device tree ("Raspberry Pi 5 Model B Rev 1.0"); empty if the tree has none."""
     return _text(root / "proc/device-tree/model").strip("\0\n ")
 
 
@@ -182,10 +187,11 @@ def _groups(root: Path, controller: str) -> Iterator[Path]:
         if controllers and controller not in controllers.split(","):
             continue
         mount = base / controllers if controllers else base
-        # Inside a control group's namespace the path may begin with "/..". The part above the namespace is not visible
-        # here.
+        # Inside a control group's namespace, the path may begin with "/..". The part above the namespace cannot be seen
+        # from inside.
         relative = Path(*(part for part in path.split("/") if part not in ("", "..")))
-        # Inside a container the path may be the host's, which does not exist here. The mount itself is then the group.
+        # Inside a container, the path may be the host's, which does not exist in the container. The mount itself is
+        # then the group.
         yield from (mount / folder for folder in (relative, *relative.parents) if (mount / folder).is_dir())
 
 
@@ -211,7 +217,7 @@ PACKAGES = tuple(package for packages in _DISTRIBUTIONS.values() for package in 
 
 
 def runtimes_among(versions: Mapping[str, str], python: str) -> dict[str, str]:
-    """Return the version of each runtime among the packages' `versions`, with the version of Python."""
+    """Return the version of each runtime among the packages in `versions`, and Python's own."""
     found = {
         name: next(versions[package] for package in packages if package in versions)
         for name, packages in _DISTRIBUTIONS.items()
@@ -226,19 +232,20 @@ _DRIVER_MARKS = (Path("/proc/driver/nvidia/version"), Path("/dev/nvidiactl"), Pa
 def detect_machine() -> Machine:
     """Detect this machine. This takes milliseconds, or 1.3 seconds if py-cpuinfo is needed."""
     evidence, info = gather(), read_system()
-    # In this case py-cpuinfo adds nothing: it reads the same file, reads less from CPUID, and lists no other caches.
+    # If this is true, py-cpuinfo adds nothing: it reads the same file, reads less from CPUID, and lists no other
+    # caches.
     complete = evidence.cpuid is not None and interpret(evidence).source == "/proc/cpuinfo" and bool(info.caches)
     reported, notes = ({}, ()) if complete else query_py_cpuinfo()
     return describe(evidence, reported, replace(info, notes=(*notes, *info.notes)))
 
 
 def describe(evidence: Evidence, reported: Mapping[str, Any], info: Machine | None = None) -> Machine:
-    """Return the machine that the evidence, py-cpuinfo's report and the rest of the system describe.
+    """Return the machine that results from the evidence, py-cpuinfo's report and the rest of the system.
 
-    This reads nothing from the machine that it runs on.
+    The function reads nothing from the machine that it runs on.
 
     Args:
-        info: everything but the CPU, as `read_system` returns it; a recording leaves it empty.
+        info: everything but the CPU, as `read_system` returns it. A recording has no such data; pass None.
     """
     info = info or Machine()
     reading = interpret(evidence)
@@ -273,7 +280,7 @@ def combine(reading: Reading, reported: frozenset[str]) -> tuple[frozenset[str],
     if reading.source == "CPUID":
         notes = (*notes, "the system lists no or few CPU features: CPUID's answers are used")
         return reading.features | reported - FEATURES, notes
-    # Compare only features that some decision depends on: the two sources differ in dozens of other names.
+    # Compare only features that affect a decision: the two sources differ in dozens of other names.
     hidden = (reported & FEATURES) - reading.features - reading.doubted
     if hidden:
         names = ", ".join(sorted(hidden))
@@ -283,7 +290,7 @@ def combine(reading: Reading, reported: frozenset[str]) -> tuple[frozenset[str],
 
 @cache
 def query_py_cpuinfo() -> tuple[Mapping[str, Any], tuple[str, ...]]:
-    """Return py-cpuinfo's report, read once in a process. On an unsupported CPU it is empty, with a note."""
+    """Return py-cpuinfo's report, which is read once per process. On an unsupported CPU it is empty, with a note."""
     import cpuinfo
 
     try:
@@ -318,8 +325,8 @@ def _first(*candidates: object) -> str:
 
 
 def _arm_names(identity: Mapping[str, str]) -> tuple[str, str]:
-    """Return vendor and core name for "CPU implementer" and "CPU part", which /proc/cpuinfo has on ARM in place of
-    names.
+    """Return the vendor and core name for "CPU implementer" and "CPU part". On ARM, /proc/cpuinfo has these numbers
+    instead of names.
     """
     implementer, part = identity.get("CPU implementer", ""), identity.get("CPU part", "")
     known = arm_parts().get(implementer, {})
@@ -328,7 +335,9 @@ def _arm_names(identity: Mapping[str, str]) -> tuple[str, str]:
 
 @cache
 def arm_parts() -> dict[str, dict[str, str]]:
-    """Return, for each implementer, "vendor" and the names of its cores by part, with keys as in /proc/cpuinfo."""
+    """Return, for each implementer, its "vendor" and the names of its cores by part. The keys are spelled as in
+    /proc/cpuinfo.
+    """
     return toml_table(Path(__file__).parent / "arm_parts.toml", HardwareError, "Install edgeq again")
 
 

@@ -1,4 +1,4 @@
-"""Pair this machine with the profile that fits it, for `edgeq.detect()`."""
+"""Return this machine together with the profile that fits it, for `edgeq.detect()`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Detected(Machine, Page):
     """Describe a detected machine.
 
     Attributes:
-        match: the profile that fits best, the reasons, and what the machine lacks for each better one.
+        match: the profile that fits best, the reasons, and what the machine lacks for each profile with a higher rank.
     """
 
     match: ProfileMatch | None = None

@@ -29,7 +29,7 @@ class Installed:
 
     Attributes:
         version: the version of its package.
-        problem: why it cannot be used there; "" if it can.
+        problem: why it cannot be used on that machine; "" if it can.
     """
 
     version: str = ""
@@ -38,14 +38,14 @@ class Installed:
 
 @dataclass(frozen=True)
 class EngineState:
-    """Describe the state of one engine here.
+    """Describe the state of one engine on this machine.
 
     Attributes:
-        version: version of the package that contains it; "" if it is not installed.
+        version: version of the package that contains the engine; "" if it is not installed.
         problem: why an installed engine cannot be used; "" if it can.
         precisions: precisions for which this machine has instructions.
-        int8_pairs: pairs of activation and weight types for which it has integer kernels.
-        install: the command that installs it; "" if it is installed.
+        int8_pairs: pairs of activation and weight types for which the engine has integer kernels.
+        install: the command that installs the engine; "" if it is installed.
     """
 
     name: str
@@ -58,14 +58,15 @@ class EngineState:
 
     @property
     def usable(self) -> bool:
-        """Return whether it is installed and has no known problem."""
+        """Return whether the engine is installed and has no known problem."""
         return bool(self.version) and not self.problem
 
 
 def detect_engines(
     machine: Machine, engines: Mapping[str, Engine], elsewhere: Mapping[str, Installed] | None = None
 ) -> tuple[EngineState, ...]:
-    """Return the installed engines, and those that could be installed for this hardware. onnxruntime's own comes first.
+    """Return the installed engines, and the engines that could be installed for this hardware. onnxruntime's own comes
+    first.
 
     Args:
         elsewhere: for another machine, its engines by name; `machine` is then that machine.
@@ -95,7 +96,7 @@ def detect_engines(
 def simulates(engine: Engine, machine: Machine) -> bool:
     """Return whether the package of `engine` simulates its hardware on `machine`.
 
-    If so, it is not an error that the engine cannot run there.
+    If so, it is not an error that the engine itself cannot run on `machine`.
     """
     return _platform_of(machine) in engine.simulated_on
 
@@ -105,7 +106,7 @@ def _platform_of(machine: Machine) -> str:
 
 
 def wrong_on(machine: Machine) -> tuple[WrongKernels, ...]:
-    """Return what the installed onnxruntime is known to compute wrongly on this machine."""
+    """Return the operators or kernels that the installed onnxruntime is known to compute wrongly on this machine."""
     installed = machine.onnxruntime
     return wrong_here(installed, machine.architecture, machine.features) if installed else ()
 
@@ -120,7 +121,7 @@ def _installed(engines: Mapping[str, Engine]) -> dict[str, Installed]:
 
 
 def hardware_problem(engine: Engine, machine: Machine, version: str) -> str:
-    """Return why `machine` lacks the hardware for this version of `engine`; "" if it may have it.
+    """Return why `machine` lacks the hardware for this version of `engine`; "" if it may have the hardware.
 
     Such a problem is not an error of the engine or the machine.
     """
@@ -128,12 +129,12 @@ def hardware_problem(engine: Engine, machine: Machine, version: str) -> str:
 
 
 def _form(engine: Engine, machine: Machine) -> EngineSpec:
-    """Return the form of `engine` for `machine`."""
+    """Return the form in which `engine` is available on `machine`."""
     return form_for(engine, _platform_of(machine), machine.vendor)
 
 
 def gpu_problem(engine: Engine, machine: Machine) -> str:
-    """Return why `engine` runs on no NVIDIA GPU of `machine`; "" if it runs on one, or needs none."""
+    """Return why `engine` cannot run on any NVIDIA GPU of `machine`; "" if it can, or needs no GPU."""
     if not engine.compute_capabilities or any(_takes(engine, gpu) for gpu in machine.gpus):
         return ""
     wanted = ", ".join(engine.compute_capabilities).replace("+", " or newer")

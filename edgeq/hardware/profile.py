@@ -1,9 +1,9 @@
-"""Describe profiles: classes of hardware, and how to quantize models for them. They are data, from profiles/*.toml.
+"""Define profiles: classes of hardware, and how to quantize models for each. They are data, from profiles/*.toml.
 
 A profile requires raw features, never a CPU's family or marketing name. It may extend another profile: requirements add
 up, tables are merged key by key, and other values are inherited. Among the profiles whose requirements a machine meets,
 the highest rank wins. Profiles that could fit one machine have different ranks, and a profile that requires more has a
-higher rank. Both rules are checked on loading, so there is never a tie.
+higher rank. edgeq checks both rules when it loads the profiles, so there is never a tie.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Version = Annotated[str, Meta(pattern=r"^[0-9]{1,9}(\.[0-9]{1,9})*$", descriptio
 
 @dataclass(frozen=True)
 class Document:
-    """Hold one TOML file, or several merged into one: its name, its content, and its source files."""
+    """Hold the content of one TOML file, or of several files merged into one, with its name and source files."""
 
     name: str
     content: Mapping[str, Any]
@@ -50,7 +50,7 @@ class Document:
 
 
 def read(path: Path, kind: type) -> Document:
-    """Read and check one file. Its name without suffix becomes the document's name.
+    """Read and check one file. The file's name without suffix becomes the document's name.
 
     Args:
         kind: the record type that defines what the file may contain.
@@ -64,10 +64,10 @@ def read(path: Path, kind: type) -> Document:
 
 
 def read_folder(folder: Path, kind: type) -> dict[str, Document]:
-    """Return every .toml file directly in `folder`, by name; empty if there is no such folder.
+    """Return every .toml file directly in `folder`, by name. If there is no such folder, the result is empty.
 
     Raises:
-        HardwareError: as in `read`, or two files have the same name.
+        HardwareError: a file is refused by `read`, or two files have the same name.
     """
     found: dict[str, Document] = {}
     for document in (read(path, kind) for path in _toml_files(folder)):
@@ -78,7 +78,7 @@ def read_folder(folder: Path, kind: type) -> dict[str, Document]:
 
 
 def state_of(folders: Iterable[Path]) -> tuple[tuple[str, int, int], ...]:
-    """Return names, times and sizes of the .toml files in `folders`. Cached contents stay valid until these change."""
+    """Return names, times and sizes of the .toml files in `folders`. Cached contents are valid until these change."""
     files = [path for folder in folders for path in _toml_files(folder)]
     found = ((path, path.stat() if path.exists() else path.lstat()) for path in files)
     return tuple((str(path), stat.st_mtime_ns, stat.st_size) for path, stat in found)
@@ -94,7 +94,7 @@ def overlay(below: Document, above: Document) -> Document:
 
 
 def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Return tables merged key by key, recursively. Other values come from `above`."""
+    """Return two tables merged key by key, recursively. Values that are not tables come from `above`."""
     merged = dict(below)
     for key, value in above.items():
         old = merged.get(key)
@@ -114,7 +114,7 @@ def _table(name: str, fields: Mapping[str, Any]) -> Any:
     return dataclasses.make_dataclass(name, [(key, kind, None) for key, kind in fields.items()], frozen=True)
 
 
-# These tables follow the fields of `Scheme`, which is the only list of them.
+# These tables are made from the fields of `Scheme`, so that the fields are listed only once.
 _SchemeTable = _table("SchemeTable", {name: _HINTS[name] for name in _SCHEME})
 _Reasons = _table("Reasons", dict.fromkeys((*_HINTS, "dynamic", "requires", "min_onnxruntime"), Text))
 _Search = _table("Search", {**dict.fromkeys(_HINTS, Values), "session_options": Mapping[str, Values]})
@@ -122,7 +122,7 @@ _Search = _table("Search", {**dict.fromkeys(_HINTS, Values), "session_options": 
 
 @dataclass(frozen=True)
 class Qemu:
-    """Describe how qemu runs the hardware that the profile describes."""
+    """Describe how qemu emulates the profile's hardware."""
 
     arch: Text | None = None
     cpu: Text | None = None
@@ -131,7 +131,7 @@ class Qemu:
 
 @dataclass(frozen=True)
 class Emulate:
-    """Describe [emulate]: how to run the kernels on another machine."""
+    """Describe the [emulate] table: how to run the hardware's kernels on another machine."""
 
     qemu: Qemu | None = None
     mask: tuple[str, ...] = ()
@@ -152,7 +152,7 @@ REMEDIES = ("fit_pairs", "fit_seen", "reduce_range", "weight_type")
 
 @dataclass(frozen=True)
 class Hazards:
-    """Describe [hazards]: what this hardware's kernels compute wrongly or slowly. See `Profile.hazards`."""
+    """Describe the [hazards] table: what this hardware's kernels compute wrongly or slowly. See `Profile.hazards`."""
 
     saturates_int16: tuple[Pair, ...] = ()
     remedy_cost: Mapping[str, Positive] | None = None
@@ -181,7 +181,7 @@ class Choices:
 
 @dataclass(frozen=True)
 class ProfileFile(Choices):
-    """Define profiles/*.toml."""
+    """Define the contents of profiles/*.toml."""
 
     requires: tuple[str, ...] = ()
     requires_runtimes: tuple[str, ...] = ()
@@ -191,7 +191,7 @@ class ProfileFile(Choices):
 
 @dataclass(frozen=True)
 class Runtime:
-    """Describe [runtime]: versions of the software on the device."""
+    """Describe the [runtime] table: versions of the software on the device."""
 
     onnxruntime: Version | None = None
     tensorrt: Version | None = None
@@ -201,13 +201,13 @@ class Runtime:
 
 @dataclass(frozen=True)
 class Device:
-    """Describe [device]: what is known of the hardware.
+    """Describe the [device] table, with known facts about the hardware.
 
     Attributes:
         cores: number of CPU cores.
         memory_mib: memory in MiB.
         compute_capability: the GPU's compute capability.
-        engine: the engine that runs models there, if the backend builds for several.
+        engine: the engine that runs models on the device, if the backend builds for several.
         engine_options: settings of a compiler or simulator of the device.
     """
 
@@ -220,7 +220,9 @@ class Device:
 
 @dataclass(frozen=True)
 class Systolic:
-    """Describe [systolic]: the array's size in processing elements, its memories in KiB or rows, its number types."""
+    """Describe the [systolic] table: the array's size in processing elements, its memories in KiB or rows, its number
+    types.
+    """
 
     dim: int | None = None
     scratchpad_kib: int | None = None
@@ -237,7 +239,7 @@ class Systolic:
 
 @dataclass(frozen=True)
 class TargetFile(Choices):
-    """Define targets/*.toml."""
+    """Define the contents of targets/*.toml."""
 
     features: tuple[str, ...] = ()
     runtime: Runtime | None = None
@@ -251,15 +253,18 @@ class EitherFile(TargetFile, ProfileFile):
 
 
 def default_folders(name: str) -> tuple[Path, ...]:
-    """Return the folders to read: shipped ones first, then those of plug-ins, then the user's. Later ones override."""
+    """Return the folders to read. Shipped folders come first, then plug-ins' folders, then the user's. Later ones
+    override.
+    """
     own = user_folder("config")
     return shipped(name), *data_folders(name), *([own / name] if own is not None else [])
 
 
 def layered(folders: Sequence[Path], kind: type) -> Mapping[str, Document]:
-    """Return the documents of all folders by name, later folders over earlier ones. Unchanged files are not read again.
+    """Return the documents of all folders, by name. Later folders override earlier ones. Unchanged files are not read
+    again.
 
-    An override without a reason of its own does not keep the reason of the value that it replaces.
+    If a document overrides a value without giving a reason, the reason for the old value is dropped.
     """
     return _layered(tuple(folders), kind, state_of(folders))
 
@@ -284,7 +289,7 @@ def check_values(document: Document) -> None:
     - `remedy_cost` must name existing mitigations; others would never be tried.
 
     Raises:
-        HardwareError: a value is not valid; names the file and the backend, option or mitigation.
+        HardwareError: a value is not valid. The message names the file and the backend, option or mitigation.
     """
     backend = document.content.get("backend")
     if backend is not None and backend not in BACKENDS.names():
@@ -306,7 +311,7 @@ def check_values(document: Document) -> None:
 
 
 def explain_override(document: Document) -> Document:
-    """Return `document` with a "why" and "source" for every scheme field that it sets without one."""
+    """Return `document` with a "why" and a "source" added for every scheme field for which it gives none."""
     fields = [*document.content.get("scheme", {}), *(["dynamic"] if "dynamic" in document.content else [])]
     sources = dict.fromkeys(fields, f"set in {document.file}")
     return dataclasses.replace(document, content=merge({"why": sources, "source": sources}, document.content))
@@ -316,10 +321,10 @@ def inherit(document: Document, documents: Mapping[str, Document]) -> Document:
     """Return `document` merged over everything that it extends, with architecture and features spelled as devices
     report them.
 
-    Requirements add up. Everything else is overridden, except an architecture other than "any".
+    Requirements add up. All other values are overridden. An architecture other than "any" cannot be overridden.
 
     Raises:
-        HardwareError: it extends an unknown document, itself, or a document for another architecture.
+        HardwareError: the document extends an unknown document, itself, or a document for another architecture.
     """
     chain = [document]
     while parent := chain[-1].content.get("extends"):
@@ -342,7 +347,7 @@ def inherit(document: Document, documents: Mapping[str, Document]) -> Document:
 
 
 def _architecture(chain: Sequence[Document]) -> str:
-    """Return the architecture of the first document of a chain, each of which extends the next one."""
+    """Return the architecture of the first document in a chain of documents, each of which extends the next."""
     found = ANY
     for link in reversed(chain):
         own = normalise_architecture(link.content.get("architecture", ANY))
@@ -367,18 +372,18 @@ class Profile(Displayed):
         rank: precedence; among the profiles that fit, the highest rank wins.
         backend: the backend that builds for it: "cpu", "tensorrt", "systolic".
         min_onnxruntime: the oldest release that was seen to work with these choices.
-        scheme: how to quantize; `dynamic_weight_types` has the [dynamic] table.
+        scheme: how to quantize; `dynamic_weight_types` has the content of the [dynamic] table.
         why, source: by scheme field, the reason for the default and the source of the reason.
-        hazards: "saturates_int16" and "slower_than_float" list type pairs and forms; "remedy_cost" has the time that
-            each mitigation against saturation takes, relative to none; "notes" has other remarks by topic.
+        hazards: "saturates_int16" and "slower_than_float" list type pairs and forms; "remedy_cost" has the time that a
+            model takes with each mitigation against saturation, relative to none; "notes" has other remarks by topic.
         search: by scheme field, the values that tuning may try; "session_options" has lists by option.
         emulate: how to run its kernels on another machine: "qemu" (arch, cpu, min_version), "mask" (features to hide on
             a host that has more), "simulator", "note".
         min_compute_capability: compute capability of an NVIDIA GPU, (major, minor); None if no GPU is needed.
-        requires_runtimes: keys of `Machine.runtimes` that must exist.
-        never_run: one line on what was never run on hardware of this class; "" if nothing is known.
+        requires_runtimes: keys that `Machine.runtimes` must contain.
+        never_run: one line that names what was never run on hardware of this class; "" if nothing is known.
         extends: the name of the profile that it extends.
-        files: its source files; later files take precedence.
+        files: the profile's source files; later files take precedence.
     """
 
     name: str
@@ -401,7 +406,7 @@ class Profile(Displayed):
     files: tuple[Path, ...] = field(default=(), metadata=NOT_WRITTEN)
 
     def missing(self, machine: Machine) -> tuple[str, ...]:
-        """Return, in words, what `machine` lacks to run this profile; empty if it fits."""
+        """Return in words what `machine` lacks for this profile. The result is empty if the profile fits."""
         if self.architecture not in (ANY, machine.architecture):
             return (f"architecture {self.architecture}",)
         lacks = sorted(self.requires - machine.features)
@@ -419,13 +424,13 @@ class Profile(Displayed):
     def saturates(self, scheme: Scheme) -> bool:
         """Return whether this hardware's kernels for `scheme` add two products in 16 bits.
 
-        The weights decide whether they really saturate.
+        Whether the sums really saturate depends on the weights.
         """
         known = self.hazards.get("saturates_int16", ())
         return scheme.mode == "static" and (scheme.pair in known or f"{scheme.pair}-{scheme.format}" in known)
 
     def includes(self, other: Profile) -> bool:
-        """Return whether every machine that fits this profile also fits `other`, as far as hardware goes."""
+        """Return whether every machine that fits this profile also has the hardware and runtimes for `other`."""
         gpu, other_gpu = self.min_compute_capability, other.min_compute_capability
         return (
             other.architecture in (ANY, self.architecture)
@@ -441,8 +446,8 @@ class ProfileMatch:
 
     Attributes:
         reasons: why it fits.
-        runner_ups: profiles with a higher rank, each with what the machine lacks for it; the lowest of these ranks
-            first.
+        runner_ups: profiles with a higher rank, each with what the machine lacks for it, in order of rank from the
+            lowest.
     """
 
     profile: Profile
@@ -474,7 +479,7 @@ def load_profiles(folders: Sequence[Path] | None = None) -> Mapping[str, Profile
     """Return all profiles by name, in order of rank. Unchanged files are not read again.
 
     Args:
-        folders: folders to read; None takes the shipped profiles with the user's merged over them.
+        folders: folders to read; None reads the shipped profiles, with the user's merged over them.
 
     Raises:
         HardwareError: a file is not a valid profile, or two profiles could tie.
@@ -494,12 +499,12 @@ def _load_profiles(folders: Sequence[Path], state: object) -> Mapping[str, Profi
 def match_profile(machine: Machine, profiles: Mapping[str, Profile]) -> ProfileMatch:
     """Return the highest-ranked profile whose requirements `machine` meets.
 
-    Profiles of another architecture are not even runners-up.
+    Profiles for another architecture are not listed as runners-up.
 
     Raises:
-        HardwareError: no profile fits; names what the machine lacks for the least demanding one.
+        HardwareError: no profile fits. The message names what the machine lacks for the profile with the lowest rank.
     """
-    # Profiles for an engine that any machine may have are only chosen by naming a target.
+    # A profile for an engine that any machine may have is only used if the user names it as a target.
     related = [
         p for p in profiles.values() if p.architecture in (ANY, machine.architecture) and not only_engine(p.backend)
     ]
@@ -514,7 +519,7 @@ def match_profile(machine: Machine, profiles: Mapping[str, Profile]) -> ProfileM
     better = [
         (profile, missing)
         for profile, missing in lacking
-        # Simulated hardware without CPU requirements is only chosen by naming a target.
+        # Simulated hardware without CPU requirements is only used if the user names it as a target.
         if profile.rank > winner.rank and (profile.requires or "simulator" not in profile.emulate)
     ]
     return ProfileMatch(winner, _reasons(winner, machine), tuple(reversed(better)))
@@ -530,7 +535,7 @@ def _reasons(profile: Profile, machine: Machine) -> tuple[str, ...]:
 
 
 def build_profile(document: Document) -> Profile:
-    """Return the profile that a document describes, after `inherit`."""
+    """Return the profile that a document describes. Call `inherit` on the document first."""
     content = document.content
     needed = ("title", "architecture", "rank", "backend", "min_onnxruntime")
     for key in needed:
@@ -573,11 +578,11 @@ def _checked_scheme(document: Document, table: str, fields: Mapping[str, Any]) -
 
 
 def refuse_ties(profiles: Sequence[Profile]) -> None:
-    """Refuse profiles with equal ranks that one machine could fit, and profiles that require more without a higher
-    rank.
+    """Refuse two profiles of equal rank that could fit the same machine. Also refuse a profile that requires more than
+    another but does not have a higher rank.
 
     Raises:
-        HardwareError: two profiles break a rule; names the file with the wrong rank and the reason.
+        HardwareError: two profiles break a rule. The message names the file with the wrong rank, and the reason.
     """
     for more, less in itertools.permutations(profiles, 2):
         if more.includes(less) and not less.includes(more) and more.rank <= less.rank:

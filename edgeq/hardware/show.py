@@ -26,10 +26,11 @@ def machine_lines(
     *,
     every_feature: bool,
 ) -> list[str]:
-    """Describe a machine, its match and its engines.
+    """Return lines that describe a machine, the profile that fits it, and its engines.
 
     Args:
-        every_feature: whether to list all CPU features; else only those that some profile requires.
+        every_feature: whether to list all CPU features. Otherwise only the features that some profile requires are
+            listed.
     """
     asked = frozenset().union(*(profile.requires for profile in profiles.values()))
     features = machine.features if every_feature else machine.features & asked
@@ -59,7 +60,7 @@ def machine_lines(
 
 
 def profile_list(profiles: Mapping[str, Profile]) -> Page:
-    """Return all profiles, by rank."""
+    """Return all profiles, in order of rank."""
     found = {"profiles": [plain(profile) for profile in profiles.values()]}
     rows = [
         (p.name, p.backend, p.scheme.pair + ("r" if p.scheme.reduce_range else ""), p.title) for p in profiles.values()
@@ -108,7 +109,7 @@ def target_list(targets: Mapping[str, Target]) -> Page:
 
 
 def target_page(target: Target, *, why: bool) -> Page:
-    """Return one target: what is known of the device, then its profile with the target's overrides."""
+    """Return one target: the facts known about the device, then its profile with the target's overrides."""
     rows = [
         ("title", target.title),
         ("architecture", target.architecture),
@@ -133,7 +134,7 @@ def _scheme_lines(profile: Profile, *, why: bool) -> list[str]:
     lines = []
     for name, value in values.items():
         if name not in profile.why and not value:
-            continue  # fields such as op_types and exclude that neither profile nor user set
+            continue  # fields such as op_types and exclude that neither the profile nor the user sets
         lines.append(f"  {name:<20} {_plain(value)}")
         if why and name in profile.why:
             lines += [f"    {profile.why[name]}", f"    [{profile.source[name]}]"]

@@ -1,7 +1,7 @@
-"""Describe targets: places to deploy a model to. They are data, from targets/*.toml.
+"""Define targets: places to deploy a model to. They are data, from targets/*.toml.
 
-A target has a profile, a runtime, and what is known of the device. It extends one profile and may override its choices.
-"auto" in place of a profile's name means the profile that fits this machine.
+A target has a profile, a runtime, and known facts about the device. It extends one profile and may override the
+profile's choices. "auto" instead of a profile's name means the profile that fits this machine.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ class Target(Displayed):
         profile: its profile, with the target's own overrides.
         backend: the profile's backend.
         architecture: architecture of the device's CPU.
-        features: CPU features that the device is known to have; at least those that the profile requires.
+        features: CPU features that the device is known to have, including those that the profile requires.
         runtime: known versions of "onnxruntime", "tensorrt", "cuda" and "python" on the device.
         emulate: how to run the device's kernels on another machine; see `Profile.emulate`.
-        device: what is known of the hardware: "cores", "memory_mib", "compute_capability"; "engine", the engine that
-            runs models there, if the backend builds for several; "engine_options", provider options with which the
-            engine compiles for it, or simulates it, on another machine.
+        device: known facts about the hardware: "cores", "memory_mib", "compute_capability"; "engine", the engine that
+            runs models there, if the backend builds for several; and "engine_options", the provider options with which
+            the engine compiles for the device, or simulates it, on another machine.
         systolic: the array's parameters, if the target is a systolic array.
     """
 
@@ -60,7 +60,7 @@ def load_targets(machine: Machine | None = None) -> dict[str, Target]:
     """Return all targets by name.
 
     Args:
-        machine: this machine; None detects it if a target follows it.
+        machine: this machine; None detects it, if a target extends "auto".
 
     Raises:
         HardwareError: a file is not a valid target or profile.
@@ -79,7 +79,8 @@ def resolve(name_or_path: str | Path, machine: Machine | None = None) -> Target:
         machine: this machine; None detects it, only if needed.
 
     Raises:
-        HardwareError: the name is unknown (names the nearest one), or a file is not a valid target or profile.
+        HardwareError: the name is unknown (the message suggests the nearest one), or a file is not a valid target or
+            profile.
     """
     name = str(name_or_path)
     if is_toml(name):
@@ -93,10 +94,10 @@ def as_targets(given: str | Path | Sequence[str | Path]) -> tuple[str | Path, ..
 
 
 def named_target(name: str, machine: Machine | None = None) -> Target:
-    """Return the target of a name that is never a path, such as one in a bundle. See `resolve`.
+    """Return the target with a name that is never a path, such as one in a bundle. See `resolve`.
 
     Raises:
-        HardwareError: the name is unknown; names the nearest one.
+        HardwareError: the name is unknown. The message suggests the nearest one.
     """
     profiles, documents = _profile_documents(), _target_documents()
     wanted = THIS_MACHINE if name == AUTO else name
@@ -113,11 +114,13 @@ def is_known(name: str) -> bool:
 
 
 def runs_natively(target: Target, machine: Machine) -> bool:
-    """Return whether this machine runs the same kernels as the target, because the target's profile fits it best.
+    """Return whether this machine runs the same kernels as the target. It does if the target's profile is the one that
+    fits it best.
 
-    A newer machine that meets all requirements of an older one is not enough: it runs the model on other kernels.
+    A newer machine that meets all requirements of an older one is not enough, because it runs other kernels.
     """
-    if only_engine(target.backend) is not None:  # such an engine runs the same kernels everywhere
+    # such a plug-in engine runs the same kernels on every machine
+    if only_engine(target.backend) is not None:
         return True
     return match_profile(machine, load_profiles()).profile.name == target.profile.name
 
@@ -131,7 +134,9 @@ def _target_documents() -> Mapping[str, Document]:
 
 
 def _resolve_file(path: Path, profiles: Mapping[str, Document], machine: Machine | None) -> Target:
-    """Read a user's own file: a profile if it has a key that only profiles have, else a target."""
+    """Return the target of a user's own file. The file is a profile if it has a key that only profiles have, else a
+    target.
+    """
     either = schema.read(path, schema.EitherFile)
     is_profile = not either.content.keys() <= {field.name for field in dataclasses.fields(schema.TargetFile)}
     found = schema.read(path, schema.ProfileFile if is_profile else schema.TargetFile)
@@ -156,7 +161,7 @@ def _of_profile(profile: Profile) -> Target:
 
 
 def _build(document: Document, profiles: Mapping[str, Document], machine: Machine | None) -> Target:
-    """Return the target of one document, on top of the profile that it extends. "auto" extends the profile for
+    """Return the target of one document, built on the profile that it extends. "auto" extends the profile that fits
     `machine`.
     """
     content = document.content

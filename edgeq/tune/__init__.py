@@ -1,4 +1,4 @@
-"""Tune: `edgeq.tune(...)` is `edgeq.jobs.tune.tune`."""
+"""Search for the best quantized form of a model. The entry point `edgeq.tune(...)` is `edgeq.jobs.tune.tune`."""
 
 from __future__ import annotations
 

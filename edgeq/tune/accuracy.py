@@ -1,8 +1,8 @@
 """Measure the accuracy of candidates on growing numbers of samples. A model never runs a sample twice.
 
 Samples are read once and kept: in memory up to a limit, on disk beyond it. Their order is a shuffle with a fixed seed,
-so any prefix represents all of them. Data folders are often sorted by class, and without the shuffle the first tenth
-would be one class.
+so any prefix represents all of them. Data folders are often sorted by class. Without the shuffle, the first tenth would
+be a single class.
 """
 
 from __future__ import annotations
@@ -40,12 +40,13 @@ from edgeq.tune.sessions import MEMORY
 from edgeq.util.display import SILENT, Progress
 
 _MOST, _MOST_BYTES = 32, 2**22
-# Kernels may add in another order for a batch. Answers that depend on the other rows differ by more than this.
+# For a batch, kernels may add in another order. A larger difference than this means that a sample's outputs depend on
+# the other rows.
 _ROUNDING = 1e-5
 
 
 def answers(session: Session, samples: Sequence[Sample], *, model: str) -> list[Outputs]:
-    """Return a session's outputs for each sample. If the samples are alike, they run at once."""
+    """Return a session's outputs for each sample. If the samples are alike, they run together as one batch."""
     if len(samples) == 1 or not alike(samples):
         return [infer(session, sample, model=model) for sample in samples]
     made = infer(session, gathered(samples), model=model)
@@ -53,19 +54,21 @@ def answers(session: Session, samples: Sequence[Sample], *, model: str) -> list[
 
 
 def gathered(samples: Sequence[Sample]) -> Sample:
-    """Join single-row samples to one sample with all the rows."""
+    """Join single-row samples into one sample with all the rows."""
     inputs = {name: np.concatenate([s.inputs[name] for s in samples]) for name in samples[0].inputs}
     return dataclasses.replace(samples[0], inputs=inputs)
 
 
 def joined(outputs: Sequence[Outputs]) -> Outputs:
-    """Join the outputs for single-row samples to outputs with all the rows."""
+    """Join the outputs of single-row samples into outputs with all the rows."""
     return {name: np.concatenate([answer[name] for answer in outputs]) for name in outputs[0]}
 
 
 def run_at_once(session: Any, samples: Sequence[Sample]) -> int:
-    """Return how many samples like `samples` a session may run at once. Return 1 if its batch is fixed, if the samples
-    differ in shape, or if an answer depends on the other rows, as with ranges that are measured at run time.
+    """Return how many samples like `samples` a session may run in one batch.
+
+    Return 1 if the session's batch size is fixed, or if the samples differ in shape. Also return 1 if a sample's
+    outputs depend on the other rows, as with ranges that are measured at run time.
     """
     first = samples[0]
     free = all(len(spec.shape) > 0 and not isinstance(spec.shape[0], int) for spec in session.get_inputs())
@@ -75,7 +78,7 @@ def run_at_once(session: Any, samples: Sequence[Sample]) -> int:
     alone = [infer(session, sample) for sample in samples]
     try:
         beside = infer(session, gathered(samples))
-    except (DataError, RuntimeUnavailableError):  # the batch is free at the inputs, but fixed inside the model
+    except (DataError, RuntimeUnavailableError):  # the batch size is free at the inputs, but fixed inside the model
         return 1
     right = all(
         len(array) == len(samples)
@@ -86,7 +89,7 @@ def run_at_once(session: Any, samples: Sequence[Sample]) -> int:
 
 
 def alike(samples: Sequence[Sample]) -> bool:
-    """Return whether samples are single rows of one shape, so that they can be run at once."""
+    """Return whether samples are single rows of the same shape, so that they can run in one batch."""
     shapes = [{name: array.shape for name, array in sample.inputs.items()} for sample in samples]
     single = all(shape[:1] == (1,) for shape in shapes[0].values())
     return single and all(other == shapes[0] for other in shapes) and not any("rows" in s.context for s in samples)
@@ -110,7 +113,7 @@ class ArrayStore:
     """Store dicts of arrays under integer keys.
 
     Args:
-        folder: created if it is missing; receives the arrays that exceed `memory`.
+        folder: folder for arrays that exceed `memory`; it is created if necessary.
         memory: bytes of arrays to keep in memory.
     """
 
@@ -124,19 +127,19 @@ class ArrayStore:
         return key in self._held or self._file(key).exists()
 
     def put(self, key: int, arrays: Arrays) -> None:
-        """Store the arrays, which must not be changed afterwards."""
+        """Store the arrays. They must not be changed afterwards."""
         size = sum(array.nbytes for array in arrays.values())
         if size <= self._left:
             self._left -= size
             self._held[key] = arrays
             return
-        # Names of tensors may contain any character, and numpy makes file names of them.
+        # Names of tensors may contain any character, and numpy uses the names of arrays as file names.
         names = list(arrays)
         numbered = {f"a{i}": arrays[name] for i, name in enumerate(names)}
         np.savez(self._file(key), allow_pickle=False, names=np.array(names), **numbered)
 
     def get(self, key: int) -> Arrays:
-        """Return the arrays under `key`, which must be there."""
+        """Return the arrays under `key`, which must exist."""
         if key in self._held:
             return self._held[key]
         with np.load(self._file(key), allow_pickle=False) as archive:
@@ -147,7 +150,7 @@ class ArrayStore:
 
 
 class SampleStore:
-    """Store samples by position in the shuffled order."""
+    """Store samples by their position in the shuffled order."""
 
     def __init__(self, samples: Samples, folder: Path, *, memory: int = MEMORY, progress: Progress = SILENT) -> None:
         self.source = samples.source
@@ -169,7 +172,7 @@ class SampleStore:
         return len(self._order)
 
     def first(self, count: int) -> tuple[int, ...]:
-        """Return the positions in the source of the first `count` samples of the shuffled order, ascending."""
+        """Take the first `count` samples of the shuffled order, and return their positions in the source, ascending."""
         return tuple(sorted(self._order[:count]))
 
     def __getitem__(self, position: int) -> Sample:
@@ -178,7 +181,7 @@ class SampleStore:
 
 
 def _check_disk_space(sample: Sample, count: int, memory: int, folder: Path, source: str) -> None:
-    """Refuse samples that would fill the disk, assuming that each one is as large as the first."""
+    """Refuse samples that would fill the disk, assuming that each is as large as the first."""
     needed = sum(array.nbytes for array in sample.inputs.values()) * count - memory
     free = shutil.disk_usage(folder).free
     if needed > _MOST_OF_DISK * free:
@@ -189,13 +192,13 @@ def _check_disk_space(sample: Sample, count: int, memory: int, folder: Path, sou
 
 
 class AccuracyMeter:
-    """Compare sessions with float32 on validation samples. The meter keeps the samples, float32's outputs and each
-    candidate's running figures.
+    """Compare sessions with float32 on validation samples. The meter keeps the samples, float32's outputs, and the
+    measurements of each candidate so far.
 
     Args:
         float_model: the model that computes float32's outputs.
         task: what to measure by labels; None measures agreement with float32.
-        held: the figure to compare with the loss allowed; see `accuracy_estimate.Held`.
+        held: the figure to compare with the allowed loss; see `accuracy_estimate.Held`.
         memory: bytes of samples and outputs to keep in memory; the rest goes to `workdir`.
     """
 
@@ -237,9 +240,9 @@ class AccuracyMeter:
         """Return the accuracy of the model called `name` on the first `samples` samples.
 
         Args:
-            session: opens the session; not called if no samples are left to run.
-            advance: called with the number of samples that just ran.
-            together: whether several samples may run at once, if that changes no answer.
+            session: a function that opens the session. It is not called if no samples are left to run.
+            advance: a function that is called with the number of samples that just ran.
+            together: whether several samples may run in one batch, if that does not change the outputs.
         """
         estimate = self._estimates.get(name)
         if estimate is None or estimate.seen > samples:
@@ -260,16 +263,17 @@ class AccuracyMeter:
     def simulate(
         self, name: str, here: Session, there: Session, samples: int, whole: Assessment, advance: Callable[[int], None]
     ) -> tuple[Assessment, float]:
-        """Estimate the loss of the model called `name` in an engine that is too slow for all samples. The estimate is
-        the loss here on all samples, plus the additional loss there on the first `samples`. Each of these runs in both
-        engines (`loses_more`).
+        """Estimate the loss of the model called `name` in an engine that is too slow to run all samples. Only the first
+        `samples` samples run in both engines. The estimate is the loss in this machine's kernels on all samples, plus
+        the additional loss in the slow engine (`loses_more`).
 
         Args:
-            here, there: sessions of the model in this machine's kernels, and in the engine.
-            whole: its assessment here on all samples.
+            here, there: sessions of the model in this machine's kernels, and in the slow engine.
+            whole: the model's assessment in this machine's kernels on all samples.
 
         Returns:
-            The assessment, and half of a 95 % interval: how far the loss may be from the loss on all samples there.
+            The assessment, and half of a 95 % interval: how far the estimate may be from the engine's loss on all
+                samples.
         """
         pair = self._pairs.setdefault(name, _Pair(_Estimate.of(self._task), _Estimate.of(self._task)))
         for position in range(pair.there.seen, samples):
@@ -280,7 +284,7 @@ class AccuracyMeter:
             pair.between.update(mine, other, sample[0].inputs)
             advance(1)
         same, found = (self._assessed(estimate) for estimate in (pair.here, pair.there))
-        if found.complete or found.low >= 1:  # its outputs are not finite
+        if found.complete or found.low >= 1:  # all samples ran, or the outputs are not finite
             return replace(found, complete=True), 0.0
         error = None
         if pair.here.metric is not None and pair.there.metric is not None:
@@ -301,8 +305,8 @@ class AccuracyMeter:
         return comparison.result()
 
     def noise(self, session: Session, count: int, *, model: str) -> float:
-        """Return the noise power over the signal power of the outputs on the first `count` samples, as a mean over
-        their columns.
+        """Return the noise power divided by the signal power of the outputs on the first `count` samples, averaged over
+        the outputs' columns.
         """
         columns = Columns()
         for position in range(min(count, self.total)):
@@ -322,7 +326,9 @@ class AccuracyMeter:
         return assess(estimate.agreement, labels, complete=complete, held=self._held)
 
     def _float_measured(self, samples: int) -> Measured:
-        """Return float32's metric over the first `samples`. One meter serves growing numbers of samples."""
+        """Return float32's metric over the first `samples`. If the number of samples grows, only the new samples are
+        measured.
+        """
         if samples not in self._float_metrics:
             metric, seen = self._float_meter
             if metric is None or seen > samples:
@@ -363,7 +369,7 @@ class AccuracyMeter:
 
 @dataclass
 class _Estimate:
-    """Hold a candidate's running figures, and the number of samples that they come from."""
+    """Hold a candidate's measurements so far, and the number of samples that they come from."""
 
     metric: ResampledMeter | None
     agreement: AgreementEstimate
@@ -371,12 +377,12 @@ class _Estimate:
 
     @classmethod
     def of(cls, task: Task | None) -> _Estimate:
-        """Return an estimate that has seen no samples yet."""
+        """Return an estimate without any samples yet."""
         return cls(None if task is None else ResampledMeter(task), AgreementEstimate(Comparison(task)))
 
     def add(self, samples: Sequence[Sample], references: Sequence[Outputs], candidates: Sequence[Outputs]) -> None:
         """Add samples with the outputs of float32 and of the candidate. The candidate is compared with float32, and
-        with the label if there is one. Several samples must be single rows.
+        with the label if there is one. If there are several samples, each must be a single row.
         """
         if len(samples) > 1:
             self.agreement.update(joined(references), joined(candidates), gathered(samples), rows=len(samples))
@@ -391,7 +397,9 @@ class _Estimate:
 
 @dataclass
 class _Pair:
-    """Hold the figures of one model in two engines on the same samples, and how closely one follows the other."""
+    """Hold the measurements of one model in two engines on the same samples, and how closely one engine follows the
+    other.
+    """
 
     here: _Estimate
     there: _Estimate
@@ -400,7 +408,7 @@ class _Pair:
 
 @dataclass(frozen=True)
 class Asked:
-    """Describe a candidate to assess on the first `samples` samples. `together` is that of `AccuracyMeter.assess`."""
+    """Describe a candidate to assess on the first `samples` samples. For `together`, see `AccuracyMeter.assess`."""
 
     name: str
     model: Files
@@ -447,7 +455,7 @@ class AssessmentJob:
 
 
 def assessor(workers: Workers, job: Job, *, task: Task | None, held: Held, memory: int) -> AssessmentJob | None:
-    """Return the job by which workers assess the candidates of `job`; None if they cannot read its samples."""
+    """Return the job that workers run to assess the candidates of `job`; None if they cannot read its samples."""
     reference = Sharded(job.validation, workers).reference
     if reference is None:
         return None
@@ -461,7 +469,7 @@ def assess_on(
     """Yield each candidate's name and assessment, in the order of `artifacts`.
 
     Args:
-        artifacts: for each candidate its name, its artifact, and whether its samples may run together.
+        artifacts: for each candidate its name, its artifact, and whether its samples may run in one batch.
     """
     asked = [
         Asked(

@@ -1,9 +1,10 @@
 """Estimate one candidate's accuracy against float32, sample by sample, with its uncertainty.
 
-With labels, the loss is that of the task's metric. Its standard error comes from the samples: see `edgeq.measure.task`.
+With labels, the loss is the loss of the task's metric. Its standard error comes from the samples: see
+`edgeq.measure.task`.
 
-Without labels, or in addition to them, the loss is estimated from float32's own probabilities. For class scores, with p
-float32's probabilities (the scores if they sum to one, else their softmax):
+Without labels, or in addition to them, the loss is estimated from float32's own probabilities. For class scores, let p
+be float32's probabilities: the scores if they sum to one, else their softmax.
 
     regret        mean over rows of p[float32's class] - p[candidate's class]
     disagreement  share of rows whose classes differ
@@ -29,12 +30,16 @@ from edgeq.report.tuning_record import Assessment
 
 _TOP1 = "top1"
 Held = Literal["expected", "seen", "noise"]
-"""The figure that is compared with the loss allowed. "expected" is the loss to expect on other samples. "seen" is the
-loss on these samples, as a proof of the same model reports it: by labels, else the share of rows whose top-1 changes,
-else 1 - cosine. "noise", without labels, is noise power over signal power in the worst output, or slice of one."""
-# The noise on an eighth of the samples is within this factor of the noise on all.
+"""The figure that is compared with the allowed loss.
+
+- "expected": the loss to expect on other samples.
+- "seen": the loss on these samples, as a proof of the same model reports it: by labels, else the share of rows whose
+  top-1 changes, else 1 - cosine.
+- "noise", without labels: noise power over signal power in the worst output, or in the worst slice of an output.
+"""
+# The noise on an eighth of the samples differs from the noise on all samples by at most this factor.
 _STEADY = 2.0
-# Standard deviation of the regret as an estimate of the loss, as a share of the regret: float32 may misjudge itself by
+# Standard deviation of the regret as an estimate of the loss, as a share of the regret. float32 may misjudge itself by
 # this much.
 _TRUST = 0.5
 _SURE = 1.96  # two-sided 95 % of the normal distribution
@@ -53,7 +58,7 @@ class Regret:
     moves: list[NDArray[np.float64]] = field(default_factory=list)
 
     def update(self, reference: NDArray[Any], candidate: NDArray[Any]) -> None:
-        """Add rows of scores: [N, ...] of each model."""
+        """Add rows of scores [N, ...] of float32 and of the candidate."""
         self.fits = self.fits and is_class_scores(reference) and reference.shape == candidate.shape
         if not self.fits:
             return
@@ -74,7 +79,7 @@ class Regret:
 
     @property
     def mean(self) -> float:
-        """Return the regret, a probability."""
+        """Return the regret, which is a probability."""
         return self.sum / self.rows
 
     @property
@@ -85,16 +90,17 @@ class Regret:
 
     @property
     def changing(self) -> float:
-        """Return the expected number of rows whose class changes, among as many other rows. It is computed by comparing
-        the lead of each row with the moves of all rows, so it may be positive even if no class has changed in these
-        rows.
+        """Return how many rows would be expected to change class among the same number of other rows.
+
+        It is computed by comparing the lead of each row with the moves of all rows. So it may be positive even if no
+        class has changed in these rows.
         """
         leads, moves = np.concatenate(self.leads), np.sort(np.concatenate(self.moves))
         return float((1 - np.searchsorted(moves, leads) / self.rows).sum())
 
 
 def _lead(scores: NDArray[np.float64], best: NDArray[np.intp]) -> NDArray[np.float64]:
-    """Return the lead of the class `best` over the next class in each row: [rows, classes] and [rows] to [rows]."""
+    """Return, for each row, the lead of its class `best` over the next class: [rows, classes] and [rows] to [rows]."""
     every = np.arange(len(scores))
     others = scores.copy()
     others[every, best] = -np.inf
@@ -110,7 +116,7 @@ class AgreementEstimate:
     regrets: dict[str, Regret] = field(default_factory=dict)
 
     def update(self, reference: Outputs, candidate: Outputs, sample: Sample, *, rows: int = 1) -> None:
-        """Add one row, or several: the outputs of both models by name, and the sample that both were computed from."""
+        """Add one or more rows: the outputs of both models by name, and the sample that both were computed from."""
         self.comparison.update(reference, candidate, sample.inputs, rows=rows)
         for name, array in reference.items():
             if name in candidate and array.dtype.kind == "f":
@@ -140,7 +146,7 @@ def assess(
     Args:
         labels: the task, and its measurements of float32 and of the candidate on the same rows; None without labels.
         complete: whether all samples have been seen.
-        held: the figure to compare with the loss allowed, see `Held`.
+        held: the figure to compare with the allowed loss; see `Held`.
     """
     compared = agreement.comparison.result()
     regret = agreement.regret
@@ -181,13 +187,13 @@ def assess(
 
 
 def further_error(measured: Measured, regret: Regret | None, rows: int) -> float:
-    """Return the part of a loss's standard error that comes from rows that change class but happen not to be among
-    `rows`.
+    """Return the part of a loss's standard error that is due to rare rows: rows that change class, but that happen not
+    to be among the `rows` rows seen.
 
     For a mean of scores, it is the weight of one row. For any other metric of classes, it is the error of two rows, one
     for each direction (D. Bonett, R. Price: Adjusted Wald confidence interval for a difference of binomial proportions
-    based on paired data, 2012). If fewer rows are expected to change, it is the error of that many. If float32 is not
-    sure of any classes, it is 0, because every row then has a little influence.
+    based on paired data, 2012). If fewer than two rows are expected to change, it is the error of that number. If
+    float32 is not sure of its classes, it is 0, because then every row has a little influence.
     """
     if measured.scores is not None:
         return 1 / rows
@@ -195,7 +201,7 @@ def further_error(measured: Measured, regret: Regret | None, rows: int) -> float
 
 
 def sure(drop: float, error: float | None, further: float = 0.0) -> tuple[float, float]:
-    """Return the 95 % interval of a loss with this standard error: the whole scale if the error is not known.
+    """Return the 95 % interval of a loss with this standard error. If the error is not known, return the whole scale.
 
     Args:
         further: half of the 95 % interval of an independent quantity that is added to the loss.
@@ -207,13 +213,13 @@ def sure(drop: float, error: float | None, further: float = 0.0) -> tuple[float,
 
 
 def _combine(drop: float, error: float, regret: Regret | None) -> tuple[float, float]:
-    """Return the loss to expect on other samples, and its standard error. For top-1, it is the measured loss and the
-    regret, weighted by the inverse of their variances. For other metrics, it is the measured loss.
+    """Return the loss to expect on other samples, and its standard error. For top-1, combine the measured loss and the
+    regret, weighted by the inverse of their variances. For other metrics, return the measured loss.
 
-    The loss by labels is unbiased but noisy: only rows that change between right and wrong count, and a few hundred
-    samples contain about a dozen of those. The regret is steady but may be biased, so its standard error includes half
-    its size. A candidate that seems better than float32 counts as equal. Otherwise the search would choose a candidate
-    that was merely lucky on the few samples.
+    The loss by labels is unbiased but noisy: it depends only on rows that change between right and wrong, and a few
+    hundred samples contain about a dozen of those. The regret is steady but may be biased, so its standard error
+    includes half its size. A candidate that seems better than float32 counts as equal. Otherwise the search would
+    choose a candidate that was merely lucky on the few samples.
     """
     if regret is None:
         return max(drop, 0.0), error
@@ -224,20 +230,21 @@ def _combine(drop: float, error: float, regret: Regret | None) -> tuple[float, f
 def loses_more(
     here: Assessment, there: Assessment, error: float | None, whole: Assessment, between_db: float
 ) -> tuple[float, float | None]:
-    """Return how much more a model loses in an engine than in this machine's kernels, and the standard error of that.
+    """Return how much more a model loses in an engine than in this machine's kernels, and the standard error of the
+    difference.
 
-    The difference by labels on few samples is unbiased but noisy, because few answers change. The noise of the outputs
-    is steady, because every sample shows it, and losses grow with its power. With noise N here and N' there, the loss
-    there is estimated as N' / N times the loss here. The standard error of this estimate is half the share sqrt(D / N)
-    of the largest likely loss here (two samples at least), where D is the power of the difference of the two engines'
-    outputs. If only roundings differ, the error is small. If the engine gives other answers, it is large, and the
-    labels decide.
+    On few samples, the difference by labels is unbiased but noisy, because the class changes in few of them. The noise
+    of the outputs is steady, because every sample shows it, and losses grow with its power. With noise N in this
+    machine's kernels and N' in the engine, the engine's loss is estimated as N' / N times this machine's loss. The
+    standard error of this estimate is sqrt(D / N) / 2 times the largest likely loss on this machine (two samples at
+    least), where D is the power of the difference between the outputs of the two. If only roundings differ, this error
+    is small. If the engine computes something else, it is large, and the labels decide.
 
     Args:
         here, there: assessments of the model on the same samples in this machine's kernels and in the engine.
-        error: standard error of the difference of their losses; None if it is not known.
-        whole: the assessment here on all samples.
-        between_db: SQNR of the outputs there against the outputs here.
+        error: standard error of the difference between their losses; None if it is not known.
+        whole: the assessment in this machine's kernels on all samples.
+        between_db: SQNR of the engine's outputs against this machine's outputs.
     """
     more = there.drop - here.drop
     if error is None:

@@ -24,7 +24,7 @@ def build_all(trials: Trials, candidates: Iterable[Candidate]) -> None:
 
 
 def build(trials: Trials, candidate: Candidate, stage: Stage = "space", parent: str = "") -> bool:
-    """Build one candidate, enter it in the run, and return whether it is still there after the first checks."""
+    """Build one candidate and add it to the run. Return whether it is still in the run after the first checks."""
     name = candidate.name
     if name in trials:
         return not trials[name].reason
@@ -43,7 +43,7 @@ def build(trials: Trials, candidate: Candidate, stage: Stage = "space", parent: 
 
 
 def _screened(trials: Trials, candidate: Candidate) -> Screening | EdgeqError:
-    """Return what building a candidate shows, or the error if it cannot be built."""
+    """Return the screening of a candidate, or the error if the candidate cannot be built."""
     try:
         return trials.evaluator.build(candidate)
     except BoardError:  # the board failed, not the candidate
@@ -53,19 +53,19 @@ def _screened(trials: Trials, candidate: Candidate) -> Screening | EdgeqError:
 
 
 def build_methods(trials: Trials, profile: Profile) -> None:
-    """Build other calibration methods for the kernel choices that are worth it, and keep the promising methods of each
+    """Build other calibration methods for the kernel choices that are worth it. Keep only the promising methods of each
     structure.
 
-    An engine may take seconds to compile each file. So two groups of kernel choices get only the methods whose files
-    follow float32 most closely in onnxruntime's own kernels: choices that run in an engine, and choices that are slower
-    than one in an engine. One kernel choice is enough to find these methods. Methods differ only in the ranges of
-    activations, and these are the same for every kernel choice.
+    An engine may take seconds to compile each file. So two groups of kernel choices get only a few methods: choices
+    that run in a plug-in engine, and choices that are slower than one in such an engine. They get the methods whose
+    files follow float32 most closely in onnxruntime's own kernels. One kernel choice is enough to find these methods:
+    methods differ only in the ranges of activations, which are the same for every kernel choice.
     """
     _drop_dominated(trials)
     closest: tuple[str, ...] | None = None
     for kernel in sorted(trials.alive(), key=lambda t: _in_few(trials, t)):
         if any(same_file(kernel, other) and outrun(kernel, other, trials.pace.twin) for other in trials.alive()):
-            continue  # its accuracy is almost the same as that of the faster one
+            continue  # it would be almost as accurate as the same file in the faster engine
         methods = method_candidates(kernel.candidate, profile)
         if len(methods) > trials.pace.methods and _in_few(trials, kernel):
             closest = _closest(trials, kernel.candidate, methods) if closest is None else closest
@@ -80,14 +80,14 @@ def build_methods(trials: Trials, profile: Profile) -> None:
 
 
 def same_file(one: Trial, other: Trial) -> bool:
-    """Return whether two trials run one file in two engines, or in one engine with two precisions."""
+    """Return whether two trials run the same file in different engines, or in one engine with different precisions."""
     a, b = (t.candidate.replace(name="", threads=0, engine=None) for t in (one, other))
     return one.candidate.engine != other.candidate.engine and a == b
 
 
 def _in_few(trials: Trials, kernel: Trial) -> bool:
-    """Return whether a kernel choice gets only the most promising methods: it runs in an engine, or is slower than one
-    that does.
+    """Return whether a kernel choice gets only the most promising methods: it runs in an engine, or is slower than a
+    choice that does.
     """
     ahead = (t for t in trials.alive() if t.candidate.engine is not None and t.candidate.quantized)
     return kernel.candidate.engine is not None or any(outrun(kernel, other, trials.pace.behind) for other in ahead)
@@ -98,9 +98,11 @@ def _method(candidate: Candidate) -> str:
 
 
 def _closest(trials: Trials, kernel: Candidate, others: Sequence[Candidate]) -> tuple[str, ...]:
-    """Return the methods of `others` whose files follow float32 most closely in onnxruntime's own kernels. A method
-    whose file equals another method's is left out. The files are those of a kernel choice that was built there with all
-    these methods. If there is no such choice, `kernel` is built with them until the deadline.
+    """Return the methods of `others` whose files follow float32 most closely in onnxruntime's own kernels. If two
+    methods give identical files, only one is returned.
+
+    The files come from a kernel choice that was built for these kernels with all these methods. If there is no such
+    choice, `kernel` is built with them until the deadline.
     """
     wanted = {_method(c) for c in others}
     built: dict[str, dict[str, Screening]] = {}
@@ -125,8 +127,8 @@ def _closest(trials: Trials, kernel: Candidate, others: Sequence[Candidate]) -> 
 
 
 def _drop_dominated(trials: Trials) -> None:
-    """Drop kernel choices that are no cheaper than another one whose outputs are far closer to float32's. Of two that
-    are about as fast in one engine, drop the one whose outputs are further from float32's. If the cost is a speed that
+    """Drop a kernel choice if another one is at least as cheap and its outputs are far closer to float32's. If two run
+    about as fast in one engine, drop the one whose outputs are further from float32's. If the cost is a speed that
     cannot be claimed, keep both.
     """
     for trial in trials.alive():
@@ -141,6 +143,6 @@ def _drop_dominated(trials: Trials) -> None:
 
 
 def _in_one_engine(one: Trial, other: Trial) -> bool:
-    """Return whether one plug-in runs both trials, each in integers."""
+    """Return whether the same plug-in runs both trials, and both are quantized."""
     a, b = one.candidate, other.candidate
     return a.engine is not None and a.engine == b.engine and a.quantized and b.quantized

@@ -1,9 +1,9 @@
-"""Choose the engines in a search: which engines are raced, what runs in each, and which are dropped.
+"""Choose the engines in a search: which engines are timed, what runs in each, and which are dropped.
 
 A candidate's file is built once and runs in every engine that supports its types. The float model runs in each engine,
-in each precision that is fast here. To keep the search short, at first only one int8 candidate and the float model are
-timed in each engine. If the candidate is slower there than in another engine, or slower than float32, the engine is not
-raced further.
+in each precision that is fast on this machine. To keep the search short, edgeq first times only one int8 candidate and
+the float model in each engine. If the candidate is slower there than in another engine, or slower than float32, the
+engine is not timed further.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from edgeq.tune.trials import Trial, Trials, behind, outrun, unmeasured
 from edgeq.util.display import SILENT, Progress
 from edgeq.util.registry import device_errors
 
-# Fields of `Scheme` for weights that never saturate, the one with the least noise first.
+# Fields of `Scheme` for weights that never saturate. The field that adds the least noise is first.
 _SAFE_WEIGHTS = ("fit_pairs", "reduce_range")
 
 
@@ -42,10 +42,10 @@ class Field:
     """Hold the engines of a search.
 
     Attributes:
-        plugins: plug-in engines, with one entry for each precision that is raced.
-        own: whether onnxruntime's own kernels are raced as well.
-        versions: versions of the packages that bring the plug-ins, by engine name.
-        saturating: by engine name, the pairs of types whose products a plug-in adds up in 16 bits here.
+        plugins: plug-in engines, with one entry for each precision that is timed.
+        own: whether onnxruntime's own kernels are timed as well.
+        versions: versions of the packages that contain the plug-ins, by engine name.
+        saturating: by engine name, the pairs of types whose products a plug-in adds up in 16 bits on this machine.
     """
 
     plugins: tuple[EngineChoice, ...] = ()
@@ -54,9 +54,10 @@ class Field:
     saturating: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     def fitting(self, candidate: Candidate, engine: Engine) -> tuple[Candidate, ...]:
-        """Return the forms of `candidate` that run correctly in `engine`. This is the candidate itself or, if the
-        engine's kernels saturate, one form for each kind of weights that cannot saturate. Return nothing if the
-        candidate does not suit the engine.
+        """Return the forms of `candidate` that run correctly in `engine`.
+
+        Normally this is the candidate itself. If the engine's kernels saturate, return one form for each kind of
+        weights that cannot saturate. If the candidate does not suit the engine, return nothing.
         """
         scheme = candidate.scheme
         if not suits(candidate, engine):
@@ -68,18 +69,18 @@ class Field:
         return tuple(with_scheme(candidate, made) for made in safe)
 
     def without(self, names: Iterable[str]) -> Field:
-        """Return the field without the engines `names`."""
+        """Return the field without the engines in `names`."""
         left = tuple(choice for choice in self.plugins if choice.engine.name not in set(names))
         return replace(self, plugins=left)
 
     def also_on(
         self, installed: Mapping[str, Installed], asked: Sequence[EngineChoice], progress: Progress = SILENT
     ) -> Field:
-        """Return the field with only the engines that another machine has in the same version. That machine times the
-        files that are built and assessed here.
+        """Return the field with only the engines that another machine has in the same version. That machine times files
+        that are built and assessed on this one.
 
         Raises:
-            EngineError: an engine in `asked` is not among them.
+            EngineError: an engine in `asked` is missing there or has another version.
         """
         other = {n for n, version in self.versions.items() if installed.get(n, Installed()) != Installed(version)}
         for name in sorted(other):
@@ -99,13 +100,13 @@ def find_field(
     timed: bool = True,
     progress: Progress = SILENT,
 ) -> Field:
-    """Return the engines to race for `target`: those that are installed and give right answers on this machine. If
-    `asked` names engines, return only those. Each engine is loaded and checked in a process of its own.
+    """Return the engines to time for `target`: the installed engines that give correct results on this machine. If
+    `asked` names engines, return only those. edgeq loads and checks each engine in a separate process.
 
     Raises:
         UsageError: only plug-ins are named, but they do not run what is built for the target.
         RuntimeUnavailableError: a named engine is not installed.
-        EngineError: a named engine gives wrong answers.
+        EngineError: a named engine gives wrong results.
     """
     known, wanted = load_engines(), {choice.engine.name for choice in asked}
     own = not asked or DEFAULT in wanted
@@ -123,7 +124,7 @@ def find_field(
         engine = known[state.name]
         if not engine.module or not state.version or (asked and state.name not in wanted):
             continue
-        if not asked and only_engine(engine.int8.backend) == engine:  # this engine has targets of its own
+        if not asked and only_engine(engine.int8.backend) == engine:  # this engine has its own targets
             continue
         fast = engine.fast_precisions(features)
         choices = [c for c in asked if c.engine.name == engine.name] or [EngineChoice(engine, name) for name in fast]
@@ -150,15 +151,17 @@ def _unfit(engine: Engine, precisions: tuple[str, ...]) -> str:
 
 
 def suits(candidate: Candidate, engine: Engine) -> bool:
-    """Return whether `engine` has integer kernels for a candidate that the target's backend builds."""
+    """Return whether `engine` has integer kernels for a candidate. A candidate with its own builder never suits an
+    engine.
+    """
     scheme = candidate.scheme
     plain = scheme.mode == "static" and scheme.format == "QDQ" and not candidate.builder and not scheme.session_options
     return plain and scheme.pair in engine.int8.pairs
 
 
 def with_entrants(candidates: Sequence[Candidate], field: Field, *, unquantized: bool = True) -> tuple[Candidate, ...]:
-    """Return `candidates` with new ones for each plug-in engine: the first candidate that suits the engine, run in it,
-    and the float model. The new candidates follow the first candidate that suits any engine.
+    """Return `candidates` with new ones for each plug-in engine: the first candidate that suits the engine, and the
+    float model. The new candidates follow the first candidate that suits any engine.
 
     Args:
         unquantized: whether to add the float model.
@@ -179,9 +182,9 @@ def with_entrants(candidates: Sequence[Candidate], field: Field, *, unquantized:
 
 
 def drop_slower_twins(trials: Trials, *, own: bool = True) -> None:
-    """Drop trials whose file runs faster in another engine, or in the same engine in another precision, unless their
-    outputs are much closer to float32's. Drop a lower precision that is no faster as well. If one of the two speeds
-    cannot be claimed, keep both.
+    """Drop a trial if its file runs faster in another engine, or in the same engine in another precision, unless its
+    outputs are much closer to float32's. Also drop a lower precision that is no faster. If one of the two speeds cannot
+    be claimed, keep both.
 
     Args:
         own: whether trials in onnxruntime's own kernels can be dropped as well.
@@ -206,9 +209,11 @@ def drop_slower_twins(trials: Trials, *, own: bool = True) -> None:
 
 
 def _pays(trials: Trials, lower: Trial, higher: Trial) -> bool:
-    """Return whether the lower of two precisions is surely faster, for this file and, if that was timed, for the float
-    model. A file that is all in int8 runs faster in one precision only by chance. But layers that recoveries put into
-    float later run in the precision chosen here.
+    """Return whether the lower of two precisions is certainly faster for this file. If the float model was timed in
+    both, the lower precision must be certainly faster for it, too.
+
+    A file that is all in int8 runs faster in one precision only by chance. But layers that recoveries later put into
+    float run in the precision chosen here.
     """
     floats = [t for t in trials if not t.candidate.quantized and t.timing is not None]
     alike = [t for one in (lower, higher) for t in floats if t.candidate.engine == one.candidate.engine]
@@ -216,7 +221,7 @@ def _pays(trials: Trials, lower: Trial, higher: Trial) -> bool:
 
 
 def _is_lower(candidate: Candidate, twin: Candidate) -> bool:
-    """Return whether both are for one engine, and `candidate` has the lower precision."""
+    """Return whether both candidates are for the same engine, and `candidate` has the lower precision."""
     mine, other = candidate.engine, twin.engine
     if mine is None or other is None or mine.engine.name != other.engine.name:
         return False
@@ -225,16 +230,16 @@ def _is_lower(candidate: Candidate, twin: Candidate) -> bool:
 
 
 def _surely_faster(one: Trial, other: Trial) -> bool:
-    """Return whether the lower end of `one`'s speed interval is above the median of `other`, by more than counts as
-    equal.
+    """Return whether `one` is certainly faster than `other`. The lower end of its speed interval must be above the
+    median of `other`, and the medians must differ by more than the share that counts as equal.
     """
     mine, its = (t.timing.speedup.interval if t.timing and t.timing.speedup else None for t in (one, other))
     return mine is not None and its is not None and mine[1] > its[0] and one.latency * (1 + EQUAL) < other.latency
 
 
 def more_in_engines(trials: Trials, sources: Sequence[Candidate], field: Field) -> list[Candidate]:
-    """Return `sources` in each engine whose int8 candidate is still in the run and not slower than float32, in the
-    fastest precision there. Leave out candidates that exist already.
+    """Return `sources` as candidates for each engine whose int8 candidate is still in the run and not slower than
+    float32, in the engine's fastest precision. Leave out candidates that exist already.
     """
     best: dict[str, Trial] = {}
     for trial in sorted(trials.alive(), key=lambda t: t.latency):
@@ -255,7 +260,7 @@ class CandidateBuilder:
     """Build the candidates of one job, and keep the parts that several of them share.
 
     Args:
-        workdir: an existing folder; it must exist as long as the builder.
+        workdir: an existing folder. It must exist as long as the builder is in use.
 
     Attributes:
         recoverer: builds candidates with accuracy recoveries.
@@ -269,7 +274,8 @@ class CandidateBuilder:
         self.recoverer = Recoverer(job, target, workdir)
 
     def build(self, candidate: Candidate, destination: Path) -> Built:
-        """Build the candidate's model at `destination` with its recoveries, by its own builder or the target's backend.
+        """Build the candidate's model at `destination`, with its recoveries. Use the candidate's own builder if it has
+        one, else the target's backend.
 
         Raises:
             EdgeqError: the candidate cannot be built.

@@ -1,8 +1,8 @@
 """Choose which layers to leave in float, so that the model loses no more accuracy than allowed, at the least cost.
 
-A ranking orders the layers: those that cause much noise at the outputs for their cost in float come first. Measurements
-find how many of them are needed: 1, 2, 4, ... until the loss is small enough, then by bisection. Then the layers that
-cost most are put back into integers one by one, unless the loss becomes too large.
+A ranking orders the layers. Layers that cause much noise at the outputs for their cost in float come first.
+Measurements find how many of them are needed: 1, 2, 4, ... until the loss is small enough, then by bisection. Then the
+layers that cost most are put back into integers one by one, unless the loss becomes too large.
 
 If a ranking cannot be computed from tensors, `rank_by_probing` measures it: the noise of a layer is the noise at the
 outputs if only that layer is quantized. Noises of layers add up if they are small and independent.
@@ -16,14 +16,14 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 WIDE: Literal["wide"] = "wide"
-"""The field of a scheme that names the nodes whose results have 16 bits instead of 8."""
+"""The field of a scheme that names the nodes whose results get 16 bits instead of 8."""
 EIGHT_BIT: Literal["eight_bit"] = "eight_bit"
-"""The field of a scheme that names the products whose blocks have 8 bits instead of 4."""
+"""The field of a scheme that names the products whose blocks get 8 bits instead of 4."""
 REFINEMENTS = 4
-# Number of further sizes to try, besides the powers of two, if more layers in float lost more than fewer did.
+# If more layers in float lose more than fewer, this many further sizes are tried, besides the powers of two.
 _BETWEEN = 6
 _GROUPS = 8
-_PROBES = 32  # largest number of measurements, the first groups included
+_PROBES = 32  # largest number of measurements, including those of the first groups
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class RankedLayer:
     """Describe a layer, or several layers that go to float together.
 
     Attributes:
-        name: unique in its ranking.
+        name: a unique name in the ranking.
         nodes: names of its nodes in the float model.
         noise: power of the error at the outputs that its quantization alone causes, divided by the outputs' power.
     """
@@ -42,19 +42,19 @@ class RankedLayer:
 
 
 class LayerCosts(Protocol):
-    """Give the cost of layers in float, in any unit (microseconds, multiply-accumulates)."""
+    """Give the costs of layers in float, in any unit (microseconds, multiply-accumulates)."""
 
     @property
     def span(self) -> float:
         """Return the cost of all layers in float minus their cost in integers."""
 
     def further(self, name: str, kept: Set[str]) -> float:
-        """Return the additional cost of layer `name` in float, if the layers `kept` are in float already."""
+        """Return the additional cost of layer `name` in float, if the layers in `kept` are already in float."""
 
 
 @dataclass(frozen=True)
 class MacCosts:
-    """Give the cost of layers as multiply-accumulates, if nothing is timed.
+    """Give the costs of layers as multiply-accumulates. They are used if nothing is timed.
 
     Attributes:
         macs: multiply-accumulates, by name of the layer.
@@ -68,7 +68,7 @@ class MacCosts:
         return float(sum(self.macs.values()))
 
     def further(self, name: str, kept: Set[str]) -> float:
-        """Return the layer's own multiply-accumulates, whatever else is in float."""
+        """Return the layer's own multiply-accumulates, whichever other layers are in float."""
         return float(self.macs[name])
 
 
@@ -78,7 +78,7 @@ class QuietLayer:
     integers, it is best in integers as well. Between layers in float, it would quantize the values that it passes on.
 
     Attributes:
-        name: unique in its ranking, also among the other layers.
+        name: a unique name among all layers of the ranking.
         nodes: names of its nodes in the float model.
         neighbours: names of the layers that it reads from, or that read from it.
     """
@@ -94,7 +94,7 @@ class Ranking:
 
     Attributes:
         costs: costs of the layers, by name.
-        slack: factor on the cost that is allowed, for costs that are estimates.
+        slack: factor by which the allowed cost is raised if the costs are estimates.
         field: the field of the scheme that names the chosen layers. It keeps them in float, or gives them more bits.
         quiet: layers that go to float if all their neighbours do.
     """
@@ -106,7 +106,7 @@ class Ranking:
     quiet: tuple[QuietLayer, ...] = ()
 
     def nodes(self, layers: Sequence[RankedLayer]) -> tuple[str, ...]:
-        """Return the names of all nodes that go to float with `layers`, those of quiet layers included."""
+        """Return the names of all nodes that go to float with `layers`, including the nodes of quiet layers."""
         chosen = {layer.name for layer in layers}
         joined = {layer.name: layer for layer in self.quiet if layer.neighbours}
         while left := [name for name, layer in joined.items() if not layer.neighbours <= chosen | joined.keys()]:
@@ -127,22 +127,23 @@ def select_float_layers(
     hopeless: float = math.inf,
     refinements: int = REFINEMENTS,
 ) -> tuple[tuple[str, ...], ...]:
-    """Return sets of nodes to leave in float, each cheaper than the one before. The model loses at most `max_drop` with
-    each.
+    """Return sets of nodes to leave in float, each cheaper than the one before. With each of them, the model loses at
+    most `max_drop`.
 
     If the loss never grows with more layers in float, the last set costs at most as much as the shortest prefix of the
-    ranking that loses at most `max_drop`. If it does grow, sizes around the best one are tried as well. Nothing is
+    ranking that loses at most `max_drop`. If it does grow, sizes near the best one are tried as well. No set is
     evaluated twice.
 
     Args:
-        evaluate: loss of the model with these nodes in float, in the unit of `max_drop`; infinity if that model cannot
-            be built or its outputs are not finite.
-        expired: whether to stop and return the sets found so far.
-        share: largest noise that may be left, as a share of the noise without layers in float. Losses grow with the
-            power of the noise, so the first set is the shortest prefix that leaves this share by the ranking.
+        evaluate: a function that returns the loss of the model with these nodes in float, in the unit of `max_drop`.
+            The loss is infinite if that model cannot be built or its outputs are not finite.
+        expired: a function that returns whether to stop and return the sets found so far.
+        share: largest noise that may remain, as a share of the noise without layers in float. Losses grow with the
+            power of the noise, so the first set to try is the shortest prefix that should leave no more than this
+            share.
         headroom: largest cost, as a share of the ranking's span.
-        hopeless: loss of the largest set above which no other set is tried. The largest set is evaluated first for
-            this, if the headroom allows at most half of the layers.
+        hopeless: if the largest set loses more than this, no other set is tried. To find out, the largest set is
+            evaluated first, but only if the headroom allows at most half of the layers.
         refinements: number of layers that the search tries to put back into integers.
 
     Returns:
@@ -153,7 +154,7 @@ def select_float_layers(
     known: dict[tuple[RankedLayer, ...], float] = {}
 
     def loss(layers: tuple[RankedLayer, ...]) -> float:
-        """Return the loss with `layers` in float, and add `layers` to `found` if that is at most `max_drop`."""
+        """Return the loss with `layers` in float. If it is at most `max_drop`, add `layers` to `found`."""
         if layers not in known:
             known[layers] = evaluate(ranking.nodes(layers))
             if known[layers] <= max_drop:
@@ -195,7 +196,9 @@ def select_float_layers(
 
 
 def _enough(order: Sequence[RankedLayer], share: float) -> int:
-    """Return the smallest number of layers in float, at least one, that leaves at most `share` of the noise of all."""
+    """Return the smallest number of layers in float, at least one, after which at most `share` of the total noise
+    remains.
+    """
     left = total = sum(layer.noise for layer in order)
     if share >= 1 or not 0 < total < math.inf:
         return 1
@@ -207,7 +210,8 @@ def _enough(order: Sequence[RankedLayer], share: float) -> int:
 
 
 def _between(tried: Mapping[int, float]) -> int | None:
-    """Return the size halfway between the best of `tried` and the next larger one, or else the next smaller one.
+    """Return the size halfway between the best of `tried` and the next larger one. If that was tried, use the next
+    smaller one instead.
 
     Return None if fewer than two sizes were tried, if the largest one is the best, or if no size is left between them.
     """
@@ -225,7 +229,7 @@ def _between(tried: Mapping[int, float]) -> int | None:
 
 def affordable(ranking: Ranking, headroom: float) -> tuple[RankedLayer, ...]:
     """Return the longest prefix of the ranking that costs at most `headroom` of the span. It may contain all layers
-    only if they get 8 bits, because all layers in float would be the float model.
+    only if they get 8 bits, because with all layers in float, the model would be the float model.
     """
     limit = ranking.slack * headroom * ranking.costs.span if headroom < math.inf else math.inf
     kept: set[str] = set()
@@ -246,15 +250,16 @@ def rank_by_probing(
     *,
     each: bool = False,
 ) -> Ranking:
-    """Rank layers by noise. Of layers within a factor of about two in noise, the cheapest come first. Costs are
-    multiply-accumulates.
+    """Rank layers by noise. Among layers whose noise differs by less than about a factor of two, the cheapest come
+    first. Costs are multiply-accumulates.
 
     To save measurements, groups of neighbours are measured first. Then the noisiest group is split again and again.
 
     Args:
         macs: multiply-accumulates by layer, in execution order.
-        noise_of: noise power over signal power at the outputs if only these layers are quantized.
-        expired: whether to stop splitting.
+        noise_of: a function that returns noise power over signal power at the outputs if only these layers are
+            quantized.
+        expired: a function that returns whether to stop splitting.
         each: whether to measure each layer by itself, however long that takes.
     """
     names = list(macs)
@@ -287,8 +292,8 @@ def rank_by_probing(
 
 
 def _costliest(kept: Sequence[RankedLayer], costs: LayerCosts) -> list[RankedLayer]:
-    """Return the layers of `kept` in the order of the cost that putting them back into integers saves, the most first.
-    Layers that save nothing are left out.
+    """Return the layers of `kept` that save cost if they are put back into integers. The layer that saves most comes
+    first.
     """
     names = {layer.name for layer in kept}
     saved = {layer.name: costs.further(layer.name, names) for layer in kept}

@@ -18,14 +18,15 @@ Objective = Literal["latency", "throughput", "size", "memory"]
 OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
 DEFAULT_DROP = 0.01
 MET, DOUBTFUL, MISSED = range(3)
-"""The goal is certainly met, is met by figures that are not certain, or is missed."""
+"""How well the goal is met: certainly, only by uncertain figures, or not at all."""
 EQUAL = 0.02
-"""Costs that differ by a smaller share count as equal, and the more accurate candidate wins. A race is too
-short to settle a smaller difference."""
+"""Costs that differ by a smaller share count as equal, and then the more accurate candidate wins. A race is too short
+to settle a smaller difference.
+"""
 BEHIND = 0.1
 """A candidate that takes longer by this share is behind. On a quiet machine, races minutes apart differ by less."""
 SQNR_BEHIND_DB = 6.0
-"""A candidate whose outputs have an SQNR lower by this is less accurate. It is one bit of every value."""
+"""A candidate is less accurate if the SQNR of its outputs is lower by this, which is one bit of every value."""
 _ALL = 1_000_000
 
 
@@ -34,25 +35,26 @@ class Pace:
     """Set how early a search dismisses candidates that are unlikely to win.
 
     Attributes:
-        halvings: rounds that measure accuracy on part of the samples, each on twice as many as the one before.
-        equal: two speeds that differ by this share or less count as equal, and a race need not settle their order.
+        halvings: number of rounds that measure accuracy on part of the samples. Each uses twice as many as the one
+            before.
+        equal: share by which two speeds must differ to count as different. A race need not settle a smaller difference.
         first_races: duration of each of the first races, as a share of the last race's duration.
         behind: a candidate that takes longer by this share is behind.
-        twin: if a file is faster in one engine by this share, it gets calibration methods only there.
+        twin: if a file is faster in one engine by this share, other calibration methods are built only for that engine.
         threads: if one number of threads is faster than all others by this share in onnxruntime's own kernels, a
             plug-in gets that number without a race, because opening a plug-in may take seconds.
         gain: a second candidate must be faster by this share to be recovered in addition to the first.
-        sqnr_db: a candidate is dropped if the SQNR of its outputs is lower by this than that of another one as fast.
-        alike_db: the same for candidates that a plug-in runs about as fast, because each calibration method takes the
-            plug-in seconds to compile.
+        sqnr_db: a candidate is dropped if another one is as fast and the SQNR of its outputs is higher by this.
+        alike_db: the same limit for candidates that a plug-in runs about as fast. It is separate because a plug-in may
+            take seconds to compile each calibration method.
         methods: number of calibration methods tried in a plug-in, and tried for a candidate that recoveries do not
             repair.
         recovered: number of structures that are recovered.
         finalists: number of structures in the last race.
-        hopeless: multiple of the loss allowed. A candidate that loses more, with as many layers in float as it may
-            have, is given up.
+        hopeless: multiple of the allowed loss. If a candidate loses more, even with as many layers in float as it may
+            have, it is given up.
         prunes: whether recoveries that are not needed are removed again.
-        float_sets: largest number of sets of layers in float that are built of one candidate.
+        float_sets: largest number of sets of layers in float for which a candidate is built.
         most_float: largest cost of such a set, as a share of the cost of all layers in float.
     """
 
@@ -101,16 +103,17 @@ EFFORTS: Mapping[Effort, Pace] = {
     "default": Pace(sqnr_db=3.0, recovered=1, hopeless=math.inf, prunes=False, float_sets=8, most_float=0.9),
     "thorough": Pace(hopeless=math.inf, most_float=0.9),
 }
-"""How much work the repair of a poor result may be. "quick" keeps no layers in float, "default" builds a few sets of
-layers in float, and "thorough" compares more of everything. None puts almost all layers in float, because such a model
-is hardly quantized."""
+"""How much work edgeq may do to repair a poor result. "quick" keeps no layers in float, "default" builds a few sets of
+layers in float, and "thorough" compares more of everything. None of them puts almost all layers in float, because such
+a model is hardly quantized.
+"""
 
 
 def check_effort(given: str | None) -> None:
     """Refuse an unknown effort. None is allowed and means no repair.
 
     Raises:
-        UsageError: the effort is unknown; the message lists the known ones.
+        UsageError: the effort is unknown. The message lists the known ones.
     """
     if given is not None and given not in EFFORTS:
         raise UsageError(f"effort is {given!r}", f"It can be {', '.join(EFFORTS)}, or None for the plain build")
@@ -118,16 +121,16 @@ def check_effort(given: str | None) -> None:
 
 @dataclass(frozen=True)
 class Goal(Displayed):
-    """Define the goal: the best candidate by `objective` among those that lose at most `max_drop` and are not slower
-    than float32.
+    """Define the goal of a search: among the candidates that lose at most `max_drop` and are not slower than float32,
+    find the one that is best by `objective`.
 
     Attributes:
         objective: the quantity to optimize.
         max_drop: accuracy that may be lost, as a fraction of the metric's own scale: 0.01 is one point of top-1.
         budget_s: wall-clock seconds; None means no limit.
-        thorough: whether nothing is dismissed early. Then each candidate is assessed on all samples, races go on until
+        thorough: whether to dismiss nothing early. Then each candidate is assessed on all samples, races continue until
             the order is settled, and candidates far behind in SQNR or speed are followed up as well.
-        strict: whether only a candidate that certainly meets the goal is chosen. Otherwise the search chooses the
+        strict: whether to choose only a candidate that certainly meets the goal. Otherwise the search chooses the
             candidate nearest to the goal and names what is in doubt.
     """
 
@@ -152,13 +155,13 @@ class Goal(Displayed):
 
 
 def as_goal(given: Goal | str | None, *, max_drop: float | None = None, budget: str | float | None = None) -> Goal:
-    """Return `given` as a goal. It may be just an objective, such as "size". None is the default goal.
+    """Return `given` as a goal. `given` may be just an objective, such as "size". None means the default goal.
 
     Args:
-        max_drop, budget: replace the goal's own; the budget is in seconds, or text such as "90s" or "10m".
+        max_drop, budget: values that replace the goal's own. The budget is in seconds, or text such as "90s" or "10m".
 
     Raises:
-        UsageError: an unknown objective, a value that is not a goal, or an impossible limit.
+        UsageError: the objective is unknown, a value is not a goal, or a limit is impossible.
     """
     if given is not None and not isinstance(given, Goal | str):
         raise UsageError(
@@ -190,8 +193,8 @@ class Deadline:
     """Track the remaining budget. The clock starts when the object is created.
 
     Args:
-        budget_s: wall-clock seconds; None never ends.
-        clock: returns seconds.
+        budget_s: wall-clock seconds; None means no limit.
+        clock: a function that returns the time in seconds.
     """
 
     def __init__(self, budget_s: float | None, clock: Callable[[], float] = time.monotonic) -> None:
@@ -205,7 +208,7 @@ class Deadline:
         return self._clock() - self._start
 
     def until(self, share: float) -> Deadline:
-        """Return a deadline on the same clock that ends with the first `share` of this budget."""
+        """Return a deadline on the same clock that ends after the first `share` of this budget."""
         part = copy.copy(self)
         part._budget = None if self._budget is None else share * self._budget
         return part
@@ -215,7 +218,7 @@ class Deadline:
         return self._budget is not None and self.elapsed_s >= self._budget
 
     def left_s(self, most: float = float("inf")) -> float:
-        """Return the seconds until the budget is used up: at most `most`, at least 0."""
+        """Return the seconds until the budget is used up, but at least 0 and at most `most`."""
         if self._budget is None:
             return most
         return max(0.0, min(most, self._budget - self.elapsed_s))

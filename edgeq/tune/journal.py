@@ -1,7 +1,7 @@
 """Keep a journal of measurements, so that an interrupted run can resume where it stopped.
 
 The journal is one file of JSON lines: a header that describes the run, then one line for each measurement. A resumed
-run makes the same decisions from the same figures, so it needs nothing but the figures.
+run makes the same decisions from the same figures, so the journal needs only the figures.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Journal:
     """Hold measurements by key, and write each one to the file as soon as it is made."""
 
     def __init__(self, path: Path, settings: Mapping[str, Any], *, resume: bool, force: bool = False) -> None:
-        """Open the journal at `path`: a new one or, with `resume`, the existing one.
+        """Open the journal at `path`. With `resume`, it is an existing journal, otherwise a new one.
 
         Args:
             settings: the plain values that the measurements depend on; a journal with other settings is refused.
@@ -111,8 +111,8 @@ class Journal:
         return self._known[key]
 
     def remember(self, key: str, measure: Callable[[], Any]) -> Any:
-        """Return the measurement under `key`. If the journal lacks it, add the result of `measure` (plain JSON values)
-        first.
+        """Return the measurement under `key`. If it is not in the journal yet, call `measure` and add its result, which
+        must be plain JSON values.
         """
         if key not in self._known:
             value = measure()
@@ -134,7 +134,7 @@ class Journal:
         if not is_journal(self.path):
             raise OutputError(f"{self.path} is not a journal of edgeq's", "Move it, or choose another output")
         content = self.path.read_bytes()
-        # If the run was killed while it wrote a line, that line has no end.
+        # If the run was killed while it wrote a line, that line has no line break.
         whole = content[: content.rfind(b"\n") + 1]
         try:
             found = [parse_json(line, "a line of it") for line in whole.split(b"\n")[:-1]]
@@ -160,8 +160,8 @@ class Journal:
 
 
 def is_journal(path: Path) -> bool:
-    """Return whether `path` is a journal of any version, or the beginning of one that was being written when its run
-    was killed.
+    """Return whether `path` is a journal of any version, or the beginning of a journal whose run was killed while
+    writing it.
     """
     if not is_plain(path):
         return False
@@ -171,7 +171,7 @@ def is_journal(path: Path) -> bool:
 
 
 class JournaledEvaluator:
-    """Make only the measurements that the journal lacks. Rankings of layers are always measured again."""
+    """Make only the measurements that are not in the journal yet. Rankings of layers are always measured again."""
 
     def __init__(self, evaluator: Evaluator, journal: Journal) -> None:
         self._evaluator = evaluator
@@ -182,11 +182,11 @@ class JournaledEvaluator:
         self.rank = evaluator.rank
 
     def build(self, candidate: Candidate) -> Screening:
-        """See `Evaluator.build`. The journal also keeps that a candidate cannot be built."""
+        """See `Evaluator.build`. The journal also records that a candidate cannot be built."""
 
         def measure() -> dict[str, Any]:
-            """Return what building the candidate shows, or why it cannot be built. A board's failure is raised, because
-            it does not concern the candidate.
+            """Return the screening of the candidate, or why it cannot be built. A board's failure is raised, because
+            the candidate did not cause it.
             """
             try:
                 return {"found": plain(self._evaluator.build(candidate))}
@@ -203,7 +203,7 @@ class JournaledEvaluator:
         raise EdgeqError(built.error)
 
     def assess(self, candidates: Sequence[Candidate], samples: int) -> dict[str, Assessment]:
-        """See `Evaluator.assess`. The candidates that the journal lacks are assessed together."""
+        """See `Evaluator.assess`. The candidates that are not in the journal yet are assessed together."""
         keys = {candidate.name: f"assess {samples} {digest(candidate)}" for candidate in candidates}
         lacking = [candidate for candidate in candidates if keys[candidate.name] not in self._journal]
         for name, measured in self._evaluator.assess(lacking, samples).items() if lacking else ():
@@ -211,15 +211,15 @@ class JournaledEvaluator:
         return {name: self._read(self._journal[key], Assessment) for name, key in keys.items()}
 
     def simulate(self, candidate: Candidate, max_drop: float, seconds: float) -> Assessment | None:
-        """See `Evaluator.simulate`. The key is the candidate and the loss allowed."""
+        """See `Evaluator.simulate`. The key is the candidate and the allowed loss."""
         key = f"simulate {max_drop:g} {digest(candidate)}"
         kind: Any = Assessment | None
         found: Assessment | None = self._kept(key, kind, lambda: self._evaluator.simulate(candidate, max_drop, seconds))
         return found
 
     def time(self, runners: Mapping[str, Runner], baseline: str, *, tie: float, seconds: float, rough: bool) -> Race:
-        """See `Evaluator.time`. The key is the names of the runners, what they run, `tie` and `rough`. The journal does
-        not keep a race on a machine that was too busy for a result, so it runs again the next time.
+        """See `Evaluator.time`. The key is the names of the runners, what they run, `tie` and `rough`. If the machine
+        was too busy for a result, the race is not recorded, so a resumed run repeats it.
         """
         raced = {name: [candidate and digest(candidate), threads] for name, (candidate, threads) in runners.items()}
         key = "race " + fingerprint([raced, baseline, tie, rough])
@@ -231,7 +231,7 @@ class JournaledEvaluator:
         return race
 
     def slow_layers(self, candidate: Candidate, float_threads: int) -> tuple[str, ...]:
-        """See `Evaluator.slow_layers`. The key is the candidate and the threads."""
+        """See `Evaluator.slow_layers`. The key is the candidate and both numbers of threads."""
         key = f"slow layers {candidate.threads} {float_threads} {digest(candidate)}"
         return self._kept(key, tuple[str, ...], lambda: self._evaluator.slow_layers(candidate, float_threads))
 
@@ -241,7 +241,7 @@ class JournaledEvaluator:
         return self._kept(key, int, lambda: self._evaluator.memory(candidate, threads))
 
     def _kept(self, key: str, kind: type[T], measure: Callable[[], T]) -> T:
-        """Return the journal's value under `key`. If it has none, add the result of `measure` first."""
+        """Return the journal's value under `key`. If there is none yet, add the result of `measure` first."""
         return self._read(self._journal.remember(key, lambda: plain(measure())), kind)
 
     def _read(self, value: Any, kind: type[T]) -> T:
@@ -249,7 +249,9 @@ class JournaledEvaluator:
 
 
 def digest(candidate: Candidate) -> str:
-    """Return the key of a candidate's measurements, without threads, which change neither content nor accuracy."""
+    """Return the key of a candidate's measurements. It leaves out the threads, which change neither content nor
+    accuracy.
+    """
     content = plain(candidate)
     del content["threads"]
     return fingerprint(content)
@@ -257,7 +259,7 @@ def digest(candidate: Candidate) -> str:
 
 JOURNAL, COLLECTED = "journal.jsonl", "statistics"
 _KIND = "tuning"
-# What is left of statistics if the run was killed while it wrote them.
+# Files that remain if the run was killed while it wrote statistics.
 _LEFT = re.compile(
     rf"\.{COLLECTED}\.[0-9a-f]+\.partial/"
     rf"(?:placing\.json(?:\.draft)?|(?:new|old)/(?:{COLLECTED}/(?:statistics\.(?:json|npz))?)?)?"
@@ -270,11 +272,10 @@ def folder_of(output: Path) -> Path:
 
 
 def check_folder(output: Path, inputs: Iterable[Path]) -> None:
-    """Check the folder next to `output`. Refuse it if an earlier run did not write it, if it is in use, or if it
-    contains an input.
+    """Check the folder next to `output`.
 
     Raises:
-        OutputError: the folder is refused.
+        OutputError: an earlier run did not write the folder, another run is using it, or it contains an input.
     """
     folder = folder_of(output)
     check_apart(folder, inputs)
@@ -285,7 +286,7 @@ def check_folder(output: Path, inputs: Iterable[Path]) -> None:
 
 @contextmanager
 def claimed(folder: Path) -> Iterator[None]:
-    """Create the folder or take that of an earlier run, mark it as edgeq's, and keep other runs out.
+    """Create the folder or use an earlier run's, mark it as edgeq's, and keep other runs out.
 
     Raises:
         OutputError: the folder is not edgeq's, or another run is using it.
@@ -299,8 +300,8 @@ def claimed(folder: Path) -> Iterator[None]:
 
 
 def _only_run(folder: Path) -> AbstractContextManager[None]:
-    """Return the lock of a run. It locks the marker, because the lock of the folder itself is only for the moments in
-    which files are moved in it.
+    """Return the lock of a run. It locks the marker file, because the folder's own lock is only held while files are
+    moved into the folder.
     """
     return alone_in(folder / MARKER, busy=f"another run is at work in {shown(folder)}")
 
@@ -347,4 +348,4 @@ def _judge(folder: Path) -> Judge | None:
 
 
 TUNING = Ownership("folder of an earlier tuning run", _judge)
-"""The folder contains a marker, a journal and statistics, each in edgeq's form. Each of them identifies it."""
+"""The folder contains a marker, a journal and statistics, each in edgeq's form. Any one of them identifies it."""

@@ -1,9 +1,9 @@
-"""Judge accuracy by successive halving: all candidates on few samples, the last ones on all. Then race the best that
-qualify, choose one, and give the reason for each of the others.
+"""Judge accuracy by successive halving: all candidates on few samples, the last ones on all samples. Then time the best
+that qualify against each other, choose one, and give the reason for each of the others.
 
-A simulator of the target takes a thousand times as long as this machine's kernels, so the search runs the file in these
-kernels. Normally the two differ only by roundings. If they differ by more, only the simulator shows it. So each
-candidate that is about to be chosen runs in the simulator as well, and the simulator's figure replaces the other.
+A simulator of the target takes a thousand times as long as this machine's kernels, so the search runs the file in this
+machine's kernels. Normally the results differ only by roundings. If they differ by more, only the simulator shows it.
+So each candidate that is about to be chosen also runs in the simulator, and the simulator's figure replaces the other.
 """
 
 from __future__ import annotations
@@ -43,25 +43,26 @@ _SUPERLATIVES = {
 
 
 def rungs(trials: Trials) -> tuple[int, ...]:
-    """Return the number of samples in each round: an eighth, a quarter, a half, all. Only the last may be below 32."""
+    """Return the number of samples in each round: an eighth, a quarter, a half, all. Only the last number may be below
+    32.
+    """
     total = trials.evaluator.total
     sizes = (total >> k for k in range(trials.pace.halvings, 0, -1))
     return (*(n for n in sizes if n >= FEWEST_SAMPLES), total)
 
 
 def halve(trials: Trials) -> None:
-    """Assess the candidates that are in the run on more and more samples, and drop those that cannot win on the way.
+    """Assess the candidates in the run on more and more samples, and drop those that cannot win after each round.
 
     Two kinds of candidates cannot win: those that, with 97.5 % certainty, will not keep the accuracy on all samples,
-    and, after each round, the less accurate half of each structure. Afterwards every trial in the run has been measured
-    on all samples.
+    and the less accurate half of each structure. Afterwards every trial in the run has been measured on all samples.
     """
     deadline, total = trials.deadline, trials.evaluator.total
     seen, each_s = 0, 0.0  # samples so far; seconds per sample and candidate
     for samples in rungs(trials):
         best, needed_s = trials.promising(), each_s * (samples - seen)
         if needed_s * len(best) > deadline.left_s() or deadline.passed():
-            # Measure the most promising candidate in full all the same: any result is better than none.
+            # Measure at least the most promising candidate in full: any result is better than none.
             affordable = max(1, int(deadline.left_s() / needed_s)) if needed_s else 1
             for trial in best[affordable:]:
                 trials.eliminate(trial.name, "the budget ran out before it was measured in full")
@@ -88,15 +89,15 @@ def halve(trials: Trials) -> None:
 
 
 def build_and_assess(trials: Trials, candidate: Candidate, stage: Stage, parent: str) -> Trial:
-    """Build one candidate and assess it on more and more samples while it may still meet the goal. If it meets the goal
-    on this machine's kernels, assess it in the simulator as well.
+    """Build one candidate and assess it on more and more samples, as long as it may still meet the goal. If it meets
+    the goal on this machine's kernels, also assess it in the simulator.
     """
     if not build(trials, candidate, stage, parent):
         return trials[candidate.name]
     for samples in rungs(trials):
         found = trials.evaluator.assess([candidate], samples)[candidate.name]
         trials.update(candidate.name, assessment=found)
-        # not earlier: candidates that fall short are compared by their loss as well
+        # Do not stop earlier, because candidates that fall short are also compared by their loss.
         if found.low > trials.goal.max_drop:
             break
     _mark_shortfall(trials, trials[candidate.name])
@@ -105,7 +106,7 @@ def build_and_assess(trials: Trials, candidate: Candidate, stage: Stage, parent:
 
 
 def _mark_shortfall(trials: Trials, trial: Trial) -> None:
-    """Mark a trial that loses too much on all samples, or that certainly would after fewer samples."""
+    """Mark a trial that loses too much on all samples, or that would certainly do so after fewer samples."""
     found, most = trial.assessment, trials.goal.max_drop
     assert found is not None
     if not found.complete:
@@ -115,7 +116,7 @@ def _mark_shortfall(trials: Trials, trial: Trial) -> None:
 
 
 def _note_best(trials: Trials) -> None:
-    """Show one line on the candidate that leads now, if the line has changed."""
+    """Show one line on the leading candidate, if the line has changed."""
     leading = next(iter(trials.qualified() or trials.promising()), None)
     if leading is None or leading.assessment is None:
         return
@@ -148,8 +149,8 @@ def confirm(trials: Trials) -> None:
 
 
 def in_simulation(trials: Trials, trial: Trial) -> Trial:
-    """Return `trial` with the simulator's figure, if there is a simulator and the trial keeps the accuracy on this
-    machine's kernels.
+    """Return `trial` with the simulator's figure. If there is no simulator, or if the trial loses too much on this
+    machine's kernels, return it unchanged.
     """
     if trial.simulated is not None or not trials.meets(trial):
         return trial
@@ -171,9 +172,10 @@ def in_simulation(trials: Trials, trial: Trial) -> Trial:
 
 
 def _surer(trials: Trials, found: Assessment) -> Trial | None:
-    """Return a trial that keeps the accuracy in the simulator on more samples than `found`, which the end of the budget
-    may have cut short. If `found` is not certain, its few samples may have been lucky. Return None if it is certain, or
-    if there is no such trial.
+    """Return a trial that keeps the accuracy in the simulator on more samples than `found`.
+
+    The end of the budget may have cut `found` short, and its few samples may have been lucky. Return None if `found` is
+    certain, or if there is no trial with more samples.
     """
     if found.high <= trials.goal.max_drop:
         return None
@@ -181,16 +183,17 @@ def _surer(trials: Trials, found: Assessment) -> Trial | None:
 
 
 def decide(trials: Trials, threads: Sequence[int]) -> None:
-    """Race the best candidates that qualify, and choose one. If none of them is fast enough, or an earlier race shows
-    others ahead of the leader, race the next best against those that are left.
+    """Time the best candidates that qualify against each other, and choose one. Repeat this with the next best if none
+    of them is fast enough, or if others were faster than the leader in an earlier race.
 
-    The threads are chosen again before each race, because this machine's processors may share cores differently by now.
+    The threads are chosen again before each race, because this machine's processors may share cores differently by
+    then.
     """
     confirm(trials)
     known: set[str] = set()  # Structures that were in a last race. Each further race adds others, so the loop ends.
     while finalists := _finalists(trials, known):
         seconds = trials.deadline.left_s(RACE_S)
-        # All that qualify get these threads, because speeds with other threads cannot be compared with this race's.
+        # All that qualify get these threads, because speeds with other threads cannot be compared with this race.
         remaining = [t for t in trials.qualified() if t.name not in {f.name for f in finalists}]
         choose_threads(trials, [*finalists, *remaining], threads, seconds / 3, "last")
         finalists = [trials[trial.name] for trial in finalists]
@@ -208,8 +211,8 @@ def decide(trials: Trials, threads: Sequence[int]) -> None:
 
 
 def _time_nearest(trials: Trials) -> None:
-    """If nothing is chosen, time the candidate that loses least, unless it has been timed. The report then can name
-    what the goal would need.
+    """If nothing is chosen, time the candidate that loses least, unless it has been timed. Then the report can name
+    what would be needed to meet the goal.
     """
     measured = [t for t in trials if t.candidate.quantized and t.assessment is not None and t.assessment.complete]
     near = min(measured, key=lambda t: t.loss, default=None)
@@ -218,9 +221,12 @@ def _time_nearest(trials: Trials) -> None:
 
 
 def _finalists(trials: Trials, known: Collection[str]) -> list[Trial]:
-    """Return the finalists: the most accurate trial of each structure that qualifies. All structures in `known`, which
-    were in an earlier last race, are included. Of the others, the cheapest few that are not behind are included, and
-    all that were never timed.
+    """Return the finalists: for some of the structures that qualify, the most accurate trial. These structures are
+    included:
+
+    - all structures in `known`, which were in an earlier last race
+    - the cheapest few of the others that are not behind
+    - all structures that were never timed
     """
     best = [trials.timed(group[0]) for group in by_structure(sorted(trials.qualified(), key=lambda t: t.accuracy_key))]
     if trials.objective == "memory":
@@ -237,8 +243,8 @@ def _finalists(trials: Trials, known: Collection[str]) -> list[Trial]:
 
 
 def _choose(trials: Trials, ranked: Sequence[Trial]) -> None:
-    """Choose the most accurate of the cheapest of `ranked`, which are sorted by cost. The other candidates that qualify
-    cost more.
+    """Choose the most accurate of the cheapest trials in `ranked`, which is sorted by cost. All other trials that
+    qualify cost more than these.
     """
     cheapest = [t for t in ranked if not trials.cheaper(ranked[0], t)]
     winner = min(cheapest, key=lambda t: t.accuracy_key)
@@ -252,7 +258,7 @@ def _choose(trials: Trials, ranked: Sequence[Trial]) -> None:
 
 
 def _why_not(trials: Trials, trial: Trial, winner: Trial, cheapest: Sequence[Trial]) -> str:
-    """Write why `winner` was chosen instead of `trial`, which qualifies as well."""
+    """Write why `winner` was chosen instead of `trial`, which also qualifies."""
     if trial.structure == winner.structure:
         return f"as fast as {winner.name}, {less_accurate(trial, winner)}"
     if trial in cheapest:
@@ -265,9 +271,11 @@ def _why_not(trials: Trials, trial: Trial, winner: Trial, cheapest: Sequence[Tri
 
 
 def fall_back(trials: Trials, winner: Trial | None) -> str:
-    """Return the name of the candidate that runs if the plug-in of `winner` is missing, preferably the same file in
-    onnxruntime's own kernels. Return "" if the winner needs no plug-in, or if only float32 remains. Candidates that
-    were dropped for a faster engine are measured now.
+    """Return the name of the candidate that runs if the plug-in of `winner` is missing. Preferably, it is the same file
+    in onnxruntime's own kernels.
+
+    Return "" if the winner needs no plug-in, or if only float32 remains. Candidates that were dropped in favour of a
+    faster engine are measured now.
     """
     choice = winner.candidate.engine if winner is not None else None
     if winner is None or choice is None:

@@ -1,14 +1,17 @@
-"""Repair a poor build: try changes that cost nothing first and changes that cost speed last, until the result is right
-or nothing is left to try.
+"""Repair a poor build. Changes that cost nothing are tried first, changes that cost speed last, until the result is
+good enough or nothing is left to try.
 
-The steps are those of the search (`edgeq.tune.search`), with speed counted in multiply-accumulates instead of timed, so
-they are the same on every machine and for every target. They are other range methods of the same statistics,
-recoveries, ranges measured at run time or weights in blocks (if products dominate), and as few layers in float, or
-tensors in 16 bits, as necessary.
+The steps are those of the search (`edgeq.tune.search`), but speed is counted in multiply-accumulates, not timed. So the
+steps are the same on every machine and for every target:
 
-A build is right if it loses no more than is allowed. With labels, the loss is the loss to expect on other samples.
-Without labels, it is the power of the noise over that of the signal in the worst output, or the worst slice of one. One
-point is 20 dB then.
+- other range methods of the same statistics
+- recoveries
+- ranges measured at run time, or weights in blocks, if products dominate
+- as few layers in float, or tensors in 16 bits, as necessary
+
+A build is good enough if it loses no more than is allowed. With labels, the loss is the loss to expect on other
+samples. Without labels, it is noise power over signal power in the worst output, or in the worst slice of an output. A
+loss of one point then means 20 dB.
 """
 
 from __future__ import annotations
@@ -41,13 +44,14 @@ from edgeq.tune.space import WORTH_A_TRY, Candidate, product_share, sequence_can
 from edgeq.tune.trials import Outcome, Trial, allowed, loses
 
 PLAIN = "the plain build"
-# Largest number of multiply-accumulates for one pass over the calibration samples, and over the validation samples.
+# Largest number of multiply-accumulates for one pass over the calibration samples, and for one over the validation
+# samples.
 _CALIBRATED_MACS, _JUDGED_MACS = 20_000_000_000, 200_000_000_000
 _LEAST_SAMPLES = 32
 _SPARED = {"exclude": "nodes in float", "wide": "tensors in 16 bits", "eight_bit": "products in 8 bits"}
-# Share of the loss allowed: losses that differ by less are alike.
+# Share of the allowed loss. Losses that differ by less are considered equal.
 _ALIKE = 0.25
-# Rows of products have a few wide channels, which leave few levels to the others.
+# The inputs of products often have a few wide channels, which leave few levels to the others.
 _SMOOTHED = (SmoothQuant.name, WeightRounding.name)
 _TAILS = "percentile"
 _BLOCKS = "weight-only 8 bits"
@@ -64,13 +68,13 @@ def climb(
     chosen: Collection[str] = (),
     engine: EngineChoice | None = None,
 ) -> tuple[Built | None, Repair | None]:
-    """Find and build a replacement for the plain build by `scheme`, at `destination`. Return it with a record of what
-    was tried.
+    """Find a replacement for the plain build of `scheme`, and build it at `destination`. Return it with a record of
+    what was tried.
 
     Args:
-        max_drop: loss that is allowed, as a fraction.
+        max_drop: the allowed loss, as a fraction.
         chosen: fields of the scheme that the user has set; they stay as they are.
-        engine: the engine that runs the build; None is onnxruntime's own kernels.
+        engine: the engine that runs the build; None means onnxruntime's own kernels.
 
     Returns:
         (the build, or None if the plain build is the best; the record, or None if the plain build loses no more than is
@@ -82,7 +86,7 @@ def climb(
     progress, pace = job.progress, EFFORTS[effort]
     if effort != "thorough":
         job = _bounded(job)
-    # Next to the prepared model: an artifact may refer to files there until the job ends.
+    # The folder is next to the prepared model, because an artifact may refer to files there until the job ends.
     workdir = Path(tempfile.mkdtemp(prefix="ladder-", dir=job.folder))
     plain = with_scheme(Candidate("", scheme, engine=engine), scheme)
     with Engines(keep=True) as engines:
@@ -130,8 +134,8 @@ def climb(
 
 
 def _bounded(job: Job) -> Job:
-    """Return the job with fewer samples, spread over all: as many as a repair can use in the time of about three
-    builds.
+    """Return the job with fewer samples, spread evenly over all samples. It has as many as a repair can use in the time
+    of about three builds.
     """
     macs = max(1, sum(node_macs(job.prepared.model).values()))
     calibration = job.calibration
@@ -147,9 +151,7 @@ def _searched(profile: Profile, chosen: Collection[str]) -> Profile:
 
 
 def _others(job: Job, target: Target, scheme: Scheme, chosen: Collection[str], effort: Effort) -> Iterator[Candidate]:
-    """Yield further candidates for a model in which products dominate, unless the user has set the mode of
-    quantization.
-    """
+    """Yield further candidates for a model in which products dominate, unless the user has set the scheme's mode."""
     if scheme.mode != "static" or "mode" in chosen or product_share(job.prepared.model) < WORTH_A_TRY:
         return
     smoothed = tuple(name for name in _SMOOTHED if name not in ineffective(target))
@@ -170,8 +172,8 @@ def _others(job: Job, target: Target, scheme: Scheme, chosen: Collection[str], e
 
 
 def _nearest(outcome: Outcome, evaluator: LocalEvaluator, max_drop: float) -> Trial | None:
-    """Return the trial that loses least, measured on all samples. Of trials that lose about as little, return the one
-    with the most in int8. Return None if nothing was built.
+    """Return the trial that loses least, measured on all samples. If several lose about as little, return the one with
+    the most in int8. Return None if nothing was built.
     """
     built = [trial for trial in outcome.trials if trial.assessment is not None]
     if not built:

@@ -1,4 +1,4 @@
-"""Evaluate on this machine: the target's backend builds, ONNX Runtime runs."""
+"""Evaluate candidates on this machine: the target's backend builds them, and ONNX Runtime runs them."""
 
 from __future__ import annotations
 
@@ -46,41 +46,43 @@ from edgeq.tune.trials import Race, Runner
 from edgeq.util.display import SILENT, Progress
 from edgeq.util.records import plain
 
-# A simulated candidate runs at most this many times the samples of a proof, which takes some minutes.
+# A simulated candidate runs at most this many times the samples of a proof. That takes some minutes.
 _SIMULATIONS = 4
 _BATCH = 8
-# Multiplied by the factor that `Assessment.bound` puts on the doubt, this is one standard error.
+# `Assessment.bound` multiplies the doubt by a factor. This value times that factor is one standard error.
 _LUCK = 0.55
 _LEAST_SQNR_DB = -200.0
 # Kernels that only round differently lose almost no decibels. Kernels that saturate lose several.
 _LOSS_DB = 3.0
-# With more runners than this, a race is rough as well, because the best of them race again.
+# With more runners than this, a race is also rough, because the best of them are timed again.
 _RUNNERS_IN_SESSIONS, _SESSIONS_ROUGHLY = 8, 3
-# Short bursts, because the number of rounds is what distinguishes runners.
+# Bursts are short, because the number of rounds decides how well a race distinguishes runners.
 _BURSTS = Bursts(0.025, 0.006)
-# Two rounds of each session. If a race only decides what to look at next, not each of its comparisons must be right.
+# At least two rounds for each session. If a race only decides what to examine next, some of its comparisons may be
+# wrong.
 _SURE: dict[str, float] = {"confidence": 0.95, "min_rounds": 12}
 _ROUGHLY_SURE: dict[str, float] = {"confidence": 0.5, "min_rounds": 8}
-# Share of float32's time that a layer must lose in integers to be considered: smaller losses are noise of the profiler.
+# Minimum loss of time in integers for a layer to be considered, as a share of float32's time. Smaller losses are noise
+# of the profiler.
 _LEAST_LOST = 0.002
 
 
 class LocalEvaluator:
-    """Measure on this machine: see `edgeq.tune.trials.Evaluator`.
+    """Measure candidates on this machine: see `edgeq.tune.trials.Evaluator`.
 
     Args:
-        workdir: folder for models, samples and outputs; it must exist as long as the evaluator.
+        workdir: folder for models, samples and outputs. It must exist as long as the evaluator is in use.
         task: what to measure by labels; None measures agreement with float32.
         counts: whether speed is counted, because the target's kernels do not run here. Then artifacts run in
-            simulation, and losses are those on the validation samples alone, as the proof reports them. If there are
-            labels and recoveries can edit what ships, losses are at least those to expect on other samples.
-        repairs: whether a poor build is repaired. Then losses are those to expect on other samples or, without labels,
-            noise. Layers are ranked by tensors alone, and slow recoveries come last. A file that the target's
+            simulation, and losses are measured on the validation samples alone, as the proof reports them. If there are
+            labels, and if recoveries can edit what ships, a loss is at least the loss to expect on other samples.
+        repairs: whether a poor build is repaired. Then a loss is the loss to expect on other samples or, without
+            labels, noise. Layers are ranked by tensors alone, and slow recoveries come last. A file that the target's
             onnxruntime cannot run is not a candidate.
         batched: whether to time batches of 8, for throughput, if the model's first axis is free.
         memory: bytes of samples and float32 outputs to keep in memory.
-        engines: opens sessions of plug-ins; needed if candidates name one.
-        clock: measures latencies; default: on this machine.
+        engines: opens sessions of plug-ins. It is needed if candidates name a plug-in.
+        clock: measures latencies; by default, on this machine.
 
     Attributes:
         builder: builds candidates.
@@ -105,8 +107,8 @@ class LocalEvaluator:
         self.counts, self._repairs = counts, repairs
         self._batched = batched
         self._editable = not counts or backend_named(target.backend).recoverable
-        # If there is one file to judge, the figure that its proof reports counts. If there are many candidates, some
-        # are lucky, so the loss to expect counts.
+        # With only one file to judge, use the figure that its proof reports. Among many candidates, some are lucky, so
+        # use the loss to expect.
         seen_only = counts and not (self._editable and task is not None)
         held: Held = "seen" if seen_only else "expected"
         if repairs:
@@ -132,7 +134,7 @@ class LocalEvaluator:
         self._shares: dict[str, float] = {}
 
     def built(self, candidate: Candidate) -> Built:
-        """Return the build of `candidate`. The first call builds the file, which serves all engines."""
+        """Return the build of `candidate`. The first call builds the file. All engines use the same file."""
         file = digest(candidate.replace(name="", engine=None))
         if file not in self._built:
             folder = Path(tempfile.mkdtemp(prefix="candidate-", dir=self._workdir))
@@ -141,8 +143,8 @@ class LocalEvaluator:
         return replace(built, artifact=built.artifact.in_engine(candidate.engine)) if candidate.engine else built
 
     def build(self, candidate: Candidate) -> Screening:
-        """See `Evaluator.build`. Outputs are compared on 8 samples. What runs in int8 is measured once for each
-        structure.
+        """See `Evaluator.build`. Outputs are compared on 8 samples. The share that runs in int8 is measured once for
+        each structure.
         """
         start = time.perf_counter()
         artifact = self.built(candidate).artifact
@@ -172,7 +174,7 @@ class LocalEvaluator:
         )
 
     def assess(self, candidates: Sequence[Candidate], samples: int) -> dict[str, Assessment]:
-        """See `Evaluator.assess`. A candidate does not run again the samples that it has run before."""
+        """See `Evaluator.assess`. A candidate never runs a sample twice."""
         found = {}
         with self._progress.stage(f"accuracy on {samples} samples", samples * len(candidates)) as advance:
             if self._shared is not None and self._job.workers is not None:
@@ -189,8 +191,8 @@ class LocalEvaluator:
         return found
 
     def simulate(self, candidate: Candidate, max_drop: float, seconds: float) -> Assessment | None:
-        """See `Evaluator.simulate`. The number of samples doubles, for some minutes at most, until it is 95 % certain
-        on which side of `max_drop` the loss on all samples would be.
+        """See `Evaluator.simulate`. The number of samples doubles until it is 95 % certain whether the loss on all
+        samples would be above or below `max_drop`. This takes at most some minutes.
         """
         artifact, deadline = self.built(candidate).artifact, Deadline(seconds)
         count = simulated_count(self._job.prepared, artifact)
@@ -206,7 +208,7 @@ class LocalEvaluator:
                 found = self._expected(found)
                 decided = abs(found.bound - max_drop) > reach
                 after, count = count, min(most, 2 * count)
-                # The next step takes as long as all steps so far.
+                # The next step would take as long as all steps so far.
                 if decided or count == after or deadline.left_s() < deadline.elapsed_s:
                     return found
 
@@ -215,7 +217,7 @@ class LocalEvaluator:
         return Subset(self._job.validation, self._accuracy.samples.first(count))
 
     def time(self, runners: Mapping[str, Runner], baseline: str, *, tie: float, seconds: float, rough: bool) -> Race:
-        """See `Evaluator.time`. Small models run in several sessions each, in bursts that take turns."""
+        """See `Evaluator.time`. Small models run in several sessions each, in short bursts that take turns."""
         batch, feed = self._feed()
         few = len(runners) <= _RUNNERS_IN_SESSIONS and not rough
         count = min(sessions_to_time(self._job.prepared.path), FEWEST_SESSIONS if few else _SESSIONS_ROUGHLY)
@@ -246,9 +248,10 @@ class LocalEvaluator:
         return self._accuracy.float_metrics()
 
     def recovery_groups(self) -> tuple[tuple[str, ...], ...]:
-        """See `Evaluator.recovery_groups`. Only recoveries that affect what is built for the target are named. None are
-        named without calibration samples. None are named either if a simulated artifact is not a Q/DQ model, unless it
-        is to be repaired.
+        """See `Evaluator.recovery_groups`. The groups contain only recoveries that affect what is built for the target.
+
+        There are no groups without calibration samples. Unless the artifact is to be repaired, there are also none if
+        it is simulated and is not a Q/DQ model.
         """
         if self._job.calibration is None or not (self._editable or self._repairs):
             return ()
@@ -262,10 +265,11 @@ class LocalEvaluator:
         return self._ranker.rank(candidate, self.built(candidate), headroom=headroom, seconds=seconds)
 
     def _expected(self, found: Assessment) -> Assessment:
-        """Return the assessment whose bound is compared with the loss allowed. If speed is counted, its bound is the
-        loss to expect, not the largest likely loss. A repair takes the first candidate that is good enough, which is
-        often merely lucky. So its bound is one standard error higher, unless the loss to expect comes from more than
-        labels.
+        """Return the assessment whose bound is compared with the allowed loss.
+
+        If speed is counted, the bound is the loss to expect, not the largest likely loss. A repair takes the first
+        candidate that is good enough, and such a candidate is often merely lucky. So for a repair, the bound is one
+        standard error higher, unless the loss to expect comes from more than labels.
         """
         doubt = _LUCK * found.doubt if self._repairs and found.disagreement is None else 0.0
         return replace(found, doubt=doubt) if self.counts else found
@@ -281,7 +285,7 @@ class LocalEvaluator:
         return artifact.model, artifact.settings(threads=threads)
 
     def _feed(self) -> tuple[int, dict[str, Any]]:
-        """Return the number of samples in a timed query, and its inputs by name."""
+        """Return the number of samples in a timed query, and the query's inputs by name."""
         inputs = dict(self._accuracy.samples[0].inputs)
         shapes = {spec.name: spec.shape or () for spec in self._job.prepared.signature.inputs}
         free = all(shapes[name] and not isinstance(shapes[name][0], int) for name in inputs)
@@ -290,7 +294,7 @@ class LocalEvaluator:
         return _BATCH, {name: np.repeat(array, _BATCH, axis=0) for name, array in inputs.items()}
 
     def _digested(self, artifact: Artifact) -> tuple[str, str]:
-        """Return digests of an artifact's structure and of its content, which do not depend on the engine."""
+        """Return digests of an artifact's structure and of its content. They do not depend on the engine."""
         key = f"{artifact.proof_model} {sorted(artifact.session_options.items())}"
         if key not in self._digests:
             file = artifact.proof_model, artifact.session_options
@@ -321,16 +325,18 @@ class LocalEvaluator:
 
 
 def _together(candidate: Candidate) -> bool:
-    """Return whether samples may run together. Other candidates would measure ranges over all of them at once."""
+    """Return whether samples may run in one batch. They may not if ranges are measured at run time, because one range
+    would then cover the whole batch.
+    """
     return not candidate.quantized or (candidate.scheme.mode == "static" and not candidate.builder)
 
 
 def _check_answers(here: Agreement, there: Agreement) -> None:
-    """Refuse a candidate whose outputs on another machine follow float32 clearly worse than here, because the accuracy
-    that is measured here would not be reached there.
+    """Refuse a candidate whose outputs follow float32 clearly worse on another machine than on this one, because that
+    machine would not reach the accuracy measured here.
 
     Raises:
-        CheckFailedError: the message contains both figures.
+        CheckFailedError: the outputs are clearly worse. The message contains both figures.
     """
     if any(output.nonfinite for output in there.outputs) or there.sqnr_db < here.sqnr_db - _LOSS_DB:
         raise CheckFailedError(
@@ -339,10 +345,10 @@ def _check_answers(here: Agreement, there: Agreement) -> None:
 
 
 def race_of(ranking: Ranking, baseline: str, *, batch: int) -> Race:
-    """Return a race with the latencies of `ranking`, in milliseconds, and with claims against the baseline.
+    """Return a `Race` with the latencies of `ranking`, in milliseconds, and with claims against the baseline.
 
     Args:
-        batch: samples in a query.
+        batch: number of samples in a query.
     """
     whole = ranking.distributions
     measured = {name: distribution.undisturbed() for name, distribution in whole.items()}
@@ -367,7 +373,7 @@ def slow_layers(
     backend: str = "",
     opener: Callable[[Path, SessionSettings], Any] = open_session,
 ) -> tuple[str, ...]:
-    """Name the layers of `artifact` that take longer than in `prepared`, its float model, the worst first.
+    """Name the layers of `artifact` that take longer than in its float model, `prepared`. The worst come first.
 
     Args:
         feed: the inputs of one query.
@@ -390,7 +396,7 @@ def slow_layers(
 def slower_in_integers(
     names: Sequence[str], float_us: Mapping[str, float], int8_us: Mapping[str, float]
 ) -> tuple[str, ...]:
-    """Return the layers of `names` that take longer in integers, sorted by the time that they lose, the most first.
+    """Return the layers of `names` that take longer in integers. The layer that loses most time comes first.
 
     Args:
         float_us, int8_us: microseconds by layer in each model; layers that are not in both are left out.

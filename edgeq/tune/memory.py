@@ -2,9 +2,9 @@
 layers.
 
 A finished run leaves evidence: the winner, its speed, and the kinds of operators in the model's arithmetic. A run on a
-similar model begins with a narrowed search: the kernels, the engine and the calibration methods that won before, in
-addition to the profile's own choice. All of this is measured as usual. If the winner is not about as fast as the
-evidence promises, or nothing keeps the accuracy, the whole search follows. It does not repeat measurements.
+similar model begins with a narrowed search: the kernels, the engine and the calibration methods that won before, and
+the profile's own choice. All of them are measured as usual. If the winner is not about as fast as the evidence
+promises, or nothing keeps the accuracy, edgeq searches the whole space. It does not repeat measurements.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from edgeq.util.registry import user_folder
 
 SCHEMA = "edgeq.tuning-memory/1"
 FILE = "tuning-memory.json"
-# Least share of the multiply-accumulates that two similar models spend in the same kinds of layers. For MobileNet v1
-# and v2, the share is 0.95.
+# Two models are similar if at least this share of their multiply-accumulates is in the same kinds of layers. For
+# MobileNet v1 and v2, the share is 0.95.
 _ALIKE = 0.8
 _MOST_USED, _MOST_KEPT, _MOST_BYTES = 3, 200, 2**20
 # The settings of a run (`edgeq.tune.record.settings_of`) that describe the machine, the versions and the goal.
@@ -53,9 +53,9 @@ class Evidence:
         setting: digest of the machine, the versions and the objective.
         operators: share of the multiply-accumulates by kind of layer.
         scheme: the winner's scheme, without the names of its layers.
-        builder, recoveries, engine: those of the winner, as in `Candidate`.
+        builder, recoveries, engine: the winner's values, as in `Candidate`.
         speedup: estimated speed, relative to float32's best.
-        max_drop: loss that was allowed. Under a stricter goal, a slower candidate would win.
+        max_drop: the allowed loss. Under a stricter goal, a slower candidate would win.
     """
 
     model: str
@@ -83,7 +83,7 @@ class _Kept:
 @dataclass(frozen=True)
 class Space:
     """Describe where a search begins: its candidates, the most promising first, the profile with its search table, and
-    the engines that are raced.
+    the engines to time.
     """
 
     candidates: tuple[Candidate, ...]
@@ -98,9 +98,9 @@ class Memory:
     Attributes:
         path: the file; None if nothing is to be remembered.
         setting: digest of the machine, the versions and the objective.
-        max_drop: loss that is allowed.
+        max_drop: the allowed loss.
         operators: share of the multiply-accumulates by kind of layer.
-        evidence: evidence of models like this one, the most similar first.
+        evidence: evidence of similar models, the most similar first.
         digest: digest of the prepared model.
     """
 
@@ -112,8 +112,8 @@ class Memory:
     digest: str = ""
 
     def narrowed(self, space: Space) -> Space | None:
-        """Return the part of `space` that won before, and its first candidate. Return None if there is no such
-        evidence, or if there is nothing to leave out.
+        """Return the part of `space` that won before, with the first candidate of `space`. Return None if there is no
+        evidence for any part, or if nothing would be left out.
         """
         won = [
             c
@@ -140,14 +140,14 @@ class Memory:
 
     def unmeasured(self, outcome: Outcome) -> str:
         """Return why a narrowed search could neither confirm nor refute the evidence: a candidate keeps the accuracy,
-        but its speed cannot be claimed. Return "" if all such speeds can be claimed.
+        but its speed cannot be claimed. Return "" if the speeds of all such candidates can be claimed.
         """
         judged = ((t, t.judged) for t in outcome.trials)
         return unmeasured(*(t for t, a in judged if a is not None and a.complete and a.bound <= self.max_drop))
 
     def claimed_before(self, outcome: Outcome) -> Outcome:
-        """Return `outcome` with the speed that an earlier run claimed for the same kernels of the same model in the
-        same engine. If this run claims a speed for its choice, return `outcome` unchanged.
+        """Return `outcome` with the speed that an earlier run claimed, if that run used the same kernels of the same
+        model in the same engine. If this run can claim a speed for its choice, return `outcome` unchanged.
         """
         winner = outcome.winner
         if winner is None or winner.verdict != UNKNOWN:
@@ -159,9 +159,10 @@ class Memory:
         return replace(outcome, earlier=next(found, None))
 
     def remember(self, model: str, digest: str, outcome: Outcome, progress: Progress) -> None:
-        """Add the winner of a run to the file, and replace earlier evidence of the same model and goal. A run that its
-        budget cut short is not evidence, because it may not have tried something better. A winner that does not surely
-        meet the goal is not evidence either.
+        """Add the winner of a run to the file, and replace earlier evidence for the same model and goal.
+
+        If the budget cut the run short, it is not evidence, because it may not have tried something better. A winner
+        that does not certainly meet the goal is not evidence either.
         """
         winner = outcome.winner
         if self.path is None or winner is None or outcome.out_of_time or _speedup(winner) <= 1:
@@ -184,7 +185,7 @@ class Memory:
         )
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            # If two runs end in the same moment, one of them is forgotten.
+            # If two runs end at the same moment, the evidence of one is lost.
             same = (digest, self.setting, self.max_drop)
             known = [e for e in _read(self.path, progress) if (e.digest, e.setting, e.max_drop) != same]
             kept = _Kept(evidence=(*known[1 - _MOST_KEPT :], new))
@@ -195,7 +196,7 @@ class Memory:
 
 
 def memory_file() -> Path | None:
-    """Return the file that keeps the evidence of this user's runs; None for a user without a home."""
+    """Return the file that keeps the evidence of this user's runs; None for a user without a home folder."""
     folder = user_folder("state")
     return folder / FILE if folder is not None else None
 
@@ -203,12 +204,12 @@ def memory_file() -> Path | None:
 def recall(
     path: Path | None, model: ir.Model, settings: Mapping[str, Any], max_drop: float, progress: Progress
 ) -> Memory:
-    """Return the evidence of models like `model`.
+    """Return the evidence of models similar to `model`.
 
     Args:
         path: the file; None if nothing is to be remembered.
         settings: settings of the run, from `edgeq.tune.record.settings_of`.
-        max_drop: loss that is allowed; evidence of runs that allowed less is left out.
+        max_drop: the allowed loss; evidence of runs that allowed less is left out.
     """
     setting = fingerprint({key: settings.get(key) for key in _SETTING})
     operators = layer_kinds(model)
@@ -220,7 +221,7 @@ def recall(
 
 
 def layer_kinds(model: ir.Model) -> dict[str, float]:
-    """Return the share of the multiply-accumulates by operator. Convolutions are split by form: grouped, pointwise,
+    """Return the share of the multiply-accumulates by operator. Convolutions are split by form: grouped, pointwise, and
     others.
     """
     macs = node_macs(model)

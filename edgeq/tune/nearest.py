@@ -3,10 +3,10 @@
 Candidates are compared in four steps. Each step decides only between candidates that are equal so far:
 
 - Candidates that meet the goal by their figures come first.
-- Candidates whose loss is surely allowed come before those whose loss is allowed only on the samples. If no loss is
-  allowed, the smallest one wins.
+- Candidates whose loss is certainly allowed come before those whose loss is allowed only on the samples. If no loss is
+  allowed, the smallest loss wins.
 - Candidates that may be faster than float32 come first.
-- The fastest wins or, of candidates about as fast, the most accurate.
+- The fastest candidate wins. If several are about as fast, the most accurate of them wins.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from edgeq.tune.trials import Trial, Trials, accuracy_of, loses, speed_of, times
 
 
 def choose_nearest(trials: Trials) -> None:
-    """Choose the candidate that is nearest to the goal, if any candidate that works was built. If not even an estimate
-    of its speed is known, time it. This may exceed the budget by the time that an estimate takes.
+    """Choose the candidate that is nearest to the goal, if any working candidate was built. If there is not even an
+    estimate of its speed, time it. This may exceed the budget by the time that an estimate takes.
     """
     best = _nearest(trials, _measured(trials))
     if best is None:
@@ -39,9 +39,10 @@ def choose_nearest(trials: Trials) -> None:
 
 
 def _measured(trials: Trials) -> list[Trial]:
-    """Return the trials that were assessed on all samples. If none of them keeps the accuracy, the trial that loses
-    least on fewer samples is assessed on all now. If nothing was assessed because everything is slow, the trial closest
-    to float32 among the fastest is assessed now.
+    """Return the trials that were assessed on all samples.
+
+    If none of them keeps the accuracy, take the trial that loses least on fewer samples, and assess it on all samples.
+    If nothing was assessed because everything is slow, assess the trial that is closest to float32 among the fastest.
     """
     seen = [t for t in trials if t.screening is not None and t.assessment is not None]
     if seen:
@@ -57,15 +58,13 @@ def _measured(trials: Trials) -> list[Trial]:
 
 
 def _nearest(trials: Trials, measured: list[Trial]) -> Trial | None:
-    """Return the trial nearest to the goal among those measured on all samples."""
+    """Return the trial in `measured` that is nearest to the goal. All of them were measured on all samples."""
     if not measured:
         return None
     goal = trials.goal
 
     def standing(trial: Trial) -> tuple[bool, int, bool]:
-        """Return a sort key: trials that the goal allows come first, then the order is by accuracy, then by whether
-        they may be fast.
-        """
+        """Return a sort key: whether the goal allows the trial, then its accuracy, then whether it may be fast."""
         accuracy, speed = accuracy_of(trial, goal), speed_of(trial, goal)
         return MISSED in (accuracy, speed), accuracy, speed == MISSED
 

@@ -1,9 +1,10 @@
-"""Race numbers of threads, one runner of each structure against float32, and forms with slow integer layers in float.
+"""Time different numbers of threads, one candidate of each structure against float32, and variants with slow integer
+layers in float.
 
-An integer kernel is not always the faster one: a convolution of three channels, or a depthwise one, can take twice as
-long as in float. The runtime's profile of both models shows which layers these are on this machine. A layer in float
-costs conversions at its borders, which the profile does not predict. So edgeq sorts these layers, the worst first, and
-builds and races longer and longer prefixes of the list.
+An integer kernel is not always the faster one: a convolution of three channels, or a depthwise convolution, can take
+twice as long as in float. The runtime's profile of both models shows which layers are slower on this machine. A layer
+in float costs conversions at its borders, which the profile does not predict. So edgeq sorts these layers, the worst
+first, and builds and times longer and longer prefixes of the list.
 """
 
 from __future__ import annotations
@@ -20,19 +21,19 @@ from edgeq.tune.space import Candidate, engine_name, in_float
 from edgeq.tune.trials import FLOAT, Race, Runner, Trial, Trials, behind, by_structure, times
 
 RACE_S = 18.0
-"""Seconds after which a stage of races ends unsettled. Runners still in doubt are close enough not to matter."""
+"""Seconds after which a stage of races ends. Runners whose order is still in doubt are then close enough."""
 SHORT_S = RACE_S / 4
-"""Seconds of a race that only shows whether a candidate deserves more time."""
+"""Seconds of a race that only decides whether a candidate deserves more time."""
 LONGEST_S = 4 * RACE_S
-"""Most seconds of a last race, on a busy machine."""
+"""Largest number of seconds of a last race, on a busy machine."""
 
 
 def time_kernels(trials: Trials, threads: Sequence[int], engines: Field) -> None:
-    """Choose the threads, and time every structure that is in the run. Keep layers in float that are faster there, and
-    drop candidates that are slower than float32.
+    """Choose the threads, and time every structure in the run. Keep layers in float that are faster in float, and drop
+    candidates that are slower than float32.
 
     Args:
-        engines: the engines to race.
+        engines: the engines to time.
     """
     if not trials.alive():
         return
@@ -46,7 +47,7 @@ def time_kernels(trials: Trials, threads: Sequence[int], engines: Field) -> None
     sources = [t.candidate for t in trials.alive() if t.candidate.engine is None]
     for candidate in () if engines.own else sources:
         trials.eliminate(candidate.name, "--engine leaves onnxruntime's own kernels out")
-    drop_slower_twins(trials, own=False)  # with some layers in float, onnxruntime's own kernels may be ahead
+    drop_slower_twins(trials, own=False)  # with some layers in float, onnxruntime's own kernels may still become faster
     _race_variants(trials, sources, engines, seconds)
     if trials.objective == "memory":
         for trial in first:
@@ -68,10 +69,10 @@ def race_new(trials: Trials) -> None:
 
 
 def race(trials: Trials, runners: Sequence[Trial], seconds: float, *, rough: bool = True) -> Race:
-    """Time `runners` against float32, and enter their timings.
+    """Time `runners` against float32, and record their timings.
 
     Args:
-        rough: see `Evaluator.time`; if the pace treats no speeds as equal, no race is rough.
+        rough: see `Evaluator.time`. If no speeds count as equal at the search's pace, no race is rough.
     """
     if trials.evaluator.counts:
         known = {trial.name: trial.timing for trial in runners if trial.timing is not None}
@@ -88,9 +89,10 @@ def race(trials: Trials, runners: Sequence[Trial], seconds: float, *, rough: boo
 def race_until_claimed(
     trials: Trials, runners: Sequence[Trial], seconds: float, longest: float, *, rough: bool
 ) -> Race:
-    """Race until the speed of every runner that may be the best can be claimed. If the machine is too busy for that,
-    race again for twice as long. Stop when the budget ends, or when another race is unlikely to help because fewer than
-    half of the necessary pairs of runs were completed.
+    """Time runners until the speed of every runner that may be the best can be claimed.
+
+    If the machine is too busy for that, repeat the race for twice as long. Stop when the budget ends, or when another
+    race is unlikely to help because fewer than half of the necessary pairs of runs were completed.
 
     Args:
         longest: largest number of seconds for the last of these races.
@@ -108,7 +110,7 @@ def race_until_claimed(
 
 
 def not_slower(trials: Trials, trial: Trial) -> bool:
-    """Return whether a trial is certainly faster than float32. If speed is not the objective, as fast is enough."""
+    """Return whether a trial is certainly faster than float32. If speed is not the objective, equal speed is enough."""
     found = trial.timing.speedup.interval if trial.timing and trial.timing.speedup else None
     return found is not None and found[1] > (1 if trials.by_time else 1 / (1 + EQUAL))
 
@@ -120,9 +122,11 @@ def beginnings(names: Sequence[str]) -> list[tuple[str, ...]]:
 
 
 def _race_variants(trials: Trials, sources: Sequence[Candidate], engines: Field, seconds: float) -> None:
-    """Time the fastest static kernel choice with its slow layers in float, and the other kernel choices in each engine
-    whose first int8 candidate is not slower than float32. Keep only the fastest of the forms with layers in float. It
-    also runs in the engines that are not ahead of it, although its slow layers were found in onnxruntime's own kernels.
+    """Time variants of the kernel choices: the fastest static choice with its slow layers in float, and the other
+    choices in each engine whose first int8 candidate is not slower than float32.
+
+    Of the forms with layers in float, keep only the fastest. It also runs in the other engines, unless an engine is
+    already faster. Its slow layers were found in onnxruntime's own kernels, but it may help there as well.
     """
     family = _slow_layers_in_float(trials)
     more = [c.name for c in more_in_engines(trials, sources, engines) if build(trials, c)]
@@ -148,17 +152,19 @@ def _race_variants(trials: Trials, sources: Sequence[Candidate], engines: Field,
 
 
 def _slow_layers_in_float(trials: Trials) -> list[str]:
-    """Build the most accurate static kernel choice that is not behind the fastest one, with layers in float that are
-    slower in integers. Return its name and the names of these builds. Return nothing if there is no such layer, or if
-    size counts and the choice is worth shipping as it is.
+    """Take the most accurate static kernel choice that is not behind the fastest one, and build it with layers in float
+    that are slower in integers. Return the name of the choice and the names of these builds.
+
+    Return nothing if there is no such layer. Also return nothing if size or memory is the objective and the choice is
+    good enough as it is.
     """
     # Slow layers are found in the profile of onnxruntime's own kernels.
     own = [t for t in trials.alive() if t.timing and t.candidate.engine is None]
     static = [t for t in own if t.candidate.scheme.mode == "static" and not t.candidate.builder]
     if not static:
         return []
-    # Kernel choices that differ only in the values of weights are about as fast but differ in accuracy. The first races
-    # are rough and do not show smaller differences in speed than this.
+    # Kernel choices that differ only in the values of weights are about as fast, but differ in accuracy. The first
+    # races are rough and cannot show smaller differences in speed than this.
     least = min(t.latency for t in static)
     base = max((t for t in static if t.latency <= least * (1 + BEHIND)), key=lambda t: t.sqnr_db)
     if trials.objective in ("size", "memory") and not_slower(trials, base):
@@ -172,12 +178,12 @@ def _slow_layers_in_float(trials: Trials) -> list[str]:
 def choose_threads(
     trials: Trials, candidates: Sequence[Trial], threads: Sequence[int], seconds: float, when: str
 ) -> float:
-    """Choose the number of threads that suits float32 best, and return its median latency with it in milliseconds.
-    Return 0 if there is no choice.
+    """Choose the number of threads with which float32 is fastest, and return its median latency in milliseconds. Return
+    0 if there is no choice.
 
-    The trials of each engine get the number that suits the first of them best. A larger number must be faster to be
-    chosen. Numbers for a plug-in are not raced if one number clearly suits everything in onnxruntime's own kernels. On
-    a machine that is too busy to show a difference, all get the first of `threads`.
+    The trials of each engine get the number with which the first of them is fastest. A larger number must be faster to
+    be chosen. A plug-in gets its number without a race if one number is clearly best for everything in onnxruntime's
+    own kernels. On a machine that is too busy to show a difference, all get the first of `threads`.
 
     Args:
         when: part of the runners' names, so that a journal distinguishes a later race of the same runners.
@@ -194,17 +200,16 @@ def choose_threads(
         if candidate is not None and candidate.engine is not None and clear and len(set(best.values())) == 1:
             best[kind] = best[FLOAT]
             continue
-        # Each kind has a race of its own, because its best number of threads does not depend on which kind is faster.
+        # Each kind is timed separately, because its best number of threads does not depend on which kind is faster.
         runners: dict[str, Runner] = {f"{kind} {n} {when}": (candidate, n) for n in threads}
         first, each_s = next(iter(runners)), seconds / len(groups)
         timings = trials.evaluator.time(runners, first, tie=EQUAL, seconds=each_s, rough=True).timings
         if any(timing.speedup is not None and timing.verdict == UNKNOWN for timing in timings.values()):
-            # The load that others put on the cores now may not be there when the device works, so nothing is chosen
-            # here.
+            # Choose nothing: other programs load the cores now, but may not when the device works.
             return 0.0
         latencies = {n: timings[f"{kind} {n} {when}"].latency for n in threads}
-        # Not the median, because it hides the runs in which one thread waits for another on a core that is busy
-        # elsewhere.
+        # Do not use the median. It hides the runs in which one thread waits for another on a core that is busy with
+        # other work.
         mean = {n: latency["mean_ms"] for n, latency in latencies.items()}
         fewest = [n for n in threads if mean[n] <= min(mean.values()) * (1 + EQUAL)]
         best[kind] = min(fewest, key=lambda n: n if n else float("inf"))

@@ -42,8 +42,8 @@ from edgeq.util.display import Progress
 
 SCREENED = 8
 """Number of samples on which candidates are screened and noise is measured."""
-# If speed is counted, models with more multiply-accumulates follow the noise on one sample only, because a repair must
-# not take long.
+# If speed is counted, the noise of models with more multiply-accumulates is traced on one sample only, because a repair
+# must not take long.
 _LARGE = 100_000_000
 _CLIPPING = ("Relu", "Clip")
 
@@ -53,9 +53,10 @@ class LayerRanker:
     """Rank the layers, tensors or products that a candidate quantizes.
 
     Attributes:
-        workdir: folder for the models of probes.
+        workdir: folder for temporary builds that measure noise.
         counts: whether speed is counted, because the target's kernels do not run here.
-        by_tensors: whether static candidates are ranked by tensors even then, which is quicker but rougher.
+        by_tensors: whether static candidates are ranked by tensors even if speed is counted. This is quicker but
+            rougher.
     """
 
     job: Job
@@ -69,8 +70,9 @@ class LayerRanker:
     by_tensors: bool = False
 
     def rank(self, candidate: Candidate, built: Built, *, headroom: float, seconds: float) -> Ranking:
-        """See `Evaluator.rank`. Static candidates are ranked by tensors and the runtime's profile. Others are ranked by
-        probing groups of layers, or every layer if speed is counted. `built` is the build of `candidate`.
+        """See `Evaluator.rank`. Static candidates are ranked by tensors and the runtime's profile. Other candidates are
+        ranked by probing: only one group of layers is quantized at a time, or only one layer if speed is counted.
+        `built` is the build of `candidate`.
         """
         scheme, recoverer = candidate.scheme, self.builder.recoverer
         by_tensors = not self.counts or (self.by_tensors and WIDE not in self.target.profile.search)
@@ -86,12 +88,12 @@ class LayerRanker:
                     count=self._followed,
                     progress=self.progress,
                 )
-            # the batch or the names may differ: not every target's model has the same tensors
+            # The batch or the names may differ, because not every target's model has the same tensors.
             except EdgeqError as error:
                 self.progress.note(f"layers are ranked by building, not by tensors: {one_line(error, most=200)}")
 
         def noise_of(session: Any) -> float:
-            """Return the noise power over the signal power of an open session, on the samples of the screening."""
+            """Return the noise power over the signal power of an open session, on the samples for screening."""
             return self.accuracy.noise(session, SCREENED, model=candidate.name)
 
         model, half = self.job.prepared.model, Deadline(seconds / 2).passed
@@ -116,13 +118,12 @@ class LayerRanker:
 
     @property
     def _followed(self) -> int:
-        """Return the number of samples on which the noise of each layer is followed to the outputs."""
+        """Return the number of samples on which the noise of each layer is traced to the outputs."""
         large = sum(node_macs(self.job.prepared.model).values()) > _LARGE
         return 1 if self.counts and large else FOLLOWED
 
     def _quantized_macs(self, candidate: Candidate, built: Built) -> dict[str, int]:
-        """Return the multiply-accumulates of the layers that run in int8 and may be kept in float, in execution
-        order."""
+        """Return, in execution order, the multiply-accumulates of the int8 layers that may be kept in float."""
         coverage, scheme, model = built.artifact.coverage, candidate.scheme, self.job.prepared.model
         if coverage is not None:
             return {node.source: node.macs for node in coverage.nodes if node.kind == "int8" and node.macs}
@@ -135,8 +136,8 @@ class LayerRanker:
         return {name: macs[name] for name in eligible if macs.get(name)}
 
     def _noise_alone(self, candidate: Candidate, nodes: Sequence[str], macs: Mapping[str, int]) -> float:
-        """Return the noise power over the signal power at the outputs if, of the layers in `macs`, only `nodes` are
-        quantized.
+        """Quantize only `nodes` of the layers in `macs`, and return the noise power over the signal power at the
+        outputs.
         """
         others = [name for name in macs if name not in nodes]
         scheme = candidate.scheme.replace(exclude=(*candidate.scheme.exclude, *others))
@@ -156,8 +157,8 @@ def rank_products(
     Args:
         model: the prepared float model.
         quantized: the same model with its products in blocks of 4 bits.
-        noise_of: noise power over signal power at the outputs of an open session.
-        expired: whether to stop measuring; products that were not measured come last.
+        noise_of: a function that returns noise power over signal power at the outputs of an open session.
+        expired: a function that returns whether to stop measuring. Products that were not measured come last.
     """
     products = block_products(quantized)
     found: list[RankedLayer] = []
@@ -209,8 +210,8 @@ def _ranked(found: list[RankedLayer], costs: Mapping[str, int], field: Literal["
 
 
 def _is_clipped(value: ir.Value) -> bool:
-    """Return whether the only reader of a value clips it. If so, the range of the clipped result counts, not that of
-    the value.
+    """Return whether the only reader of a value clips it. If so, the value is quantized with the range of the clipped
+    result.
     """
     reader = only_reader(value)
     return reader is not None and is_op(reader, *_CLIPPING)

@@ -1,4 +1,4 @@
-"""Write the tuning record as plain values (keys: docs/tune.md), and describe what its measurements depend on."""
+"""Write the tuning record as plain values (keys: docs/tune.md), and list what its measurements depend on."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class Run:
     """Hold a run whose model is prepared.
 
     Attributes:
-        here, machine: this machine, and the machine that times everything.
-        clock: times on another machine; None on this one.
+        here, machine: this machine, and the machine on which everything is timed.
+        clock: times models on another machine; None if they are timed on this one.
         workdir: folder for intermediate files.
     """
 
@@ -68,7 +68,7 @@ def settings_of(run: Run, engines: Field) -> dict[str, Any]:
 
 
 def _describe(task: Task | None) -> dict[str, str]:
-    """Return a task's name and those of its options that are plain values."""
+    """Return a task's name, and those of its options that are plain values."""
     if task is None:
         return {}
     names: list[str] = [f.name for f in dataclasses.fields(task)] if dataclasses.is_dataclass(task) else []
@@ -79,7 +79,7 @@ def _describe(task: Task | None) -> dict[str, str]:
 
 def record_of(run: Run, evaluator: LocalEvaluator, searched: Searched, elapsed_s: float) -> dict[str, Any]:
     """Return the tuning record of a search as plain values: the goal, each trial with its reason, the Pareto front and
-    the verdict. The record of a simulation has other keys.
+    the verdict. The record of a simulated search has other keys.
     """
     job, task, goal, machine, outcome = run.job, run.task, run.goal, run.machine, searched.outcome
     if evaluator.counts:
@@ -153,7 +153,7 @@ def shortfall(target: Target, goal: Goal, outcome: Outcome) -> str:
 
 
 def bundle_note(record: Mapping[str, Any]) -> str:
-    """Return a line for the notes of a bundle that describes the chosen form in a record."""
+    """Return a line that describes the form chosen in a record, for the notes of a bundle."""
     chosen = record["chosen"]
     found = [f"calibration by {chosen['method']}", f"{len(chosen['kept_in_float'])} layers kept in float"]
     if chosen["wide"]:
@@ -164,7 +164,7 @@ def bundle_note(record: Mapping[str, Any]) -> str:
 
 
 def summary(record: Mapping[str, Any]) -> dict[str, str]:
-    """Return the chosen form of a record as texts by title; empty if nothing was chosen."""
+    """Return the form chosen in a record as texts by title; empty if nothing was chosen."""
     chosen = record["chosen"]
     if chosen is None:
         return {}

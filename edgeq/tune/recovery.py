@@ -17,11 +17,11 @@ _SPARED = {"exclude": "layers in float", "wide": "tensors in 16 bits", "eight_bi
 
 
 def recover_accuracy(trials: Trials, profile: Profile) -> None:
-    """Try to make candidates qualify that are cheaper than the best that qualifies: by recoveries, then by layers in
-    float.
+    """Repair candidates that are cheaper than the best that qualifies, so that they qualify as well: first by
+    recoveries, then by layers in float.
 
-    If tensors may have 16 bits, all of them get 16 bits first. That is a result, but often more than is needed. If even
-    this surely loses too much, smaller sets are not tried.
+    If tensors may have 16 bits, all of them get 16 bits first. This often gives a usable result, but more bits than are
+    needed. If even this certainly loses too much, smaller sets are not tried.
     """
     recovered: list[Trial] = []
     for short in _bases(trials):
@@ -38,21 +38,22 @@ def recover_accuracy(trials: Trials, profile: Profile) -> None:
 
 
 def _recover(trials: Trials, base: Trial, *, widens: bool) -> None:
-    """Recover `base`: by methods, by all tensors in 16 bits if the hardware `widens`, and by layers in float."""
+    """Recover `base`: by recoveries, by all tensors in 16 bits if the hardware `widens`, and by layers in float."""
     widest = _on_16_bits(trials, base) if widens else None
     best = _with_other_ranges(trials, base, _apply_recoveries(trials, base))
     if trials.meets(best) or trials.deadline.passed():
         return
     if widest is not None and not trials.meets(widest):
         widest = _on_16_bits(trials, best)
-    # If its whole interval is above the limit, it is 97.5 % certain that it loses too much.
+    # If even the lower end of its interval is above the limit, it is 97.5 % certain that it loses too much.
     if widest is None or (widest.judged is not None and widest.judged.low <= trials.goal.max_drop):
         _keep_layers_in_float(trials, best, _headroom(trials, base, widens))
 
 
 def _apply_recoveries(trials: Trials, base: Trial) -> Trial:
-    """Return the best of `base` with recoveries. Each group of recoveries is added as a whole or, if that does harm,
-    one by one. Then recoveries are removed that do harm next to the others, or that cost speed and are not needed.
+    """Return `base` with the set of recoveries that does best. Each group of recoveries is added as a whole or, if that
+    does harm, one by one. Then a recovery is removed if it does harm together with the others, or if it costs speed and
+    is not needed.
     """
     every, own = trials.evaluator.recovery_groups(), base.candidate.recoveries
     if base.candidate.scheme.mode != "static" or base.candidate.builder or not every:
@@ -91,9 +92,9 @@ def _apply_recoveries(trials: Trials, base: Trial) -> Trial:
 
 
 def _with_other_ranges(trials: Trials, base: Trial, best: Trial) -> Trial:
-    """Return the better of `best`, which is `base` with recoveries, and candidates with other range methods and the
-    recoveries that cost no speed. The ranges of `base` lose least without recoveries, but other ranges may lose less
-    with them.
+    """Return `best`, which is `base` with recoveries, or a better candidate with another range method and the
+    recoveries that cost no speed. Without recoveries, the ranges of `base` lose least, but with them, other ranges may
+    lose less.
     """
     if best is base:
         return best
@@ -125,13 +126,13 @@ def _keep_layers_in_float(trials: Trials, base: Trial, headroom: float) -> None:
     refinements = REFINEMENTS
     if field != EIGHT_BIT:
         headroom = min(headroom, trials.pace.most_float)
-    elif trials.pace.few_sets:  # one product less in 8 bits saves few bytes, and costs a build to find
+    elif trials.pace.few_sets:  # to give 8 bits to one product less saves few bytes, but costs a build
         refinements = 0
     trials.progress.note(f"looking for the fewest {_SPARED[field]} that let {base.name} qualify")
     named: Counter[int] = Counter()
 
     def loss(nodes: tuple[str, ...]) -> float:
-        """Return the loss of `base` with `nodes` kept in float, or given more bits."""
+        """Return the loss of `base` if `nodes` are kept in float, or get more bits."""
         named[len(nodes)] += 1
         again = f", choice {named[len(nodes)]}" if named[len(nodes)] > 1 else ""
         candidate = base.candidate.replace(
@@ -143,7 +144,7 @@ def _keep_layers_in_float(trials: Trials, base: Trial, headroom: float) -> None:
     def expired() -> bool:
         return trials.deadline.passed() or named.total() >= trials.pace.float_sets
 
-    # If only few sets are built, the first one should already be enough.
+    # If only few sets are built, the first set should already be enough.
     share = most / base.loss if trials.pace.few_sets and base.loss > 0 else 1.0
     hopeless = trials.pace.hopeless * most
     how = {"share": share, "headroom": headroom, "hopeless": hopeless}
@@ -151,11 +152,11 @@ def _keep_layers_in_float(trials: Trials, base: Trial, headroom: float) -> None:
 
 
 def _bases(trials: Trials) -> list[Trial]:
-    """Return the trials to recover: the most accurate of each structure that loses too much and is cheaper than the
-    best that qualifies. Their number is limited. Among those about as cheap as the cheapest, the ones that lose least
-    come first.
+    """Return the trials to recover: the most accurate trials of structures that lose too much but are cheaper than the
+    best that qualifies. Their number is limited. Trials about as cheap as the cheapest come first, and among these, the
+    trials that lose least.
 
-    Trials whose speed could not be claimed are raced again first, because a recovery takes longer than a race.
+    If the speed of a trial could not be claimed, it is timed again first, because a recovery takes longer than a race.
     """
     short = _short(trials)
     doubtful = [t for t in short[: trials.pace.finalists] if t.timing is not None and t.verdict == UNKNOWN]
@@ -169,7 +170,7 @@ def _bases(trials: Trials) -> list[Trial]:
 
 
 def _short(trials: Trials) -> list[Trial]:
-    """Return the most accurate trial of each structure that falls short, the cheapest first."""
+    """Return the most accurate trial of each structure that loses too much, the cheapest first."""
     best: dict[str, Trial] = {}
     for trial in sorted((t for t in trials if t.assessment), key=lambda t: t.loss):
         if trial.candidate.quantized and _perhaps_faster(trials, trial):
@@ -179,8 +180,8 @@ def _short(trials: Trials) -> list[Trial]:
 
 
 def _perhaps_faster(trials: Trials, trial: Trial) -> bool:
-    """Return whether a trial was timed, and float32 is not surely faster. If speed counts, float32's median must not be
-    lower either, because no recovery makes a trial faster.
+    """Return whether a trial was timed, and float32 is not certainly faster. If speed is the objective, the trial's
+    median must also be below float32's, because no recovery makes a trial faster.
     """
     if trial.timing is None or trial.verdict == SLOWER:
         return False
@@ -194,9 +195,10 @@ def _worthwhile(trials: Trials, trial: Trial) -> bool:
 
 
 def _no_better(trials: Trials, trial: Trial, recovered: Trial) -> bool:
-    """Return whether it cannot pay to recover `trial`, which loses more than `recovered`. If both use the same mode of
-    quantization, `trial` must be clearly faster than `recovered`, because it needs no less in float. Otherwise it must
-    be clearly faster than the best that qualifies now.
+    """Return whether it cannot pay to recover `trial`, which loses more than `recovered`.
+
+    If both have the same quantization mode, `trial` must be clearly faster than `recovered`, because it needs no fewer
+    layers in float. Otherwise it must be clearly faster than the best that qualifies now.
     """
     one_kind = trial.candidate.scheme.mode == recovered.candidate.scheme.mode
     best = recovered if one_kind else trials.qualified()[0]
@@ -204,15 +206,15 @@ def _no_better(trials: Trials, trial: Trial, recovered: Trial) -> bool:
 
 
 def _headroom(trials: Trials, trial: Trial, widens: bool) -> float:
-    """Return by how much the cost of a trial may grow: 0 is not at all, 1 is up to the cost of all layers in float, or
-    of all tensors in 16 bits if it `widens`.
+    """Return by how much the cost of a trial may grow. 0 means not at all. 1 means up to the cost of all layers in
+    float or, if the hardware `widens`, of all tensors in 16 bits.
 
-    If speed is the objective, the trial must stay faster than float32 by what a race can distinguish. Unless size or
-    memory is the objective, it may not become slower than the best trial that qualifies already.
+    If speed is the objective, the trial must stay faster than float32 by a difference that a race can measure. Unless
+    size or memory is the objective, it may not become slower than the best trial that qualifies already.
     """
 
     def cost(one: Trial) -> float:
-        """Return the latency over float32's, at most 1 if it was not timed."""
+        """Return the latency relative to float32's. If the trial was not timed, return at most 1."""
         return min(one.latency, 1.0) if one.timing is None else one.latency
 
     own = cost(trial)
@@ -224,7 +226,9 @@ def _headroom(trials: Trials, trial: Trial, widens: bool) -> float:
 
 
 def _reconsidered(trials: Trials, trial: Trial) -> Trial:
-    """Return a trial with its accuracy on all samples, if it was dropped after fewer or because the time ran out."""
+    """Return a trial with its accuracy on all samples. It may have been dropped after fewer samples, or because the
+    time ran out.
+    """
     if trial.assessment is not None and trial.assessment.complete:
         return trial
     trial = in_full(trials, trial)

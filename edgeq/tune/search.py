@@ -1,17 +1,18 @@
-"""Search: build, race, judge, recover. The search is greedy: one coordinate at a time. Every step records a reason.
+"""Search: build, race, judge, recover. The search is greedy: it changes one coordinate at a time. It records a reason
+for every step.
 
 build    Kernel choices (everything that decides speed) are built and screened. Later, the calibration methods of the
-         remaining choices are built: they are as fast, but differ in accuracy.
+         remaining choices are built. They are equally fast, but differ in accuracy.
 race     Threads, then kernel choices, are timed against float32. Layers that are slower in integers go to float.
          Candidates still slower than float32 are dropped.
-judge    Successive halving on accuracy, and finally a last race of the candidates that qualify, against float32. If
+judge    Successive halving on accuracy, and finally a last race against float32 of the candidates that qualify. If
          none certainly meets the goal, the nearest one is chosen (`nearest`).
 recover  If a candidate loses too much but is cheaper than the best that qualifies, it gets recoveries, the cheapest
          first, then layers in float.
 
 If the target's kernels are simulated, speed is counted: the share of multiply-accumulates in float replaces the
-latency. If a simulator is too slow for a search, this machine's kernels replace it. A candidate that is about to be
-chosen is then measured in the simulator as well, and that figure counts (`confirm`).
+latency. If a simulator is too slow for a search, the search uses this machine's kernels instead. A candidate that is
+about to be chosen is then also measured in the simulator, and that figure decides (`confirm`).
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ _ENDS = {
     "recovery": 0.9,
     "last race": 1.0,
 }
-"""Shares of the budget after which each stage ends. The simulation is a part of the accuracy stage."""
+"""Share of the budget after which each stage ends. The simulation is part of the accuracy stage."""
 
 
 def search(
@@ -63,15 +64,15 @@ def search(
     """Search for the best candidate for `goal` among `candidates`, the most promising first.
 
     Args:
-        pace: how early candidates are dismissed; default: the goal's.
+        pace: how early candidates are dismissed; by default, the goal's pace.
         profile: the profile whose search table lists the calibration methods to try.
-        threads: numbers of threads inside an operator to compare; 0 is all cores.
-        engines: the engines to race; default: onnxruntime's own kernels.
+        threads: numbers of threads inside an operator to compare; 0 means all cores.
+        engines: the engines to time; by default, onnxruntime's own kernels.
     """
     engines, stages = engines or Field(), list[StageTime]()
     trials = Trials(evaluator, goal, deadline, progress, pace)
 
-    # This is not a stage of the progress display: the work inside opens such stages, and two cannot be drawn at once.
+    # This is not a stage of the progress display. The work inside opens such stages, and two cannot be drawn at once.
     @contextmanager
     def stage(name: str) -> Iterator[None]:
         """Record how long a stage took, and how many candidates entered and left it."""
@@ -118,8 +119,8 @@ class Searched:
 
     Attributes:
         field: the engines that were left at the end.
-        memory: for the tuning record, the models whose evidence was used, and whether it was confirmed here: None, with
-            a reason, if no speed could be claimed. Empty if no evidence was used.
+        memory: for the tuning record, the "models" whose evidence was used, and whether the search "confirmed" it. If
+            no speed could be claimed, "confirmed" is None, and there is a "reason". Empty if no evidence was used.
     """
 
     outcome: Outcome
@@ -133,7 +134,7 @@ class Searches:
 
     Attributes:
         threads: numbers of threads inside an operator to compare.
-        failed: returns the names of the engines whose processes have ended.
+        failed: a function that returns the names of the engines whose processes have ended.
     """
 
     evaluator: Evaluator
@@ -143,10 +144,11 @@ class Searches:
     progress: Progress
 
     def best(self, space: Space, memory: Memory, budget_s: float | None) -> Searched:
-        """Search the part of `space` that `memory` recommends first. If that is not confirmed, search all of `space`.
+        """First search the part of `space` that `memory` recommends. If the evidence is not confirmed, search all of
+        `space`.
 
         Args:
-            budget_s: seconds for everything; None: no limit.
+            budget_s: seconds for everything; None means no limit.
 
         Raises:
             EngineError: the only engine failed.
@@ -181,6 +183,6 @@ class Searches:
                 left = space.field.without(self.failed())
                 if not space.field.own or left == space.field:
                     raise
-                # The journal has what was measured so far, so it is not measured again.
+                # Results so far are in the journal, so they are not measured again.
                 self.progress.note(f"{error.problem}; the search goes on without it")
                 space = replace(space, field=left)

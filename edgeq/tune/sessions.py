@@ -21,22 +21,22 @@ from edgeq.model.load import model_bytes
 from edgeq.run.session import Engines, SessionSettings, open_session
 
 MEMORY = 2**30
-"""Bytes, about, of the sessions that stay open unused. Samples in memory have the same limit."""
+"""Approximate limit, in bytes, for the sessions that stay open while unused. Samples in memory have the same limit."""
 _BESIDE_WEIGHTS = 2**23
 
 
 class SessionPool:
-    """Open sessions, and reuse those that are open already.
+    """Open sessions, and reuse sessions that are already open.
 
     Args:
         engines: opens the sessions.
-        memory: bytes, about, of the sessions that `trim` leaves open.
+        memory: approximate number of bytes of the sessions that `trim` leaves open.
     """
 
     def __init__(self, engines: Engines, memory: int = MEMORY) -> None:
         self._engines = engines
         self._memory = memory
-        self._open: dict[str, list[Any]] = {}  # the one used last is at the end
+        self._open: dict[str, list[Any]] = {}  # the most recently used session is last
         self._bytes: dict[str, int] = {}
         self._opened_in_s: dict[str, float] = {}
 
@@ -61,7 +61,9 @@ class SessionPool:
         return found[:count]
 
     def trim(self) -> None:
-        """Close the sessions that have not been used for longest, until the rest fits into the memory."""
+        """Close sessions until the rest fits into the memory. Sessions that have not been used for longest are closed
+        first.
+        """
         taken = sum(self._bytes[key] * len(found) for key, found in self._open.items())
         for key in list(self._open):
             if taken <= self._memory:
@@ -82,9 +84,10 @@ def opened(engines: Engines, model: Path, settings: SessionSettings) -> Iterator
 
 
 def judged(artifact: Artifact) -> tuple[Path, SessionSettings]:
-    """Return the model, and the settings, that represent an artifact when its outputs are judged. If its engine is a
-    simulator, this is the Q/DQ model as written. The simulator would take a thousand times as long and differs from it
-    only by roundings: see `edgeq.tune.judge`.
+    """Return the model and the settings that represent an artifact when its outputs are judged.
+
+    If its engine is a simulator, this is the Q/DQ model as written. The simulator would take a thousand times as long,
+    and its results differ only by roundings: see `edgeq.tune.judge`.
     """
     if artifact.in_simulator:
         return artifact.model, SessionSettings(optimization="none")
@@ -104,18 +107,20 @@ Feed = Mapping[str, Any]
 
 
 class Clock(Protocol):
-    """Time models on the machine where they are to run."""
+    """Time models on the machine where they are meant to run."""
 
     def answers(self, model: Path, settings: SessionSettings, judge: Callable[[Any], T]) -> T | None:
-        """Return the result of `judge` for a session on that machine. If that is this machine, open nothing and return
+        """Return the result of `judge` for a session on that machine. If it is this machine, open nothing and return
         None.
         """
 
     def race(self, models: Mapping[str, Model], feed: Feed, rules: RaceRules, on_round: Callable[[], None]) -> Ranking:
-        """Run `rank_until_settled` by `rules`."""
+        """Run `rank_until_settled` with the settings in `rules`."""
 
     def open_profiled(self, model: Path, settings: SessionSettings) -> Any:
-        """Return a session under the profiler. When it has ended, its files are where the settings specify."""
+        """Return a session under the profiler. When the session has ended, the profiler's files are where the settings
+        specify.
+        """
 
     def peak_memory(self, model: Path, settings: SessionSettings, shapes: Mapping[str, list[int]]) -> int:
         """Return the peak memory of a session in bytes."""
@@ -134,7 +139,7 @@ class LocalClock:
 
     def race(self, models: Mapping[str, Model], feed: Feed, rules: RaceRules, on_round: Callable[[], None]) -> Ranking:
         """See `Clock.race`. Sessions that an earlier race has warmed up are not warmed up again."""
-        seconds = rules.how["max_duration_s"] / len(models)  # opening takes no longer than the race
+        seconds = rules.how["max_duration_s"] / len(models)  # opening must take no longer than the race
         opened = {name: self._sessions.sessions(*model, rules.sessions, seconds) for name, model in models.items()}
         cold = [[session for session in each if session not in self._warm] for each in opened.values()]
         warm_up_all([_runners(each, feed) for each in cold if each], rules.warmup, perf_counter)
@@ -149,7 +154,7 @@ class LocalClock:
         return open_session(model, settings)
 
     def peak_memory(self, model: Path, settings: SessionSettings, shapes: Mapping[str, list[int]]) -> int:
-        """See `Clock.peak_memory`. The session runs in a process of its own."""
+        """See `Clock.peak_memory`. The session runs in a separate process."""
         return session_memory(model, settings, shapes).session_peak_bytes
 
 

@@ -1,14 +1,20 @@
-"""Propose candidates for models made of matrix products: transformers, recurrent networks, multilayer perceptrons.
-
-Each of these is a candidate if the model has such layers: outliers smoothed before dynamic quantization, attention
-fused, recurrent layers left in float next to a written-out recurrence, static ranges for the products only, and weights
-in blocks. The search measures them; nothing is decided here.
-
-Define the search space: the profile's own choice first, then what its [search] table allows, one coordinate at a time.
+"""Define the search space: the profile's own choice first, then what its [search] table allows, one coordinate at a
+time.
 
 A kernel choice is everything that decides speed: dtypes, weight granularity, format, session options. A calibration
-method only moves scales and costs nothing at run time. So kernel choices are tried with the profile's method, and
-methods only on the kernel choices that are worth it. The number of builds is a sum, not a product.
+method only moves scales and costs nothing at run time. So edgeq tries kernel choices with the profile's method only,
+and other methods only for the kernel choices that are worth it. The number of builds is then a sum, not a product.
+
+Models made of matrix products (transformers, recurrent networks, multilayer perceptrons) get further candidates, if
+they have suitable layers:
+
+- outliers smoothed before dynamic quantization
+- fused attention
+- recurrent layers left in float next to a written-out recurrence
+- static ranges for the products only
+- weights in blocks
+
+The search measures all candidates; this module decides nothing.
 """
 
 from __future__ import annotations
@@ -49,12 +55,12 @@ class Candidate:
     """Describe a candidate that tuning builds and measures.
 
     Attributes:
-        name: short, unique in a run, and the same in every run on the same input.
+        name: a short name, unique in a run, and the same in every run on the same input.
         scheme: how to quantize.
         recoveries: names of accuracy recoveries, in the order in which they are applied.
         threads: threads inside an operator; 0 lets ONNX Runtime use all cores.
-        builder: what builds the candidate: "" is the target's backend; "sequence" is `edgeq.tune.space`.
-        engine: the engine that runs it; None is onnxruntime's own kernels.
+        builder: what builds the candidate: "" means the target's backend, "sequence" means `edgeq.tune.space`.
+        engine: the engine that runs it; None means onnxruntime's own kernels.
     """
 
     name: str
@@ -82,24 +88,25 @@ def engine_name(candidate: Candidate) -> str:
 NAME = "sequence"
 """The `Candidate.builder` of candidates that `build_sequence` builds."""
 WORTH_A_TRY = 0.5
-"""Least share of the multiply-accumulates in certain layers for which the candidates made for those layers are tried:
-constant matrices and recurrent layers, or layers that can be quantized at run time."""
+"""Candidates for certain layers (constant matrices and recurrent layers, or layers that can be quantized at run time)
+are tried if these layers have at least this share of the multiply-accumulates.
+"""
 _FUSE, _SMOOTH, _ROUND = "fuse-attention", SmoothQuant.name, WeightRounding.name
 _PRODUCTS = ("Gemm", "MatMul")
 _RECURRENT = ("GRU", "LSTM", "RNN")
-# 8 bits stay accurate with long blocks, which are faster. 4 bits need short ones.
+# 8-bit weights stay accurate with long blocks, which are faster. 4-bit weights need short blocks.
 _BLOCKS = {8: 128, 4: 32}
 
 
 def sequence_candidates(job: Job, target: Target) -> tuple[Candidate, ...]:
-    """Return the candidates worth trying for a model made of matrix products; empty for other models."""
+    """Return the candidates that are worth trying for a model made of matrix products; empty for other models."""
     profile = target.profile.scheme
     model = job.prepared.model
     dynamic = profile.dynamic_weight_types and "dynamic" in backend_named(target.backend).modes
     if not dynamic or product_share(model) < WORTH_A_TRY:
         return ()
     found = _variants(model, profile, sampled=job.calibration is not None)
-    # The backend itself has a mode for weights in blocks.
+    # For weights in blocks, the backend itself has a mode.
     return tuple(
         Candidate(name, scheme, recoveries, builder="" if scheme.mode == "weight-only" else NAME)
         for name, scheme, recoveries in found
@@ -110,7 +117,7 @@ def build_sequence(job: Job, target: Target, candidate: Candidate, destination: 
     """Write the model of a candidate whose `builder` is `NAME` to `destination`.
 
     Raises:
-        EdgeqError: the candidate cannot be built; the search drops it with that reason.
+        EdgeqError: the candidate cannot be built. The search then drops it for this reason.
     """
     scheme, prepared = candidate.scheme, job.prepared
     for position, recovery in enumerate(candidate.recoveries):
@@ -129,7 +136,7 @@ def build_sequence(job: Job, target: Target, candidate: Candidate, destination: 
 
 
 def product_share(model: ir.Model) -> float:
-    """Return the share of the multiply-accumulates, 0 to 1, in products with constant matrices and recurrent layers."""
+    """Return the share (0 to 1) of multiply-accumulates in products with constant matrices and in recurrent layers."""
     macs = node_macs(model)
     ours = sum(
         macs.get(node.name or "", 0)
@@ -182,7 +189,7 @@ def _products_only(model: ir.Model, profile: Scheme) -> Scheme:
 def _transformed(
     recovery: str, prepared: PreparedModel, samples: Samples, name: str, scheme: Scheme, progress: Progress
 ) -> PreparedModel:
-    """Return the model after a recovery. It is kept next to the prepared one, because several candidates use it."""
+    """Return the model after a recovery. It is kept next to the prepared model, because several candidates use it."""
     folder = prepared.path.parent / f"{name}-{prepared.digest[:16]}"
     kept = folder / "model.onnx"
     if not kept.is_file():
@@ -230,7 +237,9 @@ def kernel_candidates(profile: Profile, *, static: bool = True, dynamic: bool = 
 
 
 def method_candidates(candidate: Candidate, profile: Profile) -> tuple[Candidate, ...]:
-    """Return `candidate` with every other calibration method of the profile's search table; empty for a dynamic one."""
+    """Return `candidate` with each of the other calibration methods in the profile's search table; empty if it is
+    dynamic.
+    """
     if candidate.scheme.mode != "static" or candidate.builder:
         return ()
     found: dict[str, Candidate] = {}
@@ -260,13 +269,13 @@ def in_own_kernels(candidate: Candidate) -> Candidate:
 
 
 def with_scheme(candidate: Candidate, scheme: Scheme) -> Candidate:
-    """Return `candidate` with another scheme, and a name made of that scheme."""
+    """Return `candidate` with another scheme, and with a name made from that scheme."""
     made = candidate.replace(name=_name(scheme), scheme=scheme)
     return in_engine(made, candidate.engine) if candidate.engine else made
 
 
 def thread_counts(cores: int) -> tuple[int, ...]:
-    """Return the thread counts worth comparing on a machine with this number of cores: all (0), half, one."""
+    """Return the thread counts that are worth comparing on a machine with this number of cores: all (0), half, one."""
     return (0,) if cores < 2 else tuple(dict.fromkeys((0, cores // 2, 1)))
 
 
@@ -290,14 +299,12 @@ def _kernel_schemes(profile: Profile) -> Iterator[Scheme]:
 
 
 def _needed(session: Mapping[str, str]) -> dict[str, str]:
-    # "0" is the default of these switches. Without it, equal schemes have one name.
+    # "0" is the default of these switches. It is left out, so that equal schemes get the same name.
     return {key: value for key, value in session.items() if value != "0"}
 
 
 def _sensible(scheme: Scheme, profile: Profile) -> bool:
-    """Return whether a scheme makes sense: mitigations of saturation only if something saturates, and one of them at a
-    time.
-    """
+    """Return whether a scheme makes sense. It may mitigate saturation only if something saturates, and only once."""
     saturating = profile.hazards.get("saturates_int16", ())
     saturates = scheme.pair in saturating or f"{scheme.pair}-{scheme.format}" in saturating
     precise = bool(scheme.session_options)

@@ -1,6 +1,7 @@
-"""Define the trials of a search, the interface that measures them, their comparison, and the sentences on them.
+"""Define the trials of a search, the interface that measures them, their comparison, and the sentences that describe
+them.
 
-The search itself only decides, so tests can run it with an evaluator whose figures are made up.
+The search itself only decides. So tests can run it with an evaluator that returns invented figures.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class Race:
 
 
 class Evaluator(Protocol):
-    """Do everything that takes time. Each method is a function of its arguments, the model and the data."""
+    """Do everything in a search that takes time. Results depend only on the arguments, the model and the data."""
 
     @property
     def total(self) -> int:
@@ -56,36 +57,42 @@ class Evaluator(Protocol):
         """
 
     def build(self, candidate: Candidate) -> Screening:
-        """Build a candidate and screen it: whether it loads, what runs in int8, and how far its outputs are from
-        float32's.
+        """Build a candidate and screen it. The screening shows whether it loads, what runs in int8, and how far its
+        outputs are from float32's.
 
         Raises:
             EdgeqError: the candidate cannot be built or does not load.
         """
 
     def assess(self, candidates: Sequence[Candidate], samples: int) -> dict[str, Assessment]:
-        """Measure the accuracy of several candidates on the first `samples` validation samples. Return it by name."""
+        """Measure the accuracy of several candidates on the first `samples` validation samples. Return the assessments
+        by name.
+        """
 
     def simulate(self, candidate: Candidate, max_drop: float, seconds: float) -> Assessment | None:
-        """Measure the accuracy in a simulator of the target that is too slow for `assess`. `assess` has measured all
-        samples without it. Return None if there is no such simulator.
+        """Measure the accuracy in a simulator of the target that is too slow for `assess`. Call `assess` on all samples
+        first. Return None if there is no such simulator.
 
         Args:
-            max_drop: loss that is allowed; measuring stops when it is clear whether the candidate keeps it.
+            max_drop: the allowed loss. Measuring stops when it is clear whether the candidate loses more.
             seconds: time after which no more samples are run; may be infinite.
         """
 
     def time(self, runners: Mapping[str, Runner], baseline: str, *, tie: float, seconds: float, rough: bool) -> Race:
-        """Measure latencies side by side until one of three things happens: the fastest runner is known, or the leader
-        takes at most the share `tie` longer than any other, or `seconds` are over. A runner that is surely slower stops
-        early.
+        """Measure latencies side by side until one of three things happens:
+
+        - The fastest runner is known.
+        - No runner is faster than the leader by more than the share `tie`.
+        - `seconds` are over.
+
+        A runner that is certainly slower stops early.
 
         Args:
-            rough: whether the race only decides what to look at next.
+            rough: whether the race only decides what to examine next.
         """
 
     def slow_layers(self, candidate: Candidate, float_threads: int) -> tuple[str, ...]:
-        """Return the layers of `candidate` that take longer than in float32 by the runtime's profile, worst first."""
+        """Return the layers that take longer in `candidate` than in float32 by the profile, the worst first."""
 
     def memory(self, candidate: Candidate | None, threads: int) -> int:
         """Return the peak memory of a session in bytes."""
@@ -105,27 +112,28 @@ class Evaluator(Protocol):
 BY_TIME = ("latency", "throughput")
 """The objectives whose costs are speeds."""
 FLOAT_MACS = "MACs in float"
-"""The objective if speed is counted: the share of MACs in float, as small as possible."""
+"""The objective if speed is counted. The share of MACs in float should be as small as possible."""
 _LEAST_NOISE = 1e-20
 BLOCKS_COST = 0.9
-"""Cost of products with weights in blocks if speed is counted, relative to float. It was 0.8 to 1.3 on a
-sentence encoder, for all sizes of its inputs."""
+"""Cost of products with weights in blocks if speed is counted, relative to float. On a sentence encoder, 0.8 to 1.3 was
+measured for all sizes of its inputs.
+"""
 WIDE_COST = 0.5
 """Cost of 16 bits if speed is counted, relative to float."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """Hold one candidate and everything that is known of it.
+    """Hold one candidate and everything that is known about it.
 
     Attributes:
         assessment: accuracy on this machine's kernels.
         simulated: accuracy in a simulator of the target; None without a simulator, or if it was not needed.
         stage: the stage that made the candidate.
-        parent: the candidate that it was made from; "" in the space.
+        parent: the candidate that it was made from; "" if it comes from the search space.
         status: "chosen"; "qualified" (keeps the accuracy, but is not the best); "short" (measured, but loses too much);
             "eliminated" (dropped before it was measured on all samples).
-        reason: why it was not chosen, or why it was.
+        reason: why it was chosen, or why it was not.
         pareto: whether no other candidate is at least as fast and as accurate, and better in one of the two.
         memory_bytes: peak memory of its session, if the objective needs it.
     """
@@ -149,12 +157,14 @@ class Trial:
 
     @property
     def judged(self) -> Assessment | None:
-        """Return the accuracy that counts: the simulator's if it was measured there."""
+        """Return the accuracy that decides: the simulator's if it was measured there, else this machine's."""
         return self.simulated or self.assessment
 
     @property
     def loss(self) -> float:
-        """Return the loss that is compared with the loss allowed, as a fraction; infinity if it was not assessed."""
+        """Return the loss that is compared with the allowed loss, as a fraction; infinity if the trial was not
+        assessed.
+        """
         return self.judged.bound if self.judged else float("inf")
 
     @property
@@ -164,8 +174,8 @@ class Trial:
 
     @property
     def latency(self) -> float:
-        """Return the median latency over float32's in the same race; infinity if it was not timed. If the machine
-        becomes slower or faster between two races, this ratio changes little.
+        """Return the median latency divided by float32's in the same race; infinity if the trial was not timed. If the
+        machine becomes slower or faster between two races, this ratio changes little.
         """
         return self.timing.share if self.timing else float("inf")
 
@@ -181,7 +191,7 @@ class Trial:
 
     @property
     def sqnr_db(self) -> float:
-        """Return the SQNR of the screening in dB. Equal outputs count as 200, so that differences are numbers."""
+        """Return the SQNR of the screening in dB. For identical outputs it is 200, so that differences are finite."""
         return min(200.0, self.screening.sqnr_db) if self.screening else -200.0
 
     def replace(self, **changes: Any) -> Trial:
@@ -217,16 +227,16 @@ class Outcome:
     Attributes:
         trials: all candidates, in the order in which they were made.
         chosen: name of the winner; "" if nothing qualified.
-        fallback: name of the candidate that runs if the winner's engine is missing; "" if there is none or float32 runs
-            then.
-        baseline: float32's timing, with the number of threads that suits it best.
+        fallback: name of the candidate that runs if the winner's engine is missing; "" if there is none, or if float32
+            runs then.
+        baseline: float32's timing, with the number of threads with which it is fastest.
         baseline_threads: that number of threads.
         stages: the stages with their times.
         settled: whether the order of the finalists is settled, as in `Race`.
         out_of_time: whether the budget ended the search.
         histograms: {"edges_ms": [...], "counts": {name: [...]}} of the finalists and float32.
         earlier: speed relative to float32 that an earlier run on this machine claimed for these kernels of this model;
-            None if no run did, or if this run claims it.
+            None if no run did, or if this run claims a speed itself.
     """
 
     trials: tuple[Trial, ...] = field(metadata=written(name="candidates"))
@@ -241,7 +251,7 @@ class Outcome:
     earlier: float | None = None
 
     def trial(self, name: str) -> Trial:
-        """Return the trial of that name.
+        """Return the trial with that name.
 
         Raises:
             StopIteration: there is no such trial.
@@ -255,14 +265,14 @@ class Outcome:
 
 
 class Trials:
-    """Hold the state of a search: its trials by name, and what it measures with. A trial without a reason is still in
-    the run.
+    """Hold the state of a search: its trials by name, and the evaluator that measures them. A trial without a reason is
+    still in the run.
 
     Attributes:
-        objective: the goal's, or `FLOAT_MACS` if speed is counted.
+        objective: the goal's objective, or `FLOAT_MACS` if speed is counted.
         equal: share by which costs must differ to count as different; 0 if speed is counted.
         deadline: the deadline of the current stage.
-        float_threads: number of threads that suits float32.
+        float_threads: number of threads with which float32 is fastest.
         raced: the last race; None before the first.
         leader: the last line shown on the leading candidate.
     """
@@ -297,7 +307,7 @@ class Trials:
         return name in self._trials
 
     def add(self, candidate: Candidate, stage: Stage = "space", parent: str = "") -> None:
-        """Enter a candidate. An existing one of the same name stays."""
+        """Add a candidate to the run. If there is one with the same name already, nothing changes."""
         self._trials.setdefault(candidate.name, Trial(candidate, stage, parent))
 
     def update(self, name: str, **changes: Any) -> Trial:
@@ -310,9 +320,7 @@ class Trials:
         self.update(name, status="eliminated", reason=reason)
 
     def screened(self, name: str, found: Screening) -> None:
-        """Enter the screening of a trial. Enter its timing as well, if speed is counted, or if the structure has been
-        timed.
-        """
+        """Record a trial's screening. Also record its timing if speed is counted or its structure has been timed."""
         in_blocks = self[name].candidate.scheme.mode == "weight-only"
         timing = counted(found, in_blocks=in_blocks) if self.evaluator.counts else None
         self.timed(self.update(name, screening=found, timing=timing))
@@ -322,7 +330,7 @@ class Trials:
         return [trial for trial in self if not trial.reason and trial.screening is not None]
 
     def time(self, trial: Trial, timing: Timing) -> None:
-        """Remember the timing of a structure, and enter it in every trial of that structure with the same threads."""
+        """Remember the timing of a structure, and record it in every trial of that structure with the same threads."""
         key = trial.structure, trial.candidate.threads
         self._timings[key] = timing
         for other in self:
@@ -335,8 +343,8 @@ class Trials:
         return self.update(trial.name, timing=timing) if timing else trial
 
     def cost(self, trial: Trial) -> float:
-        """Return the quantity that the objective minimizes: bytes, or a share of float32's latency or MACs; infinity
-        while it is unknown.
+        """Return the quantity that the objective minimizes: bytes, or a ratio to float32's latency or MACs. It is
+        infinite while unknown.
         """
         if self.objective == "size":
             return float(trial.screening.bytes) if trial.screening else float("inf")
@@ -361,7 +369,7 @@ class Trials:
         return sorted(self.alive(), key=lambda t: (t.accuracy_key, self.cost(t)))
 
     def mark_pareto(self) -> None:
-        """Set `pareto` of every trial that was measured on all samples, unless another one is at least as good in
+        """Set `pareto` of every trial that was measured on all samples, unless another trial is at least as good in
         latency and loss, and better in one of them.
         """
         measured = [t for t in self if t.assessment and t.assessment.complete and t.timing]
@@ -373,10 +381,12 @@ class Trials:
 
 
 def counted(found: Screening, *, in_blocks: bool = False) -> Timing:
-    """Return a speed that is counted, not timed. The cost is the share of multiply-accumulates in float, plus the cost
-    of 16 bits and of weights in blocks. The speed is exact. It is relative to the largest cost: all
-    multiply-accumulates in float and all tensors in 16 bits. Ranges that are measured at run time count as free,
-    although in measurements they took four to seven hundredths of the time.
+    """Return a speed that is counted, not timed.
+
+    The cost is the share of multiply-accumulates in float, plus the cost of 16 bits and of weights in blocks. The speed
+    is exact. It is relative to the largest cost: all multiply-accumulates in float and all tensors in 16 bits. Ranges
+    that are measured at run time count as free, although they took four to seven hundredths of the time in
+    measurements.
     """
     cost = 1 - found.int8_mac_share + WIDE_COST * found.wide_share
     cost += BLOCKS_COST * found.int8_mac_share if in_blocks else 0.0
@@ -396,8 +406,8 @@ def accuracy_of(trial: Trial, goal: Goal) -> int:
 
 
 def speed_of(trial: Trial, goal: Goal) -> int:
-    """Return `MET` if a trial is certainly faster than float32, `DOUBTFUL` if it may be but nothing can be claimed,
-    else `MISSED`. If speed is not the objective, as fast is enough.
+    """Return `MET` if a trial is certainly faster than float32, `DOUBTFUL` if it may be faster but nothing can be
+    claimed, else `MISSED`. If speed is not the objective, equal speed is enough.
     """
     least = 1.0 if goal.objective in BY_TIME else 1 / (1 + EQUAL)
     claim = trial.timing.speedup if trial.timing else None
@@ -409,7 +419,7 @@ def speed_of(trial: Trial, goal: Goal) -> int:
 
 
 def by_structure(trials: Iterable[Trial]) -> list[list[Trial]]:
-    """Group trials by their structure, in their order."""
+    """Group trials by their structure, and keep their order."""
     groups: dict[str, list[Trial]] = {}
     for trial in trials:
         groups.setdefault(trial.structure, []).append(trial)
@@ -417,7 +427,7 @@ def by_structure(trials: Iterable[Trial]) -> list[list[Trial]]:
 
 
 def outrun(trial: Trial, other: Trial, by: float) -> bool:
-    """Return whether `trial` surely takes longer than `other` by the share `by`. Return False if one of the speeds
+    """Return whether `trial` certainly takes longer than `other` by the share `by`. Return False if one of the speeds
     cannot be claimed.
     """
     known = trial.timing is not None and other.timing is not None and not unmeasured(trial, other)
@@ -430,7 +440,9 @@ def points(loss: float) -> str:
 
 
 def loses(found: Assessment) -> str:
-    """Write the loss on the samples, and how large it may be over many others. If noise counts, write the SQNR."""
+    """Write the loss on the samples, and how large it may be over many others. For a loss that is noise, write the
+    SQNR.
+    """
     if found.basis == "noise":
         return f"has {decibels(found.drop)} SQNR"
     text, bound = f"loses {points(found.drop)}", points(found.bound)
@@ -438,7 +450,7 @@ def loses(found: Assessment) -> str:
 
 
 def allowed(found: Assessment, max_drop: float) -> str:
-    """Write the limit for a loss of the kind that `found` has."""
+    """Write the allowed loss, in the unit of the loss in `found`."""
     if found.basis == "noise":
         return f"{decibels(max_drop)} are wanted"
     return f"{points(max_drop)} are allowed"
@@ -467,15 +479,15 @@ def times(timing: Timing | None, of: str = "") -> str:
 
 
 def unmeasured(*trials: Trial) -> str:
-    """Write why the speeds of `trials` cannot be compared: the reason of the first one whose speed cannot be claimed.
-    Return "" if the speeds of all timed trials can be claimed.
+    """Write why the speeds of `trials` cannot be compared. This is the reason of the first trial whose speed cannot be
+    claimed. Return "" if the speeds of all timed trials can be claimed.
     """
     claims = (t.timing.speedup for t in trials if t.timing is not None and t.verdict == UNKNOWN)
     return next(((claim and claim.reason) or "too few pairs of runs" for claim in claims), "")
 
 
 def behind(trial: Trial, faster: Trial) -> str:
-    """Write how much longer `trial` takes than `faster`, or why that is not known."""
+    """Write how much longer `trial` takes than `faster`, or why that is unknown."""
     if unmeasured(trial, faster):
         return f"not distinguishable in speed from {faster.name}: it runs at {times(trial.timing, of='float32')}"
     return f"{trial.latency / faster.latency:.2f} times the latency of {faster.name}"
@@ -490,7 +502,7 @@ def hopeless(found: Assessment, max_drop: float) -> str:
 
 
 def less_accurate(trial: Trial, better: Trial) -> str:
-    """Write why `better` is preferred to `trial`, which is as fast."""
+    """Write why `better` is preferred to `trial`, which is equally fast."""
     mine, other = (points(t.assessment.bound) if t.assessment else "nothing known" for t in (trial, better))
     if mine != other:
         return f"and loses up to {mine}, not {other}"
@@ -499,5 +511,5 @@ def less_accurate(trial: Trial, better: Trial) -> str:
 
 
 def interval(found: Assessment) -> str:
-    """Write the interval of a loss; "" if the interval is the whole scale, because nothing is known."""
+    """Write the interval of a loss. If it covers the whole scale, nothing is known; return ""."""
     return "" if found.high - found.low >= 1 else f" ({points(found.low)} to {points(found.high)})"

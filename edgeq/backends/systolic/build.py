@@ -1,7 +1,9 @@
-"""Turn a prepared float model into a network: the int8 layers of the array and its core, the float parts, and reasons.
+"""Turn a prepared float model into a network: int8 layers for the array and its core, float parts, and the reasons why
+those stay in float.
 
-The network is built from a rewritten copy of the model at batch 1. Reshapes bring operators into the shapes that the
-array takes: 2-D windows, with the batch in front. Activations move to the layers that they can be fused into.
+The network is built from a rewritten copy of the model at batch 1. Reshapes bring operators into the form that the
+array requires: 2-D windows, and tensors with the batch as first axis. Activations move next to the layers that they can
+be fused into.
 """
 
 from __future__ import annotations
@@ -52,7 +54,7 @@ def fixed_batch(model: ir.Model, path: Path) -> ir.Model:
         path: the model's file, for messages.
 
     Raises:
-        ModelError: an input's shape is not fixed apart from its batch, or the batch is fixed to more than one.
+        ModelError: an input has another axis without a fixed size, or a fixed batch other than 1.
     """
     fixed = model.clone()
     ir.external_data.load_to_model(fixed)
@@ -65,7 +67,9 @@ def fixed_batch(model: ir.Model, path: Path) -> ir.Model:
 
 
 def _make_constant_outputs(model: ir.Model) -> None:
-    """Add a node for each constant output, in place, because a layer must compute every output of the network."""
+    """Add a node, in place, for each output of the model that is a constant. In a network, a layer must compute every
+    output.
+    """
     editor = Editor(model)
     for place, value in enumerate(model.graph.outputs):
         tensor = constant_tensor(value)
@@ -102,7 +106,7 @@ def two_dimensional(model: ir.Model) -> bool:
     """Change each convolution or pooling of [1, C, L] to one of [1, C, 1, L], in place. The values stay the same.
 
     Returns:
-        True if anything changed, as in the other rewrites.
+        True if anything changed.
     """
     editor = Editor(model)
     changed = False
@@ -136,8 +140,8 @@ def batch_in_front(model: ir.Model) -> bool:
     """Change each product of [rows, K] with constant weights to one of [1, rows, K], in place. The values stay the
     same.
 
-    The function also changes sums and activations of the results. ONNX Runtime's optimiser, and attention with the
-    sequence in front, compute such products. Their rows belong to one sample and are not a batch.
+    The function also changes sums and activations of such products. The products come from ONNX Runtime's optimiser,
+    and from attention whose first axis is the sequence. Their rows all belong to one sample, so they are not a batch.
 
     Returns:
         True if anything changed.
@@ -169,7 +173,8 @@ def batch_in_front(model: ir.Model) -> bool:
             flat.replace_all_uses_with(rows)
             in_front[rows] = made
         model.graph.remove(node, safe=True)
-        # Keep both names: excluded nodes and multiply-accumulates are found by the node's name, ranges by the tensor's.
+        # Keep both names: excluded nodes and multiply-accumulates are looked up by the node's name, ranges by the
+        # tensor's.
         maker(first).name, made.name = node.name, known
     if in_front:
         RemoveUnusedNodesPass()(model)
@@ -177,7 +182,7 @@ def batch_in_front(model: ir.Model) -> bool:
 
 
 def _product(editor: Editor, node: ir.Node, in_front: dict[ir.Value, ir.Value]) -> tuple[ir.Value, ir.Value]:
-    """Return the product with the batch in front, and its sum with the bias."""
+    """Return the product with the batch as first axis, and its sum with the bias. Without a bias, both are the same."""
     read, weights, bias, name = node.inputs[0], node.inputs[1], node_input(node, 2), node.name or ""
     matrix = constant_values(weights)
     assert read is not None
@@ -197,7 +202,7 @@ def _product(editor: Editor, node: ir.Node, in_front: dict[ir.Value, ir.Value]) 
 
 
 def _is_product_of_rows(node: ir.Node) -> bool:
-    """Return whether a node multiplies [rows, K] by constant weights and adds at most one constant for each output."""
+    """Return whether a node multiplies [rows, K] by constant weights and adds nothing but a constant bias."""
     matrix = constant(node_input(node, 1)) if is_op(node, "Gemm", "MatMul") else None
     shape = sizes(node.inputs[0])
     if matrix is None or matrix.ndim != 2 or shape is None or len(shape) != 2 or shape[0] == 1:
@@ -205,15 +210,15 @@ def _is_product_of_rows(node: ir.Node) -> bool:
     if any(value.is_graph_output() for value in (node.inputs[0], node.outputs[0]) if value is not None):
         return False
     if node.attributes.get_int("transA", 0) or any(node.attributes.get_float(f, 1.0) != 1.0 for f in ("alpha", "beta")):
-        return False  # preparation leaves alpha and beta only if the bias is computed (`model.gemm`)
+        return False  # after preparation, only Gemms whose bias is computed still have alpha and beta (`model.gemm`)
     outputs = matrix.shape[0] if node.attributes.get_int("transB", 0) else matrix.shape[1]
     return node_input(node, 2) is None or _for_each_output(constant(node_input(node, 2)), outputs)
 
 
 def _is_of_rows(node: ir.Node, in_front: Mapping[ir.Value, ir.Value]) -> bool:
-    """Return whether a node is an activation or a sum of rows that `in_front` already has with the batch in front.
+    """Return whether a node is an activation or a sum that reads only rows from `in_front`.
 
-    The other operand of a sum may also be one constant for each output.
+    The second operand of a sum may also be a constant bias.
     """
     if not is_op(node, "Add", "Clip", "Relu") or node.outputs[0].is_graph_output():
         return False
@@ -237,7 +242,7 @@ def _for_each_output(values: NDArray[Any] | None, outputs: int) -> bool:
 def _with_batch(editor: Editor, node: ir.Node, read: ir.Value) -> ir.Value:
     """Return a product's input as [1, ..., K].
 
-    If a Reshape made the rows from such a value, return that value. Otherwise add a Reshape.
+    If a Reshape made the rows from a tensor of that form, return that tensor. Otherwise add a Reshape.
     """
     rows, inner = sizes(read) or (0, 0)
     before, source = read.producer(), read
@@ -250,7 +255,7 @@ def _with_batch(editor: Editor, node: ir.Node, read: ir.Value) -> ir.Value:
     whole = editor.constant(f"{node.name}/batch", np.array([1, rows, inner]))
     made = editor.node("Reshape", [source, whole], f"{node.name}/in_front", before=node)
     made.shape, made.type = ir.Shape([1, rows, inner]), read.type
-    # The tensor with the batch in front may become int8, so it gets the name that the range is known by.
+    # The tensor with the batch as first axis may become int8, so it gets the name under which its range is stored.
     made.name, read.name = read.name, editor.free_value_name(f"{read.name}/flat")
     return made
 
@@ -259,14 +264,15 @@ _ACTIVATIONS = ("Relu", "Clip")
 
 
 def rewrite(model: ir.Model, wanted: Callable[[ir.Node], bool]) -> None:
-    """Bring a model into the form that the array takes, in place.
+    """Bring a model into the form that the array requires, in place.
 
     - Convolutions, pooling and products get the array's shapes (`two_dimensional`, `batch_in_front`).
     - The padding of pooling becomes explicit (`explicit_ceil`), and shape arithmetic is folded.
-    - An activation moves before pooling or data movement that separates it from the layer it could be fused into.
+    - An activation that comes after pooling or data movement moves in front of it (`activations_first`), next to the
+      layer that it can be fused into.
 
     Args:
-        wanted: returns whether a node may leave float.
+        wanted: a function that returns whether a node may leave float.
 
     Raises:
         ModelError: ONNX and ONNX Runtime do not agree on the output size of an average pooling.
@@ -278,10 +284,13 @@ def rewrite(model: ir.Model, wanted: Callable[[ir.Node], bool]) -> None:
 
 
 def explicit_ceil(model: ir.Model) -> bool:
-    """Replace ceil_mode of pooling by padding at the end.
+    """Replace ceil_mode of pooling by padding at the end, in place.
 
-    ONNX's shape inference counts windows that start in that padding. ONNX Runtime correctly leaves them out. Without
-    ceil_mode, both infer the same size.
+    ONNX's shape inference also counts windows that start in that padding. ONNX Runtime correctly leaves them out.
+    Without ceil_mode, both infer the same size.
+
+    Returns:
+        Always False, because the function infers the shapes itself.
 
     Raises:
         ModelError: ONNX and ONNX Runtime do not agree on the output size of an average pooling.
@@ -305,7 +314,8 @@ def explicit_ceil(model: ir.Model) -> bool:
                     "Export it with ceil_mode = 0 and explicit padding",
                 )
         elif len(node.outputs) == 1 and all(end < size for end, size in zip(ends, windows.kernel, strict=True)):
-            # Dilated windows can reach further. ONNX Runtime does not accept padding as large as the window.
+            # The padding must be smaller than the window: ONNX Runtime accepts no more, but dilated windows can reach
+            # further.
             node.attributes["pads"] = ir.AttrInt64s("pads", [*windows.pads[:2], *ends])
             for name in ("ceil_mode", "auto_pad"):
                 node.attributes.pop(name, None)
@@ -314,13 +324,17 @@ def explicit_ceil(model: ir.Model) -> bool:
 
 
 def activations_first(model: ir.Model, wanted: Callable[[ir.Node], bool]) -> bool:
-    """Change X → MaxPool or data movement → Relu to X → Relu → MaxPool or data movement. The values stay the same.
+    """Swap each activation with the MaxPool or data movement in front of it, in place: X → MaxPool → Relu becomes X →
+    Relu → MaxPool. The values stay the same.
 
     An activation does not move past a node that stays in float. That node may compute new values, and the tensor
     between the two would have no calibrated range.
 
     Args:
-        wanted: returns whether a node may leave float.
+        wanted: a function that returns whether a node may leave float.
+
+    Returns:
+        True if anything changed.
     """
     editor = Editor(model)
     changed = False
@@ -333,16 +347,16 @@ def activations_first(model: ir.Model, wanted: Callable[[ir.Node], bool]) -> boo
         model.graph.insert_before(through, activation)
         activation.replace_input_with(0, source)
         through.replace_input_with(0, last)
-        # The last tensor keeps its name, because its range is known by that name.
+        # The last tensor keeps its name, because its range is stored under that name.
         last.name, between.name = editor.free_value_name(f"{source.name}/{activation.op_type.lower()}"), last.name
         changed = True
     return changed
 
 
 def _movable(model: ir.Model, node: ir.Node, wanted: Callable[[ir.Node], bool]) -> tuple[ir.Node, ir.Node] | None:
-    """Return a MaxPool or data-movement node with an int8 form, and the activation after it, if the two can be swapped.
+    """Return a MaxPool or data movement and the activation after it, if the two can be swapped.
 
-    Otherwise return None.
+    The first node must have an int8 form. Otherwise return None.
     """
     if (node.op_type != "MaxPool" and node.op_type not in MOVES) or len(node.outputs) != 1:
         return None
@@ -358,7 +372,7 @@ def _movable(model: ir.Model, node: ir.Node, wanted: Callable[[ir.Node], bool]) 
 
 
 def _spans_zero(activation: ir.Node) -> bool:
-    """Return whether an activation has constant bounds and leaves zero (padding) unchanged."""
+    """Return whether an activation has constant bounds and maps zero, the value of padding, to zero."""
     bounds = clamp_bounds(activation)
     return bounds is not None and bounds[0] <= 0 <= bounds[1]
 
@@ -368,7 +382,7 @@ _SURROUNDED = "its inputs are in float, and quantizing them for this operator al
 
 _Item = TypeVar("_Item", bound=Layer | ir.Node)
 Found = dict[str, tuple[Layer, ...]]
-"""The layers of each node by its name; empty if the node became part of the layer before it."""
+"""Layers by the name of their node. A node that became part of the layer before it has no layers."""
 
 
 def build_network(
@@ -379,13 +393,13 @@ def build_network(
     op_types: Collection[str] | None = None,
     hazards: Mapping[str, str] = MappingProxyType({}),
 ) -> Network:
-    """Return the layers of a prepared model. The model itself does not change.
+    """Return the network of a prepared model. The model itself does not change.
 
     Args:
         path: the model's file, for messages.
         exclude: names of nodes that stay in float.
         op_types: operator types that may become int8; None means all.
-        hazards: for each tensor that must not be in 8 bits, the text that follows its name in the reason.
+        hazards: tensors that must not be in 8 bits, by name, each with the text that follows the name in the reason.
 
     Raises:
         ModelError: an input's size is not fixed.
@@ -432,7 +446,7 @@ def _dtype(value: ir.Value | None) -> str:
 
 
 def _unwanted(node: ir.Node, kept: Mapping[str, str], op_types: Collection[str] | None) -> str:
-    """Return the reason why the caller's choices keep a node in float; "" if they do not."""
+    """Return why the caller's choices keep a node in float; "" if they do not."""
     if node.name is not None and node.name in kept:
         return kept[node.name]
     return foreign(node.op_type) if op_types is not None and node.op_type not in op_types else ""
@@ -441,9 +455,9 @@ def _unwanted(node: ir.Node, kept: Mapping[str, str], op_types: Collection[str] 
 def _settle(index: GraphIndex, found: Found, reasons: dict[str, str]) -> None:
     """Move layers that would only add conversions from `found` to `reasons`, in place.
 
-    Convolutions and products are worth a conversion. Any other layer is in int8 if it reads an int8 tensor. A layer
-    that only reads inputs of the graph is also in int8 if all readers of its result are. The same applies to a plain
-    reshape, because the conversion can just as well come before it.
+    Convolutions and products are worth a conversion. Any other layer becomes int8 if it reads an int8 tensor. A layer
+    that only reads inputs of the graph, or that is a plain reshape, also becomes int8 if all readers of its result are
+    int8, because the conversion can just as well come before it.
     """
     integers: set[ir.Value] = set()
     for node in index.graph:
@@ -480,7 +494,7 @@ def _wants_integers(found: Found, tensor: ir.Value) -> bool:
 
 
 def _fold_biases(index: GraphIndex, found: Found, reasons: dict[str, str]) -> None:
-    """Turn an Add after a MatMul or Conv into its bias, in place, if it adds one constant for each channel."""
+    """Fold each Add of one constant per channel into the bias of the MatMul or Conv before it, in place."""
     for node in index.graph:
         layers = found.get(node.name or "")
         layer = layers[0] if layers else None
@@ -510,7 +524,7 @@ def _per_channel(values: np.ndarray, layer: Weighted) -> bool:
 
 
 def _fold_relus(layers: list[Layer], outputs: Collection[str]) -> list[Layer]:
-    """Return the layers with each Relu folded into the convolution, product or sum whose only reader it is."""
+    """Return the layers with each Relu folded into a convolution, product or sum, if nothing else reads its result."""
     read = steps.readers(layers)
     folded: list[Layer] = []
     gone: set[str] = set()
@@ -552,10 +566,11 @@ def _float_layer(
 
 
 def alternate(layers: Sequence[Layer], floats: Sequence[ir.Node]) -> list[Layer | list[ir.Node]]:
-    """Return all layers one by one, with the float nodes in groups as large as their dependences allow.
+    """Return the int8 layers in an order in which they can run, with the float nodes between them in groups.
 
-    The search is greedy: it runs every item of one kind that can run before it changes to the other kind. It tries both
-    kinds as the first and returns the order with fewer groups.
+    The groups are as large as the dependences between the nodes allow. The search is greedy: it takes every item of one
+    kind that can run before it switches to the other kind. It runs once with each kind first, and returns the order
+    with fewer groups.
     """
     made = {name for item in (*layers, *floats) for name in _writes(item)}
     orders = [_greedy(layers, floats, made, floats_first) for floats_first in (False, True)]
@@ -580,7 +595,7 @@ def _greedy(
 
 
 def _run(waiting: list[_Item], known: set[str], made: set[str]) -> list[_Item]:
-    """Remove all items that can run from `waiting`, and return them in order. Add their outputs to `known`.
+    """Remove the items that can run from `waiting`, and return them in order. Add their outputs to `known`.
 
     Args:
         waiting: items in topological order.

@@ -3,13 +3,13 @@
 The array works in tiles of DIM output channels. Each tile may have its own scale at no cost. In the given order, almost
 every tile has a channel with large weights. Sorting the channels by the range of their weights puts channels with
 similar ranges into one tile. The weights of the next layer are permuted to match: a dense convolution or product
-absorbs the order of its input channels in its weights. Depthwise layers, sums, pooling and clamps keep the order. The
-order of a tensor does not change if it is visible outside, as in inputs and outputs of the model, float parts, data
-movement, and concatenation of channels.
+absorbs the new order in its weights, while depthwise layers, sums, pooling and clamps pass it on. A tensor keeps its
+order if the order is visible outside: inputs and outputs of the model, and tensors of float parts, data movement, and
+concatenation of channels.
 
-Weights that only read zeros are set to zero. A channel with a relu is always 0 if its largest possible result is not
-positive. Batch normalization can leave weights of any size after such channels. They have no effect, but in a tile with
-one scale they would cost all other channels bits.
+Weights that only read zeros are set to zero. If a channel has a relu and its largest possible result is not positive,
+it is always 0. After such channels, batch normalization can leave weights of any size. They have no effect, but in a
+tile with one scale, large ones would cost the other channels bits.
 
 Tensors after a relu use all 256 integers, although zero points are 0. Values that are never negative normally use only
 half of the signed integers. Between layers with weights and without padding, the tensor can be stored minus a constant:
@@ -17,8 +17,8 @@ half of the signed integers. Between layers with weights and without padding, th
     relu(x) is stored as x - 128 s, s = largest / 255    saturation at -128 does the work of the relu (or Clip from 0)
     the layer before adds -128 s to its bias; the layers that read the tensor add 128 Σ w: no extra operations
 
-The steps are then half as large. A padding zero would mean 128 s, so tensors that a layer with padding reads are not
-shifted.
+The steps are then half as large. In such a tensor, a zero of padding would mean 128 s, so tensors that a layer with
+padding reads are not shifted.
 """
 
 from __future__ import annotations
@@ -42,13 +42,14 @@ _Item = TypeVar("_Item")
 
 @dataclass(frozen=True)
 class ChannelGroup:
-    """Group tensors whose channels (axis 1) correspond.
+    """Describe a group of tensors whose channels (axis 1) correspond.
 
     Attributes:
         tensors: names, in the order of the network.
-        writers: layers with weights for each of these channels: dense layers that compute them, and depthwise layers.
-        readers: dense layers that read the channels, with the number of weight inputs for each channel (more than one
-            if rows and columns were flattened).
+        writers: layers that have weights for each of these channels: dense layers that compute them, and depthwise
+            layers.
+        readers: dense layers that read the channels, each with its number of weight inputs per channel. The number is
+            above 1 if rows and columns were flattened.
         fixed: the reason why the order cannot change; "" if it can.
     """
 
@@ -78,7 +79,9 @@ class _Ties:
         self._fix((*network.inputs, *network.outputs), "it is an input or output of the model")
 
     def add(self, layer: Layer) -> None:
-        """Record the channel axes that a layer ties together, and those whose order it fixes."""
+        """Record which tensors must have their channels in the same order because of a layer, and which must keep their
+        order.
+        """
         names = (*step_inputs(layer), *step_outputs(layer))
         match layer:
             case steps.Conv():
@@ -101,7 +104,7 @@ class _Ties:
                 self._tie(names)
 
     def groups(self) -> tuple[ChannelGroup, ...]:
-        """Return the groups that result from all layers added so far, each with its layers."""
+        """Return the groups that result from all layers added so far."""
         writers, readers = self._by_root(self._writers), self._by_root(self._readers)
         fixed = self._by_root((name, why) for name, why in self._fixed.items() if name in self._parent)
         return tuple(
@@ -155,10 +158,10 @@ _LARGEST_INPUT = 128
 
 
 def without_idle_weights(network: Network, scales: Mapping[str, float]) -> Network:
-    """Return the network with zeros in place of weights that read channels that are always zero.
+    """Return the network with zeros in place of the weights for channels that are always zero.
 
     Args:
-        scales: the scale of every integer tensor; they bound the values that a layer can read.
+        scales: the scale of every integer tensor. The scales limit the values that a layer can read.
     """
     low: dict[str, Channels] = {}  # by tensor: channels that are never positive
     idle: dict[str, Channels] = {}  # by tensor: channels that are always zero
@@ -201,7 +204,8 @@ _SUFFIX = "/offset"
 def with_offsets(
     network: Network, scales: Mapping[str, float], ranges: Mapping[str, Range], *, powers_of_two: bool
 ) -> tuple[Network, dict[str, float]]:
-    """Shift tensors after a relu by 128 steps of half the size where possible. Return the network and its scales.
+    """Shift tensors after a relu by 128 steps where possible, which halves their steps. Return the network and its
+    scales.
 
     Args:
         ranges: the ranges that the scales were chosen from; a tensor whose range must be kept is not shifted.
@@ -216,7 +220,7 @@ def with_offsets(
         origin = clamp.output
         step = scales[origin] * 127 / _STEPS
         step = 2.0 ** math.ceil(math.log2(step)) if powers_of_two else float(np.float32(step))
-        # Saturation replaces the Clip only if it cuts at the Clip's upper bound or below.
+        # Saturation replaces the Clip only if the Clip's upper bound is not below the largest value that can be stored.
         cut = isinstance(clamp, steps.Clamp) and clamp.high < _STEPS * step * (1 - 1e-6)
         kept = origin in network.outputs or any(ranges[n].kept for n in (layer.output, origin) if n in ranges)
         if kept or cut or not read.get(origin) or not all(map(_absorbs, read[origin])):
@@ -235,7 +239,9 @@ def with_offsets(
 
 
 def _relu_behind(layer: Weighted, network: Network, read: Mapping[str, list[Layer]]) -> Weighted | steps.Clamp | None:
-    """Return the layer if it ends in a relu, or the Clip from 0 that is its only reader; None if it has neither."""
+    """Return the layer that applies the relu: `layer` itself, or a Clip from 0 that is its only reader; None if neither
+    does.
+    """
     if layer.relu:
         return layer
     behind = read.get(layer.output, [])
@@ -272,7 +278,7 @@ def sort_channels(network: Network, dim: int) -> Network:
 
 
 def best_order(group: ChannelGroup, dim: int) -> Order | None:
-    """Return the order that wastes the fewest bits over all layers of the group; None if the given order is as good."""
+    """Return the order that wastes the fewest bits over all layers of the group; None if the given order is best."""
     if group.fixed or not group.writers or len(group.writers[0].weights) <= dim:
         return None
     ranges = [_log_ranges(layer) for layer in group.writers]
@@ -289,7 +295,7 @@ def _log_ranges(layer: Weighted) -> NDArray[np.float64]:
 
 
 def _waste(layers: Sequence[Weighted], order: Order, dim: int) -> float:
-    """Return the bits that channels lose to a shared scale, compared with their own scales, over all layers and
+    """Return the number of bits that channels lose because they share a scale with others, over all layers and
     channels.
     """
     total = 0.0
@@ -306,8 +312,8 @@ def activation_scales(network: Network, ranges: Mapping[str, Range], *, powers_o
     """Return the float32 scale of each tensor: its largest magnitude / 127, or 1 if all its values are zero.
 
     - Layers that pass integers on (pooling, clamps, concatenation, data movement) share one scale between inputs and
-      outputs. Only the tensors that other layers read decide it, so values that are clipped or pooled away do not widen
-      the range.
+      outputs. The scale covers only the tensors that other layers read, so values that are clipped or pooled away do
+      not widen the range.
     - The scale of a sum is at least that of both operands. Otherwise an operand would saturate before it is added. An
       operand that is all zero takes the scale of the sum.
     - On an array that shifts, all scales are powers of two, and so are their quotients.
@@ -345,7 +351,7 @@ def activation_scales(network: Network, ranges: Mapping[str, Range], *, powers_o
                 scales.update(dict.fromkeys(groups[layer.output], least))
                 empty.difference_update(groups[layer.output])
                 changed = True
-    # Start with the last sums: an empty sum takes the scale of the sum that reads it, before its own operands do.
+    # Start with the last sums: a sum that is all zero must get the scale of its reader before its own operands take it.
     widest = dict.fromkeys(empty, math.inf)
     for layer in reversed(additions):
         for name in {layer.left, layer.right} & empty:
@@ -355,7 +361,9 @@ def activation_scales(network: Network, ranges: Mapping[str, Range], *, powers_o
 
 
 def _groups(network: Network) -> dict[str, list[str]]:
-    """Return, for each tensor, all tensors that share its scale, itself included. Each group is one list object."""
+    """Return, for each tensor, the list of all tensors that share its scale, itself included. All of them get the same
+    list object.
+    """
     groups: dict[str, list[str]] = {name: [name] for name in sorted(network.integers)}
     for layer in network.layers:
         if not isinstance(layer, steps.SAME_SCALE):
@@ -369,7 +377,7 @@ def _groups(network: Network) -> dict[str, list[str]]:
 
 
 def _used(network: Network) -> set[str]:
-    """Return the tensors that are outputs, that nothing reads, or that a layer outside `SAME_SCALE` reads."""
+    """Return the outputs, the tensors that nothing reads, and the tensors that a layer outside `SAME_SCALE` reads."""
     read = network.readers
     return {
         name

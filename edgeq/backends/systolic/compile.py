@@ -1,16 +1,17 @@
 """Compile a prepared model for an array: make the integer program and the files that go with it.
 
-A program is lowered once. It is then fitted to samples if that brings its outputs closer to the float model's:
+edgeq first lowers the program without samples. It then fits the program to samples in two ways, and keeps what brings
+the outputs closer to the float model's:
 
-- Weights are rounded to minimise the error of a layer's output, not of each weight (`edgeq.quantize.weight_only`). The
-  integers that a layer reads in the program decide which errors matter. The bias absorbs the shift of the mean that
+- Rounding weights: edgeq minimises the error of a layer's output, not of each weight (`edgeq.quantize.weight_only`).
+  The integers that a layer reads in the program decide which errors matter. The bias absorbs the shift of the mean that
   rounding causes.
-- Biases are corrected. Rounding weights and clipping activations shift the mean of a layer's output, and the shifts add
-  up. The program runs once over some samples. Each layer reads the output of the corrected layers before it. Its mean
-  difference from the float model goes into the int32 bias, channel by channel (Nagel et al. 2019, "Data-Free
-  Quantization Through Weight Equalization and Bias Correction", section 4.2, with data instead of their assumptions).
-  Let y be the float output after the activation, z the integer output, and p the share of z that is not cut. The shift
-  is one Newton step, (mean y - mean z) / p. Channels that are nearly always cut do not change.
+- Correcting biases: rounded weights and clipped activations shift the mean of a layer's output, and the shifts add up.
+  edgeq runs the program once over some samples. Each layer reads the output of the corrected layers before it. The
+  difference between its mean and the float model's goes into the int32 bias, channel by channel (Nagel et al. 2019,
+  "Data-Free Quantization Through Weight Equalization and Bias Correction", section 4.2, with data instead of their
+  assumptions). Let y be the float output after the activation, z the integer output, and p the share of z that is not
+  cut. The shift is one Newton step, (mean y - mean z) / p. Channels that are nearly always cut do not change.
 """
 
 from __future__ import annotations
@@ -59,15 +60,15 @@ from edgeq.quantize.weight_only import damped, round_rows, squared
 from edgeq.scheme import Scheme
 
 Change = Callable[[Weighted, NDArray[Any]], Weighted]
-"""A function that returns the step to use in place of a step, given its integer input [N, ...]."""
+"""A function that takes a step and its integer input [N, ...], and returns the step to use instead."""
 _MOST_TAPS = 1152
-"""Layers with more taps keep their weights: the time for rounding grows with the third power, and the gain falls."""
+"""Layers with more taps keep their weights: rounding time grows with the cube of the taps, and the gain falls."""
 _PATCHES_PER_TAP = 4
 _FEWEST, _MOST = 512, 8192
 
 
 def rounded_weights(network: Network) -> Change:
-    """Return a function that rounds a step's weights again.
+    """Return a function that rounds a step's weights again, for the least error of its output.
 
     Args:
         network: the network that the program was made from, with float weights.
@@ -75,7 +76,9 @@ def rounded_weights(network: Network) -> Change:
     layers: Mapping[str, Weighted] = {layer.name: layer for layer in network.layers if isinstance(layer, Weighted)}
 
     def rounded(step: Weighted, x: NDArray[Any]) -> Weighted:
-        """Return `step` with each row of weights rounded anew if that is more accurate for input `x`."""
+        """Return `step` with its weights rounded again. A row only changes if the new weights are more accurate on
+        input `x`.
+        """
         layer = layers[step.name]
         groups, outputs = getattr(step, "groups", 1), len(step.bias)
         taps = step.weights[0].size
@@ -119,14 +122,14 @@ _FLAT = 0.05
 
 
 def corrected_layers(program: Program) -> dict[str, int]:
-    """Return the float tensors whose means bias correction uses, in program order, with their channel axes."""
+    """Return the float tensors whose means bias correction needs, in program order, each with its channel axis."""
     layers = (step for step in program.steps if isinstance(step, Weighted))
     return {program.tensors[step.output].origin: _channel_axis(step) for step in layers}
 
 
 def _channel_axis(step: Weighted) -> int:
-    """Return the channel axis of a step's output: the last axis of a product, which may have several rows for each
-    sample.
+    """Return the channel axis of a step's output. For a product, it is the last axis, because there may be several rows
+    for each sample.
     """
     return 1 if isinstance(step, steps.Conv) else -1
 
@@ -137,15 +140,15 @@ def correct_biases(
     """Return `program` with biases that cancel the mean errors of its layers.
 
     Args:
-        inputs: some samples [N, ...].
-        means: by name in `corrected_layers`, the float model's mean of each channel over the same samples.
-        first: a change to each step before its bias is corrected.
+        inputs: samples [N, ...] by input name.
+        means: means of the float model's channels over the same samples, by the names in `corrected_layers`.
+        first: a function that changes each step before its bias is corrected; None changes nothing.
     """
     simulator = Simulator(program, keep_sums=True)
 
     def corrected(step: Weighted, x: Array) -> Weighted:
-        """Return `step` with its bias moved by the mean error of each output channel for input `x`, in accumulator
-        units.
+        """Return `step` with a corrected bias: the mean error of each output channel for input `x` is added, in
+        accumulator units.
         """
         step = first(step, x) if first is not None else step
         tensor = program.tensors[step.output]
@@ -170,7 +173,7 @@ def channel_means(values: Array, axis: int) -> Floats:
 
 
 def _shift(y: Array, mean: Floats, tensor: steps.Tensor, *, relu: bool) -> Floats | None:
-    """Return how far the mean of each channel of `y` [channels, ...] has to move.
+    """Return the correction of the mean of each channel of `y` [channels, ...].
 
     Return None if `mean` has a different number of channels.
     """
@@ -185,16 +188,17 @@ def _shift(y: Array, mean: Floats, tensor: steps.Tensor, *, relu: bool) -> Float
 
 
 SAMPLES = 48
-"""Samples for fitting weights and biases. First, each third of them judges a fit to the other two thirds."""
+"""Number of samples for fitting weights and biases. Each third is also used to judge a fit to the other two thirds."""
 _FOLDS = 3
-# A way of fitting this many decibels below the best on some samples is not tried on the others.
+# A fitting method that is this many decibels behind the best on the samples so far is not tried on the others.
 _BEHIND = 6.0
-# Least gain of fitting, in decibels. A smaller gain may be due to the choice of samples.
+# Minimum gain of fitting, in decibels. A smaller gain may be due to the choice of samples.
 _WORTH_FITTING = 1.0
 _MEMORY = 2**29
-# Least gain in decibels for which depthwise layers move from the array to the core.
+# Minimum gain, in decibels, for which depthwise layers move from the array to the core.
 _WORTH_LEAVING = 3.0
-# From this SQNR in decibels on, edgeq does not try depthwise layers on the core: the gain is not worth the time.
+# If the SQNR is at least this many decibels, edgeq does not try depthwise layers on the core: the gain would not be
+# worth the time.
 _GOOD_ENOUGH = 12.0
 
 
@@ -218,7 +222,7 @@ class Reference:
         return {name: rows.mean(axis=0) for name, rows in self.channels.items()}
 
     def folds(self) -> Iterator[tuple[Reference, Reference]]:
-        """Yield pairs: samples to fit to, and samples to judge on. Each sample judges once.
+        """Yield pairs of samples: some to fit to, and some to judge the fit on. Each sample is used once for judging.
 
         If there are too few samples, yield one pair with all samples on both sides.
         """
@@ -245,9 +249,10 @@ def compile_program(
 ) -> Program:
     """Quantize a prepared model for an array.
 
-    Channels are sorted by range, so each tile of output channels gets a fitting scale. With `samples`, edgeq also
-    rounds weights for the least error of each layer and corrects biases, if the outputs get closer. If depthwise layers
-    lose too much with the array's one scale for each tile, they run on the core with one scale for each channel.
+    Channels are sorted by range, so that the scale of each tile suits all its channels. With `samples`, edgeq also
+    tries to round weights for the least error of each layer and to correct biases. It keeps what brings the outputs
+    closer to the float model's. If depthwise layers lose too much because the array has one scale for each tile, they
+    run on the core with one scale for each channel.
 
     Raises:
         CalibrationError: a range is missing.
@@ -278,16 +283,17 @@ def compile_program(
 
 
 class _Judged(NamedTuple):
-    """A program and the SQNR of its way of fitting, measured on samples that were not used for the fit."""
+    """Hold a program and the SQNR of its fitting method, measured on samples that were not used for fitting."""
 
     program: Program
     sqnr_db: float
 
 
 def _fitted(plain: Program, network: Network, reference: Reference) -> _Judged:
-    """Return `plain` with rounded weights, corrected biases, both or neither: the way that does best.
+    """Return `plain` fitted by the best method: rounded weights, corrected biases, both or neither.
 
-    Each third of the samples judges fits to the other thirds. The best way is then fitted to all samples.
+    Each third of the samples is used to judge fits to the other two thirds. The best method is then fitted to all
+    samples.
     """
     rounded = rounded_weights(network)
     ways: tuple[Callable[[Reference], Program], ...] = (
@@ -312,7 +318,7 @@ def _fitted(plain: Program, network: Network, reference: Reference) -> _Judged:
 
 
 def observe(model: ir.Model, program: Program, samples: Samples, shifted: Mapping[str, str]) -> Reference:
-    """Run the float model on as many samples as fit into memory, spread over all of them.
+    """Run the float model on as many samples as fit into memory, spread evenly over all the samples.
 
     Files are sorted, often by class, so the first samples would not be representative.
     """
@@ -350,13 +356,11 @@ def observe(model: ir.Model, program: Program, samples: Samples, shifted: Mappin
 
 
 def _powers(program: Program, reference: Reference) -> Floats:
-    """Return the power of the float model's outputs and the power of the program's errors, each summed over all
-    outputs.
-    """
+    """Return two powers, each summed over all outputs: of the float model's outputs and of the program's errors."""
     found = Simulator(program).run(reference.inputs).tensors
     signal = noise = 0.0
     for name, parts in reference.outputs.items():
-        # A tensor without the batch in front has several rows for each sample.
+        # If the batch is not the first axis, a tensor has several rows for each sample.
         exact = np.concatenate(parts).astype(np.float64)
         finite = np.isfinite(exact)
         signal += float((exact[finite] ** 2).sum())
@@ -387,7 +391,7 @@ class SystolicBackend(Backend):
     """Build integer programs for systolic arrays.
 
     Args:
-        table: a target's [systolic] table; an empty one gives the generator's defaults.
+        table: a target's [systolic] table; an empty table means the defaults of Gemmini's generator.
     """
 
     name = "systolic"
@@ -407,7 +411,7 @@ class SystolicBackend(Backend):
         return SystolicBackend(target.systolic)
 
     def check(self, scheme: Scheme) -> None:
-        """Refuse a scheme that the array cannot do. See `Backend.check`."""
+        """Refuse a scheme that the array does not support. See `Backend.check`."""
         refuse_wide(scheme, self.title)
         steps.array_config(self._table)
         require_fields(scheme, _FIELDS, self.name, _NEEDS)
@@ -457,11 +461,11 @@ class SystolicBackend(Backend):
         )
 
     def with_companions(self, artifact: Artifact, samples: Samples, folder: Path, *, count: int) -> Artifact:
-        """Return `artifact` with the C of its program. See `Backend.with_companions`."""
+        """Return `artifact` with the C code of its program. See `Backend.with_companions`."""
         return with_c(artifact, samples, folder, count=count)
 
     def owns(self, place: Path) -> bool:
-        """Return whether `place` is a program, or a model next to one. See `Backend.owns`."""
+        """Return whether `place` is a program, or a model next to its program. See `Backend.owns`."""
         return belongs_to_program(place)
 
     def simulator(self) -> DeviceSimulator:

@@ -1,12 +1,12 @@
 """Describe where each layer of a program runs, and estimate the array's time and memory traffic.
 
-The time is estimated from tile sizes alone; no cycle is simulated. Take a product of I rows, J columns and depth K, cut
-into pieces of (i, j, k) tiles of DIM (`program.product_tiles`). ⌈x⌉ is x in tiles of DIM, rounded up, and n the number
-of pieces along an axis:
+The time is estimated only from tile sizes; no cycle is simulated. Take a product of I rows, J columns and depth K that
+is cut into pieces of (i, j, k) tiles of DIM (`program.product_tiles`). ⌈x⌉ is x in tiles of DIM, rounded up. n_I and
+n_J are the numbers of pieces along I and J:
 
-    compute cycles = ⌈I⌉ · ⌈J⌉ · ⌈K⌉ · DIM            one row of a tile a cycle; filling the array is hidden
-    bytes in       = I·K · n_J + K·J · n_I + 4·J       each operand again for every piece along the other axis
-    bytes out      = I·J, or what pooling leaves of it
+    compute cycles = ⌈I⌉ · ⌈J⌉ · ⌈K⌉ · DIM            one row of a tile per cycle; the time to fill the array is hidden
+    bytes in       = I·K · n_J + K·J · n_I + 4·J       each operand is loaded again for every piece along the other axis
+    bytes out      = I·J, or the result of pooling if that is smaller
     cycles         = max(compute cycles, bytes / BYTES_PER_CYCLE)    loads overlap with computing (double buffers)
     utilisation    = multiply-accumulates / (cycles · DIM²)
 
@@ -35,9 +35,10 @@ class Placement:
     """Describe where a program's multiply-accumulates run.
 
     Attributes:
-        macs: multiply-accumulates for one sample, float layers included.
+        macs: multiply-accumulates for one sample, including float layers.
         array: multiply-accumulates on the array.
-        depthwise: multiply-accumulates of depthwise layers, wherever they run; such layers use one column of the array.
+        depthwise: multiply-accumulates of depthwise layers on the array or the core. On the array, such a layer uses
+            one column.
         apart: multiply-accumulates of each depthwise layer that runs on the core.
     """
 
@@ -48,7 +49,7 @@ class Placement:
 
     @property
     def array_share(self) -> float:
-        """Return the array's share of the multiply-accumulates; 0 if the program has none."""
+        """Return the array's share of the multiply-accumulates; 0 if the program has no multiply-accumulates."""
         return self.array / self.macs if self.macs else 0.0
 
     def sentence(self) -> str:
@@ -66,7 +67,8 @@ def place(program: Program, macs: Mapping[str, int] | None = None) -> Placement:
     """Return where the layers of `program` run.
 
     Args:
-        macs: multiply-accumulates of the float model's nodes (`edgeq.model.products.node_macs`), for the float parts.
+        macs: multiply-accumulates of the float model's nodes (`edgeq.model.products.node_macs`). They are used for the
+            float parts.
     """
     whole = array = depthwise = 0
     apart = []
@@ -84,7 +86,7 @@ def place(program: Program, macs: Mapping[str, int] | None = None) -> Placement:
 
 
 def on_array(step: steps.Conv, dim: int) -> bool:
-    """Return whether a convolution runs on the array: all its tiles but the last are multiples of `dim` wide."""
+    """Return whether a convolution runs on the array: each tile but the last must be a multiple of `dim` wide."""
     return all((tile.stop - tile.start) % dim == 0 for tile in step.tiles[:-1])
 
 
@@ -98,8 +100,8 @@ def step_macs(program: Program, step: Step) -> int:
 
 
 def coverage(program: Program, macs: Mapping[str, int]) -> Coverage:
-    """Return the `Coverage` of the program: its integer nodes, wherever they run, and its float nodes with their
-    reasons.
+    """Return the `Coverage` of the program: its integer nodes, on the array or the core, and its float nodes, each with
+    the reason why it is in float.
     """
     runs: list[NodeRun] = []
     reasons: dict[str, str] = {}
@@ -124,7 +126,7 @@ BYTES_PER_CYCLE = 16
 
 @dataclass(frozen=True)
 class LayerEstimate:
-    """Estimate one layer on the array for one sample.
+    """Describe the estimate for one layer on the array, for one sample.
 
     Attributes:
         cycles: cycles for computing or for moving data, whichever is larger.
@@ -143,24 +145,24 @@ class LayerEstimate:
 
 @dataclass(frozen=True)
 class Estimate:
-    """Estimate the layers on the array, in order, by the formulas of this module."""
+    """Hold the estimates for the layers on the array, in order, by the formulas of this module."""
 
     layers: tuple[LayerEstimate, ...]
     array: steps.ArrayConfig
 
     @property
     def cycles(self) -> int:
-        """Return the cycles of all layers, run one after the other."""
+        """Return the total cycles of all layers, if they run one after the other."""
         return sum(layer.cycles for layer in self.layers)
 
     @property
     def traffic(self) -> int:
-        """Return the bytes between DRAM and the array's memories, over all layers."""
+        """Return the total bytes between DRAM and the array's memories."""
         return sum(layer.traffic for layer in self.layers)
 
     @property
     def utilisation(self) -> float:
-        """Return the utilisation over all layers together."""
+        """Return the utilisation of the array over all layers together."""
         return sum(layer.macs for layer in self.layers) / (self.cycles * self.array.dim**2) if self.cycles else 0.0
 
     def __record__(self) -> dict[str, Any]:

@@ -17,13 +17,14 @@ from edgeq.backends.systolic.recognise import Windows
 from edgeq.model.edit import drop_unused_initializers, from_bytes, to_bytes
 from edgeq.model.quant_params import QuantParams
 
-# The hardware's instruction has two bits each for window, stride and padding, and eight for output sizes.
+# The hardware's instruction has two bits each for window, stride and padding, and eight bits for output sizes.
 _FIELD = 3
 _SIDE = 255
 
 
 def direct(layer: steps.Conv, shapes: Mapping[str, tuple[int, ...]]) -> bool:
-    """Return whether the array's own convolution call computes a layer: one group, no dilation, all square.
+    """Return whether the array's own convolution call computes a layer. Such a layer has one group, no dilation, and
+    square windows and images.
 
     Other layers become im2col and a product, with the same results.
     """
@@ -34,7 +35,10 @@ def direct(layer: steps.Conv, shapes: Mapping[str, tuple[int, ...]]) -> bool:
 
 
 def fusable(layer: steps.Conv, following: Layer, shapes: Mapping[str, tuple[int, ...]]) -> steps.Pool | None:
-    """Return the fused form of a pooling that is the only reader of a convolution; None if it cannot be fused."""
+    """Return the form of a pooling that the array can fuse into a convolution; None if the pooling cannot be fused.
+
+    The pooling must be the only reader of the convolution.
+    """
     if not isinstance(following, steps.MaxPool) or not direct(layer, shapes):
         return None
     kernel, strides, pads = following.kernel, following.strides, following.pads
@@ -56,7 +60,8 @@ def lower(
     *,
     depthwise_tile: int | None = None,
 ) -> Program:
-    """Lower a network: quantize weights, convert between integers and floats, drop clamps that the scales imply.
+    """Lower a network: quantize weights, add conversions between integers and floats, and drop clamps that the scales
+    imply.
 
     Args:
         scales: the scale of every integer tensor (`channels.activation_scales`).
@@ -89,7 +94,7 @@ class _Lowering:
             self._float_tensor(name)
 
     def add(self, layer: Layer) -> None:
-        """Append the steps of a layer, unless an earlier layer fused it."""
+        """Append the steps of a layer, unless it was fused into an earlier layer."""
         if layer.name in self._fused:
             return
         if not isinstance(layer, steps.Float):
@@ -102,14 +107,14 @@ class _Lowering:
         self.steps.append(layer)
 
     def as_float(self, name: str) -> str:
-        """Return the name of a tensor's float form. If it does not exist yet, add a Dequantize for it."""
+        """Return the name of a tensor's float form. If there is no float form yet, add a Dequantize that makes it."""
         if name not in self.tensors:
             self._float_tensor(name)
             self.steps.append(steps.Dequantize(f"{name}_DequantizeLinear", self._integers[name], name))
         return name
 
     def as_integer(self, name: str) -> str:
-        """Return the name of a tensor's int8 form. If it does not exist yet, add a Quantize for it."""
+        """Return the name of a tensor's int8 form. If there is no int8 form yet, add a Quantize that makes it."""
         if name not in self._integers:
             self.steps.append(steps.Quantize(f"{name}_QuantizeLinear", name, self._integer_tensor(name)))
         return self._integers[name]
@@ -162,7 +167,7 @@ class _Lowering:
         return replace(layer, **changes)
 
     def _weights(self, layer: Weighted) -> dict[str, Any]:
-        """Return the fields of a layer that contain its integers."""
+        """Return the fields of a layer that contain integer weights, biases and multipliers."""
         weights, bias, tiles = quantize_weights(
             layer.weights,
             layer.bias,
@@ -176,9 +181,9 @@ class _Lowering:
         return {"weights": weights, "bias": bias, "tiles": tiles}
 
     def _tile_width(self, layer: Weighted) -> int:
-        """Return the least number of channels that share a scale.
+        """Return the minimum number of channels that share a scale.
 
-        All channels of a grouped convolution share one, because tiles would cut through its groups.
+        All channels of a grouped convolution share one scale, because tiles would cut through its groups.
         """
         if isinstance(layer, steps.Fc) or layer.groups == 1:
             return self._array.dim
@@ -186,7 +191,7 @@ class _Lowering:
 
 
 def _on_integers(content: bytes, source: str, target: str) -> bytes:
-    """Return a part that moves float values as one that moves int8 values. It pads with 0.
+    """Return a part that moves float values, changed so that it moves int8 values. It pads with 0.
 
     Args:
         source, target: new names of its input and output.
@@ -209,9 +214,10 @@ def clamp_integers(layer: steps.Clamp, scale: float) -> tuple[int, int]:
 
 
 def _without_idle_clamps(network: Network, scales: Mapping[str, float]) -> Network:
-    """Remove clamps after layers whose own saturation does the same, and turn a clamp from 0 into the layer's relu.
+    """Remove clamps after layers that already saturate at the same bounds. A clamp from 0 becomes the relu of the layer
+    before it.
 
-    The two may differ by the one step between -127 and -128.
+    The results may differ by one step, because a layer saturates at -128 and a clamp may stop at -127.
     """
     read = network.readers
     makers: dict[str, Layer] = {name: layer for layer in network.layers for name in step_outputs(layer)}
@@ -270,7 +276,9 @@ def quantize_weights(
 
 
 def _scale(rows: steps.Floats, bias: steps.Floats, input_scale: float) -> float:
-    """Return the scale of one tile. If the weights are tiny compared to the bias, the bias's int32 range decides."""
+    """Return the scale of one tile. If the weights are tiny compared to the bias, the scale is chosen so that the bias
+    fits int32.
+    """
     largest = _grid(rows) or float(np.abs(rows).max(initial=0.0)) / steps.LARGEST
     offset = float(np.abs(bias).max(initial=0.0)) / input_scale
     least = offset / (LARGEST_BIAS if largest else _SMALL_BIAS)
@@ -280,7 +288,7 @@ def _scale(rows: steps.Floats, bias: steps.Floats, input_scale: float) -> float:
 def _grid(rows: steps.Floats) -> float:
     """Return the step of a grid of at most 127 steps that contains all values; 0 if there is no such grid.
 
-    Weights that were quantized before lie on such a grid.
+    Weights that were already quantized are on such a grid.
     """
     flat = rows.ravel()
     largest = float(np.abs(flat).max(initial=0.0))
@@ -307,13 +315,13 @@ def _merged(limits: Sequence[tuple[int, int, float]]) -> list[tuple[int, int, fl
     return merged
 
 
-# Neighbouring tiles whose scales differ by less than this factor share one. A split costs the runtime of the dialect
-# file an extra convolution call, and a twentieth of a bit is not worth it.
+# Neighbouring tiles share one scale if their scales differ by less than this factor. Separate scales cost the runtime
+# of the dialect file an extra convolution call, and they gain only a twentieth of a bit.
 _SAME = 1.05
 
 
-# How far float32 may move a weight of a grid from a whole number (`_ON_GRID`), and how many weights are enough to rule
-# out most grids (`_FIRST`).
+# `_ON_GRID`: how far float32 may move a weight of a grid from a whole number. `_FIRST`: number of weights that is
+# enough to rule out most grids.
 _ON_GRID = 1e-3
 
 

@@ -5,8 +5,8 @@ them compute the same integers. Before scales are chosen, the same steps are in 
 biases, without tiles and multipliers, and on tensors with their float names.
 
 Notation: rne = round half to even; f32() = round to float32; sat8 = clamp to -128..127. Integer tensors are int8 with
-zero point 0: the real value is q · scale. Activations are NCHW (or [N, features]). Shapes have batch 1 in front. A
-program runs any number of samples at once and computes each on its own.
+zero point 0: the real value is q · scale. Activations are NCHW (or [N, features]). Shapes have batch 1 as first axis. A
+program can run several samples at once, and computes each one independently.
 
 The step formulas (docs/systolic.md has their sources):
 
@@ -15,19 +15,20 @@ The step formulas (docs/systolic.md has their sources):
     Conv, Fc      acc = bias + Σ a·w (int32, wraps);  y = sat8(rne(f32(f32(acc) · multiplier)));  relu: y = max(y, 0)
     ResidualAdd   y = sat8(sat8(rne(f32(a · left))) + sat8(rne(f32(b · right))));  relu: y = max(y, 0)
     AveragePool   y = sat8(rne(f32(f32(Σ a) · multiplier)))
-    MaxPool       the largest in each window; padding is never chosen
+    MaxPool       the largest value in each window; padding is never chosen
     Clamp         y = min(max(a, low), high)
-    Concat        one after the other; all scales are equal
+    Concat        the inputs one after the other; all scales are equal
     Rearrange     the same integers in other positions
     Float         an ONNX model on float32 tensors
 
-Products are cut into pieces that fit the array's memories. Sizes are in tiles of dim × dim elements. A product of [I,
-K] with [K, J] keeps a piece of both in the scratchpad and the int32 result in the accumulator:
+Products are cut into pieces that fit the array's memories. Sizes are in tiles of dim × dim elements. For a product of
+[I, K] with [K, J], the scratchpad has a piece of both operands, and the accumulator has the int32 result:
 
     (I·K + K·J) · dim rows of scratchpad, I·J · dim rows of accumulator
 
-Each is at most the memory, or half of it if the next piece is loaded meanwhile (weight stationary). A convolution works
-on pieces of b images, orows × ocols outputs (before pooling), och output and kch input channels. Each piece needs
+Each must fit into its memory, or into half of it if the next piece is loaded meanwhile (weight stationary). A
+convolution works on pieces of b images, orows × ocols outputs (before pooling), och output and kch input channels. Each
+piece needs
 
     ⌈kch / dim⌉ · b · irows · icols + ⌈och / dim⌉ · krows · kcols · kch rows of scratchpad,
     ⌈och / dim⌉ · b · orows · ocols rows of accumulator
@@ -61,7 +62,7 @@ class ArrayConfig:
         dim: rows and columns of the array (DIM).
         scratchpad_rows: rows of dim int8 values, over all banks.
         accumulator_rows: rows of dim int32 values.
-        max_bytes: the widest DRAM burst, in bytes.
+        max_bytes: the largest DRAM burst, in bytes.
         output_scale: the multiplier of accumulators: "float" (any float32) or "shift" (a power of two).
         dataflow: "WS" (weight stationary) or "OS" (output stationary).
     """
@@ -89,7 +90,7 @@ def array_config(table: Mapping[str, Any]) -> ArrayConfig:
     """Return the `ArrayConfig` of a target's [systolic] table. Missing keys get the generator's defaults.
 
     Raises:
-        HardwareError: a value is impossible or contradicts another; names the key.
+        HardwareError: a value is impossible or contradicts another. The message names the key.
     """
     for key, known in (("element_type", "int8"), ("accumulator_type", "int32")):
         if table.get(key, known) != known:
@@ -111,7 +112,7 @@ def array_config(table: Mapping[str, Any]) -> ArrayConfig:
 
 
 def _rows(table: Mapping[str, Any], memory: str, row_bytes: int, *, default_kib: int) -> int:
-    """Return the number of rows of a memory from its size in KiB, or from its row and bank counts.
+    """Return the number of rows of a memory, from its size in KiB or from its row and bank counts.
 
     If the table has both, they must agree.
     """
@@ -129,7 +130,7 @@ def _rows(table: Mapping[str, Any], memory: str, row_bytes: int, *, default_kib:
 
 
 class ProductTiles(NamedTuple):
-    """Give the size of one piece of a product, in tiles of dim along its rows, columns and depth."""
+    """Hold the size of one piece of a product, in tiles of dim along the rows, columns and depth."""
 
     i: int
     j: int
@@ -137,8 +138,8 @@ class ProductTiles(NamedTuple):
 
 
 def product_tiles(rows: int, columns: int, depth: int, array: ArrayConfig) -> ProductTiles:
-    """Return the largest piece that fits. The search starts with a balanced piece and grows it tile by tile in j, i and
-    k.
+    """Return the largest piece that fits. The search starts with a balanced piece and enlarges it tile by tile along j,
+    i and k.
     """
     share = 2 if array.dataflow == "WS" else 1
     scratchpad = array.scratchpad_rows // share // array.dim
@@ -178,11 +179,11 @@ class Tensor:
 
     Attributes:
         name: a unique name in the program.
-        shape: the shape with batch 1 in front.
-        dtype: "int8" for integers with a scale; else the numpy name of the dtype of a Float step's or input's values
-            ("float32").
+        shape: the shape, with batch 1 as first axis.
+        dtype: "int8" for integers with a scale. For the tensors of Float steps and for inputs, the numpy name of their
+            dtype ("float32").
         scale: a float32 value above 0 for int8 tensors; None for others.
-        origin: the float model's tensor that this is the quantized form of; a float tensor's own name.
+        origin: name of the tensor of the float model that this tensor represents. For a float tensor, its own name.
         channels: the order of the channels (axis 1) if they were reordered: position i has channel channels[i] of
             `origin`. None means the order of `origin`.
     """
@@ -205,14 +206,14 @@ class Tensor:
 class Tile:
     """Describe output channels start..stop-1 of a layer, which share a weight scale and therefore an output multiplier.
 
-    The tiles of a layer cover all its output channels without gaps. A layer with one scale has one tile. Otherwise the
-    width of all tiles but the last is a multiple of the array's dim, so that a tile costs the array nothing. Only a
-    depthwise layer that runs on the core may have narrower tiles, down to one channel. A grouped layer that is not
-    depthwise has one tile.
+    The tiles of a layer cover all its output channels without gaps. A layer with one scale has one tile. If there are
+    several tiles, the width of each tile but the last is a multiple of the array's dim, so tiles cost the array
+    nothing. Only a depthwise layer that runs on the core may have narrower tiles, down to one channel. A grouped layer
+    that is not depthwise has one tile.
 
     Attributes:
         weight_scale: float32 value; the real weight is w · weight_scale.
-        multiplier: f32(f32(input scale · weight_scale) / output scale). A power of two on an array that shifts.
+        multiplier: f32(f32(input scale · weight_scale) / output scale). It is a power of two on an array that shifts.
     """
 
     start: int
@@ -225,8 +226,8 @@ class Tile:
 class Pool:
     """Describe a square max pooling that the array applies to a convolution's output before storing it.
 
-    It respects the hardware's limits: window, stride and padding are at most 3, and the output at most 255 on a side.
-    Padding counts as 0, so it is only allowed after a relu, where it cannot exceed a real value.
+    It respects the hardware's limits: window, stride and padding are at most 3, and the output has at most 255 rows and
+    columns. Padding counts as 0, so it is only allowed after a relu, where 0 cannot exceed a real value.
     """
 
     size: int
@@ -258,15 +259,16 @@ class Conv(Unary):
     """Compute a 2-D convolution, followed by max pooling if `pool` is set.
 
     Attributes:
-        weights: int8 [O, I / groups, kh, kw]; float64 in a network, like `bias`.
-        bias: int32 [O] (zeros if the model has no bias); its scale is input scale · the tile's weight_scale.
+        weights: int8 [O, I / groups, kh, kw]; float64 in a network.
+        bias: int32 [O], zeros if the model has no bias; float64 in a network. Its scale is input scale · the tile's
+            weight_scale.
         groups: 1, I = O (depthwise), or a number between. Output channel o reads the input channels of group o // (O /
             groups).
         strides, dilations: (rows, columns).
         pads: (top, left, bottom, right) zeros; they may differ.
-        tiles: see `Tile`. A depthwise convolution may also have several.
+        tiles: see `Tile`. A depthwise convolution may also have several tiles.
         relu: whether negative results become 0, before pooling.
-        pool: pooling, applied last, so the output tensor is the pooled one; None means no pooling.
+        pool: the pooling that follows, so the output tensor is the pooled one; None means no pooling.
         conv_shape: [1, O, rows, columns] before pooling.
         sources: names of the float model's nodes that this step replaces.
     """
@@ -285,21 +287,22 @@ class Conv(Unary):
 
     @property
     def depthwise(self) -> bool:
-        """Return whether each output channel reads one input channel of its own."""
+        """Return whether each output channel reads only its own input channel."""
         return self.groups > 1 and self.groups == len(self.weights) and self.weights.shape[1] == 1
 
 
 @dataclass(frozen=True)
 class Fc(Unary):
-    """Multiply by a constant matrix: the input, seen as [rows, K], becomes [rows, O]. 2-D tensors have one row per
-    sample.
+    """Multiply the input, viewed as [rows, K], by a constant matrix. The result is [rows, O]. A 2-D tensor has one row
+    per sample.
 
-    After a Rearrange that only reshapes [1, C, H, W], K runs in C, H, W order. A runtime with NHWC activations permutes
-    the weights' columns.
+    After a Rearrange that only reshapes [1, C, H, W], K is in the order C, H, W. A runtime with NHWC activations
+    permutes the weights' columns.
 
     Attributes:
         weights: int8 [O, K].
-        bias: int32 [O]. Others as in `Conv`.
+        bias: int32 [O].
+        tiles, relu, sources: as in `Conv`.
     """
 
     weights: Array
@@ -331,12 +334,12 @@ class ResidualAdd:
 class MaxPool(Unary):
     """Compute max pooling on the core. Input and output share one scale.
 
-    Windows may reach beyond the padded input, because the output's shape already includes rounded-up sizes. Values
-    outside are never chosen.
+    Windows may reach beyond the padded input, because the output's shape may have been rounded up. Values outside the
+    input are never chosen.
 
     Attributes:
         kernel, strides, dilations: (rows, columns).
-        pads: (top, left, bottom, right), as large as the output's shape needs.
+        pads: (top, left, bottom, right), as large as the output's shape requires.
     """
 
     kernel: Pair
@@ -348,8 +351,8 @@ class MaxPool(Unary):
 
 @dataclass(frozen=True)
 class AveragePool(Unary):
-    """Average over windows of the zero-padded input, padding counted. The pooling is global if the kernel covers the
-    input.
+    """Average over windows of the input with padding. The zeros of the padding are counted. The pooling is global if
+    the kernel covers the input.
 
     Attributes:
         kernel, strides: (rows, columns).
@@ -368,8 +371,8 @@ class AveragePool(Unary):
 class Clamp(Unary):
     """Apply a Relu or Clip that was not fused into a layer: min(max(x, low), high).
 
-    The bounds are integers in the common scale of input and output. In a network they are floats, infinite if that side
-    is open.
+    The bounds are integers in the common scale of input and output. In a network they are floats, and infinite if the
+    operator has no bound on that side.
     """
 
     low: float
@@ -379,7 +382,7 @@ class Clamp(Unary):
 
 @dataclass(frozen=True)
 class Concat:
-    """Concatenate int8 tensors of one scale along `axis` (counted with the batch, at least 1)."""
+    """Concatenate int8 tensors of the same scale along `axis`. The axis is at least 1: axis 0 is the batch."""
 
     name: str
     inputs: tuple[str, ...]
@@ -393,8 +396,8 @@ class Rearrange(Unary):
     """Move integers: Reshape, Flatten, Transpose, Slice, Pad with zeros, nearest Resize and similar operators.
 
     Attributes:
-        index: int32, one entry for each element of the flattened output sample: its position in the flattened input
-            sample, or -1 for a zero. Samples are without the batch. None means a plain reshape: nothing moves.
+        index: int32, for each element of the flattened output sample, its position in the flattened input sample; -1
+            means a zero. Samples are without the batch. None means a plain reshape: nothing moves.
         model: the same movement as a serialized ONNX model on int8 tensors of any batch, with the step's input and
             output names; in a network it is on float32 tensors.
     """
@@ -425,7 +428,7 @@ Weighted = Conv | Fc
 Layer = Weighted | ResidualAdd | MaxPool | AveragePool | Clamp | Concat | Rearrange | Float
 Step = Quantize | Dequantize | Layer
 SAME_SCALE = (MaxPool, Clamp, Concat, Rearrange)
-"""Steps that only pass integers on, so that their inputs and outputs share one scale."""
+"""Steps that only pass integers on. Their inputs and outputs therefore share one scale."""
 
 
 @dataclass(frozen=True)
@@ -450,12 +453,12 @@ class Network:
 
     @property
     def readers(self) -> Mapping[str, list[Layer]]:
-        """Return the layers that read each tensor, in order; an empty list for tensors that no layer reads."""
+        """Return the layers that read each tensor, in order. A tensor that no layer reads has an empty list."""
         return readers(self.layers)
 
     @property
     def integers(self) -> frozenset[str]:
-        """Return the tensors that exist as integers: those that a layer outside float reads or writes."""
+        """Return the tensors that exist as integers: all that an int8 layer reads or writes."""
         layers = [layer for layer in self.layers if not isinstance(layer, Float)]
         return frozenset(name for layer in layers for name in (*step_inputs(layer), *step_outputs(layer)))
 
@@ -465,7 +468,7 @@ class Program:
     """List steps in the order in which they can run.
 
     Attributes:
-        inputs, outputs: names of the float model's inputs and outputs; entries of `tensors`, not int8.
+        inputs, outputs: names of the float model's inputs and outputs. They are entries of `tensors`, and are not int8.
         tensors: every tensor that a step reads or writes, by name.
         notes: remarks for the user, one sentence each.
     """
@@ -480,7 +483,7 @@ class Program:
 
 
 def readers(layers: Iterable[Layer]) -> Mapping[str, list[Layer]]:
-    """Return the layers that read each tensor, in order; an empty list for tensors that no layer reads."""
+    """Return the layers that read each tensor, in order. A tensor that no layer reads has an empty list."""
     found: dict[str, list[Layer]] = defaultdict(list)
     for layer in layers:
         for name in dict.fromkeys(step_inputs(layer)):
@@ -503,6 +506,6 @@ def step_outputs(step: Step) -> tuple[str, ...]:
 
 
 def tile_values(tiles: tuple[Tile, ...], field: str) -> NDArray[np.float32]:
-    """Return `field` ("multiplier" or "weight_scale") of every output channel: float32 [O]."""
+    """Return `field` ("multiplier" or "weight_scale") for every output channel: float32 [O]."""
     counts = [tile.stop - tile.start for tile in tiles]
     return np.repeat(np.array([getattr(tile, field) for tile in tiles], np.float32), counts)

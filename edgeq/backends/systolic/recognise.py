@@ -34,7 +34,7 @@ CONSTANT_OPERAND = "one operand is constant"
 
 
 def recognise(model: ir.Model, node: ir.Node) -> Found:
-    """Return the layers of one node, or the reason why it stays in float.
+    """Return the int8 layers of one node, or the reason why it stays in float.
 
     Args:
         model: a model at batch 1 (see `fixed_batch`).
@@ -130,7 +130,7 @@ def _average_pool(node: ir.Node) -> Found:
 
 
 def _mean(node: ir.Node) -> Found:
-    """Recognise a mean over rows and columns. A ReduceMean may drop those axes."""
+    """Return the layers of a mean over rows and columns. A ReduceMean may drop those axes."""
     shape, a = _shape(node.inputs[0]), attributes(node)
     name, source, output = _names(node)
     if node.op_type == "GlobalAveragePool" and len(shape) != 4:
@@ -194,7 +194,7 @@ def _constant(node: ir.Node, place: int) -> NDArray[Any] | None:
 
 
 def _shape(value: ir.Value | None) -> tuple[int, ...]:
-    """Return a shape that `recognise` already found to be known."""
+    """Return a tensor's shape. `recognise` has already checked that it is known."""
     shape = sizes(value)
     assert shape is not None
     return shape
@@ -205,13 +205,13 @@ def _not_2d(shape: tuple[int, ...]) -> str:
 
 
 def _reaching(windows: Windows, shape: tuple[int, ...], pooled: tuple[int, ...]) -> Pads:
-    """Return the padding, enlarged at the bottom and right if the output's windows reach further (ceil_mode)."""
+    """Return the padding. It is larger at the bottom and right if the output's windows reach beyond it (ceil_mode)."""
     top, left, bottom, right = windows.pads
     ends = windows.end_pads(shape, pooled[2:])
     return top, left, max(bottom, ends[0]), max(right, ends[1])
 
 
-# MaxPool is not among them: what it selects depends on the values, and the array has its own steps for it.
+# MaxPool is left out: the values decide what it selects, and the array has its own steps for it.
 MOVES = DATA_MOVEMENT - {"MaxPool"}
 _EXACT = 2**24
 
@@ -237,7 +237,7 @@ def recognise_move(model: ir.Model, node: ir.Node) -> tuple[steps.Rearrange, ...
     outputs = tuple(value for value in node.outputs if value.name)
     if math.prod(shape) >= _EXACT:
         return "it moves too many values for edgeq to track"
-    # Run the node on each value's position, to see which value ends up where.
+    # Run the node on the positions of the values, to see where each value moves.
     places = np.arange(1, math.prod(shape) + 1, dtype=np.float32).reshape(shape)
     session = open_in_memory(part_of(model, [node], [source], outputs), SessionSettings(optimization="none"))
     moved = session.run([name_of(value) for value in outputs], {name_of(source): places})
@@ -254,7 +254,7 @@ def recognise_move(model: ir.Model, node: ir.Node) -> tuple[steps.Rearrange, ...
 
 
 def reshape_move(name: str, source: str, output: str, shape: tuple[int, ...]) -> steps.Rearrange:
-    """Return a layer that reshapes each sample to `shape` (with batch 1 in front)."""
+    """Return a layer that reshapes each sample to `shape`, which has batch 1 as first axis."""
     target = ir.tensor(np.array([0, *shape[1:]], np.int64), name=f"{name}/shape")
     before, after = (ir.Value(name=n, type=ir.TensorType(ir.DataType.FLOAT)) for n in (source, output))
     size = ir.Value(name=target.name, const_value=target)
@@ -265,7 +265,7 @@ def reshape_move(name: str, source: str, output: str, shape: tuple[int, ...]) ->
 
 
 def _rescales(node: ir.Node) -> str:
-    """Return the reason why a node does more than move values; "" if it only moves them."""
+    """Return why a node does more than move values; "" if it only moves them."""
     if node.op_type == "Pad" and node.attributes.get_string("mode", "constant") == "constant":
         value = constant(node_input(node, 2))
         if value is not None and value.size and float(value.reshape(-1)[0]) != 0:
@@ -297,7 +297,7 @@ class Windows:
 
         Args:
             shape: the input's shape, [1, C, H, W].
-            kernel: the size of a convolution's weights; None takes the attribute kernel_shape.
+            kernel: the size of a convolution's weights; None uses the attribute kernel_shape.
         """
         kernel = kernel or _pair(attributes(node)["kernel_shape"])
         known = geometry(node, shape[2:], kernel)
@@ -314,9 +314,9 @@ class Windows:
         return square and self.dilations == (1, 1) and self.pads[0] < self.kernel[0]
 
     def rounded_up(self, shape: tuple[int, ...]) -> Pair:
-        """Return the output's rows and columns with ceil_mode.
+        """Return the number of rows and columns of the output with ceil_mode.
 
-        No window starts beyond the input and its leading padding.
+        No window may start beyond the input and its leading padding.
         """
         found = []
         for axis in (0, 1):
@@ -327,7 +327,7 @@ class Windows:
         return found[0], found[1]
 
     def end_pads(self, shape: tuple[int, ...], size: tuple[int, ...]) -> Pair:
-        """Return the padding at the bottom and right that an output of `size` needs."""
+        """Return the padding at the bottom and right that is necessary for an output of `size`."""
         ends = []
         for axis in (0, 1):
             last = (size[axis] - 1) * self.strides[axis] + (self.kernel[axis] - 1) * self.dilations[axis] + 1

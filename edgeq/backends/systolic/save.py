@@ -1,4 +1,4 @@
-"""Save programs as files: one .npz without pickled objects, with JSON for everything but arrays."""
+"""Save programs as files: one .npz without pickled objects. Everything but the arrays is JSON."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _DAMAGED = "The file is damaged or was made by another version; build it again"
 
 @dataclass(frozen=True)
 class _Document:
-    """Hold everything of a program but its arrays.
+    """Hold everything in a program but its arrays.
 
     Attributes:
         steps: `kind` and the fields of each step; arrays and bytes are replaced by {"array": name}.
@@ -78,14 +78,14 @@ def is_program(path: Path) -> bool:
 
 
 def belongs_to_program(path: Path) -> bool:
-    """Return whether `path` is a program, or a model next to a program of the same stem. `build` writes such pairs."""
+    """Return whether `path` is a program, or a model next to a program with the same stem, as `build` writes them."""
     if path.name.endswith(".program.npz"):
         return is_program(path)
     stem = path.stem.removesuffix(".dialect")
     if path.suffix != ".onnx" or not is_plain(path) or not is_program(path.with_name(f"{stem}{SUFFIX}")):
         return False
     try:
-        # `load_model` would refuse the dialect, because ONNX does not know one of its operators.
+        # `load_model` would refuse a dialect file, because ONNX does not know one of the dialect's operators.
         return bool(onnx.load_model(path, load_external_data=False).graph.node)
     except (DecodeError, ValueError):
         return False
@@ -95,7 +95,7 @@ def load_program(path: Path) -> Program:
     """Read a program that `save_program` wrote.
 
     Raises:
-        BundleError: the file does not exist, or is not a program of this format.
+        BundleError: the file does not exist, or is not a program in this format.
     """
     try:
         arrays = read_arrays(path)

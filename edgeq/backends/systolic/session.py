@@ -35,7 +35,9 @@ class ProgramSession:
         return [Output(name) for name in self._simulator.program.outputs]
 
     def run(self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any]) -> Sequence[Any]:
-        """Simulate one sample. The arguments are those of `InferenceSession.run`; no output names means all outputs."""
+        """Simulate one sample. The arguments are the same as in `InferenceSession.run`. Without output names, return
+        all outputs.
+        """
         program, found = self._simulator.program, self._simulator.run(input_feed).tensors
         # The output has no axes, but the simulator returns an array with one value for each sample.
         return [
@@ -45,7 +47,7 @@ class ProgramSession:
 
 
 def open_program(model: Path, settings: SessionSettings) -> Session:
-    """Open the program of `model`: the one next to it, or the one among its variant's files in a bundle.
+    """Open the program of `model`. It is next to the model, or among the files of the model's variant in a bundle.
 
     Raises:
         RuntimeUnavailableError: the model has no program.
@@ -60,6 +62,6 @@ def open_program(model: Path, settings: SessionSettings) -> Session:
 
 @contextmanager
 def simulated_array(target: Target) -> Iterator[Callable[[Path, SessionSettings], Session]]:
-    """Yield a function that opens a model as a session of its program. See `Backend.simulator`."""
+    """Yield a function that opens a model's program as a session. See `Backend.simulator`."""
     del target
     yield open_program

@@ -1,8 +1,8 @@
 """Run a program with the array's own integers, bit by bit. Time is not modelled; see `estimate`.
 
-The simulator models int8 operands, int32 accumulators that wrap, and the float32 multiplier with one rounding of the
-product. It rounds half to even, or as the header's macro does. It also models saturation, relu, and max pooling of the
-results. On request it models the output-stationary array, whose partial sums leave the array with 20 bits.
+The simulator models int8 operands, int32 accumulators that wrap, and the float32 multiplier, whose product is rounded
+once. It rounds half to even, or the way the header's macro does. It also models saturation, relu, and max pooling of
+the results. On request it models the output-stationary array, whose partial sums leave the array with 20 bits.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ PARTIAL_BITS = 20
 
 
 def exact_type(weights: Int8s) -> type[np.floating[Any]]:
-    """Return the narrowest float type in which no partial sum of int8 inputs times `weights` [O, ...] is rounded."""
+    """Return the narrowest float type that needs no rounding for any partial sum of int8 inputs times `weights` [O,
+    ...].
+    """
     sums = np.abs(weights.reshape(len(weights), -1).astype(np.int64)).sum(axis=1)
     return np.float32 if int(sums.max(initial=0)) * _LARGEST_INPUT < _FLOAT32_EXACT else np.float64
 
@@ -40,7 +42,8 @@ def convolve(
     Args:
         x: int8 [N, I, H, W].
         weights: int8 [O, I / groups, kh, kw].
-        k_tile: 0, or the depth (in order kh, kw, channel) after which partial sums are cut to 20 bits.
+        k_tile: number of products, in the order kh, kw, channel, after which a partial sum is cut to 20 bits; 0 means
+            no cutting.
     """
     kind = exact_type(weights)
     padded = np.pad(x, ((0, 0), (0, 0), (pads[0], pads[2]), (pads[1], pads[3]))).astype(kind)
@@ -55,7 +58,7 @@ def convolve(
         for i, j, vertical, horizontal in spans:
             total += padded[:, :, vertical, horizontal] * weights[:, 0, i, j].astype(kind)[:, None, None]
         return total
-    # One product for all samples is faster: BLAS would start its threads for each sample.
+    # Multiply once for all samples. With one product for each sample, BLAS would start its threads each time.
     channels_first = padded.transpose(1, 0, 2, 3)
     patches = np.empty((kh * kw, x.shape[1], len(x), rows, columns), kind)
     for tap, (_, _, vertical, horizontal) in enumerate(spans):
@@ -71,7 +74,7 @@ def convolve(
 
 
 def multiply(left: NDArray[Any], right: NDArray[Any], k_tile: int = 0) -> NDArray[Any]:
-    """Return left [M, K] @ right [..., K, P]. With `k_tile`, cut the partial sums of `k_tile` products to 20 bits."""
+    """Return left [M, K] @ right [..., K, P]. With `k_tile`, cut each partial sum of `k_tile` products to 20 bits."""
     if not k_tile:
         return np.asarray(left @ right)
     limit = 2 ** (PARTIAL_BITS - 1) - 1
@@ -83,13 +86,13 @@ def multiply(left: NDArray[Any], right: NDArray[Any], k_tile: int = 0) -> NDArra
 
 
 def wrapped(sums: NDArray[Any], bias: steps.Int32s) -> tuple[steps.Int32s, int]:
-    """Add the bias (which broadcasts) to exact sums as the int32 accumulator does.
+    """Add the bias to exact sums, and wrap the results like the int32 accumulator. The bias broadcasts.
 
     Returns:
         The accumulators, and how many of them wrapped.
     """
     if sums.dtype == np.float32:
-        # float32 sums are below 2^24 in magnitude, so only a large bias can make them leave int32.
+        # float32 sums are below 2^24 in magnitude, so only a large bias can push the result out of the int32 range.
         largest = int(np.abs(bias.astype(np.int64)).max(initial=0)) + _FLOAT32_EXACT
         if largest < 2**31:
             accumulator = sums.astype(np.int32)
@@ -130,7 +133,7 @@ def sum_windows(x: Int8s, kernel: Pair, strides: Pair, pads: steps.Pads, size: S
 
 
 def _spans(kernel: Pair, strides: Pair, dilations: Pair, size: Pair) -> list[tuple[int, int, slice, slice]]:
-    """Return (row tap, column tap, rows that it reads, columns that it reads) for every tap of the kernel."""
+    """Return (row tap, column tap, the rows that it reads, the columns that it reads) for every tap of the kernel."""
 
     def span(tap: int, axis: int) -> slice:
         """Return the input positions that one kernel tap reads along one axis (0: rows, 1: columns)."""
@@ -163,7 +166,7 @@ def rescale(accumulator: NDArray[np.int32], multiplier: Any, *, rounding: Roundi
 
 
 def round_values(values: NDArray[np.float32], *, rounding: Rounding = "even") -> NDArray[np.float32]:
-    """Return `values` rounded by `rounding`. The function may work in place."""
+    """Return `values` rounded by `rounding`. The function may overwrite `values`."""
     if rounding == "even":
         np.rint(values, out=values)
         return values
@@ -181,7 +184,7 @@ def shift_right(accumulator: NDArray[np.int32], shifts: NDArray[np.int64]) -> ND
     """Return accumulators divided by 2^shifts and rounded half to even, with integer arithmetic.
 
     Args:
-        shifts: they broadcast; negative shifts multiply.
+        shifts: numbers of bits, which broadcast; negative shifts multiply.
     """
     wide = accumulator.astype(np.int64) << np.maximum(-shifts, 0)
     down = np.broadcast_to(np.maximum(shifts, 0), wide.shape)
@@ -199,17 +202,19 @@ def saturate(values: NDArray[np.float32], *, relu: bool = False) -> NDArray[np.i
 
 
 Values = Array | list[Array]
-"""The samples of a tensor along its first axis. If the tensor has no batch there, a list with one array for each."""
+"""The samples of a tensor: an array with the samples along its first axis. If the first axis is not the batch, a list
+with one array for each sample.
+"""
 _BATCH = 32
 
 
 @dataclass(frozen=True)
 class LayerRun:
-    """Record the overflows and saturation of one step that accumulates or adds, over all samples.
+    """Record the overflows and saturation, over all samples, of a step that accumulates or adds.
 
     Attributes:
         values: number of results before pooling.
-        overflows: number of accumulators that left int32 and wrapped.
+        overflows: number of accumulators that left the int32 range and wrapped.
         saturated: number of results that were cut to -128 or 127.
     """
 
@@ -220,7 +225,7 @@ class LayerRun:
 
     @property
     def saturation(self) -> float:
-        """Return the share of results that were cut; 0 if there are none."""
+        """Return the share of results that were cut; 0 if there are no results."""
         return self.saturated / self.values if self.values else 0.0
 
 
@@ -244,9 +249,9 @@ class Simulator:
     """Run a prepared program. The sessions of its float steps stay open.
 
     Args:
-        rounding: "even", as the hardware, or "header", as the C macro of gemmini.h that its CPU mode uses.
+        rounding: "even", as in the hardware, or "header", as in the macro of gemmini.h that its CPU mode uses.
         dataflow: "OS" cuts each partial sum to 20 bits.
-        keep_sums: whether to keep the sums of the last convolution, to run it again with another bias.
+        keep_sums: whether to keep the sums of the last convolution, so that it can run again with another bias.
     """
 
     def __init__(
@@ -266,7 +271,7 @@ class Simulator:
         self._last_use |= dict.fromkeys(program.outputs, len(program.steps))
 
     def run(self, inputs: Mapping[str, Array], *, keep: Sequence[str] | None = None, batch: int = _BATCH) -> Simulation:
-        """Run samples [N, ...]. An input without axes gets [N].
+        """Run samples [N, ...]. For a model input without axes, pass an array [N].
 
         Args:
             keep: names of tensors to return; None returns the program's outputs, and a list with "*" returns all
@@ -286,7 +291,7 @@ class Simulator:
                 self._run(number, step, values, runs, parts)
             for name, part in parts.items():
                 found = values[name]
-                # A value without axes has no batch axis either, so there is a list with one value for each sample.
+                # A value without axes has no batch axis, so it is represented by a list with one value for each sample.
                 part += map(np.atleast_1d, found) if isinstance(found, list) else [found]
         return Simulation({name: np.concatenate(part) for name, part in parts.items()}, tuple(runs.values()))
 
@@ -294,7 +299,7 @@ class Simulator:
         """Run all samples at once. Replace each Conv and Fc before it runs.
 
         Args:
-            change: returns the step to run, from the program's step and its input.
+            change: a function that returns the step to run, given the program's step and its input.
 
         Returns:
             The steps that ran.
@@ -313,8 +318,8 @@ class Simulator:
         """Return the output of an integer step.
 
         Args:
-            read: its inputs, [N, ...] each.
-            runs: gets a record under the step's name if the step accumulates or adds.
+            read: the step's inputs, each [N, ...].
+            runs: dictionary that receives a record under the step's name if the step accumulates or adds.
         """
         runs = {} if runs is None else runs
         x = read[0]
@@ -346,7 +351,7 @@ class Simulator:
         raise TypeError(f"{type(step).__name__} is not an integer step")
 
     def _run(self, number: int, step: Step, values: dict[str, Values], runs: Runs, wanted: Collection[str]) -> None:
-        """Add the outputs of a step to `values`, and drop values that no later step reads."""
+        """Run a step and add its outputs to `values`. Drop values that no later step reads."""
         if isinstance(step, steps.Float):
             values.update(self._float(step, values))
         else:
@@ -357,8 +362,8 @@ class Simulator:
                 values.pop(name, None)
 
     def _values(self, inputs: Mapping[str, Array]) -> dict[str, Values]:
-        """Return samples in the form that steps read: a list if the model's input has no axis for samples, else one
-        array.
+        """Return samples in the form that steps read: one array, or a list if the model's input has no axis for
+        samples.
         """
         shapes = {name: self._tensors[name].shape for name in inputs}
         return {name: value if shapes[name] else [np.asarray(v) for v in value] for name, value in inputs.items()}
@@ -397,7 +402,7 @@ class Simulator:
         }
 
     def _conv(self, step: steps.Conv, x: Int8s, runs: Runs) -> Int8s:
-        # A step that runs again with only another bias has the same sums.
+        # If a step runs again with only another bias, its sums are the same.
         if self._sums is not None and self._sums[0] is x and self._sums[1] is step.weights:
             sums = self._sums[2]
         else:
@@ -415,7 +420,8 @@ class Simulator:
     def _convolved(self, step: steps.Conv, x: Int8s) -> Array:
         """Return the sums of a convolution.
 
-        An output-stationary array computes one product for each group of channels and each tile with its own scale.
+        An output-stationary array computes a separate product for each group of channels and each tile with its own
+        scale.
         """
         if self._dataflow == "WS":
             return convolve(x, step.weights, step.groups, step.strides, step.dilations, step.pads)
@@ -449,7 +455,7 @@ class Simulator:
         """Add the bias to sums, then rescale and saturate them.
 
         Args:
-            shape: the shape to which values per output channel are brought, for broadcasting.
+            shape: the shape that the values per output channel get, so that they broadcast.
         """
         accumulator, overflows = wrapped(sums, step.bias.reshape(shape))
         multipliers = steps.tile_values(step.tiles, "multiplier").reshape(shape)
@@ -469,7 +475,7 @@ class Simulator:
     def _saturated(
         self, step: steps.Conv | steps.Fc | steps.ResidualAdd, results: NDArray[np.float32], overflows: int, runs: Runs
     ) -> Int8s:
-        """Saturate results, and count in `runs` how many of them that cuts."""
+        """Saturate results, and count in `runs` how many of them were cut."""
         cut = int(np.count_nonzero(results > 127))
         if not step.relu:
             cut += int(np.count_nonzero(results < -128))
@@ -490,7 +496,7 @@ def simulate(
     """Run `program` on samples [N, ...]. See `Simulator.run`. To run the same program often, use a `Simulator`.
 
     Args:
-        rounding: "even", as the hardware, or "header", as the C macro of gemmini.h that its CPU mode uses.
+        rounding: "even", as in the hardware, or "header", as in the macro of gemmini.h that its CPU mode uses.
         dataflow: "OS" cuts each partial sum to 20 bits.
     """
     return Simulator(program, rounding=rounding, dataflow=dataflow).run(inputs, keep=keep)
@@ -501,6 +507,6 @@ def _sample(values: Values, place: int) -> Array:
 
 
 def _slices(tiles: tuple[steps.Tile, ...], group: int) -> list[tuple[int, int]]:
-    """Return (start, stop) for the part of each tile in each group of `group` channels."""
+    """Return (start, stop) for each part of a tile that is within one group of `group` channels."""
     edges = {0, *(tile.stop for tile in tiles), *range(group, tiles[-1].stop + 1, group)}
     return list(itertools.pairwise(sorted(edges)))

@@ -1,6 +1,6 @@
 """Write a program as ONNX: the reference model for the host, and the file for onnxruntime-riscv.
 
-The reference model is standard ONNX. Stock ONNX Runtime computes the same integers with it:
+The reference model is standard ONNX. With it, stock ONNX Runtime computes the same integers:
 
 - Convolutions and products are QLinearConv with a weight scale for each output channel. A product is a 1 × 1
   convolution because it needs an int32 bias.
@@ -10,20 +10,20 @@ The reference model is standard ONNX. Stock ONNX Runtime computes the same integ
   runtime does not fuse it.
 - Inputs of float parts are also dequantized by Cast and Mul. After a DequantizeLinear, the runtime's optimiser would
   quantize weights that must stay in float, and turn their operators into integer operators.
-- Channels are sorted for the array (`channels`). To compare tensors with the float model's one by one, they must be in
-  the float model's order: `in_origin_order` gives the same integers in that order.
+- Channels are sorted for the array (`channels`). To compare tensors one by one with those of the float model, first
+  convert the program with `in_origin_order`. The result has the same integers in the float model's order.
 
 onnxruntime-riscv has an execution provider that runs on the array. Its dialect is opset 13, format version 7, with
 these operators: QLinearConv with scalar scales and zero points 0; QLinearAdd of com.microsoft; and QLinearRelu, which
 is in the default domain although ONNX does not know it. QLinearRelu only has a kernel directly after a QLinearConv or
 QLinearAdd that nothing else reads. Other operators replace what the dialect lacks:
 
-- A layer with several weight scales is several convolutions, whose outputs are joined.
+- A layer with several weight scales becomes several convolutions, whose outputs are joined.
 - A product is a 1 × 1 convolution, because the dialect's QLinearMatMul has no int32 bias.
 - Average pooling is a depthwise convolution with ones.
 - The runtime fuses every max pooling after a convolution, whatever its parameters. If the array would compute such a
-  pooling wrongly (see `lower.fusable`), it runs in float, which gives the same integers for a maximum. Clamps and
-  padding also run in float.
+  pooling wrongly (see `lower.fusable`), the pooling runs in float. For a maximum, that gives the same integers. Clamps
+  and padding also run in float.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ from edgeq.model.load import save_model
 from edgeq.signature import Signature, TensorSpec
 
 Operand = tuple[ir.Value, ir.Value, ir.Value]
-"""Integers, their scale, and their zero point."""
+"""A tensor of integers, with its scale and zero point."""
 
 
 OPSET = 17
@@ -111,7 +111,7 @@ class _Writer:
         graph.outputs.extend(_typed(self._values[spec.name], spec) for spec in signature.outputs)
         forget_types(graph)
 
-    # One method for each kind of step.
+    # The next methods each write one kind of step.
 
     def _quantize(self, step: steps.Quantize) -> None:
         inputs = [self._values[step.input], *self._params(step.output)]
@@ -122,8 +122,8 @@ class _Writer:
             self._node("DequantizeLinear", self._operand(step.input), step.name, step.output)
             return
         tensor = self._program.tensors[step.input]
-        # Use one factor for each value of the last axis: the optimiser moves a single factor after a product, which
-        # changes the rounding.
+        # Use one factor for each value of the last axis. The optimiser would move a single factor to after a product,
+        # which would change the rounding.
         scales = self._constant(f"{step.input}/scales", np.full(tensor.shape[-1:], tensor.params.scale))
         made = self._as_float(step.input, f"{step.name}/cast", f"{step.input}/float")
         self._node("Mul", [made, scales], step.name, step.output)
@@ -174,7 +174,7 @@ class _Writer:
             parts.append(self._node("Clip", [part, low, high], f"{own}/clip", f"{own}/cut"))
         total = self._node("Add", parts, f"{name}/add", f"{name}/sum")
         total = self._node("Clip", [total, zero if step.relu else low, high], f"{name}/clip", f"{name}/sat")
-        # The node with the sum's name computes its integers, so that no tensor in other units is taken for the sum.
+        # The node with the sum's name computes the integers, so that no tensor in other units is mistaken for the sum.
         self._node("Cast", [total], name, step.output, to=ir.DataType.INT8)
 
     def _max_pool(self, step: steps.MaxPool) -> None:
@@ -202,7 +202,7 @@ class _Writer:
     def _float(self, step: steps.Float) -> None:
         self._graft(from_bytes(step.model), {name: self._values[name] for name in step.inputs}, step.name)
 
-    # Helpers for writing steps.
+    # The next methods help to write steps.
 
     def _prepare(self, part: ir.Model) -> None:
         """Import the opsets that a part needs."""
@@ -220,9 +220,9 @@ class _Writer:
             prefix: text in front of the names of the part's constants.
 
         Returns:
-            The part's outputs by name, which become tensors of the program. They keep their names. The nodes and the
-                tensors between them keep theirs unless the graph already has that name: for example, a Split appears
-                once for each of its outputs.
+            The part's outputs by name, which become tensors of the program and keep their names. The nodes, and the
+                tensors between them, get new names if the graph already has theirs. For example, a Split appears once
+                for each of its outputs.
         """
         self._prepare(part)
         graph = part.graph
@@ -267,9 +267,9 @@ class _Writer:
         """Insert a QLinearConv.
 
         Args:
-            data: input, its scale and zero point.
-            layer: weights [O, I, kh, kw], their scale or scales [O], bias.
-            tensor: the program's tensor whose scale the output has.
+            data: the input with its scale and zero point.
+            layer: the weights [O, I, kh, kw], their scale or scales [O], and the bias.
+            tensor: the program's tensor whose scale becomes the output's scale.
             output: name of the output; "" means the name of `tensor`.
         """
         weights, scales, bias = layer
@@ -283,7 +283,7 @@ class _Writer:
     def _node(
         self, op_type: str, inputs: Sequence[ir.Value], name: str, output: str, *, domain: str = "", **attributes: Any
     ) -> ir.Value:
-        """Insert a node with the output name `output`: a tensor of the program, or an intermediate one."""
+        """Insert a node. Its output, called `output`, is a tensor of the program or an intermediate tensor."""
         ordered = dict(sorted(attributes.items()))
         made = self._editor.node(op_type, inputs, name, output=output, domain=domain, attributes=ordered)
         if output in self._tensors:
@@ -320,9 +320,9 @@ Order = NDArray[np.int64]
 
 
 def in_origin_order(program: Program) -> Program:
-    """Return `program` with every tensor's channels in the float model's order, for reference only.
+    """Return `program` with every tensor's channels in the float model's order. The array cannot run the result.
 
-    A layer whose output channels move gets one tile for each channel, which is not a form for the array.
+    If a layer's output channels change places, each gets a tile of its own. The array does not support such tiles.
     """
     places = {name: np.argsort(t.channels) for name, t in program.tensors.items() if t.channels is not None}
     reshaped = {s.output: s.input for s in program.steps if isinstance(s, steps.Rearrange) and s.index is None}
@@ -334,7 +334,7 @@ def in_origin_order(program: Program) -> Program:
 
 
 def _restored(step: Weighted, places: Mapping[str, Order], reshaped: Mapping[str, str]) -> Weighted:
-    """Return a layer that reads and writes its channels in the float model's order."""
+    """Return a layer changed to read and write its channels in the float model's order."""
     weights, bias, tiles = step.weights, step.bias, step.tiles
     outputs = places.get(step.output)
     if outputs is not None:
@@ -344,7 +344,7 @@ def _restored(step: Weighted, places: Mapping[str, Order], reshaped: Mapping[str
     if isinstance(step, steps.Fc) or step.groups == 1:
         inputs = places.get(step.input, places.get(reshaped.get(step.input, "")))
         if inputs is not None:
-            # A product that reads flattened images has one weight per pixel for each channel.
+            # A product that reads flattened images has, for each channel, one weight per pixel.
             repeat = weights.shape[1] // len(inputs)
             weights = weights[:, (inputs[:, None] * repeat + np.arange(repeat)).ravel()]
     return replace(step, weights=weights, bias=bias, tiles=tiles)
@@ -363,11 +363,11 @@ _AXES_TO_ATTRIBUTE = frozenset(
 def check_dialect(model: ir.Model) -> None:
     """Refuse a model that the runtime would refuse.
 
-    The rules cover versions and domains, unknown operators, a QLinearRelu that does not fuse, scales that are not
-    scalars, zero points other than 0, and max pooling that the runtime would fuse wrongly.
+    The check looks for wrong versions and domains, unknown operators, a QLinearRelu that does not fuse, scales that are
+    not scalars, zero points other than 0, and max pooling that the runtime would fuse wrongly.
 
     Raises:
-        ModelError: the model breaks a rule; names the node and the rule.
+        ModelError: the model breaks a rule. The message names the node and the rule.
     """
     if model.ir_version > DIALECT_IR_VERSION:
         raise ModelError(
@@ -394,10 +394,10 @@ def check_dialect(model: ir.Model) -> None:
 
 
 def to_oldest_form(node: ir.Node) -> None:
-    """Rewrite a node of a later opset for opset 13, in place, with the nodes in its subgraphs.
+    """Rewrite a node of a later opset for opset 13, in place. The nodes in its subgraphs are rewritten too.
 
     Raises:
-        ModelError: opset 13 has no such form.
+        ModelError: opset 13 has no form of the node.
     """
     where = f"{node.op_type} {node.name!r}"
     if node.domain not in MAIN_DOMAINS:
@@ -423,12 +423,12 @@ def to_oldest_form(node: ir.Node) -> None:
 
 
 def _is_default(attribute: ir.Attr, op_type: str) -> bool:
-    """Return whether an attribute that opset 13 lacks only states what opset 13 does anyway."""
+    """Return whether an attribute that opset 13 lacks only requests what opset 13 does anyway."""
     if attribute.name == "num_outputs":
         return True
     if attribute.name in ("allowzero", "saturate"):
         return attribute.value in (0, 1)
-    # The default of an attribute from a later version is the behaviour of the versions before.
+    # If a later version added an attribute, its default value describes how older versions behave.
     newest = onnx.defs.get_schema(op_type, "").attributes.get(attribute.name)
     if newest is None or not newest.default_value.type:
         return False
@@ -527,7 +527,7 @@ class _DialectWriter(_Writer):
             self._node("Concat", parts, f"{step.name}/join", step.output, axis=1)
 
     def _slice(self, name: str, source: ir.Value, tile: Tile) -> ir.Value:
-        """Slice out the input channels of one tile of a depthwise convolution."""
+        """Write a Slice that takes the input channels of one tile of a depthwise convolution."""
         bounds = [self._constant(f"int64/{v}", np.array([v], np.int64)) for v in (tile.start, tile.stop, 1)]
         return self._node("Slice", [source, *bounds], f"{name}/slice", f"{name}/in")
 
@@ -540,7 +540,7 @@ class _DialectWriter(_Writer):
         output: str,
         **attributes: int | tuple[int, ...],
     ) -> ir.Value:
-        """Write the channels of one tile, including the relu."""
+        """Write the convolution and the relu for the channels of one tile."""
         weights = step.weights[tile.start : tile.stop]
         if isinstance(step, steps.Fc):
             weights = weights[:, :, None, None]
@@ -567,9 +567,9 @@ class _DialectWriter(_Writer):
             self._relu(step.name, made, step.output)
 
     def _max_pool(self, step: steps.MaxPool) -> None:
-        """Write a max pooling. After a convolution, write it in float.
+        """Write a max pooling. If it follows a convolution, write it in float.
 
-        The runtime would fuse it there, even if the array computes it wrongly.
+        After a convolution, the runtime would fuse an integer max pooling, even if the array computes it wrongly.
         """
         source, shape = self._values[step.input], self._program.tensors[step.input].shape
         windows = Windows(step.kernel, step.strides, step.dilations, step.pads)

@@ -1,4 +1,4 @@
-"""Define the interface of a recovery: a function from the state of a build to a better one."""
+"""Define the interface of a recovery. A recovery takes the state of a build and returns a better one."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class State:
     Attributes:
         prepared: the float model to quantize. A "model" recovery replaces it by an equivalent one.
         statistics: statistics of `prepared` on the calibration samples; None if the scheme is not static.
-        ranges: ranges by tensor; before they are derived, only those that a model recovery has fixed.
+        ranges: ranges by tensor. Before ranges are derived, only those that a model recovery has fixed.
         scheme: how to quantize. A "ranges" recovery may add to `exclude`.
         changed: names of the layers that "model" recoveries changed. The change is wasted on layers that stay in float.
         artifact: the artifact; None before it is built.
@@ -61,9 +61,9 @@ class Recovery(ABC):
             "artifact" edits the quantized file.
         free: True if the result has the same nodes and so costs no extra time on the device.
         order: position among the recoveries of its stage, the lowest first.
-        replaces: name of a weaker recovery that is not needed next to this one.
-        slow: whether it runs the quantized model layer by layer; a repair tries it last.
-        searched: whether tuning tries it by itself.
+        replaces: name of a weaker recovery that is not needed if this one is used.
+        slow: whether it runs the quantized model layer by layer. A repair tries such recoveries last.
+        searched: whether tuning tries it on its own.
         modes: modes of the schemes that it supports.
     """
 

@@ -1,12 +1,12 @@
-"""Leave layers in float until the outputs are close enough: the search behind `--min-sqnr`.
+"""Leave layers in float until the outputs are close enough. This search implements `--min-sqnr`.
 
 Each set of nodes is judged as the proof judges the result: edgeq builds the model, opens it with the options that ship,
 and counts outputs that are not finite as wrong. It uses a few calibration samples first. If the set passes, it uses the
 proof's own samples. A set fails if it cannot be built, or if it leaves nothing in int8.
 
-A ranking of layers by their own noise finds the fewest layers. It adds noises up, although errors may cancel or amplify
-each other. If it does not lead to a solution, the layers go to float in the order of the graph, then in the reverse
-order.
+edgeq first ranks layers by their own noise, to find the fewest layers. The ranking adds noises up, although errors may
+cancel or amplify each other. If it does not lead to a solution, the layers go to float in the order of the graph, then
+in the reverse order.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from edgeq.util.display import SILENT, Progress
 from edgeq.util.registry import RECOVERIES
 
 SAMPLES = 16
-"""Number of calibration samples on which a set of nodes is judged first."""
-# A ranking counts a lower SQNR as this one.
+"""Number of calibration samples on which each set of nodes is judged first."""
+# A ranking counts any lower SQNR as this one.
 _LEAST_DB = -40.0
 
 
@@ -44,10 +44,10 @@ class Search:
     Attributes:
         names: recoveries that every build gets.
         count: number of calibration samples to judge by.
-        timed: whether the cost of layers in float comes from the runtime's profile. Otherwise it is their
+        timed: whether the cost of layers in float comes from the runtime's profile. Otherwise, it is their
             multiply-accumulates, which are the same everywhere.
-        followed: number of samples on which the noise of each layer is followed to the outputs.
-        known: SQNR in dB, by the nodes that are in float in addition to the scheme's.
+        followed: number of samples on which the noise of each layer is traced to the outputs.
+        known: SQNR in dB of each set tried. A set contains the nodes in float in addition to the scheme's.
     """
 
     recoverer: Recoverer
@@ -82,8 +82,8 @@ class Search:
 
     @property
     def best(self) -> tuple[tuple[str, ...], float]:
-        """Return the nodes that brought the outputs closest, and the SQNR in dB. Of equal sets, return the one with the
-        fewest nodes.
+        """Return the nodes that brought the outputs closest, and the SQNR in dB. If several sets reach the same SQNR,
+        return the one with the fewest nodes.
         """
         nodes = max(self.known, key=lambda nodes: (self.known[nodes], -len(nodes)))
         order = [str(node.name) for node in self.job.prepared.model.graph]
@@ -115,7 +115,9 @@ class Search:
         return self.scheme.replace(exclude=(*self.scheme.exclude, *nodes))
 
     def _measured(self, nodes: Sequence[str], wanted_db: float) -> float:
-        """Return the SQNR on calibration samples or, if that reaches `wanted_db`, the proof's SQNR if it is lower."""
+        """Return the SQNR on calibration samples. If it reaches `wanted_db`, the proof's SQNR is also measured, and the
+        lower of the two is returned.
+        """
         job, calibration = self.job, self.job.calibration
         assert calibration is not None
         built = self.recoverer.build(self.in_float(nodes), self.names, self.recoverer.place() / "tried.onnx")
@@ -137,8 +139,8 @@ class Search:
         yield Ranking(layers[::-1], costs)
 
     def _by_noise(self, wanted_db: float) -> Ranking:
-        """Return the ranking by each layer's own noise. It is computed from the tensors of the quantized model if they
-        match the float model's. Otherwise it is measured, by building with all other layers in float.
+        """Return the ranking by each layer's own noise. If the quantized model's tensors match the float model's, the
+        noise is computed from them. Otherwise it is measured on builds with all other layers in float.
         """
         try:
             return rank_static(
@@ -150,7 +152,8 @@ class Search:
                 count=self.followed,
                 progress=self.progress,
             )
-        except EdgeqError as error:  # the batch or the names may differ: not every target's model is a Q/DQ form of it
+        # The batch or the names may differ, because not every target's model is a Q/DQ form of the float model.
+        except EdgeqError as error:
             self.progress.note(
                 f"layers are ranked by building with few of them in int8, not by tensors: {one_line(error, most=200)}"
             )
@@ -174,10 +177,10 @@ def recovering(*names: str, min_sqnr_db: float | None = None) -> Builder:
 
     Args:
         min_sqnr_db: SQNR in dB that the worst output must reach on calibration samples. Layers are kept in float until
-            it does, as few microseconds of them as possible by the runtime's own profile.
+            it does. They are chosen so that they take as little time as possible by the runtime's own profile.
 
     Raises:
-        UsageError: an unknown recovery, or `min_sqnr_db` is not a finite number.
+        UsageError: a recovery is unknown, or `min_sqnr_db` is not a finite number.
     """
     if min_sqnr_db is not None and not math.isfinite(min_sqnr_db):
         raise UsageError(f"--min-sqnr {min_sqnr_db} is not a number of decibels", "Write one such as 20")
@@ -187,8 +190,8 @@ def recovering(*names: str, min_sqnr_db: float | None = None) -> Builder:
         RECOVERIES.check(name)
 
     def build(job: Job, target: Target, scheme: Scheme, destination: Path, progress: Progress) -> Built:
-        """Build with the recoveries unless they do harm, and with layers in float until `min_sqnr_db` is reached."""
-        # Next to the prepared model: an artifact may refer to files there until the job ends.
+        """Build with layers in float until `min_sqnr_db` is reached, and with the recoveries unless they do harm."""
+        # The folder is next to the prepared model, because an artifact may refer to files there until the job ends.
         workdir = Path(tempfile.mkdtemp(prefix="recover-", dir=job.prepared.path.parent))
         recoverer = Recoverer(job, target, workdir)
         closer = scheme

@@ -1,22 +1,15 @@
-"""Estimate the cost of leaving units in float, from the runtime's own profile of the float and of the quantized model.
+"""Rank the layers of a static scheme by which of them to keep in float. `edgeq.tune.float_layers` chooses by this
+ranking. It is based on the noise and the cost of each unit of the graph.
 
-Each unit in float costs the time of its nodes in float minus their time in integers. A conversion is added wherever a
-tensor goes from a unit in float to a unit in integers, or back. Its time per element comes from the conversions in the
-profile.
+The noise comes from one pass over a few samples (`rank_layers`), by the method of `edgeq.measure.layers`. Every layer
+of the quantized model gets the float model's tensors as inputs, so that only its own error remains. Then the float
+model runs once for each unit, with that unit's errors added where they arise. The change of the outputs is the unit's
+noise. Powers of independent errors add up, so a unit's noise is also the gain of keeping it in float. The alternative,
+to leave each layer out of quantization in turn, would need a build and a session for each.
 
-Measure how much each unit's own error changes the outputs, with a few samples and a few sessions.
-
-The method is that of `edgeq.measure.layers`. Every layer of the quantized model gets the float model's tensors as
-inputs, so that only its own error remains. Then the float model runs once for each unit, with that unit's errors added
-where they arise. The change of the outputs is the unit's noise.
-
-Powers of independent errors add up, so the noise of a unit is the gain of keeping it in float. To leave each layer out
-of quantization in turn would take a build and a session for each.
-
-Rank the layers of a static scheme for being kept in float, from tensors and the runtime's own profile.
-
-The noise of each unit comes from one pass over a few samples (`rank_layers`), its cost from a profile of the float and
-of the quantized model (`measure_costs`). `edgeq.tune.float_layers` chooses by this ranking.
+The cost comes from the runtime's own profile of the float model and of the quantized model (`measure_costs`). A unit in
+float costs the time of its nodes in float minus their time in integers. A conversion is added wherever a tensor goes
+from a unit in float to a unit in integers, or back. Its time per element comes from the conversions in the profile.
 """
 
 from __future__ import annotations
@@ -54,10 +47,10 @@ from edgeq.util.display import SILENT, Progress
 
 @dataclass(frozen=True)
 class Unit:
-    """Group nodes of the float model that belong together.
+    """Group nodes of the float model that go to float together.
 
     Attributes:
-        name: name of the first node, which is the layer if the unit has one.
+        name: name of the layer in the unit or, if there is none, of the first node.
         nodes: names of the nodes.
         tensors: tensors that the nodes compute, in order.
         reads: tensors from other nodes, and graph inputs, that the nodes read; constants are left out.
@@ -70,7 +63,7 @@ class Unit:
 
 
 def find_units(model: ir.Model) -> tuple[Unit, ...]:
-    """Return all nodes of the main graph grouped into units, in the order of their first nodes."""
+    """Return all nodes of the main graph, grouped into units, in the order of their first nodes."""
     followers = Followers(model)
     unit_of: dict[str | None, str] = {}
     for layer in find_layers(model):
@@ -103,8 +96,8 @@ class Costs:
     Attributes:
         float_us, int8_us: time in float and in integers, by unit.
         conversion_us: time to convert each tensor that goes from one unit to another.
-        makers: for each of these tensors, the unit that computes it.
-        readers: for each of these tensors, the units that read it.
+        makers: the unit that computes each of these tensors.
+        readers: the units that read each of these tensors.
     """
 
     float_us: Mapping[str, float]
@@ -115,12 +108,12 @@ class Costs:
 
     @property
     def span(self) -> float:
-        """Return the microseconds of all units in float minus those of all in integers, without conversions."""
+        """Return the microseconds of all units in float minus those of all units in integers, without conversions."""
         return sum(self.float_us.values()) - sum(self.int8_us.values())
 
     def further(self, name: str, kept: Set[str]) -> float:
-        """Return the microseconds that one more unit in float costs if `kept` are in float; negative if it saves
-        conversions.
+        """Return the microseconds that one more unit in float costs if the units in `kept` are already in float. The
+        result is negative if it saves conversions.
         """
         touched = self._touched.get(name, ())
         return self._own(name) + self._converted(touched, kept | {name}) - self._converted(touched, kept - {name})
@@ -137,7 +130,7 @@ class Costs:
 
     @cached_property
     def _touched(self) -> Mapping[str, Sequence[str]]:
-        """Map each unit to the tensors that it passes to other units or gets from them."""
+        """Map each unit to the tensors that it exchanges with other units."""
         found: dict[str, list[str]] = {}
         for tensor in self.conversion_us:
             for unit in {self.makers[tensor], *self.readers[tensor]}:
@@ -152,7 +145,7 @@ def measure_costs(
     settings: SessionSettings,
     feed: Mapping[str, Any],
 ) -> Costs:
-    """Run the float and the quantized model under the runtime's profiler.
+    """Measure costs: run the float model and the quantized model under the runtime's profiler.
 
     Args:
         units: units of the float model, which is `prepared`.
@@ -183,7 +176,9 @@ def measure_costs(
 
 
 def unit_of(kernel: str, names: Mapping[str, str]) -> str | None:
-    """Return the unit of a kernel, whose name begins with the name of the node or tensor that it was fused from."""
+    """Return the unit of a kernel; None if it is unknown. The kernel's name begins with the name of the node or tensor
+    that it was fused from.
+    """
     end = len(kernel)
     while end > 0:
         known = names.get(kernel[:end])
@@ -221,12 +216,12 @@ def _elements(model: ir.Model) -> dict[str, int]:
 SAMPLES = 4
 # Outputs with at least this many rows are compared by column, because a column may be a coordinate or a score.
 _ROWS = 64
-# An element that is not finite although the float model's is counts as this many times the signal. No rounding is as
-# bad.
+# If an element is not finite although the float model's element is, it counts as this many times the signal. No
+# rounding error is as large.
 _NOT_FINITE = 100.0
 
 
-# Share of the noise of all layers. Every layer in int8 makes more.
+# Share of the noise of all layers. Every layer in int8 causes more noise than this.
 _TRIFLE = 1e-4
 
 
@@ -264,8 +259,8 @@ def rank_layers(
 
 @dataclass
 class Columns:
-    """Measure noise power over signal power of outputs. Each column of a table counts by itself, so that a box counts
-    as much as a score.
+    """Measure the noise power of outputs relative to their signal power. In a table, each column is measured
+    separately, so that boxes and scores have the same weight.
     """
 
     _noise: dict[str, list[NDArray[np.float64]]] = field(default_factory=dict)
@@ -290,14 +285,14 @@ class Columns:
 
     @property
     def noise(self) -> float:
-        """Return noise power over signal power as a mean over outputs, each of which is a mean over columns. It is at
-        most 1 if all values are finite.
+        """Return noise power over signal power, averaged over the columns of each output and then over the outputs. It
+        is at most 1 if all values are finite.
         """
         shares = []
         for name in self._signal:
             noise, signal = (_added(parts[name]) for parts in (self._noise, self._signal))
             if np.any(signal > 0):
-                # Noise above the signal counts as no more than the signal. Otherwise it would hide the noise of the
+                # If noise exceeds the signal, count it as equal to the signal. Otherwise it would hide the noise of the
                 # other columns.
                 shares.append(float(np.mean(np.minimum(noise[signal > 0] / signal[signal > 0], self._most))))
         return float(np.mean(shares)) if shares else 0.0
@@ -314,14 +309,14 @@ def columns(values: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _added(parts: Sequence[NDArray[Any]]) -> NDArray[np.float64]:
-    """Return the sums over samples. If their shapes differ, sum over columns as well."""
+    """Add up sums over samples. If their shapes differ, add up their columns first."""
     if len({part.shape for part in parts}) > 1:
         parts = [part.sum(keepdims=True) for part in parts]
     return np.asarray(np.sum(parts, axis=0), np.float64)
 
 
 _SLACK = 1.5
-"""Factor on the cost allowed, because the profile of single nodes is a rough estimate for a whole model."""
+"""Factor by which the allowed cost is raised: the profile of single nodes only roughly predicts a whole model."""
 _LEAST_US = 1.0
 
 
@@ -340,13 +335,13 @@ def rank_static(
 
     Args:
         recoverer: the recoverer of `job`.
-        names: recoveries that go with the scheme.
+        names: recoveries to apply with the scheme.
         profiled: whether the model will run in the kernels that are profiled. If not, multiply-accumulates limit what
             may go to float: onnxruntime's own int8 kernels may be slower than float32 although another engine's are
             twice as fast.
-        timed: whether to time anything. If not, layers are ordered by noise per multiply-accumulate, as they are for a
-            simulated model.
-        count: number of samples on which the noise of each unit is followed to the outputs.
+        timed: whether to time anything. If not, layers are ordered by noise per multiply-accumulate, as for a simulated
+            model.
+        count: number of samples on which the noise of each unit is traced to the outputs.
 
     Raises:
         EdgeqError: the build, the ranking or the profile fails.
@@ -378,10 +373,10 @@ def mac_costs(units: Sequence[Unit], model: ir.Model) -> MacCosts:
 
 
 def merged(found: Sequence[RankedLayer], units: Sequence[Unit]) -> tuple[RankedLayer, ...]:
-    """Add up the noise of a rewritten model's units in the units of the original model.
+    """Map the noise of a rewritten model's units to the units of the original model, and add it up.
 
     Returns:
-        Units that cause noise, the most first.
+        The original units that cause noise, the most first.
     """
     unit_of = {node: unit.name for unit in units for node in unit.nodes}
     noise = {unit.name: 0.0 for unit in units}
@@ -394,16 +389,16 @@ def merged(found: Sequence[RankedLayer], units: Sequence[Unit]) -> tuple[RankedL
 
 
 def audible(layers: Sequence[RankedLayer]) -> tuple[RankedLayer, ...]:
-    """Leave out layers with negligible noise. A layer that computes in 16 bits has a little noise and, without
-    multiply-accumulates, costs nothing in float, so it would come first.
+    """Leave out layers with negligible noise. For example, a layer that computes in 16 bits has a little noise. Without
+    multiply-accumulates, it would cost nothing in float, so it would come first.
     """
     least = _TRIFLE * sum(layer.noise for layer in layers)
     return tuple(layer for layer in layers if layer.noise > least)
 
 
 def quiet_among(units: Sequence[Unit], layers: Sequence[RankedLayer], model: ir.Model) -> tuple[QuietLayer, ...]:
-    """Return those of `units` of `model` that are not among `layers`, because they cause no noise. Neighbours are units
-    that exchange tensors which can be quantized, so indices do not count.
+    """Return the units of `model` that are not among `layers`, because they cause no noise. Two units are neighbours if
+    they exchange a tensor that can be quantized, such as an activation but not an index.
     """
     names = {layer.name for layer in layers}
     others = {
@@ -423,7 +418,7 @@ def quiet_among(units: Sequence[Unit], layers: Sequence[RankedLayer], model: ir.
 def by_worth(layers: Sequence[RankedLayer], costs: LayerCosts) -> tuple[RankedLayer, ...]:
     """Return layers in the order in which to keep them in float: the most noise saved per additional microsecond first.
 
-    The cost of a layer depends on its neighbours: between two layers in float it saves two conversions.
+    The cost of a layer depends on its neighbours: a layer between two layers in float saves two conversions.
     """
     remaining = list(layers)
     order: list[RankedLayer] = []

@@ -1,6 +1,7 @@
-"""Fuse attention into one node if onnxruntime's transformer optimizer recognises it. The node can become QAttention.
+"""Fuse attention into one node if onnxruntime's transformer optimizer recognises it. The node can then become
+QAttention.
 
-The optimizer decides which exports it recognises. Its result is checked against the model on a sample.
+The optimizer only recognises the forms of some exporters. edgeq checks its result against the model on a sample.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ from edgeq.run.session import open_session
 FAMILIES = ("bert", "gpt2", "vit")
 """Model families of the optimizer, in the order in which they are tried."""
 LEAST_SQNR_DB = 60.0
-"""Least SQNR of a fused float model. It computes in another order, so it differs only by rounding."""
+"""Minimum SQNR of a fused float model. It computes in another order, so it may differ only by rounding."""
 _CHECKED = 2
 
 
 def may_have_attention(model: ir.Model) -> bool:
-    """Return whether a Softmax is the first factor of any product of two activations. This is a quick check before
-    anything is tried.
+    """Return whether any product of two activations has the result of a Softmax as its first factor. This quick check
+    comes before any attempt to fuse.
     """
     return any(
         is_op(node, "MatMul")
@@ -43,7 +44,7 @@ def fuse_attention(prepared: PreparedModel, samples: Samples, destination: Path)
     """Write the model with fused attention to `destination`.
 
     Returns:
-        (the prepared model with fused attention, the number of fused layers). If nothing is recognised, or the fused
+        (the prepared model with fused attention, the number of fused layers). If nothing is recognised, or if the fused
             model computes something else, nothing is written and the result is (`prepared`, 0).
     """
     with quiet():
@@ -61,8 +62,8 @@ def fuse_attention(prepared: PreparedModel, samples: Samples, destination: Path)
 
 
 def _fused(model: ir.Model) -> tuple[ir.Model | None, int]:
-    """Return the form of the model with the most fused attention layers, and their number. Return (None, 0) if there
-    are none.
+    """Return the form of the model with the most fused attention layers, and their number. Return (None, 0) if nothing
+    was fused.
     """
     from onnxruntime.transformers.fusion_options import FusionOptions
     from onnxruntime.transformers.optimizer import optimize_model
@@ -74,7 +75,7 @@ def _fused(model: ir.Model) -> tuple[ir.Model | None, int]:
         for field in vars(options):
             if field.startswith("enable_"):
                 setattr(options, field, field in ("enable_attention", "enable_layer_norm", "enable_shape_inference"))
-        # By default, a mask becomes its length, which is wrong for padding on the left.
+        # By default, only the length of a mask is used, which is wrong if the padding is on the left.
         options.use_raw_attention_mask(True)
         plain = ir.external_data.load_to_model(model.clone())
         split_unsqueezes(plain)
@@ -95,8 +96,8 @@ def _count(model: ir.Model) -> int:
 
 
 def split_unsqueezes(model: ir.Model) -> int:
-    """Split each Unsqueeze over several constant axes into one node for each axis, in place, and return how many were
-    split. In this form the optimizer recognises an attention mask.
+    """Split each Unsqueeze over several constant axes into one node for each axis, in place. Return how many were
+    split. With single axes, the optimizer recognises an attention mask.
     """
     editor = Editor(model)
     count = 0

@@ -1,26 +1,25 @@
-"""Describe layers with constant weights as one matrix product: weights times patches of the input, for each group of
-channels.
+"""Read and change layers with constant weights, in the float model and in the quantized file.
 
+**Layers.** A layer is described as one matrix product for each group of channels: weights times patches of the input.
 Conv, Gemm and MatMul all compute, at every position,
 
     y[g, m] = sum_k W[g, m, k] x[g, k] + b[g, m]
 
-Here x[g] is the part of the input that one output position reads: the group's channels times the kernel for a Conv, one
-row for Gemm and MatMul.
+Here x[g] is the part of the input that one output position reads. For a Conv, it is the group's channels times the
+kernel. For Gemm and MatMul, it is one row.
 
-Scale the channels of a tensor, and undo that in the weights of the layers that read it.
+**Scaled channels.** The channels of a tensor can be scaled if the layers that read it undo that. If the layer that
+computes the tensor divides every channel c by k[c], and the weights that read channel c are multiplied by k[c], the
+network computes the same in floats. In integers it does not, because one scale for a tensor suits only channels of one
+magnitude.
 
-If the layer that computes a tensor divides every channel c by k[c], and the weights that read channel c are multiplied
-by k[c], the network computes the same. In integers it does not, because one scale for a tensor suits only channels of
-one magnitude.
+**Quantized files.** Integer layers are read and edited in place, in every format:
 
-Read and edit the integer layers of a quantized file in place, in every format:
+- QDQ: DequantizeLinear(weight), DequantizeLinear(int32 bias) → Conv, Gemm or MatMul, named like the float node
+- QOperator: QLinearConv, QGemm or QLinearMatMul, named like the float node with the suffix "_quant"
 
-- QDQ: DequantizeLinear(weight), DequantizeLinear(int32 bias) → Conv, Gemm or MatMul of the float model's name
-- QOperator: QLinearConv, QGemm or QLinearMatMul, named after the float node with the suffix "_quant"
-
-Write out integer operators: QLinearConv as DequantizeLinear, Conv and QuantizeLinear, and so on. The result of a layer
-before it is rounded to integers is then a tensor that can be read and changed.
+**Expanded operators.** Integer operators can be written out: QLinearConv as DequantizeLinear, Conv and QuantizeLinear,
+and so on. Then the result of a layer, before it is rounded to integers, is a tensor that can be read and changed.
 """
 
 from __future__ import annotations
@@ -65,7 +64,7 @@ class Layer:
         source, output: the tensors that it reads and computes.
         weight, bias: names of initializers; `bias` is "" if there is none.
         shape: shape of the weight.
-        groups: groups of a grouped Conv; 1 for all others.
+        groups: groups of a grouped Conv; 1 for all other layers.
         transposed: whether the weight is stored as [k, m] (MatMul, and Gemm without transB).
         attributes: attributes of the node, from `edgeq.model.graph.attributes`.
     """
@@ -83,7 +82,7 @@ class Layer:
 
     @property
     def outputs(self) -> int:
-        """Return the output channels, over all groups."""
+        """Return the number of output channels, over all groups."""
         return self.shape[1] if self.transposed else self.shape[0]
 
     @property
@@ -97,12 +96,12 @@ class Layer:
         return 1 if self.op_type == "Conv" else -1
 
     def rows(self, weight: NDArray[Any]) -> NDArray[Any]:
-        """Return the weight as [groups, outputs per group, taps]."""
+        """Return `weight` reshaped to [groups, outputs per group, taps]."""
         flat = weight.T if self.transposed else weight
         return flat.reshape(self.groups, self.outputs // self.groups, self.taps)
 
     def unrows(self, rows: NDArray[Any]) -> NDArray[Any]:
-        """Return a weight in its own shape from `rows`, the inverse of the method `rows`."""
+        """Return a weight in its own shape, given in the form that the method `rows` returns."""
         flat = rows.reshape(self.outputs, self.taps)
         return np.ascontiguousarray(flat.T) if self.transposed else flat.reshape(self.shape)
 
@@ -111,7 +110,7 @@ class Layer:
 
         Args:
             values: the tensor `source`, with its batch axis.
-            limit: largest number of positions. If there are more, this many are drawn, without repetition.
+            limit: largest number of positions. If the layer has more, this number of them is drawn at random.
 
         Returns:
             float32 [groups, positions, taps].
@@ -165,8 +164,8 @@ def conv_geometry(
 def find_layers(model: ir.Model) -> tuple[Layer, ...]:
     """Return the main graph's layers with constant float weights, in the order of the graph.
 
-    A Gemm with transA, alpha, beta or a bias that differs from row to row is left out, and so is a MatMul whose weight
-    is not a matrix.
+    Left out are a Gemm with transA, alpha, beta or a bias that differs from row to row, and a MatMul whose weight is
+    not a matrix.
     """
     layers = (_layer(node) for node in model.graph if is_op(node, "Conv", "Gemm", "MatMul"))
     return tuple(layer for layer in layers if layer is not None)
@@ -201,7 +200,7 @@ def _layer(node: ir.Node) -> Layer | None:
 
 
 def initializer(value: ir.Value | None) -> ir.TensorProtocol | None:
-    """Return the tensor of an initializer that nothing can override; None for any other value."""
+    """Return the tensor of an initializer that no graph input can override; None for any other value."""
     return value.const_value if value is not None and value.is_initializer() and not value.is_graph_input() else None
 
 
@@ -211,23 +210,23 @@ def _per_output(shape: Sequence[int], outputs: int) -> bool:
 
 
 class Weights:
-    """Read and change the weights of a model's layers in place. The model must be one that may be edited."""
+    """Read and change the weights of a model's layers, in place. Pass a model that may be edited."""
 
     def __init__(self, model: ir.Model) -> None:
         self._initializers = model.graph.initializers
 
     def array(self, name: str) -> Floats:
-        """Return the values of an initializer, as float64 of its shape."""
+        """Return the values of an initializer, as float64 in its own shape."""
         tensor = self._initializers[name].const_value
         assert tensor is not None
         return np.asarray(tensor.numpy(), np.float64)
 
     def alone(self, *names: str) -> bool:
-        """Return whether each of these initializers ("" for none) is read only once."""
+        """Return whether each of these initializers is read only once. The name "" is ignored."""
         return all(read_count(self._initializers[name]) <= 1 for name in names if name)
 
     def replace(self, name: str, values: Floats) -> None:
-        """Replace the values of an initializer. Its element type stays."""
+        """Replace the values of an initializer. Its element type does not change."""
         set_constant(self._initializers[name], values)
 
     def scaled_outputs(self, layer: Layer, factor: Floats) -> tuple[Floats, Floats | None]:
@@ -242,7 +241,7 @@ class Weights:
         self.replace(layer.weight, layer.unrows(self.rows(layer) * spread_over_taps(layer, factor)))
 
     def input_importance(self, layer: Layer) -> Floats:
-        """Return float64 [input channels]: sum of the squared weights that read each channel."""
+        """Return float64 [input channels]: for each channel, the sum of the squared weights that read it."""
         squares = (self.rows(layer) ** 2).sum(1)
         return np.asarray(squares.reshape(input_channels(layer), -1).sum(1), np.float64)
 
@@ -252,7 +251,7 @@ class Weights:
 
 
 def input_channels(layer: Layer) -> int:
-    """Return the channels of the tensor that a layer reads, over all groups."""
+    """Return the number of channels of the tensor that a layer reads, over all groups."""
     return layer.groups * layer.shape[1] if layer.op_type == "Conv" else layer.taps
 
 
@@ -263,8 +262,8 @@ def spread_over_taps(layer: Layer, factor: Floats) -> Floats:
 
 
 def only_layers(nodes: Iterable[ir.Node], tensor: str, maker: Layer, layers: Mapping[str, Layer]) -> tuple[Layer, ...]:
-    """Return the layers of these nodes, if each node is a layer that reads `tensor` as its data, with the channels on
-    the axis on which `maker` computes them. Otherwise return no layers.
+    """Return the layers of these nodes, or no layers if one of the nodes does not qualify. To qualify, a node must be a
+    layer that reads `tensor` as its data, with the channels on the same axis on which `maker` computes them.
 
     Args:
         layers: layers of the model, by name.
@@ -275,7 +274,9 @@ def only_layers(nodes: Iterable[ir.Node], tensor: str, maker: Layer, layers: Map
 
 
 def _same_axis(reader: Layer, maker: Layer) -> bool:
-    """Return whether two layers have their channels on the same axis: the second for a Conv, the last for others."""
+    """Return whether two layers have the same channels on the same axis: the second axis for a Conv, the last for
+    others.
+    """
     return (reader.op_type == "Conv") == (maker.op_type == "Conv") and input_channels(reader) == maker.outputs
 
 
@@ -290,7 +291,7 @@ class IntegerLayer:
         layer: the layer of the float model.
         node: the node in the file.
         weight: the initializer with the integer weights.
-        params: float64 scales and int64 zero points of the weights [outputs]; one that serves all outputs is repeated.
+        params: float64 scales and int64 zero points of the weights [outputs]. If all outputs share one, it is repeated.
         input_scale: scale of the activation that the layer reads.
         bias: the initializer of the int32 (or float32) bias, in units of `bias_scale`; None if there is none.
         bias_scale: float64 [outputs].
@@ -312,7 +313,7 @@ class IntegerLayer:
 
 
 class QuantizedFile:
-    """Edit a quantized model in memory, in place. Only `save` writes it."""
+    """Edit a quantized model in memory. Only `save` writes it to a file."""
 
     def __init__(self, model: ir.Model) -> None:
         self.model = model
@@ -332,13 +333,13 @@ class QuantizedFile:
         save_model(self.model, path)
 
     def integer_layers(self, layers: Sequence[Layer]) -> tuple[IntegerLayer, ...]:
-        """Return those of `layers` that are in integers in this file, in the same order."""
+        """Return the layers among `layers` that are in integers in this file, in the same order."""
         found = (self._integer_layer(layer) for layer in layers)
         return tuple(f for f in found if f is not None)
 
     def output_range(self, layer: IntegerLayer) -> tuple[float, float]:
-        """Return the smallest and the largest number that the integers of a layer's output represent; infinite for an
-        output in float.
+        """Return the smallest and the largest number that the integers of a layer's output represent. They are infinite
+        if the output is in float.
         """
         node, places = layer.node, operator_of(layer.node).integer_output
         if places is None:
@@ -358,14 +359,14 @@ class QuantizedFile:
         return difference
 
     def set_weight(self, layer: IntegerLayer, rows: NDArray[np.int64]) -> None:
-        """Store integer weights in the form that `weight` returns. They must fit the type."""
+        """Store integer weights, given in the form that `weight` returns. They must fit the type."""
         values = rows + layer.per_row(layer.params.zero_point)
         assert layer.params.low <= values.min(), "integers below their type"
         assert values.max() <= layer.params.high, "integers above their type"
         set_constant(layer.weight, layer.layer.unrows(values))
 
     def bias(self, layer: IntegerLayer) -> Floats:
-        """Return the bias as float64 [outputs], in the output's unit; zeros if there is none."""
+        """Return the bias as float64 [outputs], in the output's unit; zeros if there is no bias."""
         if layer.bias is None:
             return np.zeros(layer.layer.outputs)
         stored = _array(layer.bias)
@@ -464,8 +465,8 @@ PLAIN = "/plain"
 
 
 def expanded(model: ir.Model) -> ir.Model:
-    """Return a copy of `model` with QLinearConv, QLinearMatMul and QGemm written out. The names of these nodes are
-    lost.
+    """Return a copy of `model` with QLinearConv, QLinearMatMul and QGemm written out as float operators. The names of
+    these nodes are lost.
     """
     model = model.clone()
     editor = Editor(model)
@@ -490,7 +491,7 @@ def _expand(editor: Editor, node: ir.Node, row: Operator) -> None:
         scales = [constant(node_input(node, operand.scale)) for operand in row.integers]
         assert scales[0] is not None
         assert scales[1] is not None
-        # In the unit of the integers' product, because it is added before alpha scales them.
+        # The bias is in the unit of the integers' product, because it is added before alpha scales the sum.
         product = scales[0] * scales[1] * np.float32(node.attributes.get_float("alpha", 1.0))
         scale = editor.constant(f"{stem}/bias_scale", product if product.size > 1 else product.reshape(()))
         inputs.append(
@@ -499,7 +500,7 @@ def _expand(editor: Editor, node: ir.Node, row: Operator) -> None:
     attributes = dict(node.attributes)
     plain = editor.node(row.float_form, inputs, stem + PLAIN, before=node, attributes=attributes)
     parameters = [node_input(node, place) for place in row.integer_output]
-    # QGemm without a scale for its output computes floats.
+    # A QGemm without a scale for its output computes floats.
     op_type = "QuantizeLinear" if parameters[0] is not None else "Identity"
     sources = [plain, *parameters] if parameters[0] is not None else [plain]
     rounded = editor.node(op_type, sources, f"{stem}/rounded", before=node, like=output)

@@ -5,18 +5,13 @@ are wasted. So the search minimises, over the histogram of the tensor,
 
     sum over bins  count * sum over ends (f(quantized centre) - f(centre))^2
 
-Here f is whatever follows element by element (`Followers`), whatever its operators are called.
+Here f is everything that follows element by element (`Followers`), whatever its operators. An activation function that
+follows a convolution may be one node (Sigmoid, HardSwish), or several (x * Sigmoid(x), the Erf form of GELU). In every
+form, it maps each element by itself, and the rest of the network sees only its result. So the search follows the tensor
+through element-wise nodes, and evaluates them as a function of one number by running them on a list of numbers.
 
-Find the element-wise part that follows a tensor, as a function of one number. The rest of the network sees only its
-result.
-
-An activation function often follows a convolution: one node (Sigmoid, HardSwish), or several (x * Sigmoid(x), the Erf
-form of GELU). In every form, it maps each element by itself. So the search follows the tensor through element-wise
-nodes, and evaluates them by running them on a list of numbers.
-
-Run a model piece by piece, so that results of one piece can be changed before the next one reads them.
-
-All samples advance together. Only tensors that are still needed are kept.
+`Stepper` runs a model piece by piece, so that results of one piece can be changed before the next piece reads them. All
+samples advance together. Only tensors that are still needed are kept.
 """
 
 from __future__ import annotations
@@ -53,8 +48,9 @@ def open_piece(
     """Return a session of `nodes`, with the initializers of `model` that they read.
 
     Args:
-        nodes: nodes of the main graph, in its order.
-        feed: examples of the session's inputs by name: arrays, or lists of arrays for sequences. Shapes stay free.
+        nodes: nodes of the main graph, in the order of the graph.
+        feed: examples of the session's inputs by name: arrays, or lists of arrays for sequences. Other shapes are
+            allowed.
         outputs: names of tensors that the nodes compute.
     """
     piece = onnx.ModelProto(ir_version=model.ir_version)
@@ -79,7 +75,7 @@ def _serialized(initializer: ir.Value) -> onnx.TensorProto:
 
 
 def _described(name: str, value: Any) -> onnx.ValueInfoProto:
-    """Return a graph input for values like `value`."""
+    """Return a graph input for values of the same type as `value`."""
     if isinstance(value, list):
         kind = onnx.helper.np_dtype_to_tensor_dtype(np.asarray(value[0]).dtype if value else np.dtype(np.float32))
         return onnx.helper.make_tensor_sequence_value_info(name, kind, None)
@@ -92,8 +88,8 @@ Array = NDArray[Any]
 class Stepper:
     """Run the nodes of `model` in order, up to a given tensor.
 
-    Nodes and initializers are read when they run, so all nodes that have not run yet see a change of an initializer.
-    Nodes run as written, without ONNX Runtime's optimisation.
+    Nodes and initializers are read when they run. So if an initializer changes, all nodes that have not run yet use the
+    new value. Nodes run as written, without ONNX Runtime's optimisation.
 
     Args:
         model: a model with its nodes in topological order.
@@ -121,7 +117,7 @@ class Stepper:
         return [values[tensor] for values in self._values]
 
     def add(self, tensor: str, shift: Array) -> None:
-        """Add `shift` to a tensor that was computed, in every sample. It must broadcast."""
+        """Add `shift`, which broadcasts, to a tensor that has been computed, in every sample."""
         for values in self._values:
             values[tensor] = values[tensor] + shift
 
@@ -142,7 +138,7 @@ class Stepper:
 
 
 Function = Callable[[NDArray[Any]], NDArray[Any]]
-"""Maps numbers to [ends, numbers], float64 unless another type is mentioned."""
+"""A function that maps numbers to [ends, numbers], float64 unless another type is mentioned."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,10 +146,10 @@ class Follower:
     """Describe the element-wise part that follows a tensor.
 
     Attributes:
-        tensor: name of the tensor where it begins.
-        nodes: its nodes in the order of the graph; empty if nothing element-wise follows.
-        ends: names of its tensors that other nodes read or that are graph outputs; `tensor` itself is among them if it
-            is read directly.
+        tensor: name of the tensor that the part follows.
+        nodes: the part's nodes, in the order of the graph; empty if nothing element-wise follows.
+        ends: names of tensors in the part that are graph outputs or that other nodes read. If other nodes read `tensor`
+            directly, it is also among them.
     """
 
     tensor: str
@@ -171,7 +167,7 @@ class Followers:
         self._places = {node: place for place, node in enumerate(self._nodes)}
 
     def of(self, tensor: str) -> Follower:
-        """Return the nodes after `tensor` that compute each element from one element of it and scalar constants."""
+        """Return the nodes after `tensor` that compute each element from one of its elements and scalar constants."""
         if tensor not in self._values:
             return Follower(tensor, (), ())
         start = self._values[tensor]
@@ -193,7 +189,7 @@ class Followers:
         """Return the function that the nodes of `follower` compute (in float32). It can be called any number of times.
 
         Args:
-            dtype: type of its results.
+            dtype: type of the function's results.
         """
         computed = [name for name in follower.ends if name != follower.tensor]
         if not computed:
@@ -203,7 +199,7 @@ class Followers:
         session = open_piece(self._model, follower.nodes, feed, computed, settings)
 
         def run(numbers: NDArray[Any]) -> NDArray[Any]:
-            """Return [ends, n]: the result of each end for n values of the followed tensor."""
+            """Return [ends, n]: the result at each end for n values of the followed tensor."""
             flat = np.ascontiguousarray(numbers, np.float32).reshape(-1)
             found = dict(zip(computed, session.run(computed, {follower.tensor: flat}), strict=True))
             ends = [found.get(name, flat) for name in follower.ends]
@@ -217,8 +213,8 @@ class Followers:
 
 
 def _is_elementwise(node: ir.Node, known: list[ir.Value]) -> bool:
-    """Return whether each element of a node's only output comes from one element of `known` tensors and scalar
-    constants.
+    """Return whether each element of a node's only output comes from one element of each `known` tensor that it reads,
+    and from scalar constants.
     """
     row = operator_of(node)
     if not row.elementwise or node.domain not in (*MAIN_DOMAINS, MICROSOFT) or len(node.outputs) != 1:
@@ -229,13 +225,13 @@ def _is_elementwise(node: ir.Node, known: list[ir.Value]) -> bool:
 
 
 def _is_scalar(value: ir.Value | None) -> bool:
-    """Return whether an input is a constant float32 number, or left out."""
+    """Return whether an input is a constant float32 number, or is left out."""
     tensor = initializer(value)
     return value is None or (tensor is not None and tensor.size == 1 and tensor.dtype == ir.DataType.FLOAT)
 
 
 _MOST_BINS = 1024
-"""Most bins of the histogram to evaluate. Neighbouring bins are joined until there are no more than this."""
+"""Largest number of histogram bins to evaluate. Neighbouring bins are joined until there are no more than this."""
 
 
 def range_behind(tensor: TensorStatistics, function: Function, grid: Grid) -> Range | None:
@@ -257,7 +253,9 @@ def range_behind(tensor: TensorStatistics, function: Function, grid: Grid) -> Ra
         return None
 
     def errors(shares: Floats) -> Floats:
-        """Return float[n]: the weighted squared error for each of n pairs of shares of the range's ends."""
+        """Return the weighted squared error for n ranges: float[n]. Each row of `shares` scales the two ends of the
+        whole range.
+        """
         found = [_error(centres, counts, wanted, function, Range(low * a, high * b), grid) for a, b in shares]
         return np.array(found)
 
@@ -280,7 +278,9 @@ def range_behind(tensor: TensorStatistics, function: Function, grid: Grid) -> Ra
 
 
 def joined(centres: Floats, counts: Floats) -> tuple[Floats, Floats]:
-    """Join neighbouring bins until there are at most `_MOST_BINS`. Their centres are means weighted by count."""
+    """Join neighbouring bins until there are at most `_MOST_BINS`. The centre of joined bins is a mean weighted by
+    count.
+    """
     while len(centres) > _MOST_BINS:
         if len(centres) % 2:
             centres, counts = np.append(centres, centres[-1]), np.append(counts, 0.0)

@@ -30,13 +30,15 @@ from edgeq.util.registry import RECOVERIES
 
 
 class Recoverer:
-    """Build artifacts of one job with recoveries, and keep the parts that several builds share. These are float models
-    by the recoveries that made them, their statistics, and artifacts by what decides them, because a recovery notices
-    only late that it has nothing to do.
+    """Build artifacts of one job with recoveries, and keep the parts that several builds share.
+
+    The shared parts are the float models that recoveries made, their statistics, and finished artifacts. An artifact is
+    stored under a key of everything that decides its content, not under the names of its recoveries: a recovery notices
+    only late that it has nothing to do, so different recoveries may give the same artifact.
 
     Args:
-        workdir: an existing folder for moments and for float models that recoveries make; it must exist as long as the
-            recoverer.
+        workdir: an existing folder for moments and for float models that recoveries make. It must exist as long as the
+            recoverer is in use.
     """
 
     def __init__(self, job: Job, target: Target, workdir: Path) -> None:
@@ -48,10 +50,10 @@ class Recoverer:
         self._finished: dict[str, State] = {}
 
     def build(self, scheme: Scheme, names: Sequence[str], destination: Path, *, progress: Progress = SILENT) -> Built:
-        """Build the artifact by `scheme` at `destination`, with the recoveries `names` applied.
+        """Build the artifact for `scheme` at `destination`, with the recoveries `names` applied.
 
-        Model recoveries come first. If they change the model, its statistics are collected anew. Then come ranges, the
-        build, and recoveries that edit the quantized file.
+        Model recoveries come first. If they change the model, its statistics are collected again. Then the ranges are
+        derived, the model is built, and the remaining recoveries edit the quantized file.
 
         Raises:
             UsageError: a recovery is unknown or does not support the scheme or the backend, or there are no calibration
@@ -70,7 +72,7 @@ class Recoverer:
         """Return the state at the end of all stages. Its artifact may be in the work folder, not at `destination`.
 
         Raises:
-            UsageError: see `build`.
+            UsageError: for the same reasons as in `build`.
         """
         state = self.ranged(scheme, names, progress=progress)
         key = _content(state, [name for name, r in recoveries().items() if name in names and r.stage == "artifact"])
@@ -85,14 +87,14 @@ class Recoverer:
         return found.replace(notes=(*state.notes, *found.notes))
 
     def ranged(self, scheme: Scheme, names: Sequence[str], *, progress: Progress = SILENT) -> State:
-        """Return the state before the build: its model and its ranges. It raises the same errors as `state`."""
+        """Return the state before the build, with its model and its ranges. The errors are the same as in `state`."""
         samples = self._check(scheme, names)
         if scheme.mode != "static":
             return State(self._job.prepared, None, {}, scheme)
         state = self._with_model(scheme, names, samples, progress)
         assert state.statistics is not None
         # The job's own ranges are only valid for the tensors of its own model. Ranges that a model recovery has fixed
-        # stay.
+        # do not change.
         same = state.prepared.digest == self._job.prepared.digest
         found = job_ranges(self._job, scheme) if same else scheme_ranges(state.statistics, scheme)
         ranges = {**found, **state.ranges}
@@ -117,8 +119,8 @@ class Recoverer:
         """Return the state after the "model" stage, with statistics of its model. It is made once for each set of
         recoveries.
 
-        Layers that stay in float matter only if a recovery would change them, so one state serves the dozens of schemes
-        of a search for layers to keep in float.
+        Layers that stay in float matter only if a recovery would change them. So in a search for layers to keep in
+        float, dozens of schemes use the same state.
         """
         assert self._job.statistics is not None
         start = State(self._job.prepared, self._job.statistics, {}, scheme)
@@ -133,7 +135,7 @@ class Recoverer:
         return state.note(*(f"{weak}: {name} does the same, and more" for weak, name in stronger.items()))
 
     def _made(self, start: State, wanted: Sequence[str], samples: Samples, progress: Progress) -> State:
-        # Fields of the scheme that model recoveries depend on.
+        # Fields of the scheme that affect model recoveries.
         fields = ("activation_type", "activation_symmetric", "weight_type", "per_channel", "reduce_range", "exclude")
         key = tuple(getattr(start.scheme, name) for name in fields)
         state = start
@@ -162,8 +164,8 @@ class Recoverer:
 
 
 def ineffective(target: Target) -> frozenset[str]:
-    """Return the names of the recoveries that have no effect for `target`. These edit a quantized file, but the
-    target's backend does not make its result from that file.
+    """Return the names of the recoveries that have no effect for `target`. These recoveries edit a quantized file, but
+    the target's backend does not make its result from that file.
     """
     if backend_named(target.backend).recoverable:
         return frozenset()
@@ -174,8 +176,8 @@ def refuse_ineffective(target: Target, names: Sequence[str]) -> None:
     """Refuse recoveries that have no effect on what is built for `target`.
 
     Raises:
-        UsageError: a recovery has no effect. The message names it, the backend and the recoveries that have an effect
-            there.
+        UsageError: a recovery has no effect. The message names it, the backend, and the recoveries that do have an
+            effect.
     """
     vain = ineffective(target)
     first = next((name for name in names if name in vain), None)
@@ -188,15 +190,17 @@ def refuse_ineffective(target: Target, names: Sequence[str]) -> None:
 
 
 def _serves(artifact: Artifact, destination: Path) -> bool:
-    """Return whether an artifact that was built before can serve at `destination`. Its model can be copied, but other
-    files are named after the model that they belong to.
+    """Return whether an artifact that was built before can be used for `destination`. Its model can be copied, but
+    other files are named after their model.
     """
     further = artifact.files or artifact.tables or artifact.alternatives or artifact.simulation
     return artifact.model.exists() and (not further or artifact.model == destination)
 
 
 def _content(state: State, names: Sequence[str]) -> str:
-    """Return a text that identifies the artifact of a state whose ranges are chosen, after the recoveries `names`."""
+    """Return a text that identifies an artifact: from its state, whose ranges have been chosen, and the recoveries
+    `names` that edit the file.
+    """
     ranges = sorted((name, r.low, r.high) for name, r in state.ranges.items())
     return json.dumps([state.prepared.digest, plain(state.scheme), ranges, names], sort_keys=True)
 
@@ -207,12 +211,12 @@ _PLAIN, _RECOVERED = "plain", "recovered"
 def no_worse(
     job: Job, recovered: Built, scheme: Scheme, names: Sequence[str], workdir: Path, progress: Progress
 ) -> Built:
-    """Return `recovered`, unless the build without the recoveries `names` has the higher SQNR in the proof; return that
-    build then. The SQNR is that of the worst output on the validation samples.
+    """Return `recovered`, or a plain build without the recoveries `names` if that has a higher SQNR in the proof. The
+    SQNR is that of the worst output on the validation samples.
 
     Args:
         scheme: the scheme of the plain build.
-        workdir: an existing folder for the plain build; it must exist as long as the result.
+        workdir: an existing folder for the plain build. It must exist as long as the result is in use.
 
     Raises:
         EdgeqError: the plain build fails, or a model refuses a sample.
@@ -232,7 +236,7 @@ def no_worse(
 
 
 def _agreements(job: Job, plain: Built, recovered: Built) -> dict[str, Agreement]:
-    """Return how closely both builds follow the float model. Each runs as in its proof."""
+    """Return how closely each of the two builds follows the float model. Each runs as in its proof."""
     count = simulated_count(job.prepared, recovered.artifact)
     with Engines() as engines:
         sessions = {FLOAT: engines.open(job.prepared.path, SessionSettings())}

@@ -1,10 +1,10 @@
 """Generate the C source of one program: declarations for params.h, calls for main.c, and a buffer for each tensor.
 
-Images are NHWC in C's memory, NCHW in the program. An order is an int array: element p of the C buffer (one sample) is
-element order[p] of the flattened program tensor.
+Images are NHWC in C's memory and NCHW in the program. An order is an int array: element p of a sample in the C buffer
+is element order[p] of the flattened program tensor.
 
-Everything between the quantized inputs and the last integers becomes C. Float steps at the ends stay with the host.
-edgeq applies the steps before the first integers to the images in the bundle. The user applies the steps after the last
+The steps between the quantized inputs and the last integers become C. The host runs the float steps at both ends: edgeq
+applies the steps before the first integers to the images in the bundle, and the user applies the steps after the last
 integers to the outputs. A float step between integers cannot be written as C.
 """
 
@@ -44,19 +44,19 @@ def c_order(shape: tuple[int, ...]) -> Order:
 
 
 def c_axis(shape: tuple[int, ...], axis: int) -> int:
-    """Return the axis in C's layout that `axis` of `shape` becomes. Both count the batch as axis 0."""
+    """Return the position in C's layout of axis `axis` of `shape`. Both positions count the batch as axis 0."""
     return {1: 3, 2: 1, 3: 2}[axis] if len(shape) == 4 else axis
 
 
 def moved(index: NDArray[np.int32], source: Order, target: Order) -> NDArray[np.int32]:
-    """Translate an index table from program order to C buffers.
+    """Translate an index table from program order to the orders of C buffers.
 
     Args:
-        index: for each element of the target, its element of the source; -1 is a zero.
+        index: for each element of the target, the position of its source element; -1 means a zero.
         source, target: the orders of the two buffers.
 
     Returns:
-        The same table for the buffers' own order.
+        The same table, for elements in the order of the buffers.
     """
     places = np.empty(source.size, np.int64)
     places[source] = np.arange(source.size)
@@ -71,13 +71,13 @@ def is_identity(index: NDArray[np.int32], source_size: int) -> bool:
 
 @dataclass(frozen=True)
 class Region:
-    """Describe the part of a program that C runs.
+    """Describe the part of a program that runs in C.
 
     Attributes:
         inputs: int8 tensors that the host provides, in the order of the program.
-        outputs: int8 tensors that the host gets back.
-        steps: the steps in between.
-        before, after: the steps at the ends, which the host runs.
+        outputs: int8 tensors that the C code returns to the host.
+        steps: the steps in C.
+        before, after: the float steps that the host runs before and after them.
     """
 
     inputs: tuple[str, ...]
@@ -91,7 +91,8 @@ def c_region(program: Program) -> Region:
     """Split `program` into the part for C and the parts for the host.
 
     Raises:
-        ModelError: the program has no integers, or a float step between integers; names the node and why it is float.
+        ModelError: the program has no integers, or a float step between integers. The message names the node and why it
+            is in float.
     """
     known, before = set(program.inputs), []
     for step in program.steps:
@@ -135,7 +136,7 @@ _NAME_LENGTH = 60
 
 
 def harmless(name: str) -> str:
-    """Return a name that is safe in a C comment. Characters other than letters, digits and _ . : - become _.
+    """Return a name that is safe in a C comment. All characters but letters, digits and _ . : - become _.
 
     Names that are too long are cut.
     """
@@ -144,7 +145,7 @@ def harmless(name: str) -> str:
 
 
 def float_literal(value: float) -> str:
-    """Return a C constant that reads back to the same float32 bits. Nine significant digits are enough for that.
+    """Return a C constant with the same float32 bits. Nine significant digits are enough for that.
 
     Raises:
         ValueError: the value is not finite.
@@ -157,7 +158,10 @@ def float_literal(value: float) -> str:
 
 
 def int_literal(value: int) -> str:
-    """Return an integer as C source. C reads -2147483648 as minus 2147483648, which does not fit an int32."""
+    """Return an integer as C source.
+
+    -2147483648 becomes an expression, because C reads it as the negative of 2147483648, which does not fit an int32.
+    """
     return "(-2147483647 - 1)" if value == -(2**31) else str(value)
 
 
@@ -207,7 +211,7 @@ Generation = Literal["2021", "2023"]
 
 @dataclass(frozen=True)
 class Place:
-    """Locate a tensor in memory: a pointer expression, and the order of a sample's elements."""
+    """Locate a tensor in memory by a pointer expression. `order` is the order of a sample's elements there."""
 
     pointer: str
     order: Order
@@ -215,13 +219,13 @@ class Place:
 
 @dataclass(frozen=True)
 class CLayer:
-    """Describe a buffer that C fills with int8. The buffers are listed in the order in which their layers run.
+    """Describe a buffer that the C code fills with int8. The buffers are listed in the order in which their layers run.
 
     Attributes:
         label: the layer's label in the C source.
         buffer: name of the C array.
         tensor: the program tensor in the buffer.
-        order: element p of a sample in C is element order[p] of the flattened tensor.
+        order: the order of the elements: element p of a sample in C is element order[p] of the flattened tensor.
     """
 
     label: str
@@ -235,11 +239,11 @@ class Builder:
     """Accumulate the C source.
 
     Attributes:
-        declarations: C for params.h, in the order of the steps.
-        calls: C for main.c, in the order of the steps.
+        declarations: C source for params.h, in the order of the steps.
+        calls: C source for main.c, in the order of the steps.
         places: the place of each tensor, by name.
-        patches, unpooled: sizes in elements of the largest scratch buffers that a convolution needs; 0 patches if the
-            program has no convolution.
+        patches, unpooled: sizes, in elements, of the largest scratch buffers that a convolution needs. `patches` is 0
+            if the program has no convolution.
     """
 
     program: Program
@@ -255,7 +259,7 @@ class Builder:
     _permuted: dict[tuple[str, bytes], str] = field(default_factory=dict)
 
     def tensor(self, name: str) -> steps.Tensor:
-        """Return the entry of the program's tensor table."""
+        """Return a tensor's entry in the program's tensor table."""
         return self.program.tensors[name]
 
     def size(self, name: str) -> int:
@@ -273,14 +277,14 @@ class Builder:
         self.calls.append(f"    /* {label}{': ' + listed if listed else ''} */\n    {statement}\n")
 
     def declare(self, *declarations: str) -> None:
-        """Add declarations, complete lines of C, to params.h."""
+        """Add declarations to params.h. Each is one or more complete lines of C."""
         self.declarations.extend(declarations)
 
     def output(self, label: str, tensor: str, *, suffix: str = "_out", order: Order | None = None) -> str:
-        """Declare the buffer for `tensor`, which the layer `label` computes, and return a pointer to it.
+        """Declare the buffer for `tensor`, the output of the layer `label`, and return a pointer to the buffer.
 
         Args:
-            order: the order of the elements; None means that of `c_order`.
+            order: the order of the elements; None means the result of `c_order`.
         """
         shape = self.tensor(tensor).shape
         standard = c_order(shape)
@@ -291,7 +295,9 @@ class Builder:
         return pointer
 
     def request(self, tensor: str, order: Order) -> str:
-        """Return a pointer to `tensor` in `order`. If it has another order, insert a layer that permutes it, once."""
+        """Return a pointer to `tensor` in `order`. If the tensor has another order, first add a layer that permutes it.
+        Further requests use the same layer.
+        """
         place, key = self.places[tensor], (tensor, order.tobytes())
         if np.array_equal(place.order, order):
             return place.pointer
@@ -330,7 +336,7 @@ def output_scale(value: float, array: steps.ArrayConfig, where: str) -> str:
     """Return an accumulator's multiplier as a C constant.
 
     Raises:
-        ModelError: the array shifts, and the multiplier is not 1 / 2^n.
+        ModelError: the array scales by shifting, and the multiplier is not 1 / 2^n.
     """
     if array.output_scale == "float":
         return float_literal(value)
@@ -345,7 +351,7 @@ def output_scale(value: float, array: steps.ArrayConfig, where: str) -> str:
 
 
 def tile_array(label: str, tiles: Sequence[Tile], array: steps.ArrayConfig) -> str:
-    """Return the array LABEL_tiles: each multiplier with its range of output channels."""
+    """Return the C array LABEL_tiles. It lists each tile's range of output channels and its multiplier."""
     rows = ",\n".join(
         f"    {{{tile.start}, {tile.stop}, {output_scale(tile.multiplier, array, label)}}}" for tile in tiles
     )
@@ -356,9 +362,10 @@ Constants = dict[str, str | int | bool]
 
 
 def emit_conv(builder: Builder, step: steps.Conv) -> None:
-    """Add the C of a convolution: its parameters, weights [k·k·I][O] (HWIO), int32 biases, output, call.
+    """Add a convolution to the C source: parameters, weights [k·k·I][O] (HWIO), int32 biases, output, and the call.
 
-    The depthwise call takes weights [C][k][k] and one scale. With several scales, each channel is its own slice.
+    The call for depthwise convolutions needs weights [C][k][k] and one scale. If a depthwise layer has several scales,
+    each channel is computed separately, as a slice of a convolution.
     """
     depthwise = step.depthwise and len(step.tiles) == 1
     label = builder.label("conv_dw" if step.depthwise else "conv")
@@ -434,10 +441,10 @@ def emit_conv(builder: Builder, step: steps.Conv) -> None:
 
 
 def is_direct(step: steps.Conv, size: tuple[int, int], generation: Generation) -> bool:
-    """Return whether gemmini.h's convolution calls can compute a layer. Others use patches and a product, with equal
-    results.
+    """Return whether gemmini.h's convolution calls can compute a layer. Other layers become patches and a product, with
+    identical results.
 
-    The calls need regular windows. The 2021 generation also needs square images and does not support slices of channels
+    The calls need regular windows. The 2021 generation also needs square images. It cannot process slices of channels
     or groups, because its depthwise call was wrong.
     """
     windows = Windows((step.weights.shape[2], step.weights.shape[3]), step.strides, step.dilations, step.pads)
@@ -448,15 +455,15 @@ def is_direct(step: steps.Conv, size: tuple[int, int], generation: Generation) -
 
 
 def emit_step(builder: Builder, step: Step) -> None:
-    """Add the C of one integer step."""
+    """Add one integer step to the C source."""
     _EMITTED_BY[type(step)](builder, step)
 
 
 def _fc(builder: Builder, step: steps.Fc) -> None:
-    """Add the C of a fully connected layer.
+    """Add a fully connected layer to the C source.
 
-    If each sample is one row, the input keeps its order in memory. The rows of the weights are permuted to match: for
-    NHWC, from C, H, W to H, W, C.
+    If each sample is one row, the input keeps its order in memory, and the rows of the weights are permuted to match.
+    For NHWC, they change from the order C, H, W to H, W, C.
     """
     label = builder.label("fc")
     outs, inner = step.weights.shape
@@ -536,7 +543,7 @@ def _pooling(
     """Return pointers to the input and output of a pooling, and the call that pools one image on the core.
 
     Args:
-        arguments: the call's arguments after sizes, kernel and strides.
+        arguments: the last arguments of the call, which follow the sizes, kernel and strides.
     """
     source = builder.require_image(step.input)
     target = builder.output(label, step.output)
@@ -587,9 +594,9 @@ def _concat(builder: Builder, step: steps.Concat) -> None:
 
 
 def _rearrange(builder: Builder, step: steps.Rearrange) -> None:
-    """Add the C of a data movement, if it moves anything.
+    """Add a data movement to the C source, if it moves anything.
 
-    A reshape copies nothing. A permutation in NCHW may also change nothing in NHWC. In both cases the tensor shares its
+    A reshape copies nothing. A permutation of NCHW may also leave NHWC unchanged. In both cases the tensor shares its
     input's buffer. A layer that needs another order requests a copy; a fully connected layer does not need one.
     """
     place = builder.places[step.input]

@@ -24,7 +24,7 @@ _BANKS = 4
 
 
 def own_header(array: ArrayConfig) -> str:
-    """Return a gemmini_params.h for `array`, with the target's numbers."""
+    """Return the text of a gemmini_params.h with the parameters of `array`."""
     text = (C / "portable" / "include" / "gemmini_params.h").read_text()
     numbers = {
         "DIM": array.dim,
@@ -43,13 +43,14 @@ def own_header(array: ArrayConfig) -> str:
 
 
 def read_header(path: Path, array: ArrayConfig) -> tuple[str, ArrayConfig, tuple[str, ...]]:
-    """Return a chip's generated gemmini_params.h, after checking it against the target.
+    """Read a chip's generated gemmini_params.h and check it against the target.
 
     Returns:
-        The header's text, the target's array with the memory sizes of the header, and notes on where those differ.
+        The header's text, the target's array with the memory sizes of the header, and notes on sizes that differ.
 
     Raises:
-        HardwareError: the file cannot be read, is not such a header, or describes another array; names the definition.
+        HardwareError: the file cannot be read, is not a gemmini_params.h, or describes another array. The message names
+            the definition.
     """
     try:
         with path.open("rb") as file:
@@ -108,7 +109,9 @@ def _type(code: str, name: str) -> str | None:
 
 
 def readme(program: Program, region: Region, builder: Builder) -> str:
-    """Return Markdown that describes the array, the shapes and scales of inputs and outputs, and the host's part."""
+    """Return a README in Markdown: the array, the shapes and scales of inputs and outputs, and the steps left to the
+    host.
+    """
     floats = [
         f"- {where}: " + ", ".join(f"`{emit.harmless(name)}`" for name in step.sources)
         for where, ends in (("before the inputs", region.before), ("after the outputs", region.after))
@@ -128,7 +131,7 @@ def readme(program: Program, region: Region, builder: Builder) -> str:
 
 
 def _filled(name: str, marks: Mapping[str, str]) -> str:
-    """Return a file of the `c` folder with its @MARKS@ replaced."""
+    """Return the text of a file of the `c` folder, with its @MARKS@ replaced."""
     text = (C / name).read_text()
     for mark, value in marks.items():
         text = text.replace(mark, value)
@@ -198,9 +201,9 @@ def _params(builder: Builder) -> str:
 
 
 def _expected(layers: Sequence[CLayer], outputs: Sequence[tuple[str, emit.Order]], values: Mapping[str, Values]) -> str:
-    """Return the C of expected.h: for each mode, the outputs in full and fingerprints of all layers.
+    """Return the C source of expected.h: for each mode, the full outputs and the fingerprints of all layers.
 
-    A mode whose outputs equal those of ws shares their arrays.
+    A mode with the same outputs as ws uses the arrays of ws.
     """
     lines = [
         "/* What the simulator computed; by mode (os, ws, cpu), outputs in full and fingerprints of all layers. */\n"
@@ -226,7 +229,7 @@ def _expected(layers: Sequence[CLayer], outputs: Sequence[tuple[str, emit.Order]
 
 
 def fingerprint(values: NDArray[np.int8]) -> int:
-    """Return a 64-bit fingerprint that any change of a single value changes. main.c computes the same."""
+    """Return a 64-bit fingerprint that changes if any single value changes. main.c computes the same fingerprint."""
     data = values.view(np.uint8).ravel().astype(np.uint64)
     factors = np.arange(data.size, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15) | np.uint64(1)
     return int(np.sum((data + np.uint64(1)) * factors, dtype=np.uint64))
@@ -252,7 +255,7 @@ class CBundle:
 
     Attributes:
         files: paths in the bundle's folder, sorted.
-        layers: the buffers that `net dump` writes, in its order.
+        layers: the buffers that `net dump` writes, in the order in which it writes them.
         inputs, outputs: the int8 tensors that the host provides and receives.
         notes: remarks for the user.
     """
@@ -273,10 +276,10 @@ def write_c_bundle(
     generation: Generation = "2023",
     params_header: Path | None = None,
 ) -> CBundle:
-    """Write C that computes the integers of `program`, with `inputs` quantized as test images.
+    """Write C code that computes the integers of `program`. The `inputs` are quantized and become its test images.
 
     Args:
-        inputs: float samples [N, ...] by the program's input names; the C is made for the batch N.
+        inputs: float samples [N, ...] by the program's input names. N becomes the batch size of the C code.
         directory: folder for the files; it is created if necessary, and files in it are replaced.
         generation: the generation of gemmini.h: "2021" (square images; no slices of channels) or "2023".
         params_header: the chip's gemmini_params.h; None writes one for the program's array.

@@ -1,4 +1,4 @@
-"""Implement `edgeq emit-c`: write the C of an integer program that `quantize` or `package` wrote next to the model."""
+"""Implement `edgeq emit-c`: write C code for an integer program that `quantize` or `package` wrote next to a model."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ _KIND = "emit-c"
 _MADE = ("net-host", "net-linux", "net-baremetal")
 _EXECUTABLE = (b"\x7fELF", b"\xcf\xfa\xed\xfe", b"MZ")
 MOST_WEIGHTS = 5_000_000
-"""A bundle includes the C of programs with up to this many weights. As text, each takes about four bytes."""
+"""Largest number of weights of a program whose C code is part of a bundle. As text, a weight takes about four bytes."""
 
 
 @dataclass(frozen=True)
 class Emitted:
-    """Report what `emit_c` wrote, where, and for which array and gemmini.h generation."""
+    """Report what `emit_c` wrote, where, and for which array and which generation of gemmini.h."""
 
     output: Path
     program: Program
@@ -82,12 +82,12 @@ def emit_c(
 
     Args:
         source: a .program.npz, or the int8 model next to it.
-        data: samples; the first `images` are quantized and become the bundle's images.
+        data: samples; the first `images` of them are quantized and become the bundle's images.
         output: a new folder.
 
     Raises:
         UsageError: there is no program at `source`.
-        EdgeqError: as in `load_program` and `write_c_bundle`.
+        EdgeqError: for the same reasons as in `load_program` and `write_c_bundle`.
     """
     place = source if source.name.endswith(SUFFIX) else source.with_name(source.stem + SUFFIX)
     if not place.is_file():
@@ -128,17 +128,17 @@ def _is_made(path: Path, name: str) -> bool:
 
 
 C_FOLDER = Ownership("C bundle with edgeq's marker", _judge)
-"""Its marker lists every file with its hash. The only other files are the programs that its Makefile builds."""
+"""The marker lists every file with its hash. The only other files are the programs that the Makefile builds."""
 
 
 def with_c(artifact: Artifact, samples: Samples, folder: Path, *, count: int) -> Artifact:
-    """Return `artifact` with the C of its integer program among its files, as c/NAME.
+    """Return `artifact` with the C code of its integer program added to its files, as c/NAME.
 
-    If it has no program, return `artifact` unchanged. If the C cannot be written, only add a note.
+    If it has no program, return `artifact` unchanged. If the C code cannot be written, only add a note.
 
     Args:
-        folder: private folder for the C, until it is packed.
-        count: how many of `samples` become images of the C.
+        folder: private folder for the C code, until it is packed.
+        count: number of `samples` that become images in the C code.
     """
     place = next((path for name, path in sorted(artifact.files.items()) if name.endswith(SUFFIX)), None)
     if place is None:
@@ -160,7 +160,7 @@ def with_c(artifact: Artifact, samples: Samples, folder: Path, *, count: int) ->
 
 
 def first_inputs(program: Program, samples: Samples, count: int) -> Mapping[str, NDArray[Any]]:
-    """Return the first `count` samples (or all, if there are fewer) as arrays [N, ...] by input name."""
+    """Return the first `count` samples, or all if there are fewer, as arrays [N, ...] by input name."""
     taken = list(itertools.islice(samples, count))
     if not taken:
         raise DataError(f"{samples.source} holds no samples", "Give at least one")

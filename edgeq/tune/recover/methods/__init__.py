@@ -1,5 +1,5 @@
-"""Find the accuracy recoveries by name. Each is one file with an object `RECOVERY`; plug-ins add theirs by an entry
-point.
+"""Find the accuracy recoveries by name. Each recovery is one file with an object `RECOVERY`. Plug-ins add recoveries
+through an entry point.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ REGISTRY: Registry[Recovery] = Registry(
 
 
 def recoveries() -> Mapping[str, Recovery]:
-    """Return all recoveries by name, in the order in which they are applied. The order in which a user names them does
-    not matter.
+    """Return all recoveries by name, in the order in which they are applied, whatever the order in which a user names
+    them.
 
     Raises:
         UsageError: a recovery of a plug-in is broken.
@@ -28,10 +28,10 @@ def recoveries() -> Mapping[str, Recovery]:
 
 
 def recovery_groups(*, slow_last: bool = False) -> tuple[tuple[str, ...], ...]:
-    """Return names of the recoveries in groups, in the order in which tuning tries them.
+    """Return the names of the recoveries in groups, in the order in which tuning tries them.
 
     The first group contains all recoveries that cost no time on the device; they are tried together. The others follow
-    one by one, except those that other candidates use already (`Recovery.searched`).
+    one by one, except those that are already part of other candidates (`Recovery.searched`).
 
     Args:
         slow_last: whether recoveries that take long to apply come last, one by one.

@@ -1,20 +1,20 @@
 """Correct biases in context: subtract each layer's mean error, channel by channel, where it arises.
 
 Rounding and clipping shift the mean of a layer's output, and the shifts add up from layer to layer. So the layers are
-corrected in the order of the graph: each layer of the quantized model gets the outputs of the corrected layers before
+corrected in the order of the graph. Each layer of the quantized model gets the outputs of the corrected layers before
 it, and the mean difference from the float model goes into its int32 bias (Nagel et al. 2019, "Data-Free Quantization
-Through Weight Equalization and Bias Correction", section 4.2, with data instead of their assumptions). To correct all
+Through Weight Equalization and Bias Correction", section 4.2, with data instead of their assumptions). Correcting all
 layers at once would repeat earlier corrections, and diverge.
 
-The mean that counts is the one after the activation function f that follows. Most values before a SiLU or before a
-detector's score may be far below zero. Errors have no effect there, but would dominate the mean. With y the float
+The mean is compared after the activation function f that follows the layer. Before a SiLU or before a detector's score,
+most values may be far below zero. Errors in these values have no effect, but would dominate the mean. With y the float
 output and z the quantized model's, both clipped to the range of its integers, the bias d is one Newton step:
 
     d = (mean f(y) - mean f(z)) / mean f'(z)
 
 A mean over few samples is uncertain. With v the variance of d over samples, divided by their number, the correction is
-d (1 - v / d^2) if that factor is positive, else 0. This leaves noise alone (positive-part shrinkage of James and
-Stein).
+d (1 - v / d^2) if that factor is positive, else 0. So a difference that is only noise is not corrected (positive-part
+shrinkage of James and Stein).
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ from edgeq.util.display import Progress
 SAMPLES = 32
 MEMORY = 2**29
 """Bytes that the activations of all samples may take at once. It limits the number of samples."""
-# Number of tensors of the largest size in memory at once, on both sides of a branch and of Q/DQ nodes.
+# Number of tensors of the largest size that are in memory at once, on both sides of a branch and of Q/DQ nodes.
 _ALIVE = 4
-# A slope of the activation function below this counts as zero: the bias of such a channel has no effect.
+# A smaller slope of the activation function counts as zero: the bias of such a channel has no effect.
 _FLAT = 0.02
 
 
@@ -65,19 +65,19 @@ class OutputView:
     limits: tuple[float, float]
 
     def table(self, value: NDArray[Any]) -> NDArray[np.float32]:
-        """Return some positions of a tensor as float32 [positions, channels]. Tensors of one shape give the same
+        """Return some positions of a tensor as float32 [positions, channels]. Tensors with the same shape give the same
         positions.
         """
         axis = self.layer.channel_axis % value.ndim
         table = np.moveaxis(value, axis, -1).reshape(-1, value.shape[axis])
         if len(table) > _POSITIONS:
-            # At random, because every n-th position may be one column of the image.
+            # Choose them at random, because every n-th position may be one column of the image.
             table = table[np.random.default_rng(0).integers(0, len(table), _POSITIONS)]
         low, high = (np.float32(limit) for limit in self.limits)
         return np.asarray(np.clip(table, low, high), np.float32)
 
     def means(self, table: NDArray[np.float32]) -> Floats:
-        """Return the mean after the activation function: float64 [ends, channels]."""
+        """Return the means of the output after the activation function: float64 [ends, channels]."""
         with np.errstate(invalid="ignore"):
             found = self.function(table).reshape(-1, *table.shape)
             return np.asarray(np.add.reduce(found, axis=1, dtype=np.float64) / len(table), np.float64)
@@ -89,8 +89,8 @@ def float_means(
     """Return the means of each layer in the float model, by the layer's name.
 
     Args:
-        store: a folder that keeps the means for further calls with the same samples, as in a search that builds one
-            float model in many forms.
+        store: a folder that keeps the means for further calls with the same samples. A search, for example, quantizes
+            one float model in many ways.
 
     Returns:
         (float64 [samples, ends, channels] of each layer, bytes of the largest output).
@@ -112,7 +112,7 @@ def float_means(
 def _computed(
     prepared: PreparedModel, views: Mapping[str, OutputView], samples: Sequence[Sample]
 ) -> dict[str, tuple[Floats, int]]:
-    """Return (means, bytes of an output) of each layer."""
+    """Return (means, bytes of the largest output) for each layer."""
     if not views:
         return {}
     means: dict[str, list[Floats]] = {name: [] for name in views}
@@ -132,7 +132,7 @@ def _kept_means(store: Path, prepared: PreparedModel, view: OutputView) -> Path:
 
 @dataclass(frozen=True)
 class BiasCorrection(Recovery):
-    """Correct biases. The nodes stay as they are."""
+    """Correct biases. The nodes do not change."""
 
     name: str = "bias-correction"
     title: str = "mean error of each layer's output subtracted in its bias"
@@ -213,7 +213,7 @@ def correct(
 
 
 def shift_of(view: OutputView, wanted: Floats, values: Sequence[NDArray[Any]]) -> Floats:
-    """Return the bias to add, float64 [channels]; 0 if the function that follows is not finite (a logarithm, a
+    """Return the bias to add, float64 [channels]. It is 0 if the function that follows is not finite (a logarithm, a
     reciprocal).
 
     Args:
@@ -235,7 +235,9 @@ def shift_of(view: OutputView, wanted: Floats, values: Sequence[NDArray[Any]]) -
 
 
 def shrunk(differences: Floats) -> Floats:
-    """Return the mean of differences [samples, channels] over samples, shrunk by its uncertainty [channels]."""
+    """Return the mean of differences [samples, channels] over samples. Each channel's mean is shrunk by its
+    uncertainty.
+    """
     count = len(differences)
     mean = differences.mean(0)
     if count < 2:

@@ -3,10 +3,12 @@
 Let layers A and B have nothing between them but operators that commute with positive factors: Relu, pooling, or a Clip
 from 0 whose bound no scaled channel reaches. Then channel c may be divided by k[c] in the weights of A and multiplied
 by k[c] in those of B (Nagel et al. 2019, "Data-Free Quantization Through Weight Equalization and Bias Correction",
-section 4.1). That paper chooses k for the weights alone. With one scale for each output channel, k costs A's weights
-nothing, and the tensor is best with channels of one magnitude. So several k are tried: powers of the largest magnitudes
-of the channels of A's weights, of the tensor and of B's weights. The k with the least noise at B's output is chosen.
-All errors are assumed to be independent. Here x is the tensor, u the input of A, and step that of x / k:
+section 4.1). That paper chooses k for the weights alone.
+
+With one scale for each output channel, k costs A's weights nothing, and the tensor is best if all its channels have one
+magnitude. So several k are tried. They are powers of the largest magnitudes of the channels of A's weights, of the
+tensor and of B's weights. The k with the least noise at B's output is chosen. The noise is the sum of three errors,
+which are assumed to be independent. Here x is the tensor, step is the step of x / k, and u is the input of A:
 
     of the tensor       sum_c  |B[:, c]|^2  min((step k[c])^2 / 12, E[x_c^2])
     of B's weights      sum_mc  e_mc^2  E[x_c^2] / k[c]^2              e: the rounding errors of B k
@@ -34,20 +36,20 @@ from edgeq.tune.recover.methods.weight_rounding import weight_limits
 from edgeq.util.display import SILENT, Progress
 
 _COMMUTING = frozenset({"AveragePool", "GlobalAveragePool", "GlobalMaxPool", "LeakyRelu", "MaxPool", "Relu"})
-# Exponents of the channels' magnitudes in k: (of A's weights, of the tensor). The exponent of B's weights makes the sum
-# 1.
+# Exponents of the channels' magnitudes in k: (of A's weights, of the tensor). The exponent of B's weights is 1 minus
+# their sum, with a negative sign.
 _POWERS = ((0.5, 0.0), (0.0, 0.5), (0.0, 0.75), (0.0, 1.0))
 _SWEEPS = 2
 _LEAST_GAIN = 10 ** (-1 / 10)
-"""One decibel of the noise between two layers. A smaller gain is not worth another model."""
+"""Factor on the noise that is a gain of one decibel. A smaller gain is not worth building another model."""
 _WIDEST = 1e3
-# Share of a Clip's bound from which a channel counts as cut.
+# A channel counts as cut if it reaches this share of the Clip's bound.
 _CUT = 1 - 1e-6
 
 
 @dataclass(frozen=True)
 class CrossLayerEqualization(Recovery):
-    """Equalize across layers. The nodes stay as they are."""
+    """Equalize across layers. The nodes do not change."""
 
     name: str = "cross-layer-equalization"
     title: str = "channels between two layers scaled for the least noise of both and of the tensor"
@@ -82,13 +84,13 @@ class CrossLayerEqualization(Recovery):
 
 @dataclass(frozen=True, eq=False)
 class Pair:
-    """Pair layers between which channels can be scaled.
+    """Describe layers between which channels can be scaled.
 
     Attributes:
         first: the layer that computes the channels.
         tensor: the tensor that the readers read, after the operators that commute with factors.
-        readers: the layers that read it.
-        bound: the upper bound of a Clip between them; infinity without one.
+        readers: the layers that read the tensor.
+        bound: the upper bound of a Clip between them; infinity without a Clip.
     """
 
     first: Layer
@@ -108,7 +110,7 @@ class Channels:
     power: Floats
 
     def over(self, factor: Floats) -> Channels:
-        """Return the figures of the tensor divided by `factor` [channels]."""
+        """Return the figures of the tensor after it is divided by `factor` [channels]."""
         return Channels(self.below / factor, self.above / factor, self.power / factor**2)
 
 
@@ -141,7 +143,7 @@ def equalize(
         model: a clone of the prepared model.
 
     Returns:
-        The factors that tensors were divided by, float64 [channels], by name. Unchanged tensors are left out.
+        The factors by which tensors were divided, float64 [channels], by name. Unchanged tensors are left out.
     """
     seen = observe(prepared, pairs, samples)
     clipped = {pair.tensor: pair.first.channel_axis for pair in pairs if math.isfinite(pair.bound)}
@@ -163,7 +165,7 @@ def equalize(
 
 
 def scale_pair(weights: Weights, pair: Pair, factor: Floats) -> None:
-    """Divide the channels of a pair's tensor by `factor`."""
+    """Divide the channels of a pair's tensor by `factor`, and multiply the weights of the readers by it."""
     weight, bias = weights.scaled_outputs(pair.first, 1 / factor)
     weights.replace(pair.first.weight, weight)
     if bias is not None:
@@ -173,8 +175,8 @@ def scale_pair(weights: Weights, pair: Pair, factor: Floats) -> None:
 
 
 def observe(prepared: PreparedModel, pairs: Sequence[Pair], samples: Samples) -> Mapping[str, Channels]:
-    """Return the channels of the tensors of `pairs`, and of the tensors that their first layers read, by name, on some
-    samples.
+    """Return figures of the channels of tensors, by name, on some samples. These are the tensors of `pairs`, and the
+    inputs of the pairs' first layers.
     """
     axes = {pair.first.source: pair.first.channel_axis for pair in pairs}
     axes |= {pair.tensor: pair.first.channel_axis for pair in pairs}
@@ -190,7 +192,7 @@ def best_factor(
     """Return the factor with the least noise, float64 [channels]; None if it gains less than a decibel.
 
     Args:
-        reached: share of the pair's bound that each channel reaches.
+        reached: largest value of each channel, as a share of the pair's bound.
     """
     reach = _reach(pair.first, weights), np.maximum(made.below, made.above)
     behind = np.max([_reach_of_inputs(reader, weights) for reader in pair.readers], axis=0)
@@ -232,8 +234,8 @@ def noise(weights: Weights, pair: Pair, read: Channels, made: Channels, factor: 
 
 
 def _rounding_errors(rows: Floats, per_channel: bool, levels: int) -> Floats:
-    """Return the errors of weights [groups, outputs, taps] that are quantized around zero, with one scale for all or
-    one for each output.
+    """Return the rounding errors of weights [groups, outputs, taps]. They are quantized around zero, with one scale for
+    all or one for each output.
     """
     steps = 2 * np.abs(rows).max(2 if per_channel else None, keepdims=True) / levels
     steps = np.where(steps > 0, steps, 1.0)
@@ -257,8 +259,8 @@ def _reach_of_inputs(layer: Layer, weights: Weights) -> Floats:
 
 
 def _within(factor: Floats, reached: Floats) -> Floats:
-    """Return the factor that a Clip allows: channels that it cuts stay as they are, and it cuts no other channel
-    afterwards.
+    """Return the factor, limited to what a Clip allows: channels that the Clip cuts keep their values, and it cuts no
+    other channel after the scaling.
     """
     cut = reached >= _CUT
     if cut.any():

@@ -1,11 +1,11 @@
 """Find detection heads that join boxes and scores in one tensor, and leave everything after the join in float.
 
-A head often ends in a Concat of coordinates, which may be in the hundreds, and scores between 0 and 1. Operators that
-only move data follow. In integers, all values share one scale, that of the coordinates, so only a few steps are left
-for the scores. These nodes compute nothing, so float costs almost nothing there.
+A head often ends in a Concat of coordinates, which may be in the hundreds, and scores between 0 and 1. Only operators
+that move data follow. In integers, all values share one scale. The coordinates determine it, so only a few steps are
+left for the scores. The nodes after the join compute nothing, so they cost almost nothing in float.
 
-A head is recognised by its structure: going upstream from a graph output through operators that only move data, there
-is a Concat whose inputs have ranges of very different width.
+A head is recognised by its structure. From a graph output, edgeq goes upstream through operators that only move data.
+If it finds a Concat whose inputs have ranges of very different width, this is the tail of a head.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from edgeq.tune.recover.nonlinear import Followers
 from edgeq.util.display import Progress
 
 HETEROGENEOUS = 4.0
-"""How many times wider the widest input of a Concat must be than the narrowest. The narrowest then loses two bits."""
+"""Ratio from which the ranges of a Concat's widest and narrowest inputs differ too much. The narrowest loses 2 bits."""
 
 # Operators that compute nothing, or almost nothing.
 _MOVES = DATA_MOVEMENT - {"MaxPool", "Resize"} | {"Cast", "Concat"}
@@ -33,7 +33,7 @@ _MOVES = DATA_MOVEMENT - {"MaxPool", "Resize"} | {"Cast", "Concat"}
 
 @dataclass(frozen=True)
 class FloatHead(Recovery):
-    """Leave the tails of such heads, and the activation functions right before them, out of quantization."""
+    """Leave the tails of detection heads, and the activation functions right before them, out of quantization."""
 
     name: str = "float-head"
     title: str = "tails that join boxes and scores in one tensor kept in float"
@@ -54,10 +54,11 @@ class FloatHead(Recovery):
 
 
 def find_heads(model: ir.Model, ranges: Mapping[str, Range]) -> tuple[str, ...]:
-    """Return the names of the nodes of such tails, in the order of the graph; empty if there are none.
+    """Return the names of the nodes in the tails of detection heads, in the order of the graph. The result is empty if
+    there are no such tails.
 
     Args:
-        ranges: ranges by tensor; tensors without one are not compared.
+        ranges: ranges by tensor; tensors without a range are not compared.
     """
     index = GraphIndex(model)
     tail: set[ir.Node] = set()
@@ -69,8 +70,8 @@ def find_heads(model: ir.Model, ranges: Mapping[str, Range]) -> tuple[str, ...]:
         return ()
     inside, followers = set(tail), Followers(model)
     for tensor in (name_of(value) for node in model.graph for value in node.outputs if value.name):
-        # An activation function that only the tail reads: in integers, a score would be rounded both before and after
-        # it.
+        # Include an activation function that only the tail reads. In integers, a score would be rounded before and
+        # after it.
         follower = followers.of(tensor)
         own = tail | set(follower.nodes)
         reading = {node for end in follower.ends for node in readers(index.values[end])}
@@ -80,14 +81,14 @@ def find_heads(model: ir.Model, ranges: Mapping[str, Range]) -> tuple[str, ...]:
 
 
 def heterogeneous(node: ir.Node, ranges: Mapping[str, Range]) -> bool:
-    """Return whether the widest input of a Concat is `HETEROGENEOUS` times as wide as the narrowest."""
+    """Return whether the widest input of a Concat is at least `HETEROGENEOUS` times as wide as the narrowest."""
     found = [ranges.get(name_of(value)) for value in node.inputs]
     widths = [r.high - r.low for r in found if r is not None and r.high > r.low]
     return len(widths) > 1 and max(widths) >= HETEROGENEOUS * min(widths)
 
 
 def _moved_into(output: ir.Value) -> set[ir.Node]:
-    """Return the data-movement operators upstream from a value, up to the first operators that compute."""
+    """Return the data-movement operators upstream of a value, up to the first operators that compute."""
     found: set[ir.Node] = set()
     waiting: list[ir.Value | None] = [output]
     while waiting:

@@ -1,4 +1,4 @@
-"""Choose the range of a tensor for the least error after the activation function that follows."""
+"""Choose the range of a tensor for the least error after the activation function that follows it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from edgeq.util.records import json_object, parse
 
 @dataclass(frozen=True)
 class NonlinearRanges(Recovery):
-    """Choose ranges of tensors before an activation function for the least error after it."""
+    """Choose the ranges of tensors before an activation function for the least error after the function."""
 
     name: str = "nonlinear-ranges"
     title: str = "ranges before activation functions that waste no steps where the function is flat"
@@ -27,7 +27,9 @@ class NonlinearRanges(Recovery):
     order = 60
 
     def apply(self, state: State, samples: Samples, workdir: Path, progress: Progress) -> State:
-        """See `Recovery.apply`. The ranges depend only on the float model and the integer type, so they are kept."""
+        """See `Recovery.apply`. The ranges depend only on the float model and the integer type, so they are kept for
+        later builds.
+        """
         del samples
         scheme = state.scheme
         kind = f"{scheme.activation_type}-{'symmetric' if scheme.activation_symmetric else 'asymmetric'}"

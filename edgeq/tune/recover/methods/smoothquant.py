@@ -1,13 +1,13 @@
 """Apply SmoothQuant: divide outlier channels of a product's input, and multiply the rows of its matrix that read them.
 
-X W = (X / k) (k W) for any positive k per input channel. Activations have one scale for a whole tensor, so a channel
+For any positive k per input channel, X W = (X / k) (k W). Activations have one scale for a whole tensor, so a channel
 ten times as large as the others leaves them a tenth of the levels. Weights have a scale per output, so outliers cost
 them less.
 
     k[c] = max |X[:, c]| ** alpha / max |W[c, :]| ** (1 - alpha)        (Xiao et al. 2023, equation 4)
 
-Alpha is chosen per input for the least error of the product of quantized factors, on rows of real activations. The
-division goes into a LayerNormalization if that feeds nothing else. Otherwise it becomes a Mul.
+For each input, alpha is chosen for the least error of the product of quantized factors, on rows of real activations.
+The division goes into a LayerNormalization if that feeds nothing else. Otherwise it becomes a Mul.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ LEAST_GAIN_DB = 1.0
 """A smaller gain is not worth the time of another Mul."""
 MOST_SAMPLES = 64
 ROWS = 256
-"""Number of rows of each input on which alpha is chosen, the same number from each sample."""
+"""Number of rows of each input on which alpha is chosen. Each sample gives the same number of rows."""
 _COLUMNS = 512
 Floats = NDArray[np.float32]
 
 
 class SmoothQuant(Recovery):
-    """Move outlier channels of matrix products into the weights. Tuning tries it only in candidates that are made for
+    """Move outlier channels of matrix products into the weights. Tuning tries this only in candidates that are made for
     it.
     """
 
@@ -73,7 +73,7 @@ class SmoothQuant(Recovery):
 
 @dataclass(frozen=True)
 class Group:
-    """Group products that read one tensor, and so share its scaling.
+    """Group products that read the same tensor, and therefore share its scaling.
 
     Attributes:
         tensor: name of the tensor that they read, [..., channels].
@@ -86,11 +86,10 @@ class Group:
 
 @dataclass(frozen=True)
 class Observed:
-    """Hold the range of each channel of one tensor, zero included, and rows [rows, channels] on which factors are
+    """Hold the range of each channel of one tensor, which includes zero, and rows [rows, channels] on which factors are
     evaluated.
 
-    The rows are a part of the values that the range covers. Because of rare tokens, the range may be far wider than
-    that of the rows.
+    The rows are only part of the values that the range covers. Rare tokens may make the range far wider than the rows.
     """
 
     low: Floats
@@ -103,7 +102,7 @@ class Observed:
         return np.maximum(-self.low, self.high)
 
     def step(self, k: Floats, *, symmetric: bool) -> float:
-        """Return the step of 8 bits for the tensor with its channels divided by `k`."""
+        """Return the quantization step of the tensor in 8 bits, after its channels are divided by `k`."""
         low, high = float((self.low / k).min(initial=0)), float((self.high / k).max(initial=0))
         return (2 * max(-low, high) if symmetric else high - low) / 255 or 1.0
 
@@ -152,8 +151,8 @@ def smooth(
 
 
 def product_groups(model: ir.Model, exclude: Collection[str] = ()) -> tuple[Group, ...]:
-    """Return MatMul, Gemm and fused Attention nodes of the main graph with a constant matrix. They are grouped by the
-    computed tensor that they multiply.
+    """Return the MatMul, Gemm and fused Attention nodes of the main graph that have a constant matrix. They are grouped
+    by the tensor that they multiply with it.
 
     Args:
         exclude: names of nodes to leave out.
@@ -173,7 +172,7 @@ def product_groups(model: ir.Model, exclude: Collection[str] = ()) -> tuple[Grou
 def observe(
     prepared: PreparedModel, groups: Sequence[Group], samples: Samples, progress: Progress
 ) -> dict[str, Observed]:
-    """Return the values of the groups' tensors over at most `MOST_SAMPLES` samples, spread over all of them."""
+    """Return the values of the groups' tensors on at most `MOST_SAMPLES` samples, spread evenly over all samples."""
     names = [group.tensor for group in groups]
     stride = max(1, len(samples) // MOST_SAMPLES)
     chosen = range(0, len(samples), stride)[:MOST_SAMPLES]
@@ -195,7 +194,7 @@ def observe(
 
 
 def best_factor(seen: Observed, matrix: Floats, *, symmetric: bool) -> Floats | None:
-    """Return k, float32 [channels], with the least error of the product; None if no k gains `LEAST_GAIN_DB`.
+    """Return the k, float32 [channels], with the least error of the product; None if no k gains `LEAST_GAIN_DB`.
 
     Args:
         matrix: [channels, outputs].
@@ -218,14 +217,14 @@ def _factors(largest: Floats, matrix: Floats) -> Iterator[Floats]:
     for alpha in ALPHAS:
         k = np.ones(len(largest), np.float64)
         k[used] = largest[used].astype(np.float64) ** alpha / peaks[used].astype(np.float64) ** (1 - alpha)
-        # Only ratios between channels matter. With values around one, nothing over- or underflows.
+        # Only the ratios between channels matter. With values around one, nothing overflows or underflows.
         k[used] /= np.exp(np.log(k[used]).mean()) if used.any() else 1.0
         yield k.astype(np.float32)
 
 
 def _noise(rows: Floats, matrix: Floats, exact: Floats, step: float) -> float:
-    """Return the summed squared error of a product of rows in 8 bits (one scale) and the matrix in 8 bits (one scale
-    per column).
+    """Return the summed squared error of a product whose rows are in 8 bits (one scale) and whose matrix is in 8 bits
+    (one scale per column).
     """
     scale = np.abs(matrix).max(axis=0)
     scale = np.where(scale > 0, scale, 1) / np.float32(127)
@@ -235,7 +234,7 @@ def _noise(rows: Floats, matrix: Floats, exact: Floats, step: float) -> float:
 
 
 def rescale(model: ir.Model, groups: Sequence[Group], factors: Mapping[str, Floats]) -> None:
-    """Divide each group's tensor by its factor and multiply its matrices by it, in place.
+    """Divide each group's tensor by its factor, and multiply the matrices that read it by the factor, in place.
 
     Args:
         factors: factors by tensor, float32 [channels].
@@ -262,7 +261,7 @@ def rescale(model: ir.Model, groups: Sequence[Group], factors: Mapping[str, Floa
 
 
 def _only_feeds(node: ir.Node, wanted: Collection[ir.Node]) -> bool:
-    """Return whether `node` is a LayerNormalization over the last axis with constants, and only `wanted` read it."""
+    """Return whether `node` is a LayerNormalization over the last axis with constants that only `wanted` nodes read."""
     output = node.outputs[0]
     constants = all(value is None or initializer(value) is not None for value in node.inputs[1:])
     alone = not output.is_graph_output() and set(readers(output)) <= set(wanted)
@@ -271,7 +270,7 @@ def _only_feeds(node: ir.Node, wanted: Collection[ir.Node]) -> bool:
 
 
 def _change(editor: Editor, node: ir.Node, place: int, values: NDArray[Any]) -> None:
-    """Give a node other weights (float32): in place if only this node reads them, else as a copy."""
+    """Replace a weight (float32) of a node: in place if only this node reads it, else by a new constant."""
     weights = node.inputs[place]
     assert weights is not None
     if read_count(weights) == 1:

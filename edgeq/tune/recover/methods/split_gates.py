@@ -1,5 +1,5 @@
-"""Split convolutions before a gate, x = y g(y) as in SiLU and GELU: compute them twice, once for each of the two
-readers of y.
+"""Split convolutions before a gate: compute the convolution twice, once for each of the two readers of its output y. A
+gate is x = y g(y), as in SiLU and GELU.
 
 In integers, y has one scale for both readers. The gate g needs small steps near zero. The product needs the whole range
 of y, and x then has one scale for channels that may differ a hundredfold. No range serves both. Two convolutions cost
@@ -11,12 +11,10 @@ little in integers, and then each result has its own scale:
 
 In floats the network computes the same.
 
-Choose which gates to split, by simulation on values of y drawn from some samples.
-
-The simulation compares the errors of x = y g(y) in integers with and without the split (`plan_gates`), weighted by the
-layers that read x, against the sum over all gates. It also chooses the range and the channel factors of the second y.
-
-Find the convolutions before a gate, and split them (`find_gates`, `split_all`).
+`find_gates` finds these convolutions. `plan_gates` chooses which gates to split. On values of y drawn from some
+samples, it compares the errors of x = y g(y) in integers with and without the split. The errors are weighted by the
+layers that read x, and compared to the sum over all gates. It also chooses the range and the channel factors of the
+second y. `split_all` splits the gates.
 """
 
 from __future__ import annotations
@@ -65,7 +63,7 @@ class Gate:
 
 
 def find_gates(model: ir.Model) -> tuple[Gate, ...]:
-    """Return all gates of the main graph whose layer is used for nothing else."""
+    """Return every gate in the main graph that is the only user of its layer's output."""
     layers = {layer.name: layer for layer in find_layers(model)}
     by_output = {layer.output: layer for layer in layers.values()}
     followers, weights = Followers(model), Weights(model)
@@ -87,13 +85,14 @@ def find_gates(model: ir.Model) -> tuple[Gate, ...]:
 
 
 def split_all(model: ir.Model, factors: Sequence[tuple[Gate, Floats]]) -> None:
-    """Split gates of `model`, in place, each with its k, float64 [channels].
+    """Split gates of `model`, in place.
 
-    They are split in the order of the graph: a layer that reads the output of an earlier gate must be scaled before it
-    is copied itself.
+    They are split in the order of the graph. If a layer reads the output of an earlier gate, its weights must be scaled
+    before the layer is copied.
 
     Args:
-        factors: gates of this model, or of the model that it is a clone of, with their k.
+        factors: the gates to split, each with its k, float64 [channels]. They may also be gates of the model from which
+            `model` was cloned.
     """
     index = GraphIndex(model)
     editor = Editor(model)
@@ -102,7 +101,9 @@ def split_all(model: ir.Model, factors: Sequence[tuple[Gate, Floats]]) -> None:
 
 
 def _split(editor: Editor, index: GraphIndex, gate: Gate, factor: Floats) -> None:
-    """Split one gate. Nodes keep their names; the second form of the layer gets the suffix `VALUE`."""
+    """Split one gate. Nodes keep their names. The second form of the layer gets the layer's name with the suffix
+    `VALUE`.
+    """
     layer, first = gate.layer, index.nodes[gate.layer.name]
     weights = Weights(editor.model)
     weight, bias = weights.scaled_outputs(layer, 1 / factor)
@@ -127,8 +128,9 @@ def _split(editor: Editor, index: GraphIndex, gate: Gate, factor: Floats) -> Non
 
 
 def _up_to(follower: Follower, end: ir.Node) -> Follower | None:
-    """Return the part of a follower that the output of `end` depends on. Return None if `end` is not in the follower,
-    or if a tensor of that part, other than the output, is read elsewhere.
+    """Return the part of a follower on which the output of `end` depends.
+
+    Return None if `end` is not in the follower, or if anything outside that part reads one of its inner tensors.
     """
     inside = set(follower.nodes)
     needed: set[ir.Node] = set()
@@ -164,8 +166,8 @@ class Plan:
     """Describe the effect of splitting a gate.
 
     Attributes:
-        now, then: expected squared error of x before and after the split, weighted by its readers, over the expected
-            square.
+        now, then: expected squared error of x before and after the split, weighted by its readers, divided by the
+            expected square of x.
         factor: k, float64 [channels].
         value: range of y'.
     """
@@ -217,7 +219,7 @@ def plan_gates(
 
 
 def worth_it(plans: Sequence[Plan], share: float) -> tuple[Plan, ...]:
-    """Return the plans with the greatest gains, while each gain is more than `share` of the errors that are left."""
+    """Return the plans with the greatest gains, as long as each gain is more than `share` of the errors that remain."""
     left = sum(plan.now for plan in plans)
     chosen = []
     for plan in sorted(plans, key=lambda p: p.then - p.now):
@@ -260,13 +262,13 @@ def _simulate(
 
 
 def _rounded(values: Floats, chosen: Range, grid: Grid) -> Floats:
-    """Return values quantized over a range and dequantized; zeros for an empty range."""
+    """Return values after quantization over a range and dequantization; zeros for an empty range."""
     params = grid.params(chosen.low, chosen.high)
     return np.asarray(params.fake_quant(values) if params.scale else np.zeros(values.shape), np.float64)
 
 
 def _closed_below(opening: Function, extrema: ChannelExtrema, span: Range) -> float:
-    """Return how far below zero y still matters. Beyond that, g(y) is less than half a step of its own range."""
+    """Return how far below zero y still matters. Farther below, g(y) is less than half a step of its own range."""
     lowest = float(extrema.minimum.min())
     if lowest >= 0:
         return 0.0
@@ -285,7 +287,7 @@ def _over(error: float, power: float) -> float:
 
 @dataclass(frozen=True)
 class SplitGates(Recovery):
-    """Split gates as long as one of them causes at least `share` of the error of all gates.
+    """Split gates as long as this removes more than `share` of the error that all gates cause.
 
     Every split costs a convolution.
     """

@@ -1,4 +1,4 @@
-"""Split gates down to a smaller share of the error: more convolutions, less noise."""
+"""Split more gates, down to a smaller share of the error. This takes more convolutions and leaves less noise."""
 
 from __future__ import annotations
 

@@ -1,20 +1,18 @@
-"""Round weights again, for the least error of a layer's output instead of each weight's.
+"""Round weights again, for the least error of a layer's output, not of each weight.
 
 Rounding each weight to the nearest integer is best only if inputs are uncorrelated. `edgeq.quantize.weight_only`
-describes the method, in which H is the second moment of the inputs. For a layer with a bias, H is only their covariance
-here: the mean of the error, dW E[x], goes into the bias. The rounding of the input adds step^2 / 12 to the diagonal of
-H, because it is an independent error in each tap.
+describes the better method, in which H is the second moment of the inputs. For a layer with a bias, H is only their
+covariance here: the mean of the error, dW E[x], goes into the bias. The rounding of the input adds step^2 / 12 to the
+diagonal of H, because it is an independent error in each tap.
 
-Measure the first and second moments of the inputs of layers, in one float pass over a few samples.
+One float pass over a few samples measures the first and second moments of the inputs of layers. They determine the
+effect of an error in the weights on a layer's output. With the error dW, the output is off by dW x. The mean of that is
+dW E[x], and its covariance is dW Cov[x] dW'.
 
-They determine the effect of an error in the weights on a layer's output. With the error dW, the output is off by dW x.
-The mean of that is dW E[x], and its covariance is dW Cov[x] dW'.
-
-Round weights in blocks (MatMulNBits) again, for the least expected error of each product's output.
-
-First every block is fitted anew, with each weight counted by the mean square of the input that it multiplies. Then the
-integers are rounded in one pass (`rounding`), with the scales of the blocks unchanged. Each output keeps the blocks
-with the least expected error: the file's own, the fitted or the rounded ones.
+Weights in blocks (MatMulNBits) are also rounded again. First, every block is fitted anew, with each weight counted by
+the mean square of the input that it multiplies. Then the integers are rounded in one pass, with the scales of the
+blocks unchanged. Each output gets the blocks with the least expected error: the file's own, the fitted or the rounded
+ones.
 """
 
 from __future__ import annotations
@@ -48,10 +46,10 @@ from edgeq.tune.recover.layers import Floats, IntegerLayer, Layer, QuantizedFile
 from edgeq.util.display import SILENT, Progress
 
 MEMORY = 2**29
-"""Bytes that moments may take at once. Further layers take further passes."""
+"""Bytes that moments may take at once. If not all layers fit, the rest need further passes."""
 LARGEST = 2**26
-"""Most entries of a layer's second moment (groups x taps^2): half a gigabyte. A layer with more is left out."""
-_SAMPLES = 32  # at most, spread over all samples
+"""Limit of entries in a layer's second moment (groups x taps^2): half a gigabyte. Larger layers are skipped."""
+_SAMPLES = 32  # the largest number of samples, spread evenly over all samples
 _PATCHES_PER_TAP = 4
 _FEWEST, _MOST = 512, 8192
 _STORED = 2**23
@@ -83,7 +81,7 @@ def layer_moments(
     store: Path | None = None,
     progress: Progress = SILENT,
 ) -> Iterator[tuple[Layer, Moments]]:
-    """Yield each layer with the moments of its patches. Layers that read the same input share its computation.
+    """Yield each layer with the moments of its patches. An input that several layers read is computed only once.
 
     Positions are drawn at random with a fixed seed, about four patches for each tap over all samples.
 
@@ -128,7 +126,7 @@ class _Sums:
     small ones.
 
     The mean of the first patches is subtracted from all patches. If a mean far from zero were subtracted only at the
-    end, the covariance would lose its digits.
+    end, the covariance would lose precision.
     """
 
     def __init__(self, layer: Layer) -> None:
@@ -176,7 +174,7 @@ def _load(path: Path) -> Moments:
 
 
 def round_blocks(name: str, state: State, samples: Samples, workdir: Path, progress: Progress) -> State:
-    """Return the state with the products of its artifact rounded anew, and a note that begins with `name`.
+    """Return the state after the products of its artifact are rounded again, with a note that begins with `name`.
 
     Raises:
         DataError: ONNX Runtime refuses a sample.
@@ -184,7 +182,7 @@ def round_blocks(name: str, state: State, samples: Samples, workdir: Path, progr
     assert state.artifact is not None
     floats = Weights(state.prepared.model)
     model = read_model(state.artifact.model)
-    ir.external_data.load_to_model(model)  # the file that is saved may replace the one that was read
+    ir.external_data.load_to_model(model)  # the file to be saved may replace the one that was read
     products = find_blocks(model)
     layers = [layer for layer in find_layers(state.prepared.model) if layer.name in products]
     store = workdir.parent / f"moments-{state.prepared.digest}"
@@ -206,11 +204,11 @@ def round_blocks(name: str, state: State, samples: Samples, workdir: Path, progr
 
 
 def _round(product: ir.Node, rows: Floats, metric: Floats) -> float:
-    """Round one product in place, and return by how many decibels its expected squared error falls.
+    """Round the weights of one product again, in place. Return by how many decibels its expected squared error falls.
 
     Args:
         rows: float64 [1, n, k], the float weights.
-        metric: float64 [1, k, k], the second moment of its input.
+        metric: float64 [1, k, k], the second moment of the product's input.
     """
     own = read_blocks(product)
     importance = np.diagonal(metric[0]).astype(np.float32)
@@ -230,7 +228,7 @@ def _round(product: ir.Node, rows: Floats, metric: Floats) -> float:
 
 
 def _joined(tried: tuple[BlockWeights, ...], best: np.ndarray) -> BlockWeights:
-    """Return blocks that take each output from the member of `tried` that `best` names."""
+    """Return blocks put together from those in `tried`. For each output, `best` is the index of the blocks to use."""
     outputs = np.arange(len(best))
     return replace(
         tried[0],
@@ -241,12 +239,12 @@ def _joined(tried: tuple[BlockWeights, ...], best: np.ndarray) -> BlockWeights:
 
 
 _KEPT = 2**22
-"""The result is kept for layers with at most this many weights."""
+"""Results are kept only for layers with at most this many weights."""
 
 
 @dataclass(frozen=True)
 class WeightRounding(Recovery):
-    """Round weights again, with their mean error in the bias. The nodes stay as they are."""
+    """Round weights again, with their mean error in the bias. The nodes do not change."""
 
     name: str = "weight-rounding"
     title: str = "weights rounded for the least error of each layer's output"
@@ -259,7 +257,7 @@ class WeightRounding(Recovery):
         """Round the weights of `state` again.
 
         Raises:
-            EdgeqError: see `layer_moments`.
+            EdgeqError: for the same reasons as in `layer_moments`.
         """
         assert state.artifact is not None
         if state.scheme.mode == "weight-only":
@@ -294,12 +292,12 @@ def round_layer(
     *,
     store: Path | None = None,
 ) -> float:
-    """Round one layer of `file` anew and put the mean of the remaining error into its bias, in place.
+    """Round the weights of one layer of `file` again, and add the mean of the remaining error to its bias, in place.
 
     Args:
         floats: weights of the float model.
         limits: smallest and largest integer of the weight type, before the zero point is subtracted.
-        store: an existing folder that keeps the rounded weights for the next build in which the layer is the same.
+        store: an existing folder that keeps the rounded weights for later builds with the same layer.
 
     Returns:
         By how many decibels the expected squared error of the output falls.
@@ -318,7 +316,7 @@ def round_layer(
     file.set_weight(integer, chosen)
     remaining = ((rows - scale * chosen) * mean).sum(2).ravel()
     if integer.bias is not None:
-        # Starts from the float bias, not from the file's, so that applying this twice changes nothing.
+        # Start from the float bias, not from the file's, so that applying this twice changes nothing.
         wanted = floats.array(layer.bias).ravel() if layer.bias else 0.0
         file.add_to_bias(integer, wanted + remaining - file.bias(integer))
         lost = squared(rows - scale * old, metric) + (((rows - scale * old) * mean).sum(2)) ** 2
@@ -331,7 +329,7 @@ def round_layer(
 def _kept_or_rounded(
     rows: Floats, metric: Floats, low: NDArray[np.int64], high: NDArray[np.int64], store: Path | None
 ) -> NDArray[np.int64]:
-    """Return the result of `round_rows`, or the kept result of an earlier call with the same arguments."""
+    """Return the result of `round_rows`. If an earlier call had the same arguments, its stored result is returned."""
     if store is None or rows.size > _KEPT:
         return round_rows(rows, metric, low, high)
     digest = hashlib.sha256(repr(rows.shape).encode())

@@ -1,4 +1,4 @@
-/* The calls of gemmini.h for each kind of layer, and the layers that the core computes itself. Images are NHWC. */
+/* The gemmini.h calls for each kind of layer, and the layers that the core computes itself. Images are NHWC. */
 #ifndef EDGEQ_LAYERS_H
 #define EDGEQ_LAYERS_H
 
@@ -12,8 +12,8 @@
 #define row_align_acc(blocks) __attribute__((aligned((blocks) * DIM * sizeof(acc_t))))
 #endif
 
-/* type: the argument for the calls of gemmini.h. by_matmul: compute convolutions as patches and a product, as OS mode
- * needs. */
+/* type: the mode argument of the gemmini.h calls. by_matmul: compute convolutions as patches and a product, which OS
+ * mode requires. */
 struct eq_mode {
     enum tiled_matmul_type_t type;
     bool by_matmul;
@@ -25,8 +25,9 @@ struct eq_tile {
     acc_scale_t scale;
 };
 
-/* What ConvParams cannot express. direct: use the convolution calls; else patches and a product.
- * weight_step: distance between the weights of two groups. weight_row: distance between those of two input channels. */
+/* The parameters of a convolution that ConvParams cannot express. direct: use the convolution calls; else patches and a
+ * product. weight_step: distance between the weights of two groups. weight_row: distance between the weights of two
+ * input channels. */
 struct eq_window {
     bool direct;
     int in_rows, in_cols, out_rows, out_cols;
@@ -38,7 +39,7 @@ struct eq_window {
 static inline int eq_least(int a, int b) { return a < b ? a : b; }
 static inline int eq_most(int a, int b) { return a > b ? a : b; }
 
-/* Additions have no OS form. If products run in OS mode, additions run in WS mode. */
+/* Additions have no OS mode. If products run in OS mode, additions run in WS mode. */
 static inline enum tiled_matmul_type_t eq_adding(struct eq_mode mode) { return mode.type == OS ? WS : mode.type; }
 
 /* Fill patches[out_rows * out_cols][kernel_rows * kernel_cols * channels of a group], for one group of one image. */
@@ -56,8 +57,8 @@ static inline void eq_im2col(const struct eq_window *w, const elem_t *image, int
                 }
 }
 
-/* out[rows][cols][channels]: the largest in each window of in[in_rows][in_cols][channels]. Values outside the image are
- * never chosen. */
+/* Write the largest value in each window of in[in_rows][in_cols][channels] to out[rows][cols][channels]. Values outside
+ * the image are never chosen. */
 static inline void eq_max_pool(const elem_t *in, int in_rows, int in_cols, int channels, elem_t *out, int rows, int cols,
                      int kernel_rows, int kernel_cols, int stride_rows, int stride_cols, int dilation_rows,
                      int dilation_cols, int top, int left) {
@@ -106,7 +107,7 @@ static inline void eq_convolve_by_matmul(const struct ConvParams *p, const struc
 
 #if EDGEQ_GENERATION == 2021
 
-/* The convolution call supports neither slices of channels nor groups. `direct` is only set if there are none. */
+/* The convolution call supports neither slices of channels nor groups. `direct` is only set for layers without them. */
 static inline void eq_convolve_directly(const struct ConvParams *p, const struct eq_window *w, const struct eq_tile *tiles, int count,
                               const elem_t *in, const elem_t *weights, const acc_t *bias, elem_t *out, int act,
                               struct eq_mode mode) {
@@ -159,8 +160,8 @@ static inline void eq_convolve(const struct ConvParams *p, const struct eq_windo
         eq_convolve_by_matmul(p, w, tiles, count, in, weights, bias, out, act, patches, unpooled, mode);
 }
 
-/* out[I][J] = in[I][K] * weights[K][J] + bias[J], J in tiles. OS mode goes image by image: the size of a product decides
- * the tiles, and the tiles decide where sums are cut. */
+/* Compute out[I][J] = in[I][K] * weights[K][J] + bias[J], in tiles along J. OS mode computes one image at a time: the
+ * size of a product decides the tiles, and the tiles decide where sums are cut. */
 static inline void eq_fully_connected(const struct FcParams *p, const struct eq_tile *tiles, int count,
                                       const elem_t *in, const elem_t *weights, const acc_t *bias, elem_t *out, int act,
                                       struct eq_mode mode) {
@@ -175,7 +176,7 @@ static inline void eq_fully_connected(const struct FcParams *p, const struct eq_
 
 static inline int eq_clamped(int value, int low, int high) { return value < low ? low : value > high ? high : value; }
 
-/* Round half to even and clamp to int8. Clamping comes first, so that the conversion is defined. */
+/* Round half to even and clamp to int8. Clamp first, so that the conversion to int is defined. */
 static inline elem_t eq_to_elem(float value) {
     float near = value > 127.0f ? 127.0f : value < -128.0f ? -128.0f : value;
     int whole = (int)near;
@@ -206,7 +207,7 @@ static inline void eq_clamp_all(const elem_t *in, elem_t *out, size_t count, int
     for (size_t n = 0; n < count; n++) out[n] = (elem_t)eq_clamped(in[n], low, high);
 }
 
-/* Move elements to other positions. Index -1 is a zero. */
+/* Move elements to other positions. Index -1 means a zero. */
 static inline void eq_rearrange(const elem_t *in, size_t in_size, elem_t *out, size_t size, const int32_t *index, int batch) {
     for (int image = 0; image < batch; image++, in += in_size, out += size)
         for (size_t n = 0; n < size; n++) out[n] = index[n] < 0 ? 0 : in[index[n]];
@@ -223,7 +224,7 @@ static inline void eq_dequantize(const elem_t *in, float *out, size_t count, flo
 }
 
 static inline void eq_quantize(const float *in, elem_t *out, size_t count, float scale) {
-    volatile float divisor = scale; /* so that no compiler multiplies by its inverse instead */
+    volatile float divisor = scale; /* volatile, so that no compiler multiplies by the inverse instead */
     for (size_t n = 0; n < count; n++) out[n] = eq_to_elem(in[n] / divisor);
 }
 

@@ -1,4 +1,4 @@
-/* Run the net on the images in images.h, print its outputs, and print whether they equal the simulator's.
+/* Run the net on the images in images.h, print its outputs, and print whether they are the same as the simulator's.
  *
  *     net [ws|os|cpu] [conv|matmul] [check] [dump]
  *
@@ -47,7 +47,7 @@ static const struct output outputs[] = {
 
 #define COUNT(array) (sizeof(array) / sizeof((array)[0]))
 
-/* A 64-bit fingerprint that any change of a single value changes. */
+/* Return a 64-bit fingerprint that changes if any single value changes. */
 static uint64_t fingerprint(const elem_t *data, size_t size) {
     uint64_t sum = 0;
     for (size_t n = 0; n < size; n++) sum += ((uint8_t)data[n] + UINT64_C(1)) * (n * UINT64_C(0x9E3779B97F4A7C15) | 1);

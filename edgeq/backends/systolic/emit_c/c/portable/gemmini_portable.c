@@ -1,4 +1,4 @@
-/* The functions of gemmini.h in plain C, which compute the array's integers. gemmini.h describes each function. */
+/* The functions of gemmini.h in plain C. They compute the same integers as the array. gemmini.h describes them. */
 #include "include/gemmini.h"
 
 #include <stdio.h>
@@ -27,7 +27,7 @@ static void require(bool condition, const char *what) {
 
 static int saturate(int value) { return value > 127 ? 127 : value < -128 ? -128 : value; }
 
-/* Saturation comes first, so that the conversion to int is defined. The order does not change the result. */
+/* Saturate before rounding, so that the conversion to int is defined. The order does not change the result. */
 static float clamp(float value) { return value > 127.0f ? 127.0f : value < -128.0f ? -128.0f : value; }
 
 static int round_half_even(float value) {
@@ -39,7 +39,8 @@ static int round_half_even(float value) {
     return whole;
 }
 
-/* Round like the macro in gemmini_params.h. It finds the neighbour by a float addition, which can itself round up. */
+/* Round like the macro in gemmini_params.h. The macro finds the neighbouring integer with a float addition, which can
+ * itself round up. */
 static int round_as_header(float value) {
     if (value > 130.0f || value < -131.0f) return saturate((int)clamp(value));
     volatile float beyond = value < 0 ? value - 1.0f : value + 1.0f;
@@ -67,7 +68,7 @@ static int scale_accumulator(acc_t acc, acc_scale_t scale, enum tiled_matmul_typ
     return round_scaled(product, type);
 }
 #else
-/* The output scale is a right shift. The result is rounded half to even. */
+/* Scale by a right shift, and round the result half to even. */
 static int scale_accumulator(acc_t acc, acc_scale_t scale, enum tiled_matmul_type_t type) {
     (void)type;
     int64_t unit = (int64_t)1 << scale;
@@ -99,7 +100,7 @@ struct conv {
     enum tiled_matmul_type_t type;
 };
 
-/* Compute `lanes` output channels from `first` on, for one output pixel before pooling. */
+/* Compute `lanes` output channels, starting at `first`, of one output pixel before pooling. */
 static void conv_pixel(const struct conv *c, int image, int row, int col, int first, int lanes, elem_t *result) {
     uint32_t acc[LANES];
     for (int n = 0; n < lanes; n++) acc[n] = c->bias ? (uint32_t)c->bias[first + n] : 0;
@@ -227,8 +228,8 @@ static int32_t clip_partial(int32_t sum) { return sum > 524287 ? 524287 : sum < 
 
 static size_t at_most(size_t a, size_t b) { return a < b ? a : b; }
 
-/* Return how many products one tile adds up. The tile is the largest that fits the memories. The search starts with a
- * balanced tile, which grows by DIM columns, rows and products in turn. */
+/* Return how many products one tile adds up. The tile is the largest that fits into the memories. The search starts
+ * with a balanced tile and enlarges it by DIM columns, rows and products in turn. */
 static size_t tile_depth(size_t rows, size_t columns, size_t depth) {
     size_t scratchpad = (size_t)BANK_NUM * BANK_ROWS / EDGEQ_SHARE / DIM, accumulator = ACC_ROWS / EDGEQ_SHARE / DIM;
     size_t most_i = (rows + DIM - 1) / DIM, most_j = (columns + DIM - 1) / DIM, most_k = (depth + DIM - 1) / DIM;

@@ -1,4 +1,4 @@
-/* The functions of gemmini.h that a bundle calls, for machines without a Gemmini. gemmini_portable.c defines them.
+/* The functions of gemmini.h that a C bundle calls, for machines without a Gemmini. gemmini_portable.c defines them.
  *
  * EDGEQ_GENERATION chooses between two generations of the interface: 2023 (separate rows and columns) or 2021 (square).
  * The functions compute, with f32() rounding to float32 and sat8() clamping to -128..127:
@@ -9,7 +9,7 @@
  *
  * The last argument is the mode, which decides R and more:
  *   WS    R is round half to even, as in the array
- *   OS    only for matmul: as WS, but the partial sum of each tile of K is clipped to 20 bits, as in the array
+ *   OS    only for matmul: same as WS, but the partial sum of each tile of K is clipped to 20 bits, as in the array
  *   CPU   R is the rounding of the header's macros, which is wrong if |v| is the last float below a power of two
  */
 #ifndef EDGEQ_GEMMINI_H
