@@ -54,8 +54,9 @@ def mse_range(linear: Linear, minimum: float, maximum: float, grid: Grid) -> tup
 
 @dataclass(frozen=True, eq=False)
 class Moments:
-    """Hold running sums over the bins: of counts, counts × centre and counts × centre². Each is float64[2 × BINS +
-    1].
+    """Hold running sums over the bins: of counts, of counts × centre, and of counts × centre².
+
+    Each array is float64[2 × BINS + 1].
     """
 
     zeroth: Float64s
