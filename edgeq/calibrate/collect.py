@@ -53,8 +53,7 @@ class FloatOutputs:
 
     Attributes:
         names: names of the outputs. Empty if the outputs cannot be stored: they are too large, their sizes depend on
-            the
-            sample, or no node computes them.
+            the sample, or no node computes them.
     """
 
     def __init__(self, model: ir.Model, total: int) -> None:
@@ -101,8 +100,7 @@ class FloatPass:
         at_once: number of samples that run at the same time.
         every_element: whether to count all elements of large tensors.
         outputs: store for the model's outputs. After the fetched tensors, `model` returns the outputs that are not
-            among
-            them.
+            among them.
 
     Attributes:
         running_s: seconds spent on running the model, summed over all threads.
@@ -430,14 +428,12 @@ def collect(
         checkpoint: function that is called with the statistics so far, every `checkpoint_seconds` and on an interrupt
             (Ctrl-C).
         timed: function that is called after each pass on this machine with two numbers: the seconds spent on running
-            the
-            model and on counting, each summed over the threads.
+            the model and on counting, each summed over the threads.
         outputs: store for the model's outputs. It is filled only if a single pass on this machine sees all samples.
 
     Raises:
         CalibrationError: a value is NaN or infinite (the message names the tensor and the sample), or `start` has
-            another
-            model, data or tensors.
+            another model, data or tensors.
         DataError: there are no samples, or ONNX Runtime refuses one.
     """
     total = len(samples)

@@ -302,8 +302,7 @@ def _follow(need: _Need, measured: Measured) -> tuple[dict[str, bool], bool]:
 
     Returns:
         For each tensor on the way, whether 8 bits are too coarse for it; and whether the search reached the mean square
-            of
-        a norm.
+        of a norm.
     """
     kept: dict[str, bool] = {}
     norm, waiting = False, [need]

@@ -76,8 +76,7 @@ class InstrumentedModel:
         model: the model, which is not changed.
         names: names of tensors that nodes of the main graph compute.
         keep_layout: names of the tensors that must keep their own layout. For the others, the order of the values does
-            not
-            matter.
+            not matter.
         threads: number of threads inside an operator; 0 leaves the choice to ONNX Runtime.
         every_element: whether `observe` always returns large tensors completely.
 
@@ -196,8 +195,7 @@ def without_conversions(
 
     Returns:
         Name → blocked tensor, for each of `names` whose values exist in the blocked layout, except `keep_layout`. If
-            this
-        is empty, the graph's outputs do not change.
+        this is empty, the graph's outputs do not change.
     """
     wanted = set(names) - set(keep_layout)
     _unwrap_clips(graph)
@@ -336,8 +334,7 @@ class Observer:
         Args:
             values: all values, or a `Part` if only a part is counted at this `place`.
             place: index of the sample, from 0. The counted part depends on this index and not on the progress of other
-                threads,
-                so the result is always the same.
+                threads, so the result is always the same.
         """
         with self._lock:
             counter = self._counter = self._counter or Counter(self._start.histogram)

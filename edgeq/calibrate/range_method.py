@@ -30,9 +30,8 @@ class RangeMethod:
         name: name for `Scheme.method` and the command line.
         title: short description of the range that the method chooses.
         range: function (statistics of a tensor with at least one element, grid, options) → (low, high), in the tensor's
-            own
-            units. The caller limits the result to the extrema, widens it to include zero, and makes it symmetric for a
-            symmetric grid.
+            own units. The caller limits the result to the extrema, widens it to include zero, and makes it symmetric
+            for a symmetric grid.
         options: parameters of the method.
         search: combinations of option values that tuning tries.
         compared: whether reports show the method's range next to the range in use.

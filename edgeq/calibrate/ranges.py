@@ -159,8 +159,8 @@ class Derived:
 
     Attributes:
         kind: "clip" or "union". "clip" means that there is one source, which is clipped to low..high. "union" means
-            that
-            the tensor contains every element of its sources once; with one source, the elements are only rearranged.
+            that the tensor contains every element of its sources once; with one source, the elements are only
+            rearranged.
     """
 
     name: str
@@ -184,8 +184,7 @@ class Derived:
 
         Returns:
             A pair (number of infinities, bound) for each bound that infinities are clipped to; and the numbers of NaN
-                and
-            infinite elements that remain.
+            and infinite elements that remain.
         """
         below, above = (
             number if isfinite(bound) else 0

@@ -451,8 +451,7 @@ class Statistics(Displayed):
 
     Attributes:
         model_digest, data_digest: digests of the model and the data. After a merge, the data digest consists of the
-            sorted
-            digests of the parts, joined by "+".
+            sorted digests of the parts, joined by "+".
         samples: number of samples that every tensor has seen.
         total: number of samples to run; larger than `samples` after an interruption.
         tensors: statistics by tensor name.

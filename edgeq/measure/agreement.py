@@ -85,8 +85,7 @@ class OutputAgreement:
         name: name of the output.
         elements: number of pairs of elements that were compared.
         sqnr_db: SQNR in dB. It is infinity if all elements are equal. It is minus infinity if nothing was compared, or
-            if
-            the reference is zero everywhere and the candidate is not.
+            if the reference is zero everywhere and the candidate is not.
         cosine: cosine, -1 to 1. It is 1 if both are zero everywhere, and 0 if only one of them is or if nothing was
             compared.
         max_abs_error: largest absolute difference, in the output's own unit.
@@ -94,8 +93,7 @@ class OutputAgreement:
             `Comparison`.
         nonfinite: number of pairs left out because one element is NaN or infinite and the other is not the same.
         mismatched: number of samples left out because the shapes differ. This happens if the size of an output depends
-            on
-            the values.
+            on the values.
         same: share of equal elements, 0 to 1, if the output contains booleans or integers of at least 32 bits; else
             None.
         slices: parts along each axis that has parts of different scale; empty if the output has one unit.
@@ -242,8 +240,7 @@ class ClassScores:
     Attributes:
         shaped: True if every array had the shape of class scores.
         alone: True if, in addition, every array was float, had as many rows as an input, and did not have the shape of
-            an
-            input.
+            an input.
         summed: True if every row is a distribution.
         confidence: sum of the largest probability of each row.
         first: arg-max of the first row.

@@ -287,14 +287,12 @@ def bench(
 
     Args:
         path: a model, or a bundle (a directory or an .edgeq file). If the bundle contains a float32 model, that model
-            is
-            measured too.
+            is measured too.
         against: another model to compare with.
         variant: variant of a bundle; None uses the best one for this machine.
         session_options: session options for model files, in addition to those in the files. A bundle has its own.
         data: samples, in any form that `edgeq.open_samples` accepts. A few of them run over and over. `BenchData` can
-            also
-            set the sizes of made-up inputs. None uses the inputs of a bundle's self-test, or made-up inputs.
+            also set the sizes of made-up inputs. None uses the inputs of a bundle's self-test, or made-up inputs.
         settings: settings of the timing; None uses the defaults.
         engines: names of one or several engines, which execute the model one after another. Plug-ins run in separate
             processes. `against` always runs on onnxruntime's own kernels, and so does `path` if no engine is named.

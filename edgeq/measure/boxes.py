@@ -10,8 +10,8 @@ per image), which take half a second for each selection of 128 images. Their rul
 
 - Detections are processed in order of their scores, the highest first. A detection takes, of the free objects of its
   category, the one that it overlaps most, if the overlap reaches the threshold.
-- Several detections may take the same object if it is marked as crowd. These detections count neither as correct nor
-  as wrong.
+- Several detections may take the same object if it is marked as crowd. These detections count neither as correct nor as
+  wrong.
 - The precision at each of 101 recalls is the highest precision at that recall or a higher one.
 """
 

@@ -248,8 +248,7 @@ def rows(sample: Sample, outputs: dict[str, Outputs]) -> Iterator[tuple[Sample, 
 
     Args:
         sample: a sample. It is gathered if its context has "rows", the contexts of the real rows. These come first in
-            the
-            batch.
+            the batch.
         outputs: outputs of each session.
 
     Raises:

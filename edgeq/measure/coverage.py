@@ -654,8 +654,8 @@ class Check:
     Attributes:
         name: "load", "coverage", "accuracy", "self-test", "saturation" or "kernels".
         kind: whose arithmetic was checked: that of the target's own kernels ("native"), of the same kernels in an
-            emulator
-            ("emulated"), or of a model of them ("modelled"). "none" means other kernels, or that there was no check.
+            emulator ("emulated"), or of a model of them ("modelled"). "none" means other kernels, or that there was no
+            check.
         where: machine or simulator that ran the check.
         detail: the finding, one line.
         passed: whether the check passed; None if it cannot pass or fail.

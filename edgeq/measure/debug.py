@@ -158,8 +158,7 @@ class Diagnosis(Page):
         written: agreement of the outputs without graph optimisation.
         notes, warnings: sentences for the user.
         exclusions: nodes that improve the outputs when they stay in float, the best first. They are measured, but only
-            if
-            the outputs are not healthy.
+            if the outputs are not healthy.
         engine: comparison of the quantized activations in the engine `engine_name`; empty if no engine was compared.
     """
 

@@ -42,9 +42,8 @@ class Decoder:
         title: description of the outputs that the decoder reads, with their shapes.
         decode: the decoder function.
         fits: function that returns whether the outputs for an image belong to this head. The image has the model's
-            input
-            size (width, height). The function uses the outputs' shapes and the bounds of their values. None if the head
-            cannot be recognised.
+            input size (width, height). The function uses the outputs' shapes and the bounds of their values. None if
+            the head cannot be recognised.
         preprocess: name of the preprocessing that models with this head are trained with; "" if there are several.
     """
 

@@ -42,8 +42,7 @@ class LayerArrays:
     Attributes:
         exact: the float model's tensor.
         raw: result of the quantized layer on the float model's tensors. It contains floats before they are quantized,
-            or
-            integers.
+            or integers.
         alone: the same result in the form that readers of the tensor get.
         from_rounded: result of the float layer on the same tensors, rounded as in the quantized model.
     """
@@ -99,8 +98,7 @@ class ActivationComparison:
         reads: names of the activations that the tensor's layer reads.
         exact_reads: names of the activations in `reads` that the layer reads before they are quantized.
         accumulated, layer, inputs: see `edgeq.measure.layers`. For a graph input, the first two equal `rounding`, and
-            the
-            last is exact.
+            the last is exact.
         rounding: agreement of the float values with their rounded form; None if the tensor is not quantized.
         saturated_low, saturated_high: share of the float values that are outside the range by more than half a step.
         effect: agreement of the float model's outputs if only this layer has its error; None if it was not measured.
@@ -220,13 +218,11 @@ class ErrorSource:
         node, op_type: the node that computes the tensor; "" and "Input" for a graph input.
         output_sqnr_db: SQNR of the float model's outputs if only this layer has its error.
         share: share of the noise in the quantized model's outputs, 0 to 1. Errors do not simply add up, and so shares
-            do
-            not either.
+            do not either.
         cause: "weights", or "range" (the range of the layer's result).
         reason: the cause in figures.
         exclude: nodes to keep in float. If the cause is the range, there are several, because a tensor stays in float
-            only
-            if the node that computes it and all nodes that read it do.
+            only if the node that computes it and all nodes that read it do.
     """
 
     name: str

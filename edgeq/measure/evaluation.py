@@ -298,8 +298,7 @@ def try_preprocess(
 
     Args:
         request: a request with a task. If it has a preprocessing, this is also a candidate, and its source options
-            (key,
-            label, layout …) apply to all candidates.
+            (key, label, layout …) apply to all candidates.
         candidates: preprocessings, in any form that `--preprocess` accepts; None tries the common ones and `PLAIN`.
 
     Raises:

@@ -139,8 +139,7 @@ def measure_models(
 
     Args:
         feeds: function from the first opened session to the samples. With None, samples are made up from the signature
-            of
-            that session.
+            of that session.
         shapes: sizes of inputs with open sizes, for made-up samples.
         notes: facts about how the models were chosen, for the report.
 

@@ -268,8 +268,7 @@ class LayerPair:
 
     Args:
         float_graph: the float model from which the other was quantized (after `edgeq.model.prepare`), so names and
-            weights
-            match.
+            weights match.
         matches: the activations that both models have; None finds them here.
         settings: threads, providers and configuration.
         memory: limit in bytes for fetched tensors in memory.
@@ -420,8 +419,7 @@ class LayerPair:
 
         Returns:
             Accumulators by group. If the tensors of a group do not fit into the memory together, the group has several,
-                each
-                for a part of the tensors. Groups without errors are left out.
+            each for a part of the tensors. Groups without errors are left out.
         """
         group_of = {name: group for group, names in groups.items() for name in names}
         places = {group: place for place, group in enumerate(groups)}

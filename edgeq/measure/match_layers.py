@@ -199,8 +199,7 @@ class WeightComparison:
         channel_axis: axis of the output channels; None if there is none.
         worst_channels: (channel, SQNR in dB), worst first; channels of zeros are left out.
         range_ratio: ratio of the largest to the median absolute maximum of the channels. It shows the cost of one scale
-            for
-            all channels.
+            for all channels.
         changed: True if the weight differs by more than rounding and clipping can explain. The weight was then changed
             before it was quantized (BatchNormalization folded, layers equalized).
     """
@@ -415,8 +414,7 @@ class ActivationMatch:
         node, op_type: the float node that computes the tensor, which is the node to exclude from quantization; "" and
             "Input" for a graph input.
         folded: type of an activation function that follows the node in the float model, and that is part of the range
-            in
-            the quantized model; "" if there is none.
+            in the quantized model; "" if there is none.
         computed: name of the tensor that the layer computes in the quantized model. It contains floats before
             QuantizeLinear, or integers.
         integer: whether `computed` contains integers with `params`.

@@ -21,8 +21,8 @@ def settle(task: Task, session: Session, samples: Samples, *, progress: Progress
 
     Args:
         task: a task. If it has a method `settled(pairs)`, the method is called with samples and their outputs. It
-            returns
-            the settled task and a text about the choice ("" for none). A task without the method is returned unchanged.
+            returns the settled task and a text about the choice ("" for none). A task without the method is returned
+            unchanged.
         session: session of the float model.
         samples: labelled samples; those that are used are spread over all of them.
     """

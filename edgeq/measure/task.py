@@ -309,8 +309,7 @@ class Measured:
     Attributes:
         scores: score of each row. Their mean is the primary metric. None if the task has no such scores.
         halves: primary metric over each half; NaN for a half without one (such as the AUC of one class). Empty if there
-            are
-            `scores`.
+            are `scores`.
     """
 
     metrics: Mapping[str, float]
@@ -379,8 +378,7 @@ def loss_error(reference: Measured, candidate: Measured, *, further: float) -> f
 
     Args:
         further: standard error to add for differences that only other rows would show. Without it, the error would be 0
-            if
-            the models agree on all these rows.
+            if the models agree on all these rows.
     """
     if reference.scores is not None and candidate.scores is not None:
         differences = reference.scores - candidate.scores

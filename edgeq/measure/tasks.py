@@ -52,8 +52,7 @@ class Classification(Displayed):
 
     Attributes:
         class_offset: number of scores before class 0 that do not belong to a class (MobileNet's background: 1). With
-            None,
-            labelled samples decide (`settled`); until then the offset is 0.
+            None, labelled samples decide (`settled`); until then the offset is 0.
         output: the output with the scores; None if the model has only one.
     """
 
@@ -285,8 +284,7 @@ class AnomalyMeter(PairedMeter):
 
         Raises:
             DataError: a label is not 0 or 1, the output does not have the shape of the input, or the number of labels
-                fits
-                neither the sample nor its rows.
+                fits neither the sample nor its rows.
         """
         labels = integer_labels(sample)
         if not np.isin(labels, (0, 1)).all():
@@ -374,8 +372,7 @@ class SimilarityMeter(PairedMeter):
 
         Raises:
             DataError: an output is not an embedding, a label is not a number, or the batch does not have two rows for
-                each
-                score.
+                each score.
         """
         embedded = embeddings(pick_output(outputs, self._task.output, sample), sample)
         scores = _pair_scores(sample)

@@ -46,8 +46,7 @@ def fold_batch_norms(model: ir.Model, kept: list[str] | None = None) -> int:
 
     Args:
         kept: a list to which the function adds one line for each reason why nodes were not folded. The line contains
-            the
-            names of the nodes.
+            the names of the nodes.
 
     Returns:
         The number of nodes that were folded.

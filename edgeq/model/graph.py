@@ -383,8 +383,7 @@ class Operator:
             matrices.
         mac_operands: places of the operands whose shapes the rule uses; () for all inputs.
         movement: for an operator that only moves values, the kind of movement. "permutes": every element appears once
-            in
-            the output. "selects": some elements are left out, repeated or put next to a constant. The output has the
+            in the output. "selects": some elements are left out, repeated or put next to a constant. The output has the
             scale of the input.
         elementwise: whether each element of the output depends only on the elements of the activations at the same
             position.

@@ -504,8 +504,7 @@ def predict_int8(
 
     Args:
         model: a model from `prepare_model`: its nodes are sorted and have names, and its shapes are known. Weights may
-            be
-            external.
+            be external.
         rules: rules of the backend, from `int8_rules`.
         scheme: scheme that sets what is quantized, and how; None for static quantization of everything that the rules
             allow.

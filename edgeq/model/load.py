@@ -191,8 +191,7 @@ def load_runnable(path: Path) -> onnx.ModelProto:
 
     Raises:
         ModelError: for the same reasons as `load_model`, or if a file in an engine's own format does not declare its
-            inputs
-            and outputs.
+            inputs and outputs.
     """
     return _stated(path) or load_model(path, external_data="none")
 
@@ -251,8 +250,7 @@ def model_files(path: Path, folder: Path | None = None) -> tuple[Path, ...]:
 
     Args:
         folder: folder of external data, which a bundle's variant may set; None for the model's folder. The argument has
-            the
-            same meaning in other functions.
+            the same meaning in other functions.
 
     Raises:
         ModelError: the file is not a model, or external data is outside the allowed folders.
@@ -306,8 +304,7 @@ def share_model(model: ir.Model, path: Path, made_of: GraphIndex) -> GraphIndex:
 
     Args:
         made_of: the prepared model that the model was made from. It keeps the last few of its models, and frees them
-            when
-            it is freed itself.
+            when it is freed itself.
     """
     kept = _made_of(made_of)
     kept.pop(path, None)

@@ -121,8 +121,7 @@ class PreparedModel:
         graph: index of the prepared model in memory. It is shared: to change the model, change a `clone()`. When two
             objects are compared, the digest is compared instead of the graph.
         path: the same model as a file in the work directory, for sessions (`prepared.onnx`, plus `prepared.onnx.data`
-            if it
-            is large).
+            if it is large).
         source: the file from which the model was prepared.
         digest: `edgeq.model.load.model_digest` of `path`; the same source gives the same digest.
         signature: inputs and outputs, with the names and types of the source. More sizes may be known than in the
@@ -183,8 +182,7 @@ def prepare_model(
     Raises:
         UsageError: `fix` names a size that is not free.
         ModelError: the model is damaged, is already quantized, has an opset that is too old to be raised, or has
-            operators
-            that ONNX Runtime does not know.
+            operators that ONNX Runtime does not know.
     """
     notes: list[str] = []
     with progress.stage("Preparing the model", total=4) as advance:
@@ -290,8 +288,7 @@ class Pass:
     Attributes:
         run: function that changes a model in place and returns the changes, as a number, names or sentences.
         sentence: function that turns the changes into one or more notes. If the changes are numbers, it gets the total
-            of
-            all runs of the step so far. With None, a later run of the step adds the note.
+            of all runs of the step so far. With None, a later run of the step adds the note.
         always: whether the step runs even if `simplify` is False.
     """
 

@@ -265,11 +265,9 @@ class _Branch:
         weight: float64[C_out, C_in / group, kernel...]. For a BatchNormalization, float64[channels] with its factors.
         bias: float64[C_out].
         start: position of the first tap on each axis, relative to the window's origin. It is minus the padding before
-            the
-            input.
+            the input.
         excess: for each axis, the padding on both sides minus the number of elements that the kernel removes. Branches
-            with
-            equal strides and excess have results of the same size for every input.
+            with equal strides and excess have results of the same size for every input.
     """
 
     node: ir.Node

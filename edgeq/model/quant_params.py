@@ -36,7 +36,7 @@ class QuantParams:
     Attributes:
         scale: one number, one per channel along `axis`, or one per block of `block` elements along `axis`. The dtype is
             float32 for scales in a model, and float64 for estimates without rounding. Results have the dtype of the
-                scale.
+            scale.
         zero_point: integers in the shape of `scale`, or one integer.
         dtype: type of the integers.
         axis: the channel axis; may be negative.
@@ -173,8 +173,7 @@ def params_at(
     Args:
         scale, zero_point: indices of the two inputs.
         integers: the quantized value. If the node has no zero point, the type of this value is used, and the zero point
-            is
-            0.
+            is 0.
     """
     steps, zero = constant(node_input(node, scale)), node_input(node, zero_point)
     if steps is None or (zero is not None and not is_constant(zero)):

@@ -188,8 +188,7 @@ def possible_sums(rows: NDArray[Any], channels: int) -> NDArray[Any]:
 
     Args:
         channels: number of image channels that one output of a convolution reads. With 1, any two taps may be a pair.
-            Use 0
-            for a matrix product.
+            Use 0 for a matrix product.
     """
     if channels == 1:
         return largest_two(rows)

@@ -160,8 +160,7 @@ def check_external(tensors: Iterable[onnx.TensorProto], path: Path) -> int:
 
     Raises:
         ModelError: a tensor fails `external_span`, or too many tensors share the same bytes. The total size of the
-            tensors
-            may be at most twice the size of the files plus the budget's `sample`.
+            tensors may be at most twice the size of the files plus the budget's `sample`.
     """
     spans = [external_span(tensor, path) for tensor in tensors]
     total = sum(span.length for span in spans)
@@ -176,8 +175,8 @@ def external_span(tensor: onnx.TensorProto, model_path: Path, folder: Path | Non
 
     Args:
         folder: folder of external data; None for the model's folder. If `model_path` is a link, the folder of the
-            link's
-            target is allowed too, because some caches store files by their hashes. ONNX Runtime has the same rule.
+            link's target is allowed too, because some caches store files by their hashes. ONNX Runtime has the same
+            rule.
 
     Raises:
         ModelError: the location is absolute, leaves the allowed folders (directly or through a symbolic link), does not

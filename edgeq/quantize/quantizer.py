@@ -95,8 +95,7 @@ def weight_params(
         axis: axis of the channels if each channel has its own scale; None for one scale. Scales per channel are
             symmetric.
         bound: magnitude that the largest integer represents, for each channel or one for all. If it is None, the
-            largest
-            magnitude of the weight is used.
+            largest magnitude of the weight is used.
     """
     dtype = integer_type(scheme.weight_type)
     symmetric = axis is not None or scheme.weight_symmetric
