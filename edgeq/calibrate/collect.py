@@ -75,8 +75,8 @@ class FloatOutputs:
 
 
 def _most_bytes(output: ir.Value) -> float:
-    """Return an upper bound in bytes of an output's size for one sample. Return infinity if the size is not known. Only
-    the first axis may be free.
+    """Return an upper bound of an output's size for one sample, in bytes. Return infinity if the size is not known, or
+    if an axis other than the first is free.
     """
     if output.producer() is None or output.shape is None:
         return math.inf
@@ -133,7 +133,7 @@ class FloatPass:
         self.running_s = self.counting_s = 0.0
 
     def run(self, samples: Iterable[tuple[int, Sample]]) -> Iterator[int]:
-        """Observe the samples, which come as (index, sample), and yield 1 each time one is done."""
+        """Observe the samples, given as pairs (index, sample). Yield 1 for each sample that is done."""
         for place, sample in samples:
             self._pending.add(self._pool.submit(self.observe, sample, place))
             while len(self._pending) >= self._limit:
@@ -592,8 +592,7 @@ def _initial(
 
 
 def _known_floats(graph: GraphIndex, names: Sequence[str]) -> tuple[str, ...]:
-    """Return `names` without the tensors that ONNX Runtime finds not to be floats. Sometimes only ONNX Runtime can
-    infer a type.
+    """Return `names`, leaving out tensors that are not floats. Sometimes only ONNX Runtime can infer a type.
 
     Raises:
         CalibrationError: the model has no tensor with one of the names.

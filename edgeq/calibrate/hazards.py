@@ -7,8 +7,8 @@
 | angles, divisors, arguments of logarithms and roots | the effect of rounding on small values |
 | joins of unlike ranges | the levels that the joint range leaves for the narrowest input |
 
-A backend keeps every node that produces or reads such a tensor in float (`edgeq.model.int8_prediction`). A backend that
-quantizes only operands keeps only the nodes that read one in float.
+A backend keeps a node in float if the node writes or reads such a tensor (`edgeq.model.int8_prediction`). If a backend
+quantizes only operands, it keeps a node in float only if the node reads such a tensor.
 
 **Small values** (`find_precise`). Rounding to 8 bits adds an error of the same size to all values of a tensor, large or
 small. A sum tolerates this. Divisors, logarithms and roots do not if some values are close to zero compared with the
@@ -16,7 +16,7 @@ range. Sin and Cos do not if the range covers many periods.
 
 For each such argument, edgeq computes the largest error that the argument may have, as a standard deviation. It follows
 this error upstream through operators whose effect on an error is known (products, sums, means, roots, layers). Every
-tensor on this way stays in float if its rounding to 8 bits would cause a larger error. edgeq stops at all other
+tensor on this path stays in float if its rounding to 8 bits would cause a larger error. edgeq stops at all other
 operators. After a layer it also stops at activation functions, because values inside a network are quantized anyway.
 The mean square that a norm divides by always stays in float.
 
@@ -239,7 +239,7 @@ def find_precise(measured: Measured) -> Mapping[str, str]:
 
 
 def _inverts(node: ir.Node, measured: Measured) -> bool:
-    """Return whether a node computes a reciprocal. Products that read the reciprocal then divide by the tensor."""
+    """Return whether a node computes a reciprocal. A product that reads the reciprocal divides by the tensor."""
     return not is_op(node, "Div") or measured.is_constant(node.inputs[0])
 
 
@@ -493,8 +493,8 @@ def _column_levels(node: ir.Node, measured: Measured) -> float:
 
 
 def _tail(node: ir.Node, model: ir.Model, leading: frozenset[ir.Node]) -> Iterator[str]:
-    """Yield the names of the tensors from a join to the outputs. Tensors between the last layers and the join are
-    included if nothing else reads them.
+    """Yield the names of the tensors from a join to the outputs. A tensor between the last layers and the join is
+    included if nothing outside this part reads it.
     """
     inside, waiting = {node}, [node]
     while waiting:

@@ -7,7 +7,7 @@ same, so every number is identical to the last bit.
 
 The extrema may not show a NaN. A convolution or an addition of moderate numbers is always finite, so for these
 operators it is enough to check the magnitudes of their inputs (`Bounds`). For other operators the graph also returns
-the sum, which is NaN if an element is.
+the sum, which is NaN if an element is NaN.
 
 `InstrumentedModel` fetches the observed tensors at the lowest cost:
 
@@ -536,7 +536,7 @@ class Bounds:
         self._constants = {tensor.name: tensor for tensor in graph.initializer}
 
     def of(self, name: str) -> frozenset[str] | None:
-        """Return the measured tensors that bound the tensor `name`. If all their values are at most `MODERATE`, all
+        """Return the measured tensors that bound the tensor `name`. If no magnitude in them exceeds `MODERATE`, all
         values of `name` are finite. Return None if no such tensors are known.
         """
         node = self._makers.get(name)
@@ -616,8 +616,8 @@ def reduce_large(
     along: dict[str, Any] = {"keepdims": 0} if as_input else {"keepdims": 0, "axes": [1]}
     wanted: dict[str, dict[str, str]] = {"ReduceMin": {}, "ReduceMax": {}, "ReduceSum": {}, "Slice": {}}
     # ONNX Runtime orders the nodes by walking back from an output, and visits the node that is last in the file first.
-    # With the tensors in reverse order, it reduces the first tensor as soon as this exists. The tensor is then still in
-    # the caches, and the next operator may overwrite it.
+    # With the tensors in reverse order, it reduces the first tensor as soon as that tensor exists. The tensor is then
+    # still in the caches, and the next operator may overwrite it.
     for name, (size, stride) in reversed(large.items()):
         length, step = constant(f"{name}/length", size), constant(f"{name}/step", stride)
         rows = add("Reshape", [name, constant(f"{name}/row", -1, row_length(size))], f"{name}/rows")

@@ -170,8 +170,8 @@ class Derived:
     high: float = float("inf")
 
     def histogram(self, known: Mapping[str, Histogram], nonfinite: Mapping[str, Nonfinite]) -> Histogram:
-        """Return the histogram of the tensor. `known` contains the histograms of its sources, `nonfinite` the numbers
-        of their NaN and infinite elements.
+        """Return the histogram of the tensor. `known` contains the histograms of its sources, and `nonfinite` contains
+        the numbers of NaN and infinite elements in them.
         """
         whole = reduce(Histogram.merge, (known[source] for source in self.sources))
         if self.kind == "union":

@@ -266,7 +266,7 @@ def order_of(keys: NDArray[np.uint32]) -> NDArray[np.int32]:
 
 
 def from_order(order: NDArray[np.int32]) -> NDArray[np.uint32]:
-    """Return the keys that belong to numbers from `order_of`."""
+    """Invert `order_of`: return the keys for its numbers."""
     return np.where(order < 0, _SIGN - order, order).astype(np.uint32)
 
 
@@ -366,7 +366,7 @@ class Nonfinite:
     """Count the elements that are not finite.
 
     Attributes:
-        nan: number of NaN.
+        nan: number of NaN elements.
         below, above: number of minus infinities, and of plus infinities.
     """
 
@@ -474,8 +474,8 @@ class Statistics(Displayed):
         return self.samples == self.total and all(t.samples == self.samples for t in self.tensors.values())
 
     def check_model(self, digest: str, place: str) -> None:
-        """Raise an error if these statistics do not belong to the model with this digest. The message calls them
-        `place`.
+        """Raise an error if these statistics do not belong to the model with this digest. `place` names the statistics
+        in the message.
 
         Raises:
             CalibrationError: they were collected on another model.

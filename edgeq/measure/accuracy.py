@@ -46,8 +46,8 @@ class Accuracy(Displayed):
         metrics: metric name → value, in the order of the task.
         samples: number of samples; each row of a gathered batch counts as one.
         task: name of the task.
-        primary: name of the main metric.
-        higher_is_better: True if a higher value of the main metric is better.
+        primary: name of the primary metric.
+        higher_is_better: True if a higher value of the primary metric is better.
         settings: settings of the session. The same model can give other outputs under other settings.
         doubts: reasons to doubt the figures, found in labels and outputs. Each is a sentence.
     """
@@ -65,11 +65,11 @@ class Accuracy(Displayed):
 
     @property
     def value(self) -> float:
-        """Return the value of the main metric."""
+        """Return the value of the primary metric."""
         return self.metrics[self.primary]
 
     def loss_against(self, reference: Accuracy) -> float:
-        """Return how much worse this model is than `reference` in the main metric. A negative value means better."""
+        """Return how much worse this model is than `reference` in the primary metric. A negative value means better."""
         if (self.task, self.primary) != (reference.task, reference.primary):
             raise UsageError(
                 f"{self.task} {self.primary} cannot be compared with {reference.task} {reference.primary}",

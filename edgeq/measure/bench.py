@@ -268,7 +268,7 @@ class BenchPlace(Protocol):
         """Measure model files side by side."""
 
     def bundle(self, bundle: Path, variant: str | None, work: Workload) -> Measurement:
-        """Measure a variant of a bundle. None measures the variant that fits that machine."""
+        """Measure the variant `variant` of a bundle. If it is None, measure the variant that fits the machine."""
 
 
 def bench(
@@ -383,8 +383,8 @@ def _bench_bundle(
 
 
 def _refuse_unused(data: BenchData) -> None:
-    """Refuse options that have no effect: options for reading samples if there are no samples, and shapes if there
-    are.
+    """Refuse options that have no effect. These are options for reading samples if there are no samples, and sizes of
+    made-up inputs if there are samples.
     """
     if data.source is None and (data.preprocess is not None or data.count is not None):
         option = "--count" if data.preprocess is None else "--preprocess"

@@ -8,8 +8,8 @@ A box is x1, y1, x2, y2 (left, top, right, bottom) in pixels. The boxes in COCO'
 are matched with its objects only once. The result is the same as that of the COCO packages (area "all", 100 detections
 per image), which take half a second for each selection of 128 images. Their rules:
 
-- Detections are processed in order of their scores, the highest first. A detection takes, of the free objects of its
-  category, the one that it overlaps most, if the overlap reaches the threshold.
+- Detections are processed in order of their scores, the highest first. A detection takes the free object of its
+  category that it overlaps most, if the overlap reaches the threshold.
 - Several detections may take the same object if it is marked as crowd. These detections count neither as correct nor as
   wrong.
 - The precision at each of 101 recalls is the highest precision at that recall or a higher one.

@@ -205,7 +205,7 @@ class SliceSums:
         self.seen = True
 
     def result(self) -> list[SliceAgreement]:
-        """Return the slices along each axis that has more than one."""
+        """Return the slices along each axis that has more than one slice."""
         found = []
         for axis, sums in self.axes.items():
             runs = like_slices(sums.low, sums.high)

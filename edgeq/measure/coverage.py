@@ -72,7 +72,7 @@ class Profile:
     Attributes:
         kernels: kernels of all runs, one run after the other.
         weights: shape of each node's largest constant input in the optimised graph, by the node's name.
-        expanded: names of the products whose integer weights are converted to float before they multiply.
+        expanded: names of the products whose integer weights are converted to float before the multiplication.
     """
 
     kernels: tuple[KernelRun, ...]
@@ -137,7 +137,7 @@ def typical(kernels: Sequence[KernelRun], runs: int) -> tuple[KernelRun, ...]:
 
     The median is the time of an ordinary run. A mean would include interrupts of the system. The minimum would favour
     kernels whose time varies, such as conversions that are bound by memory. A kernel in a loop executes several times
-    in each run. Its time is the sum of these executions, as a mean over all runs.
+    in each run. Its time is the sum of these executions, averaged over all runs.
     """
     first: dict[str, KernelRun] = {}
     times: dict[str, list[float]] = {}
@@ -492,7 +492,7 @@ class Coverage(Displayed):
         return f"measured on {self.how}" if self.measured and self.how not in ("", HERE) else ""
 
     def summary(self) -> str:
-        """Return one line: the share and its source."""
+        """Return the share and its source in one line."""
         if self.int8_mac_share is None:
             return f"not known: {self.how}"
         about = "about " if self.basis == "forecast" else ""
@@ -669,8 +669,8 @@ class Check:
 
 
 def strongest(checks: Iterable[Check]) -> tuple[Check, ...]:
-    """Return one check for each name. Of several, return the check whose kind is nearest to the hardware. Of two of the
-    same kind, return the later one.
+    """Return one check for each name. If several checks have the same name, return the one whose kind is nearest to the
+    hardware. If two of these have the same kind, return the later one.
 
     The checks are in the order in which their names first appear.
     """

@@ -157,8 +157,8 @@ class Diagnosis(Page):
         optimised: agreement of the outputs in the session that ships.
         written: agreement of the outputs without graph optimisation.
         notes, warnings: sentences for the user.
-        exclusions: nodes that improve the outputs when they stay in float, the best first. They are measured, but only
-            if the outputs are not healthy.
+        exclusions: sets of nodes that, as measured, improve the outputs when they stay in float, the best first. Empty
+            if the outputs are healthy, because edgeq then does not search.
         engine: comparison of the quantized activations in the engine `engine_name`; empty if no engine was compared.
     """
 
@@ -181,9 +181,7 @@ class Diagnosis(Page):
 
     @property
     def verdict(self) -> Closeness:
-        """Return "healthy", "noisy" or "poor". The worst output, or slice of an output, of the session that ships
-        decides.
-        """
+        """Return "healthy", "noisy" or "poor". The worst output or slice decides, in the session that ships."""
         return closeness(self.optimised)
 
     @property

@@ -217,8 +217,8 @@ class ErrorSource:
         name: name of the layer's tensor.
         node, op_type: the node that computes the tensor; "" and "Input" for a graph input.
         output_sqnr_db: SQNR of the float model's outputs if only this layer has its error.
-        share: share of the noise in the quantized model's outputs, 0 to 1. Errors do not simply add up, and so shares
-            do not either.
+        share: share of the noise in the quantized model's outputs, 0 to 1. The shares of all layers need not add up to
+            1, because errors do not simply add up.
         cause: "weights", or "range" (the range of the layer's result).
         reason: the cause in figures.
         exclude: nodes to keep in float. If the cause is the range, there are several, because a tensor stays in float

@@ -104,8 +104,8 @@ class EvalResult:
 
     @property
     def loss(self) -> float | None:
-        """Return how much worse the model is than the reference, in the unit of the main metric. Return None if one of
-        the two figures is missing.
+        """Return how much worse the model is than the reference, in the unit of the primary metric. Return None if one
+        of the two figures is missing.
         """
         if self.accuracy is None or self.reference_accuracy is None:
             return None

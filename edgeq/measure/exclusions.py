@@ -34,8 +34,8 @@ def with_nodes_in_float(
 ) -> Loadable | None:
     """Return the quantized model with the nodes `nodes` of the float model in float.
 
-    If nodes are fused with one of them in the quantized model, they also become float. Return None for nodes with
-    bodies, for tensors without a counterpart, and for a model that computes in a type other than float32.
+    Nodes that are fused with one of them in the quantized model also become float. Return None for nodes with bodies,
+    for tensors without a counterpart, and for a model that computes in a type other than float32.
     """
     by_name = {match.name: match for match in matches}
     region = _closed(float_graph, quantized_graph, by_name, nodes)

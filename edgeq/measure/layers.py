@@ -293,7 +293,7 @@ class LayerPair:
             match_activations(float_graph, quantized_graph) if matches is None else matches
         )
         self.exact = exact_readers(float_graph, quantized_graph, self.matches)
-        # In the float model, the computed tensor is called like the match.
+        # In the float model, the computed tensor has the same name as the match.
         counterparts = [replace(match, computed=match.name, integer=False) for match in self.matches]
         self.float_layers = Loadable.of(cut_layers(float_graph, counterparts, self.exact))
         self.layers = GraphIndex(cut_layers(quantized_graph, self.matches))
@@ -317,7 +317,7 @@ class LayerPair:
     def session(self, model: GraphIndex | Loadable, names: Sequence[str]) -> Any:
         """Open a session with the outputs `names`. Return None if `names` is empty.
 
-        Of the inputs of a cut model, the session keeps only those that it needs.
+        If the model is a cut model, the session keeps only the inputs that it needs.
         """
         if not names:
             return None
@@ -389,8 +389,8 @@ class LayerPair:
         return ActivationSums(match, tuple(found), exact)
 
     def output_effects(self, names: Collection[str], samples: Samples, *, count: int) -> dict[str, Agreement]:
-        """Return tensor → agreement of the float model's outputs with and without the error of the layer that computes
-        it.
+        """Return tensor → agreement between the float model's outputs with and without the error of the layer that
+        computes this tensor.
 
         This takes one run of the float model for each layer and sample. Layers without an error on the samples are left
         out.

@@ -48,8 +48,8 @@ NODE_SUFFIX = re.compile(r"(_MatMul)?_quant$")
 _LOOKUPS = frozenset({"Gather", "EmbedLayerNormalization"})
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE)
 _WORST_CHANNELS = 3
-# In steps. Rounding to nearest moves a weight by at most half a step. Other rounding methods (AdaRound) move it by less
-# than one and a half steps.
+# Largest change of a weight, in steps, that rounding can explain. Rounding to nearest moves a weight by at most half a
+# step. Other rounding methods (AdaRound) move it by less than one and a half steps.
 _LARGEST_ROUNDING = 1.5
 # The steps of an int32 bias are so small that a correction moves it by many steps.
 _WEIGHT_BITS = 16
@@ -73,7 +73,7 @@ class IntegerUse:
 
 
 def integer_uses(graph: GraphIndex) -> Iterator[IntegerUse]:
-    """Yield every integer input with a constant scale of every quantized operator, in order. This includes int32
+    """Yield every integer input of every quantized operator, in order, if its scale is constant. This includes int32
     biases.
     """
     for node in graph.graph:
@@ -116,7 +116,7 @@ def activation_params(graph: GraphIndex) -> dict[str, QuantParams]:
 def _scaled_sums(node: ir.Node, weight: ir.Value, zero_point: int) -> QuantParams | None:
     """Return the parameters of the weight of a ConvInteger or MatMulInteger. Return None if its scale is not found.
 
-    The nodes after it cast its sums and multiply them by activation scale x weight scale.
+    The nodes after the operator cast its sums and multiply them by (activation scale x weight scale).
     """
     tensor = constant_tensor(weight)
     if tensor is None or tensor.dtype not in LIMITS:

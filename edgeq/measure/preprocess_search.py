@@ -57,7 +57,7 @@ class Search:
     """Describe the result of a search.
 
     Attributes:
-        metric: metric by which candidates are compared: a task's main metric, or `BITS`.
+        metric: metric by which candidates are compared: a task's primary metric, or `BITS`.
         count: number of samples in the last round.
         ranked: candidates of the last round, the best first.
         tied: number of candidates in `ranked` that these samples cannot distinguish from the best.

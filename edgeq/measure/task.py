@@ -46,7 +46,8 @@ class Meter(Protocol):
 
     Workers can share the samples (`--workers`) if the meter has two more methods:
 
-        collected() -> Any      the meter's state for the samples so far, without the task: values that pickle
+        collected() -> Any      the meter's state for the samples so far, without the task, as values that can be
+            pickled
         take(collected) -> None   add the state that another meter collected from later samples
 
     A meter may have `notes() -> Sequence[str]`. It returns reasons to doubt the figures, found in the labels and
@@ -80,7 +81,7 @@ class Task(Protocol):
 
     @property
     def primary(self) -> str:
-        """Return the name of the main metric."""
+        """Return the name of the primary metric."""
         ...
 
     @property

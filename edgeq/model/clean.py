@@ -217,7 +217,7 @@ def _is_text(head: bytes) -> bool:
     try:
         text = head.decode("utf-8")
     except UnicodeDecodeError as error:
-        # The bytes read may end in the middle of a character.
+        # The bytes that were read may end in the middle of a character.
         if error.start < len(head) - 3 or len(head) < _SNIFFED:
             return False
         text = head[: error.start].decode("utf-8")
@@ -385,8 +385,8 @@ def sort_nodes(graph: onnx.GraphProto, path: Path) -> None:
 
 
 def _on_cycle(waiting: list[set[int]]) -> int:
-    """Return the index of a node on a cycle. Each waiting node waits for another waiting node, so going from node to
-    node in this way must reach one of them twice.
+    """Return the index of a node on a cycle. Each waiting node waits for another waiting node, so following them must
+    reach one of them twice.
     """
     index = next(i for i, makers in enumerate(waiting) if makers)
     seen: set[int] = set()
@@ -397,7 +397,7 @@ def _on_cycle(waiting: list[set[int]]) -> int:
 
 
 def names_read(node: onnx.NodeProto) -> set[str]:
-    """Return the names that a node reads: its inputs, and the outer names that are read in graphs inside it."""
+    """Return the names that a node reads: its inputs, and the names from outside that graphs inside it read."""
     names = {n for n in node.input if n}
     for attribute in node.attribute:
         for graph in [attribute.g, *attribute.graphs] if attribute.HasField("g") else list(attribute.graphs):

@@ -186,7 +186,7 @@ class Editor:
 
 def replace_value(old: ir.Value, new: ir.Value, *, keep_name: bool = False) -> None:
     """Replace `old` by `new` everywhere. If `old` is a graph output or `keep_name` is True, `new` takes over the name
-    of `old`. It then also takes over its type and shape if they are known.
+    of `old`, and also its type and shape if they are known.
     """
     if keep_name or old.is_graph_output():
         name = old.name
@@ -297,7 +297,7 @@ def from_proto(proto: onnx.ModelProto, base: Path | None = None, *, where: objec
     try:
         model = ir.serde.deserialize_model(proto)
         for _ in ir.traversal.RecursiveGraphIterator(model.graph):
-            continue  # An attribute of a graph type may contain no graph.
+            continue  # An attribute that should contain a graph may have none.
     # ValueError, KeyError, AttributeError and others. The cause of the error has the useful text.
     except Exception as error:
         cause = error.__cause__ or error
@@ -353,7 +353,7 @@ def to_bytes(model: ir.Model) -> bytes:
 
 
 def from_bytes(content: bytes) -> ir.Model:
-    """Return the in-memory model for bytes from `to_bytes`."""
+    """Return the in-memory form of a model. `content` is a result of `to_bytes`."""
     return from_proto(onnx.load_model_from_string(content))
 
 

@@ -279,8 +279,8 @@ class GraphIndex:
         self._made: dict[Hashable, Any] = {}
 
     def once(self, key: Hashable, make: Callable[[], T]) -> T:
-        """Return the result of `make`. For each key, `make` is called only once, and later calls return the same
-        result.
+        """Return the result of `make`. For each key, `make` is called only once; later calls with the same key return
+        the same result.
         """
         if key not in self._made:
             self._made[key] = make()
@@ -373,7 +373,7 @@ class Operator:
         activations: places of the data that changes from sample to sample.
         weights: places of the operands that count as weights if they are constant. The first place is that of the main
             weight of a layer.
-        bias: place of the bias, which is in units of the products.
+        bias: place of the bias. If it is quantized, its scale is that of the products.
         integers: integer inputs, the activation before the weight. For operators with any number of inputs, see
             `integer_inputs`.
         integer_output: places of the scale and the zero point of an integer output.

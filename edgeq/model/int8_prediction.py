@@ -264,7 +264,7 @@ class SlowFusion:
     Attributes:
         optimizer: name of the fusion in ONNX Runtime's option that disables optimizers.
         where: groups of operator types. The fusion matters to a model that has all types of at least one group.
-        reason: why the fusion is slower, one sentence without a full stop.
+        reason: why the fusion makes such models slower, one sentence without a full stop.
         source: where this is documented.
     """
 

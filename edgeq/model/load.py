@@ -197,8 +197,8 @@ def load_runnable(path: Path) -> onnx.ModelProto:
 
 
 def _stated(path: Path) -> onnx.ModelProto | None:
-    """Return the inputs and outputs that a file in an engine's own format declares, as a model. Return None if `path`
-    is an ONNX file.
+    """Return a model with the inputs and outputs that the file declares, if the file is in an engine's own format.
+    Return None if `path` is an ONNX file.
     """
     with device_errors():
         found = stated_signature(path) if path.is_file() else None
@@ -299,7 +299,7 @@ _SHARED_AT_MOST = 2
 
 
 def share_model(model: ir.Model, path: Path, made_of: GraphIndex) -> GraphIndex:
-    """Keep the model that was just written to `path` in memory, so `shared_model` need not read the file. The model
+    """Keep in memory the model that was just written to `path`. `shared_model` then need not read the file. The model
     must not be changed afterwards.
 
     Args:
@@ -341,7 +341,7 @@ def save_model(
     model: ir.Model, path: Path, *, inline_limit: int = INLINE_LIMIT, proto: onnx.ModelProto | None = None
 ) -> None:
     """Write a model to one file if its tensors have at most `inline_limit` bytes. Otherwise write the weights to a
-    second file, `data_name`.
+    second file, which has the name `data_name(path)`.
 
     The same model always gives the same bytes. Call this function inside `edgeq.util.outputs.output_file`, which moves
     both files to their final names.

@@ -82,7 +82,7 @@ def optimize_basic(model: Path, optimized: Path, *, source: Path, external: bool
 
 def settle(model: ir.Model, before: ir.Model) -> None:
     """Normalise a model that ONNX Runtime wrote, in place. The model gets the producer and metadata of `before`, and
-    keeps only operator sets that it uses. Its weights are listed in the order in which nodes use them, because ONNX
+    keeps only the operator sets that it uses. Its weights are listed in the order in which nodes use them, because ONNX
     Runtime lists them in the order of a hash table.
     """
     kept = dict(before.metadata_props)

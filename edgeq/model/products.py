@@ -6,8 +6,9 @@ Symbolic and unknown sizes count as 1, so a dynamic batch counts as one sample. 
 If several convolutions read one tensor and their results are added, edgeq replaces them by one convolution. Some
 networks (RepVGG, MobileOne, ACNet) are trained with several branches in place of a convolution and deployed with one.
 This is possible because convolution is linear in its weights. The sum of two convolutions of one input is a convolution
-with the sum of their weights, where the smaller kernel is padded with zeros. A BatchNormalization of that input is a 1
-x 1 convolution. Each branch that is not merged costs its own products, and one more sum that is rounded to 8 bits.
+with the sum of their weights, where the smaller kernel is padded with zeros. A BatchNormalization of that input is a
+convolution with a kernel of size 1. Each branch that is not merged costs its own products, and one more sum that is
+rounded to 8 bits.
 
 An attention mask is added before a Softmax and contains numbers far below any score. A range that includes these
 numbers maps all scores to a single integer. edgeq finds masks in the graph, because the calibration samples may contain
@@ -264,8 +265,8 @@ class _Branch:
     Attributes:
         weight: float64[C_out, C_in / group, kernel...]. For a BatchNormalization, float64[channels] with its factors.
         bias: float64[C_out].
-        start: position of the first tap on each axis, relative to the window's origin. It is minus the padding before
-            the input.
+        start: position of the first tap on each axis, relative to the window's origin. It is the negative of the
+            padding before the input.
         excess: for each axis, the padding on both sides minus the number of elements that the kernel removes. Branches
             with equal strides and excess have results of the same size for every input.
     """

@@ -167,8 +167,9 @@ def params_of(node: ir.Node) -> QuantParams | None:
 def params_at(
     node: ir.Node, scale: int, zero_point: int, *, integers: ir.Value | None = None, axis: int = 0
 ) -> QuantParams | None:
-    """Return the quantization parameters in two inputs of a node, with the scale as float32 and the zero point as
-    int64. Return None if one of them is computed at run time, or if `LIMITS` does not contain the integer type.
+    """Return the quantization parameters that two inputs of a node contain, with the scale as float32 and the zero
+    point as int64. Return None if one of them is computed at run time, or if `LIMITS` does not contain the integer
+    type.
 
     Args:
         scale, zero_point: indices of the two inputs.

@@ -321,7 +321,7 @@ def _one_way(layers: list[ir.Node], editor: Editor) -> int:
     return changed
 
 
-# Layers, whose input is quantized anyway. A mean before a normalization should stay in float.
+# Types of layers. Their input is quantized anyway, whereas a mean before a normalization should stay in float.
 _READERS = ("Conv", "Gemm", "MatMul")
 _CARRIERS = ("Flatten", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
 # Smallest number of axes of a mean. Only images qualify, because a mean over one axis may be a normalization over

@@ -1,9 +1,12 @@
 """Find the weights with which sums of two products can saturate in 16 bits.
 
 Some kernels multiply unsigned by signed bytes, and add the products of two neighbours along k in 16 bits. An unsigned
-byte is at most 255. So the sum for two weights w and v is at most 255 (max(w, 0) + max(v, 0)), and at least 255 (min(w,
-0) + min(v, 0)). It fits if the magnitude of neither sum in parentheses exceeds `PAIR_LIMIT`.
-targets/onnxruntime/saturation.toml lists the operators that use such kernels.
+byte is at most 255. So the sum for two weights w and v has these limits:
+
+    255 (min(w, 0) + min(v, 0)) <= sum <= 255 (max(w, 0) + max(v, 0))
+
+It fits if the magnitude of neither sum in parentheses exceeds `PAIR_LIMIT`. targets/onnxruntime/saturation.toml lists
+the operators that use such kernels.
 """
 
 from __future__ import annotations

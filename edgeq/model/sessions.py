@@ -22,8 +22,8 @@ from edgeq.run.session import SessionSettings, open_session
 
 _HANDED_OVER = frozenset(getattr(onnx.TensorProto, name) for name in ("FLOAT", "FLOAT16", "DOUBLE", "INT8", "UINT8"))
 _LEAST = 1 << 12
-"""Smallest size in bytes of a weight that is passed separately. Smaller weights, and integers that may be a shape or
-axes, stay in the graph for shape inference and constant folding."""
+"""Smallest size in bytes of a weight that is passed to the session separately. Smaller weights, and integers that may
+be a shape or axes, stay in the graph for shape inference and constant folding."""
 _FOLDER = "session.model_external_initializers_file_folder_path"
 
 

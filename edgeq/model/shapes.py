@@ -207,7 +207,7 @@ def infer_shapes(
 ) -> tuple[dict[str, ir.Value], str]:
     """Infer the types and shapes of the tensors of the main graph.
 
-    The result contains a number, or a symbol of the inputs, for a size only if this is true for all sizes of the
+    In the result, a size is a number or a symbol of the inputs only if it is correct for all possible sizes of the
     inputs. This matters because ONNX Runtime uses the sizes in a file to reuse memory and to fold constants. The shapes
     that a file states for inner tensors may come from other input sizes. So if inputs have free sizes, only the ranks
     of these shapes are used. Weights may be external and are not read.
@@ -437,7 +437,7 @@ def check_sizes(model: ir.Model, path: Path, bare: onnx.ModelProto | None = None
     unclaimed = onnx.ModelProto()
     unclaimed.CopyFrom(bare or skeleton(model))
     _take_claims(unclaimed.graph)
-    # Data propagation stays off, because it may compute any number of values.
+    # Data propagation stays off, because it may compute an unlimited number of values.
     inferred = inferred_shapes(unclaimed, path).graph
     _check_sizes(inferred.input, _described(inferred), weight_bytes(model), path)
 

@@ -446,7 +446,7 @@ def save_external(
     Args:
         model: the model; it is changed in place to refer to the new files.
         path: the model file. Its folder must not contain any of the files that are written.
-        origin: the model file to whose folder the external tensors of `model` refer.
+        origin: the model file whose folder contains the external data of `model`.
         location: name of one file for all weights. None gives each weight its own file, named after the weight.
 
     Raises:
@@ -520,8 +520,8 @@ PROTOBUF_LIMIT = 2**31 - 1
 
 
 def parse_model(path: Path) -> onnx.ModelProto:
-    """Return the protobuf in a file. It is sure to have a graph with nodes, and an opset that onnx knows. No other
-    checks are made.
+    """Return the protobuf in a file. It always has a graph with nodes, and an opset that onnx knows. No other checks
+    are made.
 
     Raises:
         ModelError: the file cannot be read, or is not a model with nodes and a known opset.

@@ -4,9 +4,9 @@ The models contain Q/DQ pairs from PyTorch, TFLite converters or quantization-aw
 
 The float weights have the rounded values. When `tiles` quantizes them again, it finds the same grid, so a scale that
 the array supports is kept with its integers. Activation scales are kept if the zero point is 0. Other activations get
-the symmetric scale that covers the same values, and a note states how much the steps grow. If the integers began at
-zero, the quantization replaced a ReLU: quantizers remove a ReLU that the integers' range makes superfluous. edgeq then
-restores the ReLU.
+the symmetric scale that covers the same values, and a note states how much the steps grow. If the integers of a tensor
+could not represent negative values, its quantization replaced a ReLU, because quantizers remove a ReLU that has no
+further effect. edgeq then restores the ReLU.
 """
 
 from __future__ import annotations

@@ -12,9 +12,9 @@ Choose for each product with weights in blocks whether it computes in int8 or fl
 
 At accuracy level 4 the kernel quantizes each row of its input in blocks along k that are as long as the blocks of the
 weights. Each block has the scale max |x| / 127, and the kernel multiplies integers. If a block contains a few large
-values, the others are rounded to zero, and the result is lost (microsoft/onnxruntime 29849). edgeq measures both noises
-on rows x of the float model's own inputs. W is the float matrix, Q the values of its blocks, and q(x) the rounded
-input:
+values, the others are rounded to zero, and the result is lost (microsoft/onnxruntime 29849). edgeq measures the noise
+of the weights and the noise of the activations on rows x of the float model's own inputs. W is the float matrix, Q the
+values of its blocks, and q(x) the rounded input:
 
     weights  |x Q - x W|^2        activations  |q(x) Q - x Q|^2
 
@@ -115,7 +115,7 @@ class BlockWeights:
         return replace(self, **parts)
 
     def with_differences(self, differences: NDArray[np.int64]) -> BlockWeights:
-        """Return a copy with other integers. `differences` has the form of the property `differences`."""
+        """Return a copy with new integers. `differences` are these integers minus their zero points, int64 [n, k]."""
         padded = np.zeros((len(differences), self.integers[0].size), np.int64)
         padded[:, : self.k] = differences
         integers = padded.reshape(self.integers.shape) + self.zero_points[:, :, None]

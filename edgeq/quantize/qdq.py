@@ -1,13 +1,13 @@
 """Write a float graph in Q/DQ form, for runtimes that fuse an operator with the Q/DQ pairs around it.
 
 Each tensor that a quantized node reads or writes gets one pair, QuantizeLinear and DequantizeLinear, which all readers
-share. Weights are stored as integers before a DequantizeLinear. Biases are int32. Operators that only move values keep
-the parameters of their input. A Relu or Clip is removed if the quantization of its result implies it.
-
-If a float node writes a tensor, only quantized readers read the tensor after its pair. Float readers read the original
-tensor.
+share. Weights are stored as integers before a DequantizeLinear. Operators that only move values keep the parameters of
+their input. A Relu or Clip is removed if it has no effect because its result is quantized. Biases are int32:
 
     bias: scale = scale of the input x scale of the weight, zero point 0
+
+If a float node writes a tensor, only quantized nodes read the tensor after its pair. Float nodes read the original
+tensor.
 
 The scales of activations and weights are computed in `edgeq.quantize.quantizer`. The tests compare the result with the
 output of ONNX Runtime's quantizer for the same settings.
@@ -96,7 +96,7 @@ def lasting_clamps(graph: ir.Graph, params_of: Callable[[ir.Value], QuantParams 
     """Return the names of the Relu and Clip nodes that no quantizer may remove.
 
     These are nodes whose input has other readers, nodes whose result is read directly in a body of control flow, and
-    nodes that the quantization of their result does not imply.
+    nodes that still have an effect when their result is quantized.
 
     Args:
         params_of: function that returns the quantization parameters of a tensor; None for a tensor that stays in float.
@@ -229,7 +229,7 @@ def _choose(
 
 
 def _drop_clamps(graph: ir.Graph, chosen: _Chosen) -> None:
-    """Remove each chosen clamp that the quantization of its result implies.
+    """Remove each chosen clamp that has no effect because its result is quantized.
 
     The node before the clamp must be chosen too. It then writes the result, so every node reads the result after the
     Q/DQ pair.
@@ -374,8 +374,8 @@ class _Writer:
         return self._restored[key]
 
     def _write_pair(self, value: ir.Value, params: QuantParams) -> None:
-        """Write a Q/DQ pair after a tensor. If a chosen node writes the tensor, all readers read the pair; otherwise
-        only chosen readers do.
+        """Write a Q/DQ pair after a tensor. If a chosen node writes the tensor, all readers read it after the pair;
+        otherwise only chosen readers do.
         """
         name, maker = name_of(value), value.producer()
         made = maker in self._chosen.nodes

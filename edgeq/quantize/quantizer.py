@@ -432,7 +432,7 @@ def _behind_dequantize(model: ir.Model, names: Collection[str]) -> Iterator[tupl
 
 
 def _channels(node: ir.Node, weight: tuple[int, ...]) -> tuple[int, int]:
-    """Return the axis of a node's data that contains the channels the node sums over, and their number."""
+    """Return the axis of a node's data along which the node sums over channels, and the number of these channels."""
     if node.op_type == "Conv":
         return 1, weight[1] * node.attributes.get_int("group", 1)
     if node.op_type == "ConvTranspose":

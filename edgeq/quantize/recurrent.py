@@ -1,7 +1,7 @@
 """Quantize GRU layers to integer products. The recurrence becomes a Scan, because ONNX Runtime has no integer GRU.
 
 A step reads one small vector and all the weights, so memory limits the speed of a wide layer. Weights of a quarter of
-the size are worth the Scan's overhead. The equations are those of ONNX's GRU:
+the size save more time than the Scan's overhead costs. The equations are those of ONNX's GRU:
 
     z, r = sigmoid(X W_zr' + W_bias + H R_zr' + R_bias)
     n    = tanh(X W_n' + W_bias + r * (H R_n' + R_bias))    with linear_before_reset, else

@@ -14,8 +14,8 @@ rounded one after the other, and the columns that follow compensate for the erro
 triangular, the error e of column i is spread as w[j] -= e U[i, j] / U[i, i] for j > i (Frantar and Alistarh 2022,
 "Optimal Brain Compression"; Frantar et al. 2022, "GPTQ"). A sweep of coordinate descent follows.
 
-Store embedding tables as integers. A table shares the integers of a product in blocks that has the same matrix, or has
-8-bit rows.
+Store embedding tables as integers. If a product has the same matrix in blocks, the table shares its integers. Any other
+table is stored in 8 bits, with a scale for each row.
 
 The last layer of a language model often multiplies by the embedding table. Blocks of a product's matrix [k, n] run
 along k, and blocks of the table [n, k] run along its rows. So the integers are the same, and such a table need not be
