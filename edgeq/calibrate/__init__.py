@@ -1,4 +1,4 @@
-"""Calibrate models. `edgeq.calibrate(...)` is the function `edgeq.jobs.calibrate.calibrate`."""
+"""Calibrate models. `edgeq.calibrate(...)` calls the function `edgeq.jobs.calibrate.calibrate`."""
 
 from __future__ import annotations
 

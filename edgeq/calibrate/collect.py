@@ -1,8 +1,9 @@
-"""Run a float32 model once over samples and count the values of every tensor. Memory does not grow with the samples.
+"""Run a float32 model once over samples and count the values of every tensor. The memory that this needs does not
+depend on the number of samples.
 
-A session returns the tensors of each sample, and observers count their values (`FloatPass`). `FloatOutputs` keeps the
-model's outputs on the calibration samples. If no other samples are given for the proof, it compares with these outputs
-and need not run the float model again.
+For each sample, a session returns the tensors, and observers count their values (`FloatPass`). `FloatOutputs` keeps the
+model's outputs on the calibration samples. The proof compares the int8 model with these outputs if it uses the same
+samples, so it need not run the float model again.
 """
 
 from __future__ import annotations
@@ -44,15 +45,15 @@ _LARGEST_ELEMENT = 8
 
 
 class FloatOutputs:
-    """Store the outputs of each sample. Several threads may fill it.
+    """Store the outputs of each sample. Several threads may store outputs at once.
 
     Args:
         model: the float model.
         total: number of samples.
 
     Attributes:
-        names: names of the outputs. Empty if they cannot be stored: they are too large, their sizes depend on the
-            sample, or no node makes them.
+        names: names of the outputs. Empty if the outputs cannot be stored: they are too large, their sizes depend on
+            the sample, or no node computes them.
     """
 
     def __init__(self, model: ir.Model, total: int) -> None:
@@ -67,15 +68,15 @@ class FloatOutputs:
         self._by_place[place] = {name: values[name] for name in self.names}
 
     def all(self) -> Sequence[Mapping[str, NDArray[Any]]]:
-        """Return output name → array for each sample, in order; empty if some are missing."""
+        """Return the outputs of each sample, in order, as name → array. Return an empty sequence if any are missing."""
         if not self.names or len(self._by_place) < self._total:
             return ()
         return tuple(self._by_place[place] for place in range(self._total))
 
 
 def _most_bytes(output: ir.Value) -> float:
-    """Return the largest size in bytes of an output for one sample. Only its first axis may be free. Return infinity if
-    the size is not known.
+    """Return an upper bound of an output's size for one sample, in bytes. Return infinity if the size is not known, or
+    if an axis other than the first is free.
     """
     if output.producer() is None or output.shape is None:
         return math.inf
@@ -89,21 +90,21 @@ _Arrays = list[tuple[str, NDArray[Any] | Part]]
 
 
 class FloatPass:
-    """Run one pass with several threads, and hold its observers.
+    """Run one pass over the samples with several threads, and count the values of the tensors.
 
     Args:
-        model: runs the model and returns the fetched tensors of `steps`.
-        steps: plan of the tensors.
-        state: earlier statistics of each tensor.
-        channels: channel axes by tensor.
+        model: model that runs the samples and returns the fetched tensors of `steps`.
+        steps: plan that lists the tensors to fetch and to derive.
+        state: earlier statistics by tensor name.
+        channels: channel axes by tensor name.
         at_once: number of samples that run at the same time.
         every_element: whether to count all elements of large tensors.
-        outputs: receives the model's outputs. `model` returns outputs that are not among the fetched tensors after
-            these.
+        outputs: store for the model's outputs. After the fetched tensors, `model` returns the outputs that are not
+            among them.
 
     Attributes:
-        running_s: seconds that all threads together spent on running the model.
-        counting_s: seconds that all threads together spent on counting.
+        running_s: seconds spent on running the model, summed over all threads.
+        counting_s: seconds spent on counting, summed over all threads.
     """
 
     def __init__(
@@ -132,7 +133,7 @@ class FloatPass:
         self.running_s = self.counting_s = 0.0
 
     def run(self, samples: Iterable[tuple[int, Sample]]) -> Iterator[int]:
-        """Observe each sample, given with its index, and yield 1 for every sample that is done."""
+        """Observe the samples, given as pairs (index, sample). Yield 1 for each sample that is done."""
         for place, sample in samples:
             self._pending.add(self._pool.submit(self.observe, sample, place))
             while len(self._pending) >= self._limit:
@@ -151,7 +152,7 @@ class FloatPass:
         return self.freeze()
 
     def end(self) -> dict[str, TensorStatistics]:
-        """Finish the samples that are running, drop those that wait, and return the statistics.
+        """Finish the samples that are running, drop the waiting samples, and return the statistics.
 
         Raises:
             EdgeqError: a sample failed.
@@ -160,11 +161,12 @@ class FloatPass:
         return self.freeze(last=True)
 
     def freeze(self, *, last: bool = False, derive: bool = True) -> dict[str, TensorStatistics]:
-        """Return statistics of the pass's tensors. Do not call it while a sample is running.
+        """Return statistics of the tensors of this pass. Do not call it while a sample is running.
 
         Args:
-            last: whether to free the memory.
-            derive: whether to derive histograms from those of other tensors; if not, they are empty.
+            last: whether to free the memory of the counters.
+            derive: whether to derive histograms from the histograms of other tensors. If not, derived histograms are
+                empty.
 
         Raises:
             EdgeqError: a sample failed.
@@ -179,7 +181,9 @@ class FloatPass:
         return done
 
     def close(self) -> None:
-        """Finish the samples that are running and drop those that wait. The observed samples are then the first n."""
+        """Finish the samples that are running and drop the waiting samples. The observed samples are then the first n
+        without a gap.
+        """
         self._pool.shutdown(cancel_futures=True)
 
     def _finished(self, done: set[Future[None]]) -> Iterator[int]:
@@ -207,8 +211,8 @@ class FloatPass:
         arrays = self._arrays(sample, place)
         with self._timing:
             self.running_s += time.perf_counter() - began
-        # Only one thread counts at a time, while the others run the next samples. Two counting threads would pass
-        # Python's lock back and forth with every array, which takes longer than counting.
+        # Only one thread counts at a time, while the others run the next samples. Two counting threads would hand
+        # Python's global lock back and forth at every array, which takes longer than counting.
         self._uncounted.append((sample, place, arrays))
         while self._uncounted and self._counting.acquire(blocking=len(self._uncounted) > 1):
             began = time.perf_counter()
@@ -243,7 +247,9 @@ class FloatPass:
                 raise _refusal(name, sample, seen[name])
 
     def _arrays(self, sample: Sample, place: int) -> _Arrays:
-        """Return the arrays to count for a sample, with their tensor names, in reverse order."""
+        """Return the arrays to count for a sample, each with its tensor name. The order is reversed, because the arrays
+        are popped from the end.
+        """
         for name in self._plan.inputs:
             if name not in sample.inputs:
                 raise DataError(f"sample {sample.name} has no input {name!r}", "Give all inputs of the model")
@@ -278,7 +284,7 @@ def _derive(how: Derived, sources: list[Seen]) -> Seen:
 
 @dataclass(frozen=True)
 class CalibrationJob:
-    """Compute the statistics of the tensors `names` over a shard, in a worker."""
+    """Compute, in a worker process, the statistics of the tensors `names` over a shard."""
 
     model: Files
     samples: SourceSamples | None
@@ -288,7 +294,7 @@ class CalibrationJob:
     every_element: bool
 
     def open(self, stack: ExitStack) -> Callable[[Shard], dict[str, TensorStatistics]]:
-        """Implement `edgeq.distributed.workers.Job`: return the function that computes the statistics of a shard."""
+        """Return the function that computes the statistics of a shard. See `edgeq.distributed.workers.Job`."""
         model = read_model(self.model.place(stack))
         steps = plan(model, self.names, self.channels)
         every = self.every_element
@@ -317,7 +323,9 @@ def observe_on(
     every_element: bool,
     first: int,
 ) -> Iterator[dict[str, TensorStatistics]]:
-    """Yield the statistics of each shard, in order, starting at sample `first`. Derived histograms are empty."""
+    """Yield the statistics of each shard, in order, beginning with sample `first`. Histograms that can be derived are
+    left empty.
+    """
     with tempfile.TemporaryDirectory(prefix="edgeq-calibrate-") as folder:
         path = Path(folder) / "model.onnx"
         save_model(model, path)
@@ -327,12 +335,12 @@ def observe_on(
 
 
 class Merged:
-    """Merge the statistics of shards as they arrive. Histograms are counted in tables; derived ones are computed once
-    at the end.
+    """Merge the statistics of shards as they arrive. It adds the counts of histograms in tables, and computes derived
+    histograms once at the end.
 
     Args:
-        steps: plan of the tensors.
-        state: earlier statistics of each tensor.
+        steps: plan that lists the tensors to fetch and to derive.
+        state: earlier statistics by tensor name.
     """
 
     def __init__(self, steps: Plan, state: Mapping[str, TensorStatistics]) -> None:
@@ -342,7 +350,7 @@ class Merged:
         self._whole = True
 
     def run(self, parts: Iterable[Mapping[str, TensorStatistics]]) -> Iterator[int]:
-        """Add the shards one by one, and yield the number of samples of each."""
+        """Add the shards one by one, and yield the number of samples in each."""
         for part in parts:
             self.add(part)
             yield next(iter(part.values())).samples
@@ -365,14 +373,15 @@ class Merged:
         return {name: replace(one, histogram=known[name]) for name, one in totals.items()}
 
     def end(self) -> dict[str, TensorStatistics]:
-        """Return the statistics of all shards. If an interrupt left a shard half added, return {}, so that the last
-        saved state stays.
+        """Return the statistics of all shards. Return {} if an interrupt left a shard half added; the caller then keeps
+        the last saved state.
         """
         return self.so_far() if self._whole else {}
 
 
 MOST_AT_ONCE = 4
-"""Largest number of samples that run at once. More gain nothing, because only one is counted at a time."""
+"""Largest number of samples that run at once. A larger number is not faster, because only one sample is counted at a
+time."""
 
 
 Checkpoint = Callable[[Statistics], None]
@@ -396,32 +405,35 @@ def collect(
     timed: Callable[[float, float], None] = lambda running, counting: None,
     outputs: FloatOutputs | None = None,
 ) -> Statistics:
-    """Run the float model once over the samples, and record extrema, count and histogram of each tensor.
+    """Run the float model once over the samples, and record the extrema, the number of elements and a histogram of each
+    tensor.
 
     Several samples run at a time, each on few threads. All totals are integers or extrema, so the result does not
     depend on the order in which samples finish.
 
     Args:
-        model: any valid float model, also with external data; it is not changed.
-        samples: samples, which run in order, each once.
-        tensors: names to record; None means `quantizable_tensors`.
-        model_digest: digest of the model's file, which later identifies the statistics; "" if they are not kept.
+        model: a valid float model, possibly with external data; it is not changed.
+        samples: samples; each runs once, in this order.
+        tensors: names of the tensors to record; None means `quantizable_tensors`.
+        model_digest: digest of the model's file, which is stored to identify the statistics later; "" if they are not
+            saved.
         memory: limit in bytes for observed activations; None for no limit. A model that needs more runs in several
-            passes, each over all samples and for a part of the tensors.
+            passes. Each pass runs all samples and records some of the tensors.
         channels: channel axis by tensor name, for tensors that also need extrema per channel.
-        threads: threads for all samples that run at a time; 0 for one thread per core.
+        threads: number of threads, shared by all samples that run at a time; 0 for one thread per core.
         workers: workers that share the samples; the result has the same bytes for any number of workers. Each shard
             runs on `threads` threads, or on one if that is 0.
-        every_element: whether to count all elements of large tensors, see `edgeq.calibrate.observer.PLENTY`.
-        start: unfinished statistics of the same model, data and tensors, to continue.
-        checkpoint: called with the statistics so far, every `checkpoint_seconds` and on an interrupt (Ctrl-C).
-        timed: called after each pass on this machine with the seconds of running the model and of counting, each summed
-            over its threads.
-        outputs: receives the model's outputs if a single pass on this machine sees all samples.
+        every_element: whether to count all elements of large tensors; see `edgeq.calibrate.observer.PLENTY`.
+        start: unfinished statistics to continue, from the same model, data and tensors.
+        checkpoint: function that is called with the statistics so far, every `checkpoint_seconds` and on an interrupt
+            (Ctrl-C).
+        timed: function that is called after each pass on this machine with two numbers: the seconds spent on running
+            the model and on counting, each summed over the threads.
+        outputs: store for the model's outputs. It is filled only if a single pass on this machine sees all samples.
 
     Raises:
-        CalibrationError: a value is NaN or infinite (the message names tensor and sample), or `start` has another
-            model, data or tensors.
+        CalibrationError: a value is NaN or infinite (the message names the tensor and the sample), or `start` has
+            another model, data or tensors.
         DataError: there are no samples, or ONNX Runtime refuses one.
     """
     total = len(samples)
@@ -439,7 +451,7 @@ def collect(
     kept = outputs if outputs is not None and outputs.names and workers is None and len(passes) == 1 else None
 
     def snapshot() -> Statistics:
-        """Return the current statistics. A sample counts as done if all tensors have seen it."""
+        """Return the current statistics. A sample counts as done once it has been counted for every tensor."""
         done = min((t.samples for t in state.values()), default=total)
         return Statistics(model_digest, data_digest, done, state, total)
 
@@ -487,8 +499,8 @@ def collect(
 
 @contextmanager
 def _weights_named(model: ir.Model) -> Iterator[None]:
-    """If a tensor contains NaN because a weight does, name the weight in the error instead of blaming the sample.
-    Infinite weights are not named, because they may be masks.
+    """If a tensor contains NaN because a weight contains NaN, name the weight in the error instead of blaming the
+    sample. Infinite weights are not named, because they may be masks.
     """
     try:
         yield
@@ -513,8 +525,8 @@ def _passes(
     """Return the tensor names of each pass, and how many samples may run at once.
 
     The tensors of a pass are neighbours in the graph and have seen the same number of samples. Tensors that have seen
-    all samples are left out. If memory is short, fewer samples run at once before there are more passes, because each
-    pass runs the model again. Sizes are those of the first sample.
+    all samples are left out. If memory is short, edgeq first runs fewer samples at once. Only then does it add passes,
+    because each pass runs the model again. The sizes of the tensors are taken from the first sample.
     """
     by_progress: dict[int, list[str]] = {}
     for name in names:
@@ -544,8 +556,8 @@ def _collect(
     save: Callable[[], None],
     save_seconds: float,
 ) -> None:
-    """Run a pass and store its statistics in `state`: every `save_seconds`, on an interrupt, and at the end. `seen`
-    yields the number of samples since its last item.
+    """Run a pass and store its statistics in `state` every `save_seconds`, on an interrupt, and at the end. `seen`
+    yields the number of samples processed since it last yielded.
     """
     saved = time.monotonic()
     try:
@@ -580,10 +592,10 @@ def _initial(
 
 
 def _known_floats(graph: GraphIndex, names: Sequence[str]) -> tuple[str, ...]:
-    """Return `names` without tensors that turn out not to be floats. Sometimes only ONNX Runtime can infer their types.
+    """Return `names`, leaving out tensors that are not floats. Sometimes only ONNX Runtime can infer a type.
 
     Raises:
-        CalibrationError: the model has no tensor of a name.
+        CalibrationError: the model has no tensor with one of the names.
     """
     for name in names:
         if name not in graph.values or graph.values[name].is_initializer():

@@ -1,15 +1,16 @@
-"""Save statistics as a directory: `statistics.json` describes them, `statistics.npz` contains the numbers. No pickle.
+"""Save statistics as a directory: `statistics.json` describes them, `statistics.npz` contains the numbers. Pickle is
+not used.
 
-The same statistics give the same bytes: names are sorted, and the archive contains no times. All arrays have one
-dimension, and tensors are in the order of the JSON:
+The same statistics always give the same bytes: names are sorted, and the archive contains no timestamps. All arrays
+have one dimension, and tensors are in the order of the JSON file:
 
 - minimum, maximum: float32[tensors];
 - bins: int64[tensors], the number of bins of each tensor;
-- steps: uint32[all bins], for each tensor its first key order (with an offset that makes it positive), then
-  differences;
+- steps: uint32[all bins]; for each tensor, the order number of its first key (plus an offset that makes it positive),
+  then the differences between neighbouring keys;
 - counts: uint64[all bins];
-- channels: int64[tensors], the number of channel extrema of each tensor; channel_minimum, channel_maximum:
-  float32[all channels].
+- channels: int64[tensors], the number of channel extrema of each tensor;
+- channel_minimum, channel_maximum: float32[all channels].
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ JSON, ARRAYS = "statistics.json", "statistics.npz"
 FORMAT: Final = "edgeq-statistics"
 VERSION = 1
 MAX_BYTES = 2**31
-"""Largest number of bytes of the unpacked arrays."""
+"""Largest permitted size of the unpacked arrays, in bytes."""
 MAX_JSON_BYTES = 2**26
 _LEVEL = 1  # compression level: the fastest
 _TYPES = {
@@ -65,17 +66,19 @@ _TYPES = {
 
 
 def check_directory(directory: Path, *, force: bool) -> None:
-    """Refuse, before any work, an output directory that cannot be written or contains anything but statistics.
+    """Check an output directory before any work begins. Refuse it if it cannot be written or contains anything but
+    statistics.
 
     Raises:
-        OutputError: the directory is refused. With `force` this happens only if replacing it would delete other files.
+        OutputError: the directory is refused. With `force`, edgeq refuses it only if replacing it would delete other
+            files.
     """
     check_free(directory, force=force, kind="directory")
     STATISTICS.check(directory)
 
 
 def check_regular(directory: Path) -> None:
-    """Refuse statistics whose files are links, pipes or devices, before any file is opened.
+    """Refuse statistics whose files are links, pipes or devices. The check comes before any file is opened.
 
     Raises:
         OutputError: a file is not a regular file.
@@ -86,7 +89,9 @@ def check_regular(directory: Path) -> None:
 
 
 def save_statistics(statistics: Statistics, directory: Path, *, force: bool = False) -> None:
-    """Write statistics into a new directory, completely or not at all. With `force` it replaces earlier statistics."""
+    """Write statistics into a new directory, completely or not at all. With `force`, the directory replaces earlier
+    statistics.
+    """
     with output_directory(directory, force=force, check=STATISTICS.check) as draft:
         described = plain(_described(statistics))
         (draft / JSON).write_text(json.dumps(described, indent=1, ensure_ascii=False) + "\n", "utf-8")
@@ -113,7 +118,7 @@ STATISTICS = Ownership("calibration", _judge)
 
 
 def load_statistics(directory: Path) -> Statistics:
-    """Read statistics, and check that their numbers are possible.
+    """Read statistics, and check that the numbers are plausible.
 
     Raises:
         CalibrationError: the directory contains no statistics, is damaged, or was written by a later version.
@@ -141,7 +146,7 @@ class _Tensor:
     samples: Count
     nonempty: Count
     count: Count
-    # A JSON number cannot reliably represent integers of this size.
+    # A JSON number cannot reliably represent such large integers.
     minimum_sum: str
     maximum_sum: str
     channel_axis: Count | None
@@ -156,7 +161,7 @@ class _Description:
     samples: Count
     total: Count
     tensors: tuple[_Tensor, ...]
-    # Only tensors with such elements are listed. Earlier releases ignore this key.
+    # Only tensors with NaN or infinite elements are listed. Earlier releases ignore this key.
     nonfinite: Mapping[str, Nonfinite] = field(default_factory=dict)
 
 
@@ -263,7 +268,7 @@ def _read_arrays(path: Path) -> dict[str, NDArray[Any]]:
     arrays = {}
     with zipfile.ZipFile(path) as archive:
         size = sum(entry.file_size for entry in archive.infolist())
-        # Half of `sample`, because sums of the unpacked numbers need twice their bytes.
+        # Half of `sample`, because the running sums of the unpacked numbers need twice as many bytes.
         if size > min(MAX_BYTES, 16 * path.stat().st_size + largest_sample() // 2):
             raise ValueError(f"{path.name} unpacks to {size} bytes")
         for name, kind in _TYPES.items():
@@ -273,7 +278,9 @@ def _read_arrays(path: Path) -> dict[str, NDArray[Any]]:
 
 
 def _parse_array(content: bytes, kind: np.dtype[Any]) -> NDArray[Any]:
-    """Parse one .npy file without trusting its shape. numpy would allocate memory for the shape before it reads."""
+    """Parse one .npy file without trusting the shape in its header. numpy would allocate memory for that shape before
+    it reads the data.
+    """
     stream = io.BytesIO(content)
     header = npy_header(stream)
     if header.dtype != kind or len(header.shape) != 1:

@@ -3,38 +3,46 @@
 | kind | found by |
 |---|---|
 | NaN or infinity | the number of such elements |
-| numbers that mean "nothing", such as those of masks | a gap in the histogram, and a constant beyond it |
+| numbers that mean "nothing", such as those in masks | a gap in the histogram, and a constant beyond it |
 | angles, divisors, arguments of logarithms and roots | the effect of rounding on small values |
 | joins of unlike ranges | the levels that the joint range leaves for the narrowest input |
 
-A backend keeps every node in float that makes or reads such a tensor (`edgeq.model.int8_prediction`). A backend that
-quantizes only operands keeps every node in float that reads one.
+A backend keeps a node in float if the node writes or reads such a tensor (`edgeq.model.int8_prediction`). If a backend
+quantizes only operands, it keeps a node in float only if the node reads such a tensor.
 
-**Small values** (`find_precise`). Rounding to 8 bits makes an error of the same size for all values of a tensor. A sum
-tolerates this. A divisor, a logarithm and a root do not if some values are close to zero compared with the range. Sin
-and Cos do not if the range covers many periods.
+**Small values** (`find_precise`). Rounding to 8 bits adds an error of the same size to all values of a tensor, large or
+small. A sum tolerates this. Divisors, logarithms and roots do not if some values are close to zero compared with the
+range. Sin and Cos do not if the range covers many periods.
 
-For each such argument edgeq determines the error that it may have, as a standard deviation. It follows this error
-upstream through operators that pass it on in a known size (products, sums, means, roots, layers), and keeps every
-tensor that 8 bits would give a larger error. It stops at all other operators. After a layer it also stops at activation
-functions, because values inside a network are quantized anyway. The mean square that a norm divides by is always kept.
+For each such argument, edgeq computes the largest error that the argument may have, as a standard deviation. It follows
+this error upstream through operators whose effect on an error is known (products, sums, means, roots, layers). Every
+tensor on this path stays in float if its rounding to 8 bits would cause a larger error. edgeq stops at all other
+operators. After a layer it also stops at activation functions, because values inside a network are quantized anyway.
+The mean square that a norm divides by always stays in float.
 
-**Joins of unlike ranges** (`find_joins`): boxes in pixels and scores in one tensor, or columns of one layer in
-different units. In 8 bits a tensor has one scale. A Concat input with a hundredth of the joint range gets only two or
-three of 256 levels. The same is true for a column of an output if another column is a hundred times larger.
+**Joins of unlike ranges** (`find_joins`). A tensor may join values of very different sizes, such as boxes in pixels and
+scores, or columns of one layer in different units. In 8 bits a tensor has one scale. A Concat input with a hundredth of
+the joint range gets only two or three of 256 levels. The same is true for a column of an output if another column is a
+hundred times larger.
 
-If no layer follows the join, float costs next to nothing. The tensors from the last layer before the join to the
-outputs then stay in float if an input gets fewer than 16 levels, or if a column does, judged by constants. If a layer
-reads the join, that layer would have to run in float. Then an input must get fewer than 4 levels, and the rounding
-error must be a twentieth of the layer's output.
+If no layer follows the join, running it in float costs almost nothing. The tensors from the last layer before the join
+to the outputs then stay in float if an input of the join gets fewer than 16 levels. They also stay in float if a column
+gets fewer than 16 levels; edgeq estimates this from constants. If a layer reads the join, that layer would have to run
+in float too. The limits are then stricter: an input must get fewer than 4 levels, and the rounding error must exceed a
+twentieth of the layer's output.
 
-**Elements without information** (`find_nothing`): NaN, infinities, and numbers far outside the real values, such as
-those of masks.
+**Elements without information** (`find_nothing`). These are NaN, infinities, and numbers far outside the real values,
+such as those in masks.
 
-A number means "nothing" if three conditions are true. The histogram has a gap, with a narrow cluster beyond it. A range
-that includes the cluster leaves only a few of the 256 levels for the values before the gap. And a constant of that size
-reaches the tensor through operators that select, move or add, or an input contains the number many times. Ordinary
-outliers have no gap before them or come from no constant. Padding with an ordinary number leaves enough levels.
+A number means "nothing" if three conditions are true:
+
+- The histogram has a gap, with a narrow cluster beyond it.
+- A range that includes the cluster leaves only a few of the 256 levels for the values before the gap.
+- A constant of that size reaches the tensor through operators that select, move or add, or an input contains the number
+  many times.
+
+Ordinary outliers have no gap before them, or no constant causes them. Padding with an ordinary number leaves enough
+levels.
 """
 
 from __future__ import annotations
@@ -69,18 +77,18 @@ from edgeq.model.tensors import float_constant, output_channels
 LEVELS = 255
 """Number of steps of an 8-bit range."""
 FEWEST = 16
-"""Fewest levels that a tensor needs. With fewer it has lost more than four of its eight bits."""
+"""Smallest number of levels that a tensor needs. With fewer levels, it has lost more than four of its eight bits."""
 _SMALL = 0.01
 
 
 @dataclass(frozen=True)
 class Spread:
-    """Hold the magnitudes of the finite values of one tensor, as float64 from its histogram.
+    """Hold the magnitudes of the finite values of one tensor, as float64. They come from its histogram.
 
     Attributes:
-        low, high: the range, which includes zero.
+        low, high: ends of the range, which includes zero.
         magnitudes: magnitudes in ascending order, without zero; one for each bin and sign.
-        counts: number of values for each magnitude.
+        counts: number of values with each magnitude.
         zeros: number of values that are zero.
         nonfinite: numbers of NaN and infinite elements.
     """
@@ -110,11 +118,11 @@ class Spread:
 
     @property
     def noise(self) -> float:
-        """Return the standard deviation of the rounding error in 8 bits. Its power is a twelfth of the squared step."""
+        """Return the standard deviation of the rounding error in 8 bits: the step over the square root of twelve."""
         return self.width / LEVELS / math.sqrt(12)
 
     def levels(self, width: float) -> float:
-        """Return how many steps of the range an interval of `width` covers."""
+        """Return how many steps of the range fit into an interval of `width`."""
         return width / self.width * LEVELS if self.width else math.inf
 
     @cached_property
@@ -135,7 +143,9 @@ class Spread:
 
     @cached_property
     def small(self) -> float:
-        """Return the magnitude that a hundredth of the nonzero values do not exceed; infinity if all are zero."""
+        """Return the magnitude that bounds the smallest hundredth of the nonzero values. Return infinity if all values
+        are zero.
+        """
         if not self.magnitudes.size:
             return math.inf
         sums = np.cumsum(self.counts)
@@ -146,8 +156,8 @@ class Measured:
     """Pair a prepared model with the spreads of its tensors.
 
     Attributes:
-        model: the model.
-        constants: names of tensors with the same values in each run.
+        model: the prepared model.
+        constants: names of the tensors that have the same values in each run.
     """
 
     def __init__(self, graph: GraphIndex, statistics: Statistics) -> None:
@@ -157,7 +167,7 @@ class Measured:
         self._spreads: dict[str, Spread | None] = {}
 
     def spread(self, value: ir.Value | None) -> Spread | None:
-        """Return the spread of a tensor; None if it has no statistics."""
+        """Return the spread of a tensor, or None if the tensor has no statistics."""
         name = name_of(value)
         if name not in self._spreads:
             found = self._tensors.get(name)
@@ -165,7 +175,7 @@ class Measured:
         return self._spreads[name]
 
     def rms(self, value: ir.Value | None) -> float:
-        """Return the root mean square of a tensor or constant; 1 if it is zero or not known."""
+        """Return the root mean square of a tensor or constant. Return 1 if it is zero or unknown."""
         found = self.spread(value)
         if found is not None:
             return found.rms or 1.0
@@ -188,7 +198,7 @@ LOGARITHM = "is the argument of a logarithm, or leads to it: 8 bits would round 
 ROOT = "is the argument of a root, or leads to it: 8 bits would round its small values to zero"
 
 _RELATIVE = 0.02
-"""Largest relative error of a small value: 34 dB, somewhat worse than an activation in 8 bits."""
+"""Largest relative error of a small value: 34 dB, somewhat worse than the error of an 8-bit activation."""
 _RADIANS = 0.01
 _LEAST_ROOT_SNR = 1e3
 _CLAMPS = frozenset({"Clip", "LeakyRelu", "Max", "MaxPool", "Min", "ReduceMax", "ReduceMin", "Relu"})
@@ -204,8 +214,8 @@ class _Need:
     Attributes:
         value: the tensor.
         error: largest permitted error, as a standard deviation.
-        reason: why the tensor needs it.
-        layers: number of layers between the tensor and the argument.
+        reason: why the tensor needs this precision.
+        layers: number of layers between the tensor and the argument that needs the precision.
     """
 
     value: ir.Value
@@ -215,7 +225,7 @@ class _Need:
 
 
 def find_precise(measured: Measured) -> Mapping[str, str]:
-    """Return name → reason, for tensors that 8 bits are too coarse for."""
+    """Return name → reason, for tensors that need more precision than 8 bits offer."""
     found: dict[str, str] = {}
     for node in measured.model.graph:
         for need in _arguments(node, measured):
@@ -229,12 +239,12 @@ def find_precise(measured: Measured) -> Mapping[str, str]:
 
 
 def _inverts(node: ir.Node, measured: Measured) -> bool:
-    """Return whether a node computes a reciprocal, with which later products divide."""
+    """Return whether a node computes a reciprocal. A product that reads the reciprocal divides by the tensor."""
     return not is_op(node, "Div") or measured.is_constant(node.inputs[0])
 
 
 def _arguments(node: ir.Node, measured: Measured) -> Iterator[_Need]:
-    """Yield the precision that the arguments of a node need, if its function makes small values important."""
+    """Yield the precision that each argument of a node needs, if the node's function is sensitive to small values."""
     if node.domain not in MAIN_DOMAINS:
         return
     first, second = node_input(node, 0), node_input(node, 1)
@@ -250,7 +260,7 @@ def _arguments(node: ir.Node, measured: Measured) -> Iterator[_Need]:
     elif first is not None and power is not None and 0 < power < 1 and not _divides(node.outputs[0], measured):
         spread = measured.spread(first)
         if spread is not None and root_snr(spread, power) < _LEAST_ROOT_SNR:
-            # With this error, the root of a small value is wrong by a fiftieth of the mean root.
+            # With this error, the root of a small value is wrong by a fiftieth of the mean of all roots.
             mean = float(np.sum(spread.counts * spread.magnitudes**power)) / max(1, spread.count)
             yield _Need(first, _RELATIVE * mean / power * spread.small ** (1 - power), ROOT)
 
@@ -278,7 +288,7 @@ def _divides(value: ir.Value, measured: Measured) -> bool:
 
 
 def root_snr(spread: Spread, power: float = 0.5) -> float:
-    """Return the power of a tensor's roots over the power of their error, if the tensor is rounded to 8 bits."""
+    """Return the signal-to-noise ratio, as a power ratio, of a tensor's roots if the tensor is rounded to 8 bits."""
     if not spread.width:
         return math.inf
     step = spread.width / LEVELS
@@ -288,8 +298,11 @@ def root_snr(spread: Spread, power: float = 0.5) -> float:
 
 
 def _follow(need: _Need, measured: Measured) -> tuple[dict[str, bool], bool]:
-    """Follow a permitted error upstream. Return tensor → whether 8 bits are too coarse for it, and whether a norm's
-    mean square is among these tensors.
+    """Follow a permitted error upstream.
+
+    Returns:
+        For each tensor on the way, whether 8 bits are too coarse for it; and whether the search reached the mean square
+        of a norm.
     """
     kept: dict[str, bool] = {}
     norm, waiting = False, [need]
@@ -320,7 +333,9 @@ def _follow(need: _Need, measured: Measured) -> tuple[dict[str, bool], bool]:
 
 
 def _behind(node: ir.Node, error: float, measured: Measured) -> Iterator[tuple[ir.Value, float]]:
-    """Yield the inputs of a node that pass errors on, each with its permitted error if the output's is `error`."""
+    """Yield the inputs through which errors reach a node's output, each with the error that it may have if the output
+    may have `error`.
+    """
     inputs = [value for value in node.inputs if value is not None]
     first, output = inputs[0] if inputs else None, node.outputs[0]
     if first is None:
@@ -351,7 +366,9 @@ def _behind(node: ir.Node, error: float, measured: Measured) -> Iterator[tuple[i
 
 
 def _share(value: ir.Value, output: ir.Value, measured: Measured) -> float:
-    """Return the number of elements of a reduced output over the number of elements of its input; 1 if not known."""
+    """Return the number of elements of a reduced output divided by that of its input. Return 1 if a number is not
+    known.
+    """
     whole, made = measured.spread(value), measured.spread(output)
     return made.count / whole.count if whole is not None and made is not None and whole.count and made.count else 1.0
 
@@ -361,7 +378,7 @@ def _is_layer(node: ir.Node) -> bool:
 
 
 def _gains(node: ir.Node, measured: Measured) -> Iterator[tuple[ir.Value, float]]:
-    """Yield the computed operands of a layer, each with the factor by which a random error in it grows."""
+    """Yield the computed operands of a layer, each with the factor by which the layer amplifies a random error."""
     for place in (0, 1):
         value, other = node.inputs[place], node.inputs[1 - place]
         if value is None or measured.is_constant(value):
@@ -396,13 +413,13 @@ TAIL = "leads to or from a join of unlike ranges after the last layer, where 8 b
 _FEWEST_INSIDE = FEWEST / 4
 _MOST_NOISE = 0.05
 _FEW_COLUMNS = 0.05
-"""Share of columns that may be narrow: among many features some always are."""
+"""Share of the columns that may be narrow. In a layer with many features, some are always narrow."""
 _BOUNDED = ("ArgMax", "HardSigmoid", "LogSoftmax", "Sigmoid", "Softmax", "Tanh", "TopK")
 _JOINED = {"Concat": slice(None), "ScatterElements": slice(0, 3, 2), "ScatterND": slice(0, 3, 2), "Where": slice(1, 3)}
 
 
 def find_joins(measured: Measured) -> Mapping[str, str]:
-    """Return name → reason, for tensors around joins of unlike ranges."""
+    """Return name → reason, for the tensors next to joins of unlike ranges that must stay in float."""
     leading = before_layers(measured.model)
     layers = sum(bool(operator_of(node).mac_rule) for node in measured.model.graph)
     found: dict[str, str] = {}
@@ -412,7 +429,7 @@ def find_joins(measured: Measured) -> Mapping[str, str]:
         output = node.outputs[0]
         joined, columns = _joined_levels(node, measured), math.inf
         if node not in leading:
-            # This layer is the only one that can be quantized.
+            # Whether this layer is the only layer, so that nothing else could be quantized.
             alone = layers == 1 and bool(operator_of(node).mac_rule)
             columns = math.inf if alone or _is_scored(output) else _column_levels(node, measured)
             if joined < FEWEST or columns < FEWEST:
@@ -424,7 +441,7 @@ def find_joins(measured: Measured) -> Mapping[str, str]:
 
 
 def _joined_levels(node: ir.Node, measured: Measured) -> float:
-    """Return the levels that the joint range of a join leaves for its narrowest input; infinity for other nodes."""
+    """Return how many levels the range of a join leaves for its narrowest input. Return infinity for other nodes."""
     places, joint = _JOINED.get(node.op_type), measured.spread(node.outputs[0])
     if places is None or joint is None or not joint.width:
         return math.inf
@@ -436,15 +453,16 @@ def _width(value: ir.Value | None, measured: Measured) -> float:
     """Return the width of an operand's range; 0 if it is not known or all values are zero."""
     spread, numbers = measured.spread(value), float_constant(value)
     if spread is not None:
-        # A tensor with only zero and one other number needs no levels between them.
+        # A tensor that contains only zero and one other number needs no levels between them.
         return spread.width if spread.magnitudes.size > 1 else 0.0
     finite = numbers[np.isfinite(numbers)] if numbers is not None else np.zeros(0)
     return float(finite.max(initial=0.0) - finite.min(initial=0.0))
 
 
 def _column_levels(node: ir.Node, measured: Measured) -> float:
-    """Return the levels that the widest column of an output leaves for its narrow columns. It is estimated from
-    constants: columns of a weight, factors, or summands. A share `_FEW_COLUMNS` of the columns may be narrower.
+    """Return how many levels the widest column of an output leaves for its narrow columns. The widths are estimated
+    from constants: the columns of a weight, factors, or summands. The narrowest `_FEW_COLUMNS` of the columns are
+    ignored.
     """
     first = node_input(node, 0)
     weights = float_constant(node_input(node, 1))
@@ -475,8 +493,8 @@ def _column_levels(node: ir.Node, measured: Measured) -> float:
 
 
 def _tail(node: ir.Node, model: ir.Model, leading: frozenset[ir.Node]) -> Iterator[str]:
-    """Yield the names of the tensors from a join to the outputs. Tensors between the last layers and the join are
-    included if nothing else reads them.
+    """Yield the names of the tensors from a join to the outputs. A tensor between the last layers and the join is
+    included if nothing outside this part reads it.
     """
     inside, waiting = {node}, [node]
     while waiting:
@@ -495,7 +513,7 @@ def _tail(node: ir.Node, model: ir.Model, leading: frozenset[ir.Node]) -> Iterat
 
 
 def _is_scored(value: ir.Value) -> bool:
-    """Return whether all readers of a tensor map it to a bounded interval, such as Sigmoid. The same error then matters
+    """Return whether every reader of a tensor maps it to a bounded interval, as Sigmoid does. An error then matters
     equally in all columns.
     """
     reading = [reader for tensor in (value, *_moved(value)) for reader in readers(tensor) if not moves_data(reader)]
@@ -503,7 +521,7 @@ def _is_scored(value: ir.Value) -> bool:
 
 
 def _moved(value: ir.Value) -> Iterator[ir.Value]:
-    """Yield the tensors that data movement makes of a tensor."""
+    """Yield the tensors that result from moving a tensor's data."""
     for reader in readers(value):
         if moves_data(reader):
             yield from reader.outputs
@@ -511,8 +529,8 @@ def _moved(value: ir.Value) -> Iterator[ir.Value]:
 
 
 def _is_lost(value: ir.Value, measured: Measured) -> bool:
-    """Return whether the rounding error of a join is too large in the output of a layer that reads it, or whether a
-    node of another kind reads it.
+    """Return whether a layer that reads a join receives too much of its rounding error, or whether an operator that is
+    not a layer reads the join.
     """
     for tensor in (value, *_moved(value)):
         noise = spread.noise if (spread := measured.spread(value)) is not None else 0.0
@@ -533,7 +551,7 @@ NONFINITE = "contains NaN or infinity, which 8 bits cannot represent"
 NOTHING = 'contains numbers that mean "nothing", so far from the others that 8 bits would round the others to zero'
 
 _CLUSTER = 4.0
-"""Largest ratio of the magnitudes in a cluster. It is not 1, because a mask may be added twice."""
+"""Largest ratio between two magnitudes in a cluster. It is not 1, because a mask may be added twice."""
 _GAP = 4.0
 _CARRYING = DATA_MOVEMENT | {
     "Abs", "Add", "Cast", "Clip", "Concat", "ConstantOfShape", "GatherElements", "GatherND", "GlobalMaxPool", "Max",
@@ -562,7 +580,9 @@ def find_nothing(measured: Measured) -> Mapping[str, str]:
 
 
 def _masks(node: ir.Node | None, far: float, reach: Mapping[str, float], measured: Measured) -> Iterator[str]:
-    """Yield the operands that bring the number `far` into a node's output. Some contain only it and zero."""
+    """Yield the operands that bring the number `far` into a node's output. An operand may contain only this number and
+    zero.
+    """
     for value in node.inputs if node is not None else ():
         spread = measured.spread(value)
         if spread is not None and reach.get(name_of(value), 0.0) and spread.width >= abs(far) / _CLUSTER:
@@ -570,18 +590,18 @@ def _masks(node: ir.Node | None, far: float, reach: Mapping[str, float], measure
 
 
 def _fewest(value: ir.Value) -> int:
-    """Return the levels that a tensor needs. The number is higher if no layer reads it, because other operators cost as
-    little in float.
+    """Return the number of levels that a tensor needs. It is larger if no layer reads the tensor, because it costs
+    little to run the other operators in float.
     """
     return FEWEST if any(operator_of(reader).mac_rule for reader in readers(value)) else 4 * FEWEST
 
 
 def far_value(spread: Spread, fewest: int = FEWEST) -> float:
-    """Return the outermost number beyond the gap of a histogram; 0 if there is no such gap. The range must leave fewer
-    than `fewest` levels for the values before the gap.
+    """Return the outermost number beyond the gap of a histogram. Return 0 if there is no gap, or if the range leaves at
+    least `fewest` levels for the values before the gap.
     """
     beyond = _beyond(spread)
-    if beyond < 2:  # At most one magnitude is before the gap, and 8 bits represent that.
+    if beyond < 2:  # At most one magnitude is before the gap, and 8 bits can represent it.
         return 0.0
     before = spread.magnitudes[beyond - 1]
     if spread.magnitudes[beyond] < _GAP * before or spread.levels(2 * before) >= fewest:
@@ -596,9 +616,9 @@ def _beyond(spread: Spread) -> int:
 
 
 def _given(spread: Spread | None) -> float:
-    """Return the magnitude of the number in an input that may mean "nothing"; 0 if there is no such number. The number
-    must occur more than once, so that it is not an outlier. There must be a gap before it, or all other values must be
-    zero, as in a mask.
+    """Return the magnitude of a number in an input that may mean "nothing"; 0 if there is no such number. The number
+    must occur more than once, because otherwise it may be an outlier. There must be a gap before it, or all other
+    values must be zero, as in a mask.
     """
     if spread is None or not spread.magnitudes.size or spread.counts[-1] < 2:
         return 0.0
@@ -607,7 +627,7 @@ def _given(spread: Spread | None) -> float:
 
 
 def _reach(value: ir.Value | None, reach: Mapping[str, float]) -> float:
-    """Return the largest magnitude that constants are known to bring into a value."""
+    """Return the largest magnitude that constants can bring into a value, as far as it is known."""
     known = constant(value)
     if known is None or known.dtype.kind != "f" or not 0 < known.size <= _LARGEST:
         return reach.get(name_of(value), 0.0)
@@ -623,15 +643,15 @@ def _filled(node: ir.Node) -> float:
 def find_hazards(model: ir.Model | GraphIndex, statistics: Statistics) -> Mapping[str, str]:
     """Return name → reason, for tensors of a prepared model that must not be in 8 bits.
 
-    The reason is the rest of a sentence that begins with the tensor's name. Tensors without statistics are judged by
-    the graph alone.
+    The reason completes a sentence that begins with the tensor's name. Tensors without statistics are judged by the
+    graph alone.
     """
     measured = Measured(indexed(model), statistics)
     return {**find_joins(measured), **find_precise(measured), **find_nothing(measured)}
 
 
 def calibrated(prepared: PreparedModel, statistics: Statistics) -> PreparedModel:
-    """Return a copy of a prepared model with its hazards, and with a note for each kind of hazard."""
+    """Return a copy of a prepared model to which its hazards and a note for each kind of hazard are added."""
     hazards = find_hazards(prepared.graph, statistics)
     alike: dict[str, list[str]] = {}
     for name, reason in hazards.items():

@@ -1,20 +1,23 @@
 """Observe the tensors of a float model: their extrema, and a sample of the elements of large tensors.
 
-Everything that a session returns is written to memory, read again and thrown away, and most of it is a few large
-tensors. After the first samples only a part of those is counted. Then the graph itself returns that part (Slice) and
-the extrema (ReduceMin, ReduceMax). All operators before these are the same as in the instrumented model, so every
-number is equal to the bit.
+Every tensor that a session returns is written to memory, read again and thrown away. A few large tensors make up most
+of this data. After the first samples, edgeq counts only a part of the elements of large tensors. From then on the graph
+itself returns that part (Slice) and the extrema (ReduceMin, ReduceMax). The operators that compute the tensors stay the
+same, so every number is identical to the last bit.
 
-The extrema may not show a NaN. A convolution or an addition of moderate numbers is always finite, so for those it is
-enough to check the magnitudes of their inputs (`Bounds`). For other operators the graph also returns the sum, which
-shows a NaN.
+The extrema may not show a NaN. A convolution or an addition of moderate numbers is always finite, so for these
+operators it is enough to check the magnitudes of their inputs (`Bounds`). For other operators the graph also returns
+the sum, which is NaN if an element is NaN.
 
-`InstrumentedModel` fetches the observed tensors at the least cost. ONNX Runtime computes convolutions in a blocked
-channel layout if the CPU gains from it, and converts an inner tensor that is fetched to the plain layout. Clip has only
-a kernel for the plain layout, so its input and output are converted there and back. Counting does not depend on the
-order of values. So the optimised graph is written out once, and conversions that serve only the observation are
-removed: the blocked tensor itself is fetched. Tensors whose channels do not fill the blocks keep their conversion,
-because the padding is not data.
+`InstrumentedModel` fetches the observed tensors at the lowest cost:
+
+- ONNX Runtime computes convolutions in a blocked channel layout if that is faster on the CPU. If an inner tensor is
+  fetched, ONNX Runtime first converts it to the plain layout.
+- Clip has a kernel only for the plain layout, so ONNX Runtime converts its input to the plain layout and its output
+  back.
+- Counting does not depend on the order of values. So edgeq saves the optimised graph once, removes the conversions that
+  only serve the observation, and fetches the blocked tensor.
+- If a tensor's channels do not fill the blocks, edgeq keeps its conversion, because the padding is not data.
 """
 
 from __future__ import annotations
@@ -56,7 +59,7 @@ from edgeq.run.session import SessionSettings
 _BLOCKED = "com.microsoft.nchwc"
 _WIDEST_BLOCK = 16
 _LARGEST = 2**29
-"""Largest number of bytes of weights of a model whose optimised graph is written to the temporary folder."""
+"""Largest size of a model's weights, in bytes, for which the optimised graph is written to the temporary folder."""
 _WEIGHTS_BESIDE = {
     "session.optimized_model_external_initializers_file_name": "optimised.onnx.data",
     "session.optimized_model_external_initializers_min_size_in_bytes": "1024",
@@ -71,15 +74,16 @@ class InstrumentedModel:
 
     Args:
         model: the model, which is not changed.
-        names: names of tensors made by nodes of the main graph.
-        keep_layout: those of `names` that must keep their own layout; for the others only the set of values matters.
-        threads: threads inside an operator; 0 leaves the choice to ONNX Runtime.
+        names: names of tensors that nodes of the main graph compute.
+        keep_layout: names of the tensors that must keep their own layout. For the others, the order of the values does
+            not matter.
+        threads: number of threads inside an operator; 0 leaves the choice to ONNX Runtime.
         every_element: whether `observe` always returns large tensors completely.
 
     Attributes:
         fetched: for each of `names`, the tensor of the optimised graph that is fetched.
         optimised: the optimised graph; None if it was not written.
-        folder: folder of its weights, which exists as long as this object.
+        folder: temporary folder with the weights of the optimised graph. It is deleted with this object.
 
     Raises:
         RuntimeUnavailableError: ONNX Runtime is missing, or refuses the model.
@@ -125,7 +129,7 @@ class InstrumentedModel:
         return Loadable.of_proto(model, self.folder).open(settings)
 
     def floats(self) -> frozenset[str]:
-        """Return those of `names` that are float32 or float16 tensors, by the types that ONNX Runtime infers."""
+        """Return the names of the float32 and float16 tensors among `names`, by the types that ONNX Runtime infers."""
         kinds = {output.name: output.type for output in self._session.get_outputs()}
         return frozenset(n for n, fetched in zip(self.names, self.fetched, strict=True) if kinds[fetched] in _FLOATS)
 
@@ -141,17 +145,17 @@ class InstrumentedModel:
         """
         try:
             values = self._session.run(self.fetched, dict(inputs))
-        except Exception as error:  # onnxruntime raises unrelated types, some of them plain Exception.
+        except Exception as error:  # onnxruntime raises unrelated types, and sometimes a plain Exception.
             text = " ".join(str(error).split())
             raise DataError(f"onnxruntime cannot run sample {sample}: {text}", "Check its names and shapes") from error
         return [one_array(value) for value in values]
 
     def observe(self, inputs: Inputs, sample: str, place: int) -> list[NDArray[Any] | Part]:
-        """Return the tensors for one sample. For later samples, large tensors are returned in part. Several threads may
-        call it at once.
+        """Return the tensors for one sample. For later samples, only a part of each large tensor is returned. Several
+        threads may call it at once.
 
         Args:
-            inputs, sample: as for `run`.
+            inputs, sample: see `run`.
             place: index of the sample among all samples, from 0.
 
         Raises:
@@ -163,13 +167,16 @@ class InstrumentedModel:
         values = self.run(inputs, sample)
         possible = self.optimised is not None and not self._every_element and place >= FIRST
         if possible and self._building.acquire(blocking=False):
-            # Never released: either nearly all samples have the first shapes, or no shapes repeat.
+            # The lock is never released, because one reduced model is enough: either nearly all samples have the shapes
+            # of this sample, or no shapes repeat.
             self._reduced = _Reduced(self, inputs, values)
         return list(values)
 
 
 class Links:
-    """Index the nodes of a graph by the names that they make and read. The graph must not change meanwhile."""
+    """Index the nodes of a graph by the names that they write and read. Do not change the graph while the index is in
+    use.
+    """
 
     def __init__(self, graph: onnx.GraphProto) -> None:
         self.makers = {name: node for node in graph.node for name in node.output}
@@ -183,11 +190,12 @@ class Links:
 def without_conversions(
     graph: onnx.GraphProto, names: Sequence[str], keep_layout: Collection[str] = ()
 ) -> dict[str, str]:
-    """Remove layout conversions from an optimised graph, in place. Its outputs become the tensors to fetch for `names`.
+    """Remove layout conversions from an optimised graph, in place. The graph's outputs become the tensors to fetch for
+    `names`.
 
     Returns:
-        Name → blocked tensor, for those of `names`, except `keep_layout`, whose values exist in the blocked layout. If
-        there are none, the outputs stay as they are.
+        Name → blocked tensor, for each of `names` whose values exist in the blocked layout, except `keep_layout`. If
+        this is empty, the graph's outputs do not change.
     """
     wanted = set(names) - set(keep_layout)
     _unwrap_clips(graph)
@@ -199,7 +207,7 @@ def without_conversions(
             continue
         if _converts_back(node):
             blocked[name] = node.input[0]
-        # A Clip that reads a blocked tensor now also makes one.
+        # A Clip that reads a blocked tensor now also returns a blocked tensor.
         elif _is(node, "Clip") and node.input[0] in found:
             blocked[name] = name
         else:
@@ -207,7 +215,7 @@ def without_conversions(
         found.add(blocked[name])
     if blocked:
         outputs = dict.fromkeys(blocked.get(name, name) for name in names)
-        _forget(graph, outputs)  # The file states the shapes of the plain layout.
+        _forget(graph, outputs)  # The shapes in the file are those of the plain layout.
         del graph.output[:]
         graph.output.extend(onnx.ValueInfoProto(name=name) for name in outputs)
         read = Links(graph)
@@ -251,7 +259,7 @@ def _attributes(node: onnx.NodeProto) -> dict[str, Any]:
 
 
 def _converts_back(node: onnx.NodeProto) -> bool:
-    """Return whether a node converts from blocked to plain layout, and the channels fill the blocks."""
+    """Return whether a node converts from the blocked to the plain layout and the channels fill the blocks."""
     if (node.domain, node.op_type) != (_BLOCKED, "ReorderOutput"):
         return False
     given = _attributes(node)
@@ -263,21 +271,23 @@ def _converts_to_blocked(node: onnx.NodeProto) -> bool:
 
 
 ALL_COUNTED = 1 << 13
-"""Largest tensor, in elements, of which every sample is counted completely."""
+"""Size of the largest tensor, in elements, that is counted completely in every sample."""
 SPREAD = 1 << 12
-"""Number of elements that are counted in a sample of a larger tensor, once there is `PLENTY`."""
+"""Approximate number of elements that are counted in each sample of a larger tensor, after the first `PLENTY` elements.
+"""
 PLENTY = 1 << 18
-"""Number of elements in earlier samples, if all had the size of the current one, after which only an evenly spaced part
-of a tensor above `ALL_COUNTED` is counted. Each element then has the weight of those it represents. Extrema always
-include all elements."""
+"""Number of elements of a tensor above `ALL_COUNTED` after which only an evenly spaced part is counted. The number is
+estimated: edgeq assumes that all earlier samples had the size of the current one. Each counted element has the weight
+of the elements that it represents. Extrema always include all elements."""
 LARGE = 1 << 15
-"""Smallest tensor, in elements, whose part and extrema are computed in the graph, so that it need not be fetched."""
+"""Size of the smallest tensor, in elements, whose part and extrema are computed in the graph. Such a tensor need not be
+fetched."""
 
 
 @dataclass(frozen=True)
 class Seen:
-    """Hold number, extrema and dtype of the finite elements of one tensor in one sample, and the numbers of other
-    elements.
+    """Hold the number, extrema and dtype of the finite elements of one tensor in one sample, and the numbers of NaN and
+    infinite elements.
     """
 
     count: int
@@ -289,8 +299,8 @@ class Seen:
 
 @dataclass(frozen=True)
 class Part:
-    """Summarise a tensor of one sample without all its values: extrema of its `size` elements, which are all finite,
-    and every `stride`-th element in `values`. The dtype is float32.
+    """Summarise a tensor of one sample without all its values. A Part contains the extrema of all `size` elements,
+    which are finite, and every `stride`-th element in `values`. The dtype is float32.
     """
 
     values: NDArray[np.float32]
@@ -322,9 +332,9 @@ class Observer:
         """Count one sample's finite values (float32 or float16, any shape) and update the extrema.
 
         Args:
-            values: the values, or a `Part` if only a part is counted at this `place`.
-            place: index of the sample, from 0. The counted part depends on it and not on the progress of other threads,
-                so the result is always the same.
+            values: all values, or a `Part` if only a part is counted at this `place`.
+            place: index of the sample, from 0. The counted part depends on this index and not on the progress of other
+                threads, so the result is always the same.
         """
         with self._lock:
             counter = self._counter = self._counter or Counter(self._start.histogram)
@@ -363,7 +373,7 @@ class Observer:
         return Seen(count, low + 0.0, high + 0.0, dtype_name(values), nonfinite)
 
     def note(self, seen: Seen) -> None:
-        """Add the figures of one sample without its values. This is for tensors whose histogram is derived."""
+        """Add the figures of one sample without its values. This is enough for tensors whose histogram is derived."""
         with self._lock:
             self._dtype = seen.dtype
             self._samples += 1
@@ -377,15 +387,15 @@ class Observer:
 
     @property
     def nonfinite(self) -> Nonfinite:
-        """Return the numbers of elements so far that were not finite."""
+        """Return how many elements so far were NaN or infinite."""
         return self._nonfinite
 
     def freeze(self, histogram: Histogram | None = None, *, last: bool = False) -> TensorStatistics:
-        """Return the totals as a value.
+        """Return the totals so far as an immutable value.
 
         Args:
             histogram: the tensor's histogram if it was derived instead of counted.
-            last: whether to free the memory, because nothing will be observed any more.
+            last: whether to free the memory. No more samples may be observed then.
         """
         if histogram is None:
             histogram = self._start.histogram
@@ -421,16 +431,16 @@ class Observer:
 
 
 def dtype_name(values: NDArray[Any]) -> str:
-    """Return "float16" or "float32". numpy's own names take ten times as long."""
+    """Return "float16" or "float32". Asking numpy for the name takes ten times as long."""
     return "float16" if values.dtype == np.float16 else "float32"
 
 
 @lru_cache(maxsize=4096)
 def spread_stride(shape: tuple[int, ...]) -> int:
-    """Return the step between counted elements, with which about SPREAD elements are counted.
+    """Return the distance between counted elements, chosen so that about SPREAD elements are counted.
 
-    The step has no common factor with any dimension, nor with the channel blocks of blocked layouts. So the steps cover
-    all channels, rows and columns evenly.
+    The distance has no common factor with any dimension or with the block size of blocked layouts. So the counted
+    elements are spread evenly over channels, rows and columns.
     """
     stride = -(-math.prod(shape) // SPREAD)
     while any(math.gcd(stride, size) > 1 for size in (*shape, 2)):
@@ -443,20 +453,20 @@ def _nonfinite(part: NDArray[np.float32]) -> Nonfinite:
 
 
 FIRST = PLENTY // LARGE
-"""Index of the first sample in which only a part of every large tensor is counted."""
+"""Index of the first sample in which every large tensor is counted only in part."""
 MODERATE, MOST_WEIGHT = 1e30, 1e6
-"""Largest magnitude of activations, and largest sum of magnitudes of a layer's weights or of its bias. Their product is
-far inside the range of float32."""
+"""Limits under which the output of a layer is finite: the largest magnitude of an activation, and the largest sum of
+the magnitudes of a layer's weights or of its bias. The product of the limits is far inside the range of float32."""
 _ROW = (96, 192, 768)
-"""Smallest, best and largest number of elements of the rows by which a tensor is reduced. ONNX Runtime's kernels take
-two thirds of the time for them that they take for one long row."""
+"""Smallest, best and largest number of elements in the rows into which a tensor is split before it is reduced. ONNX
+Runtime's kernels reduce such rows in two thirds of the time that they need for one long row."""
 _ADDED = "edgeq/reduced"
 """Prefix of the names of nodes and tensors that are added to a graph."""
 _REARRANGED = PERMUTATIONS | {"Relu", "ReorderInput", "ReorderOutput"}
 
 
 class _Reduced:
-    """Run a model that reduces large tensors in the graph, for samples with the same input shapes."""
+    """Run a model that reduces large tensors in the graph, for samples whose inputs have the same shapes."""
 
     def __init__(self, model: InstrumentedModel, inputs: Inputs, values: Sequence[NDArray[Any]]) -> None:
         self._inputs = _shapes(inputs)
@@ -466,7 +476,8 @@ class _Reduced:
             for name, array in zip(model.fetched, values, strict=True)
             if array.size >= LARGE and array.dtype == np.float32 and name not in model.keep_layout
         }
-        # Index of the first row of each large tensor among all rows, and the total number of rows.
+        # Index of the first row of each large tensor among the rows of all large tensors, then the total number of
+        # rows.
         self._rows = np.cumsum([0, *(size // row_length(size) for size, _ in self._large.values())])
         self._session: Any = None
         if not self._large:
@@ -482,15 +493,16 @@ class _Reduced:
         self._session = model.open(reduced)
 
     def run(self, inputs: Inputs) -> list[NDArray[Any] | Part] | None:
-        """Return the tensors of one sample. Return None if the complete tensors are needed: the shapes differ, or a
-        value (or a sum of finite values) is not finite.
+        """Return the tensors of one sample. Return None if the complete tensors are needed: the shapes differ, a value
+        is not finite, or a sum of finite values is not finite.
         """
         session = self._session
         if session is None or _shapes(inputs) != self._inputs:
             return None
         try:
             joined, *others = session.run(None, dict(inputs))
-        # The size of a tensor depends on values. In any other case the complete run raises the error as well.
+        # The usual cause is a tensor whose size depends on values. In any other case the complete run raises the error
+        # too.
         except Exception:
             self._session = None
             return None
@@ -511,12 +523,12 @@ class _Reduced:
 
 
 class Bounds:
-    """Determine which measured tensors prove that other tensors of a graph are finite.
+    """Find measured tensors whose values prove that another tensor of the graph is finite.
 
     Args:
         graph: the graph.
         measured: names of the tensors whose values are observed.
-        folder: folder of the weights that are not in the graph.
+        folder: folder of the weights that are stored outside the graph.
     """
 
     def __init__(self, graph: onnx.GraphProto, measured: Collection[str], folder: Path) -> None:
@@ -524,8 +536,8 @@ class Bounds:
         self._constants = {tensor.name: tensor for tensor in graph.initializer}
 
     def of(self, name: str) -> frozenset[str] | None:
-        """Return measured tensors that bound the tensor `name`: if all their values are `MODERATE`, those of `name` are
-        finite. Return None if no such tensors are known.
+        """Return the measured tensors that bound the tensor `name`. If no magnitude in them exceeds `MODERATE`, all
+        values of `name` are finite. Return None if no such tensors are known.
         """
         node = self._makers.get(name)
         if node is None:
@@ -575,14 +587,14 @@ def _is_moderate(values: NDArray[Any] | Part | None) -> bool:
 def reduce_large(
     model: onnx.ModelProto, names: Sequence[str], large: dict[str, tuple[int, int]], summed: Sequence[str]
 ) -> None:
-    """Replace the outputs of an optimised graph, in place: first a vector for all `large` tensors, then the other
-    tensors of `names`, once each.
+    """Replace the outputs of an optimised graph, in place. The first output is a vector with the figures of all `large`
+    tensors. The other tensors of `names` follow, each once.
 
-    The vector is float32. It contains the minima and then the maxima of all rows (`row_length`), in the order of
-    `large`, then the sums of `summed`, then the parts.
+    The vector is float32. It contains the minima of all rows (see `row_length`), then their maxima, in the order of
+    `large`. The sums of `summed` follow, then the parts.
 
     Args:
-        large: tensor name → (number of elements, step between the elements of its part).
+        large: tensor name → (number of elements, distance between the elements of its part).
         summed: names of tensors whose sums are needed.
     """
     graph = model.graph
@@ -603,9 +615,9 @@ def reduce_large(
     axis = [constant("axis", 1)] if as_input else []
     along: dict[str, Any] = {"keepdims": 0} if as_input else {"keepdims": 0, "axes": [1]}
     wanted: dict[str, dict[str, str]] = {"ReduceMin": {}, "ReduceMax": {}, "ReduceSum": {}, "Slice": {}}
-    # ONNX Runtime goes back from an output to the nodes that it needs, and there first to the node that is last in the
-    # file. The first tensor is therefore reduced as soon as it exists: it is still in the caches, and the next operator
-    # may then overwrite it.
+    # ONNX Runtime orders the nodes by walking back from an output, and visits the node that is last in the file first.
+    # With the tensors in reverse order, it reduces the first tensor as soon as that tensor exists. The tensor is then
+    # still in the caches, and the next operator may overwrite it.
     for name, (size, stride) in reversed(large.items()):
         length, step = constant(f"{name}/length", size), constant(f"{name}/step", stride)
         rows = add("Reshape", [name, constant(f"{name}/row", -1, row_length(size))], f"{name}/rows")
@@ -622,8 +634,8 @@ def reduce_large(
 
 
 def row_length(size: int) -> int:
-    """Return the number of elements in each row when a tensor of `size` elements is reduced by rows; `size` if no
-    length in `_ROW` divides it.
+    """Return the length of the rows into which a tensor of `size` elements is split before it is reduced. Return `size`
+    if no length in the range of `_ROW` divides it.
     """
     least, best, most = _ROW
     found = [length for length in range(least, most + 1) if size % length == 0]

@@ -13,7 +13,7 @@ from edgeq.model.quant_params import Grid
 
 @dataclass(frozen=True)
 class Option:
-    """Describe a parameter of a method. Its value is a finite number above `above` and at most `most`."""
+    """Describe a parameter of a method. The parameter's value is a finite number above `above` and at most `most`."""
 
     name: str
     default: float
@@ -28,13 +28,13 @@ class RangeMethod:
 
     Attributes:
         name: name for `Scheme.method` and the command line.
-        title: the method in a few words.
-        range: (statistics of a tensor with at least one element, grid, options) → (low, high) in the tensor's own
-            units. The caller limits the result to the extrema, widens it to include zero, and makes it symmetric for a
-            symmetric grid.
+        title: short description of the range that the method chooses.
+        range: function (statistics of a tensor with at least one element, grid, options) → (low, high), in the tensor's
+            own units. The caller limits the result to the extrema, widens it to include zero, and makes it symmetric
+            for a symmetric grid.
         options: parameters of the method.
-        search: settings of the options that tuning tries.
-        compared: whether reports show its range next to the range of the method in use.
+        search: combinations of option values that tuning tries.
+        compared: whether reports show the method's range next to the range in use.
     """
 
     name: str
@@ -45,7 +45,7 @@ class RangeMethod:
     compared: bool = True
 
     def settings(self, given: Mapping[str, float]) -> dict[str, float]:
-        """Return every option with its value: the given value or the default.
+        """Return the value of every option: the given value, or the default.
 
         Raises:
             UsageError: an option is unknown, or its value is out of bounds.

@@ -1,4 +1,4 @@
-"""Derive ranges from statistics with every method, without running the model again."""
+"""Derive ranges from statistics with any method, without running the model again."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ from edgeq.scheme import IntegerType, Scheme
 
 @dataclass(frozen=True)
 class Range:
-    """Bound the real values that an integer type must cover; low ≤ 0 ≤ high.
+    """Hold the range of real values that an integer type must cover; low ≤ 0 ≤ high.
 
     Attributes:
-        kept: whether the step comes from a model that was quantized already, and must stay.
+        kept: whether the step must not change because it comes from a model that was already quantized.
     """
 
     low: float
@@ -46,7 +46,7 @@ class Range:
 
     @property
     def bound(self) -> float:
-        """Return the largest magnitude."""
+        """Return the largest magnitude in the range."""
         return max(-self.low, self.high)
 
 
@@ -61,14 +61,14 @@ def derive_ranges(
     """Return one range per tensor.
 
     Args:
-        method: the name of a registered calibration method (`edgeq.calibrate.methods`).
-        activation_type, symmetric: the integers that the range will be mapped to. With `symmetric` every range is
+        method: name of a registered calibration method (`edgeq.calibrate.methods`).
+        activation_type, symmetric: integer type that the range will be mapped to. With `symmetric` every range is
             -bound..bound.
-        options: options of the method, for example {"percentile": 99.9} for "percentile"; missing options have their
+        options: options of the method, for example {"percentile": 99.9} for "percentile"; missing options get their
             defaults.
 
     Returns:
-        Ranges by tensor name. Each includes zero. A tensor without any element has 0..0.
+        Ranges by tensor name. Each includes zero. The range of a tensor without elements is 0..0.
 
     Raises:
         UsageError: the method or an option is unknown, or an option is out of bounds.
@@ -83,7 +83,7 @@ def derive_ranges(
             raise CalibrationError(
                 f"the statistics of tensor {name!r} are unfinished", "Finish the calibration with --resume"
             )
-    # Rearranged tensors share one histogram object, and so their range is computed once.
+    # Rearranged tensors share one histogram object. Their range is computed only once.
     same = {name: (id(t.histogram), t.minimum, t.maximum, t.minimum_sum, t.maximum_sum) for name, t in tensors.items()}
     distinct = {same[name]: tensor for name, tensor in tensors.items()}
     found = {key: _range(tensor, chosen, levels, settings) for key, tensor in distinct.items()}
@@ -91,7 +91,7 @@ def derive_ranges(
 
 
 def scheme_ranges(statistics: Statistics, scheme: Scheme) -> dict[str, Range]:
-    """Return the ranges by the method of a scheme, for the scheme's activation type."""
+    """Return the ranges that the method of a scheme chooses for the scheme's activation type."""
     return derive_ranges(
         statistics,
         scheme.method,
@@ -115,10 +115,11 @@ def _range(tensor: TensorStatistics, method: RangeMethod, grid: Grid, options: M
 
 
 def clipped_power(statistics: Statistics, ranges: Mapping[str, Range]) -> dict[str, float]:
-    """Return tensor → power of the clipping error over the tensor's power, 0 to 1.
+    """Return, for each tensor, the power of its clipping error divided by the power of the tensor: a number from 0 to
+    1.
 
-    It is sum n (x - clip(x))^2 / sum n x^2 over histogram bins of n values around x. Tensors without statistics are
-    left out.
+    The ratio is sum n (x - clip(x))^2 / sum n x^2, where each bin of the histogram contains n values around x. Tensors
+    without statistics are left out.
     """
     found = {}
     for name, span in ranges.items():
@@ -137,8 +138,8 @@ def clipped_power(statistics: Statistics, ranges: Mapping[str, Range]) -> dict[s
 
 
 def range_noise(statistics: Statistics, ranges: Mapping[str, Range], grid: Grid) -> dict[str, float]:
-    """Return tensor → power of the quantization error over the tensor's power. The error is the clipping error plus a
-    twelfth of the squared step.
+    """Return, for each tensor, the power of its quantization error divided by the power of the tensor. The power of the
+    quantization error is that of the clipping error plus a twelfth of the squared step.
     """
     found = clipped_power(statistics, ranges)
     for name, clipped in found.items():
@@ -154,11 +155,12 @@ _FLOATS = frozenset({ir.DataType.FLOAT, ir.DataType.FLOAT16})
 
 @dataclass(frozen=True)
 class Derived:
-    """Describe a tensor whose statistics follow exactly from those of other tensors.
+    """Describe a tensor whose statistics follow exactly from the statistics of other tensors.
 
     Attributes:
-        kind: "clip" (one source, clipped to low..high) or "union" (all elements of the sources, once each; with one
-            source, the same elements rearranged).
+        kind: "clip" or "union". "clip" means that there is one source, which is clipped to low..high. "union" means
+            that the tensor contains every element of its sources once; with one source, the elements are only
+            rearranged.
     """
 
     name: str
@@ -168,8 +170,8 @@ class Derived:
     high: float = float("inf")
 
     def histogram(self, known: Mapping[str, Histogram], nonfinite: Mapping[str, Nonfinite]) -> Histogram:
-        """Return the histogram of the tensor. `known` contains the histograms of its sources, `nonfinite` their other
-        elements.
+        """Return the histogram of the tensor. `known` contains the histograms of its sources, and `nonfinite` contains
+        the numbers of NaN and infinite elements in them.
         """
         whole = reduce(Histogram.merge, (known[source] for source in self.sources))
         if self.kind == "union":
@@ -178,8 +180,11 @@ class Derived:
         return reduce(Histogram.merge, (repeated(b, n) for n, b in moved), whole.clip(self.low, self.high))
 
     def clipped(self, nonfinite: Nonfinite) -> tuple[tuple[tuple[int, float], ...], Nonfinite]:
-        """Return (number of infinities, bound) for each bound that a clip moves infinities to, and the remaining
-        `nonfinite`.
+        """Return the effect of a clip on infinities.
+
+        Returns:
+            A pair (number of infinities, bound) for each bound that infinities are clipped to; and the numbers of NaN
+            and infinite elements that remain.
         """
         below, above = (
             number if isfinite(bound) else 0
@@ -197,7 +202,7 @@ class Plan:
         inputs: graph inputs, which each sample already contains.
         fetched: tensors that are fetched from the session.
         derived: all other tensors, each after its sources.
-        outputs: tensors among these that are outputs of the model.
+        outputs: outputs of the model that are among these tensors.
     """
 
     inputs: tuple[str, ...]
@@ -216,8 +221,8 @@ class Plan:
         return (*self.counted, *(how.name for how in self.derived))
 
     def histograms(self, counted: Mapping[str, Histogram], nonfinite: Mapping[str, Nonfinite]) -> dict[str, Histogram]:
-        """Return the histograms of all tensors, from those of the counted tensors. `nonfinite` has the numbers of
-        elements of all tensors that are not finite.
+        """Return the histograms of all tensors, given the histograms of the counted tensors. `nonfinite` contains, for
+        every tensor, the numbers of NaN and infinite elements.
         """
         known = dict(counted)
         for how in self.derived:
@@ -226,12 +231,12 @@ class Plan:
 
 
 def quantizable_tensors(model: ir.Model | GraphIndex) -> tuple[str, ...]:
-    """Return the names of float tensors that some backend may quantize, in graph order: inputs, activations and outputs
-    of the main graph.
+    """Return the names of the float tensors that some backend may quantize, in graph order. These are inputs,
+    activations and outputs of the main graph.
 
-    Weights, and tensors computed only from weights, are left out. So is the output of a layer that only a
-    BatchNormalization reads, because every backend folds that. A tensor whose type cannot be inferred is listed;
-    `collect` drops it if ONNX Runtime infers another type than float.
+    Weights, and tensors computed only from weights, are left out. A layer's output that only a BatchNormalization reads
+    is also left out, because every backend folds the BatchNormalization into the layer. A tensor whose type cannot be
+    inferred is listed; `collect` drops it if ONNX Runtime infers a type other than float.
     """
     graph = indexed(model)
     constants, types = graph.computed_constants, element_types(graph)
@@ -248,11 +253,11 @@ def quantizable_tensors(model: ir.Model | GraphIndex) -> tuple[str, ...]:
 def plan(model: ir.Model, wanted: Collection[str], whole: Collection[str] = ()) -> Plan:
     """Plan how to get the statistics of `wanted` with the fewest fetched tensors.
 
-    If the input of a Relu or Clip is wanted as well, the statistics of its output are derived from it. The same is done
-    for rearranged tensors and Concat.
+    If the input of a Relu or Clip is wanted as well, the statistics of its output are derived from those of its input.
+    The same applies to operators that only rearrange elements, and to Concat.
 
     Args:
-        whole: tensors whose values themselves are needed (for channel extrema); these are never derived.
+        whole: tensors whose values themselves are needed (for channel extrema). They are never derived.
     """
     wanted = set(wanted)
     inputs = tuple(name for value in model.graph.inputs if (name := name_of(value)) in wanted)
@@ -274,7 +279,7 @@ def plan(model: ir.Model, wanted: Collection[str], whole: Collection[str] = ()) 
 
 
 def _is_folded(value: ir.Value, constants: Collection[str]) -> bool:
-    """Return whether only a BatchNormalization with constant parameters reads a layer's output."""
+    """Return whether the only reader of a layer's output is a BatchNormalization with constant parameters."""
     norm = only_reader(value) if is_op(value.producer(), "Conv", "ConvTranspose", "Gemm") else None
     return (
         norm is not None
@@ -297,20 +302,21 @@ def _derivation(node: ir.Node) -> Derived | None:
 
 
 SHARING = DATA_MOVEMENT | {"Concat"}
-"""Operators whose integer kernels copy values and cannot rescale them, with Concat."""
+"""Operators whose integer kernels copy values and cannot rescale them, and Concat."""
 _ALL_INPUTS = frozenset({"Concat", "Max", "Min"})
 
 
 def scale_groups(model: ir.Model, op_types: Collection[str] = SHARING) -> tuple[tuple[str, ...], ...]:
-    """Return groups of at least two tensors that must share a scale, because all operators of `op_types` preserve it.
+    """Return groups of at least two tensors that must share a scale, because they are connected by operators of
+    `op_types`, which preserve the scale.
 
-    Only data inputs and outputs are members, not shapes, axes and constants. Names and groups are sorted.
+    The groups contain only data inputs and outputs, without shapes, axes and constants. Names and groups are sorted.
     """
     constants = computed_constants(model.graph)
     parent: dict[str, str] = {}
 
     def root(name: str) -> str:
-        """Return the representative of a tensor's group, and shorten the paths to it."""
+        """Return the representative of a tensor's group, and shorten the path to it."""
         parent.setdefault(name, name)
         while parent[name] != name:
             parent[name] = parent[parent[name]]
@@ -333,8 +339,8 @@ def scale_groups(model: ir.Model, op_types: Collection[str] = SHARING) -> tuple[
 
 
 def share_ranges(model: ir.Model, ranges: Mapping[str, Range], op_types: Collection[str] = SHARING) -> dict[str, Range]:
-    """Return a copy of `ranges` in which all members of a group have the smallest range that covers all their ranges.
-    Tensors in no group keep theirs.
+    """Return a copy of `ranges` in which all members of a group have the same range: the smallest one that covers all
+    their ranges. Tensors outside of groups keep their range.
     """
     shared = dict(ranges)
     for group in scale_groups(model, op_types):

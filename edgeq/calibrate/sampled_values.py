@@ -1,4 +1,4 @@
-"""Get values of a float model's tensors from samples."""
+"""Run samples through a float model and return the values of its tensors."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def spread(samples: Samples, count: int) -> Iterator[Any]:
 def tensor_values(
     prepared: PreparedModel, tensors: Iterable[str], samples: Iterable[Sample]
 ) -> Iterator[Mapping[str, NDArray[Any]]]:
-    """Yield the values of `tensors` and of the model's inputs for each sample, by name.
+    """Yield, for each sample, the values of `tensors` and of the model's inputs, by name.
 
     Raises:
         DataError: ONNX Runtime refuses a sample.
@@ -50,7 +50,7 @@ def tensor_values(
 def channel_extrema(
     prepared: PreparedModel, axes: Mapping[str, int], samples: Samples, progress: Progress
 ) -> Mapping[str, ChannelExtrema]:
-    """Return the smallest and largest value of each channel, for the tensors in `axes`, over all samples.
+    """Return the smallest and largest value of each channel over all samples, for the tensors in `axes`.
 
     Args:
         axes: tensor → channel axis.
@@ -66,12 +66,12 @@ def channel_extrema(
 def drawn_rows(
     prepared: PreparedModel, axes: Mapping[str, int], samples: Samples, *, positions: int = _POSITIONS
 ) -> Mapping[str, Floats]:
-    """Return tensor → float64[rows, channels], drawn from random positions of some samples. Each call draws the same
-    rows.
+    """Return tensor → float64[rows, channels]. The rows are drawn from random positions of some samples. Each call
+    draws the same rows.
 
     Args:
         axes: tensor → channel axis.
-        positions: largest number of positions in one sample.
+        positions: largest number of positions drawn from one sample.
     """
     drawn: dict[str, list[Floats]] = {name: [] for name in axes}
     for number, values in enumerate(tensor_values(prepared, axes, spread(samples, _SAMPLES))):

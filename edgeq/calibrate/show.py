@@ -1,6 +1,7 @@
-"""Plot histograms with the thresholds of each method, as text and as SVG.
+"""Plot histograms with the range of each method, as text and as SVG.
 
-edgeq writes the SVG itself: a plotting library would add tens of megabytes to the installation for a single figure.
+edgeq writes the SVG without a plotting library, which would add tens of megabytes to the installation for a single
+figure.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class Shown:
     ranges: dict[str, dict[str, Range]]
 
     def __record__(self) -> dict[str, Any]:
-        """Return stable keys with plain values."""
+        """Return a dict of plain values. Its keys are stable."""
         tensors = []
         for name, tensor in self.statistics.tensors.items():
             tensors.append(
@@ -78,8 +79,11 @@ def show_statistics(
 def open_shown(
     path: Path, names: Sequence[str] = (), activation_type: IntegerType = "uint8", *, symmetric: bool = False
 ) -> Shown | dict[str, Any]:
-    """Return a statistics directory with its ranges, or a calibration table as a plain dict. A table is a file, a
-    directory with ONNX Runtime's three files, or a bundle's calibration.zip.
+    """Open a statistics directory or a calibration table.
+
+    Returns:
+        The statistics with the range of every method, or the table as a plain dict. A table is a file, a directory with
+        ONNX Runtime's three files, or a bundle's calibration.zip.
     """
     if path.is_dir() and not (path / FLATBUFFERS).exists():
         return show_statistics(load_statistics(path), names, activation_type=activation_type, symmetric=symmetric)
@@ -97,7 +101,9 @@ def open_shown(
 
 
 def columns(histogram: Histogram, low: float, high: float, number: int) -> Float64s:
-    """Return counts in `number` columns of equal width from low to high. A bin counts where its centre is."""
+    """Return the counts in `number` columns of equal width from low to high. A bin belongs to the column that contains
+    its centre.
+    """
     lower, upper = histogram.edges()
     place = ((lower + upper) / 2 - low) / ((high - low) or 1.0) * number
     places = np.clip(place.astype(np.int64), 0, number - 1)
@@ -105,14 +111,14 @@ def columns(histogram: Histogram, low: float, high: float, number: int) -> Float
 
 
 def heights(counts: Float64s) -> Float64s:
-    """Return counts on a logarithmic scale, 0 to 1, so that a few values in the tails stay visible next to millions."""
+    """Return counts on a logarithmic scale from 0 to 1. A few values in the tails stay visible next to millions."""
     logs = np.log1p(counts)
     most = float(logs.max(initial=0.0))
     return np.asarray(logs / most if most else logs, np.float64)
 
 
 _BLOCKS = " ▁▂▃▄▅▆▇█"
-# Colours by Okabe and Ito, which readers with any colour vision can distinguish.
+# Colours of Okabe and Ito, which can be distinguished with any kind of colour vision.
 _COLOURS = ("#000000", "#56b4e9", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#0072b2")
 _WIDTH, _HEIGHT, _PANEL = 720, 120, 210
 
@@ -144,7 +150,7 @@ def text_plot(shown: Shown, name: str, width: int = 72, height: int = 8) -> list
 
 
 def svg_plot(shown: Shown) -> str:
-    """Draw one panel for each tensor, one below the other."""
+    """Return an SVG with one panel for each tensor. The panels are stacked vertically."""
     names = list(shown.statistics.tensors)
     total = _PANEL * len(names) + 40
     parts = [

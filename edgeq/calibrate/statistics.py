@@ -1,13 +1,13 @@
-"""Hold the results of one float32 pass over the samples as values that merge exactly.
+"""Hold the results of one float32 pass over the samples as values that can be merged exactly.
 
-The bins of a histogram are the bit patterns of float32, cut to ten mantissa bits. A bin is identified by its key: the
-upper 19 bits of a float32 (sign, eight exponent bits, ten mantissa bits). So every octave has 1024 bins, all tensors
-always have the same bins, and no range must be known in advance. Two histograms are merged by adding integers, which is
-exact, associative and commutative.
+The bins of a histogram are float32 bit patterns, cut to ten mantissa bits. A bin is identified by its key: the upper 19
+bits of a float32 (sign, eight exponent bits, ten mantissa bits). So every octave has 1024 bins, all tensors always have
+the same bins, and the range need not be known in advance. Merging two histograms only adds integers, so it is exact,
+associative and commutative.
 
-A linear histogram with 2048 bins on each side over a window ±2^k can be made exactly, by joining bins: in the window's
-top octave both kinds of bins have the same width. float16 also has ten mantissa bits, so float16 tensors are recorded
-without any loss.
+A linear histogram with 2048 bins on each side over a window ±2^k can be made exactly by joining bins, because in the
+window's top octave both kinds of bins have the same width. float16 also has ten mantissa bits, so float16 tensors are
+recorded without any loss.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ Float64s = NDArray[np.float64]
 Int64s = NDArray[np.int64]
 
 CHUNK = 1 << 16
-"""Number of values counted at a time: few enough for the caches, and enough to make the cost of a call small."""
+"""Number of values that are counted at a time. The number is small enough for the caches, and large enough to make the
+cost of a call negligible."""
 _FEW = 1 << 10
 _MOST = 2**32 - 1
 _LARGEST = float(np.finfo(np.float32).max)
@@ -45,7 +46,7 @@ _LARGEST = float(np.finfo(np.float32).max)
 
 @dataclass(frozen=True, eq=False)
 class Histogram:
-    """Count values by bin. Only bins with counts are stored.
+    """Count values by bin. Only bins that contain values are stored.
 
     Attributes:
         keys: uint32[n], sorted by the *value* of the bins (most negative first).
@@ -64,7 +65,9 @@ class Histogram:
         return hash((self.keys.tobytes(), self.counts.tobytes()))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle counts in the narrowest type that fits the largest one, because workers send millions of bins."""
+        """Pickle the counts in the narrowest type that fits the largest one, because worker processes send millions of
+        bins.
+        """
         narrow = np.min_scalar_type(int(self.counts.max(initial=0)))
         return _received, (self.keys, self.counts.astype(narrow))
 
@@ -74,13 +77,13 @@ class Histogram:
         return int(self.counts.sum())
 
     def merge(self, other: Histogram) -> Histogram:
-        """Return the histogram of the values of both. It is exact, because counts are integers."""
+        """Return the histogram of the values of both histograms. It is exact, because counts are integers."""
         if not (self.keys.size and other.keys.size):
             return self if self.keys.size else other
         return _collect(np.concatenate([self.keys, other.keys]), np.concatenate([self.counts, other.counts]))
 
     def clip(self, low: float, high: float) -> Histogram:
-        """Return the exact histogram of min(max(x, low), high). Clipped values are in the bins of the bounds."""
+        """Return the exact histogram of min(max(x, low), high). The bins of the bounds count the clipped values."""
         order = order_of(self.keys)
         least, most = order_of(_keys_of(np.array([low + 0.0, high + 0.0], np.float32)))
         first, last = np.searchsorted(order, [least, most + 1])
@@ -93,7 +96,9 @@ class Histogram:
         return Histogram(self.keys[first:last], self.counts[first:last]).merge(ends)
 
     def edges(self) -> tuple[Float64s, Float64s]:
-        """Return the lower and upper edge of each bin, float64[n]. Only the bin around zero contains both signs."""
+        """Return the lower and the upper edge of each bin, each float64[n]. Only the bin around zero contains values of
+        both signs.
+        """
         magnitude = self.keys & np.uint32(_SIGN - 1)
         inner = _magnitudes(magnitude)
         outer = _magnitudes(magnitude + np.uint32(1))
@@ -112,12 +117,12 @@ def _received(keys: NDArray[np.uint32], counts: NDArray[Any]) -> Histogram:
 
 
 class Counter:
-    """Build a histogram in a table with one 32-bit number per key, most of which is memory that is never touched.
+    """Build a histogram in a table that has one 32-bit number per key. Most of the table's memory is never touched.
 
-    Keys are buffered until there are CHUNK of them. If a few keys of each tensor were counted in turn, none of the
-    tables would be in the caches. The table is made when the first buffer is full. A table for few values would take
-    longer to read than the values, and a process can only have some ten thousand tables. Only one thread at a time may
-    use it.
+    Keys are buffered until there are CHUNK of them. Without the buffer, the program would count a few keys of one
+    tensor, then of the next, and no table would be in the caches. The table is created when the first buffer is full:
+    reading a table takes longer than reading a few values, and a process can have only about ten thousand tables. Only
+    one thread at a time may use a counter.
     """
 
     def __init__(self, start: Histogram = EMPTY) -> None:
@@ -144,7 +149,9 @@ class Counter:
         self._filled += values.size
 
     def take(self, other: Histogram) -> None:
-        """Add the counts of a histogram. A histogram of few bins is merged by sorting, which is faster than a table."""
+        """Add the counts of a histogram. A histogram with few bins is merged by sorting, which is faster than using a
+        table.
+        """
         total = other.total
         if other.keys.size <= _FEW or total > _MOST:
             self._kept = self._kept.merge(other)
@@ -158,7 +165,7 @@ class Counter:
         self._filled = 0
 
     def _table(self, more: int) -> NDArray[np.uint32]:
-        """Return the table. Up to `more` can be added to any of its counts without overflow."""
+        """Return a table to whose counts the caller can add up to `more` without overflow."""
         if self._counts is None:
             self._counts = _zeros()
         self._room -= more
@@ -169,8 +176,8 @@ class Counter:
         return self._counts
 
     def freeze(self, minimum: float, maximum: float) -> Histogram:
-        """Return the histogram so far. All values are from `minimum` to `maximum`; memory outside of these is not
-        touched.
+        """Return the histogram so far. All values must be from `minimum` to `maximum`, because only this part of the
+        table is read.
         """
         if self._counts is None:
             keys, counts = np.unique(self._waiting[: self._filled], return_counts=True)
@@ -180,20 +187,21 @@ class Counter:
 
 
 def _read(table: NDArray[np.uint32], minimum: float, maximum: float) -> Histogram:
-    """Return the histogram in a table, from `minimum` to `maximum`."""
+    """Return the histogram that a table contains, from `minimum` to `maximum`."""
     least, most = (int(k) & (_SIGN - 1) for k in _keys_of(np.array([minimum, maximum], np.float32)))
     positive = table[: most + 1 if maximum >= 0 else 0]
     negative = table[_SIGN : _SIGN + least + 1 if minimum <= 0 else _SIGN][::-1]
     places = np.flatnonzero(negative != 0), np.flatnonzero(positive != 0)
     keys = np.concatenate([_SIGN + least - places[0], places[1]]).astype(np.uint32)
     counts = np.concatenate([negative[places[0]], positive[places[1]]]).astype(np.int64)
-    # If minus zero was counted, its bin must still be joined with that of plus zero.
+    # If minus zero was counted, the bin of minus zero must still be joined with that of plus zero.
     return Histogram(keys, counts) if not table[_SIGN] else _collect(keys, counts)
 
 
 def _zeros() -> NDArray[np.uint32]:
-    """Return a table with a zero for each key. It is shared memory, which a process's limit (`edgeq_device.budget`)
-    does not count. Other memory would count even if it is never touched, 2 MiB for each tensor.
+    """Return a table with a zero for each key. It is shared memory, which the memory limit of a process
+    (`edgeq_device.budget`) does not count. Ordinary memory would count in full, 2 MiB for each tensor, even if it is
+    never touched.
     """
     return np.frombuffer(mmap.mmap(-1, 4 * KEYS), np.uint32)
 
@@ -217,7 +225,9 @@ def repeated(value: float, count: int) -> Histogram:
 
 
 def sound(histogram: Histogram) -> bool:
-    """Return whether a histogram from a file is valid: keys finite, sorted, without duplicates; counts positive."""
+    """Return whether a histogram from a file is valid: the keys are finite, sorted and unique, and the counts are
+    positive.
+    """
     keys, counts = histogram.keys, histogram.counts
     magnitude = keys & np.uint32(_SIGN - 1)
     return (
@@ -231,8 +241,8 @@ def sound(histogram: Histogram) -> bool:
 
 
 def _collect(keys: NDArray[np.uint32], counts: Int64s) -> Histogram:
-    """Sort keys and add the counts of equal ones. The bin of minus zero is joined with that of plus zero, so equal
-    values have one bin.
+    """Sort keys and add the counts of equal keys. The bin of minus zero is joined with that of plus zero, so equal
+    values are in one bin.
     """
     if not keys.size:
         return EMPTY
@@ -248,33 +258,33 @@ def _keys_of(values: Float32s) -> NDArray[np.uint32]:
 
 
 def order_of(keys: NDArray[np.uint32]) -> NDArray[np.int32]:
-    """Return numbers that increase with the values of the bins: the key for positive bins, minus the key without its
-    sign for negative bins.
+    """Return numbers that increase with the values of the bins. The number is the key for positive bins. For negative
+    bins it is minus the key without its sign bit.
     """
     signed = keys.astype(np.int32)
     return np.where(signed >= _SIGN, _SIGN - signed, signed)
 
 
 def from_order(order: NDArray[np.int32]) -> NDArray[np.uint32]:
-    """Return the keys of numbers from `order_of`."""
+    """Invert `order_of`: return the keys for its numbers."""
     return np.where(order < 0, _SIGN - order, order).astype(np.uint32)
 
 
 def _magnitudes(keys: NDArray[np.uint32]) -> Float64s:
-    """Return the value at which the bin of each non-negative key begins; 2^128 for the key of infinity."""
+    """Return the value at which the bin of each key without a sign begins; 2^128 for the key of infinity."""
     values = (keys.astype(np.uint32) << np.uint32(_SHIFT)).view(np.float32).astype(np.float64)
     return np.where(keys == _INFINITE, 2.0**128, values)
 
 
 _OCTAVE = 1 << MANTISSA_BITS
 BINS = 4 * _OCTAVE
-"""Number of bins on each side. The window is the smallest power of two that includes the largest magnitude, so more
-than 2048 are in use."""
+"""Number of linear bins on each side of zero. The window is the smallest power of two that includes the largest
+magnitude, so more than 2048 bins are in use."""
 
 
 @dataclass(frozen=True, eq=False)
 class Linear:
-    """Hold a histogram with linear bins and without exact zeros, which every quantization represents exactly.
+    """Hold a histogram with linear bins. Exact zeros are left out, because every quantization represents them exactly.
 
     Attributes:
         counts: float64[2 × BINS]; bin i contains values from (i - BINS) × width to (i + 1 - BINS) × width.
@@ -292,8 +302,8 @@ class Linear:
 def linear_of(histogram: Histogram) -> Linear:
     """Convert a histogram to linear bins.
 
-    Each bin of the histogram is inside one linear bin, except in the top octave. There each bin covers two linear bins
-    and adds half of its count to each.
+    Each bin of the histogram is inside one linear bin, except in the top octave. In the top octave, each bin covers two
+    linear bins and adds half of its count to each.
     """
     keep = histogram.keys != 0
     order, counts = order_of(histogram.keys[keep]), histogram.counts[keep].astype(np.float64)
@@ -301,15 +311,15 @@ def linear_of(histogram: Histogram) -> Linear:
         return Linear(np.zeros(2 * BINS), 1.0 / BINS)
     magnitude = np.abs(order)
     top = int(magnitude.max()) >> MANTISSA_BITS
-    # The first value of each bin as an index of linear bins: those of the top octave, then wider ones, octave by
-    # octave.
+    # For each bin, the index of the linear bin that contains its first value. The index is computed at the resolution
+    # of the top octave, and lower octaves are then shifted to wider bins.
     leading = (magnitude & (_OCTAVE - 1)) | np.where(magnitude >= _OCTAVE, _OCTAVE, 0)
     octave = np.maximum(magnitude >> MANTISSA_BITS, 1)
     steps = np.minimum(max(top, 1) - octave, 31)
     inner = (leading * (BINS // (2 * _OCTAVE))) >> steps
     places = np.where(order < 0, BINS - 1 - inner, BINS + inner)
     split = steps == 0
-    # Halves of integers are exact, so the order of adding does not matter.
+    # Halves of integers are exact, so the order of additions does not matter.
     counts[split] /= 2
     beside = places[split] + np.where(order[split] < 0, -1, 1)
     parts = np.bincount(places, counts, 2 * BINS), np.bincount(beside, counts[split], 2 * BINS)
@@ -339,7 +349,7 @@ class ChannelExtrema:
         return hash((self.axis, self.minimum.tobytes(), self.maximum.tobytes()))
 
     def merge(self, other: ChannelExtrema) -> ChannelExtrema:
-        """Return the extrema of both parts together.
+        """Return the extrema over both parts.
 
         Raises:
             CalibrationError: the axes or the numbers of channels differ.
@@ -353,11 +363,11 @@ class ChannelExtrema:
 
 @dataclass(frozen=True)
 class Nonfinite:
-    """Count the elements that were not finite.
+    """Count the elements that are not finite.
 
     Attributes:
-        nan: number of NaN.
-        below, above: numbers of minus and of plus infinity.
+        nan: number of NaN elements.
+        below, above: number of minus infinities, and of plus infinities.
     """
 
     nan: Count = 0
@@ -385,11 +395,11 @@ class TensorStatistics:
         dtype: "float32" or "float16".
         samples: number of samples that were run.
         nonempty: number of samples in which the tensor had at least one finite element.
-        count: number of finite elements; all figures but `nonfinite` describe these.
+        count: number of finite elements. All other figures except `nonfinite` also describe only the finite elements.
         minimum, maximum: exact extrema; +inf and -inf if there were no elements. Minus zero is stored as zero.
-        minimum_sum, maximum_sum: sums over samples of each sample's extrema, in units of 2^-149.
-        histogram: histogram of all elements. For a tensor that is very large in one sample, an evenly spaced part is
-            counted, each element with the weight of those it represents.
+        minimum_sum, maximum_sum: sums of the samples' minima and maxima, in units of 2^-149.
+        histogram: histogram of all elements. If the tensor is very large in a sample, only an evenly spaced part is
+            counted, and each counted element has the weight of the elements that it represents.
         channels: extrema per channel; None if they were not collected.
         nonfinite: numbers of elements that were NaN or infinite.
     """
@@ -440,8 +450,8 @@ class Statistics(Displayed):
     """Hold the statistics of all tensors.
 
     Attributes:
-        model_digest, data_digest: digests of the model and the data. After a merge, the data digests of the parts are
-            sorted and joined by "+".
+        model_digest, data_digest: digests of the model and the data. After a merge, the data digest consists of the
+            sorted digests of the parts, joined by "+".
         samples: number of samples that every tensor has seen.
         total: number of samples to run; larger than `samples` after an interruption.
         tensors: statistics by tensor name.
@@ -464,8 +474,8 @@ class Statistics(Displayed):
         return self.samples == self.total and all(t.samples == self.samples for t in self.tensors.values())
 
     def check_model(self, digest: str, place: str) -> None:
-        """Refuse these statistics if they are not those of the model with this digest. `place` names them in the
-        message.
+        """Raise an error if these statistics do not belong to the model with this digest. `place` names the statistics
+        in the message.
 
         Raises:
             CalibrationError: they were collected on another model.
@@ -477,7 +487,7 @@ class Statistics(Displayed):
             )
 
     def select(self, names: Iterable[str]) -> Statistics:
-        """Return these statistics for the tensors `names` only."""
+        """Return the statistics of the tensors `names` only."""
         chosen = {}
         for name in names:
             if name not in self.tensors:
@@ -486,7 +496,7 @@ class Statistics(Displayed):
         return replace(self, tensors=chosen)
 
     def merge(self, other: Statistics) -> Statistics:
-        """Return the statistics of both parts together. The operation is associative and commutative to the last bit.
+        """Return the statistics of both parts together. Merging is associative and commutative to the last bit.
 
         Raises:
             CalibrationError: the models or tensors differ, the data are the same, or a part is unfinished.
@@ -516,8 +526,6 @@ def in_units(value: float) -> int:
 
 
 def mean_of_units(total: int, count: int) -> float:
-    """Return the mean of `count` values whose sum is `total` units. It is correctly rounded except for the last
-    division.
-    """
+    """Return the mean of `count` values whose sum is `total` units. Only the final division rounds."""
     whole, remaining = divmod(total, count)
     return (float(whole) + remaining / count) * UNIT

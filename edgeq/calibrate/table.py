@@ -2,17 +2,17 @@
 
 ONNX Runtime's TensorRT provider reads one number for each tensor: its largest magnitude as decimal text.
 
-- `calibration.flatbuffers`: table TrtTable {dict: [KeyValue]}, KeyValue {key: string (required, key); value: string},
-  with ascending keys, which the schema's binary search needs;
-- `calibration.json`: the same as a JSON object;
+- `calibration.flatbuffers`: a TrtTable in the flatbuffers format. The keys are in ascending order, because readers use
+  binary search;
+- `calibration.json`: the same content as a JSON object;
 - `calibration.cache`: lines "name value".
 
 TensorRT's native cache begins with a line "TRT-<version>-<algorithm>". Then it has a line "name: <hex>" for each
 tensor, with the big-endian bits of a float32 scale. The magnitude is 127 times the scale.
 
-The flatbuffers package writes a TrtTable. edgeq reads it itself, with bounds checked. Its schema (namespace
-CalTableFlatBuffers) is: table KeyValue {key: string (required, key); value: string}; table TrtTable {dict: [KeyValue]};
-root type TrtTable.
+edgeq writes a TrtTable with the flatbuffers package. It reads a TrtTable with its own code, which checks all bounds.
+The schema (namespace CalTableFlatBuffers) is: table KeyValue {key: string (required, key); value: string}; table
+TrtTable {dict: [KeyValue]}; root type TrtTable.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from edgeq.util.outputs import is_plain, output_file, shown
 from edgeq.util.records import is_longer
 
 DICT, KEY, VALUE = 0, 0, 1
-"""Slots: the numbers of a table's fields, in the order of the schema."""
+"""Slots of a table: the numbers of its fields, in the order of the schema."""
 LONGEST_VALUE = 256
-"""Largest number of bytes of a number's decimal text."""
+"""Largest length of a number's decimal text, in bytes."""
 
 
 def encode_table(table: Mapping[str, str]) -> bytes:
-    """Return the bytes of a TrtTable of name → decimal text. Keys are sorted by their bytes, as flatbuffers compares
-    them.
+    """Return the bytes of a TrtTable of name → decimal text. Keys are sorted by their bytes, the order that flatbuffers
+    uses.
     """
     builder = flatbuffers.Builder(1024)
     pairs = []
@@ -63,10 +63,10 @@ def encode_table(table: Mapping[str, str]) -> bytes:
 
 
 def decode_table(content: bytes) -> list[tuple[str, str]]:
-    """Return the pairs of a TrtTable, in their order.
+    """Return the pairs of a TrtTable, in the order of the table.
 
     Raises:
-        ValueError, IndexError, struct.error, UnicodeDecodeError: the bytes are not such a table.
+        ValueError, IndexError, struct.error, UnicodeDecodeError: the bytes are not a TrtTable.
     """
     view = _View(content)
     vector = view.field(view.follow(0), DICT)
@@ -76,8 +76,8 @@ def decode_table(content: bytes) -> list[tuple[str, str]]:
     if count > len(content) // 4:
         raise ValueError("its vector is longer than the file")
     pairs = []
-    # Names are unique, so in a valid file each has its own bytes. Without this limit, a megabyte of offsets to one long
-    # name would become gigabytes of text.
+    # Tensor names are unique, so in a valid file each name has its own bytes. Without this limit, a megabyte of offsets
+    # to one long name would become gigabytes of text.
     left = len(content)
     for index in range(count):
         pair = view.follow(vector + 4 + 4 * index)
@@ -91,7 +91,7 @@ def decode_table(content: bytes) -> list[tuple[str, str]]:
 
 
 class _View:
-    """Follow the offsets of a flatbuffer. None of them may leave the buffer."""
+    """Follow the offsets of a flatbuffer. An offset that leaves the buffer raises an error."""
 
     def __init__(self, content: bytes) -> None:
         self._content = content
@@ -105,7 +105,9 @@ class _View:
         return self._inside(at + self.unsigned(at), 4)
 
     def field(self, table: int, slot: int) -> int | None:
-        """Return the position of the offset field `slot` in the table at `table`; None if the field is absent."""
+        """Return the position to which the offset in field `slot` of the table at `table` points. Return None if the
+        field is absent.
+        """
         (back,) = struct.unpack_from("<i", self._content, self._inside(table, 4))
         vtable = self._inside(table - back, 4)
         (size,) = struct.unpack_from("<H", self._content, vtable)
@@ -116,8 +118,8 @@ class _View:
         return self.follow(table + offset) if offset else None
 
     def string(self, at: int, most: int) -> str:
-        """Return the text at byte `at`, of at most `most` bytes. It is stored as its length in bytes (uint32), then
-        UTF-8.
+        """Return the text at byte `at`, of at most `most` bytes. A text is stored as its length in bytes (uint32),
+        followed by its UTF-8 bytes.
         """
         length = self.unsigned(at)
         if length > most:
@@ -135,17 +137,17 @@ FLATBUFFERS, JSON, CACHE = "calibration.flatbuffers", "calibration.json", "calib
 LEVELS = 127
 _LARGEST = float(np.finfo(np.float32).max)
 MAX_BYTES = 2**25
-"""Largest number of bytes of a table file."""
+"""Largest permitted size of a table file, in bytes."""
 
 Table = dict[str, float]
 """Largest magnitude (a float32 value) by tensor name."""
 
 
 def table_of(ranges: Mapping[str, Range], tensors: Collection[str] | None = None) -> Table:
-    """Return the table of some ranges.
+    """Return the calibration table for some ranges.
 
     Args:
-        tensors: names that the table must contain; None means those of `ranges`.
+        tensors: names that the table must contain; None means the names in `ranges`.
 
     Raises:
         CalibrationError: a tensor is missing, or its range is not finite or exceeds float32.
@@ -165,15 +167,15 @@ def table_of(ranges: Mapping[str, Range], tensors: Collection[str] | None = None
 
 
 def write_tables(directory: Path, ranges: Mapping[str, Range], *, tensors: Collection[str] | None = None) -> None:
-    """Write ONNX Runtime's three tables into `directory`, and read them back as a check. The directory is created if
+    """Write ONNX Runtime's three tables into `directory`, and read them back as a check. Create the directory if
     needed.
 
     Args:
         tensors: names that the tables must contain.
 
     Raises:
-        CalibrationError: as for `table_of`, or the text form cannot represent a name.
-        OutputError: `directory` cannot be written, or another file in it has the name of a table.
+        CalibrationError: for the same reasons as `table_of`, or if the text form cannot represent a name.
+        OutputError: `directory` cannot be written, or a file that is not a table has the name of a table.
     """
     table = table_of(ranges, tensors)
     for name in table:
@@ -208,7 +210,7 @@ def read_tables(directory: Path) -> Table:
 
 
 def unpack_tables(path: Path, folder: Path) -> None:
-    """Unpack the three tables of the first variant in a bundle's calibration.zip into `folder`.
+    """Unpack the three tables of a bundle's first variant from its calibration.zip into `folder`.
 
     Raises:
         CalibrationError: the file does not contain the three tables.
@@ -218,7 +220,7 @@ def unpack_tables(path: Path, folder: Path) -> None:
             for name in (FLATBUFFERS, JSON, CACHE):
                 with archive.open(f"calibration/{name}") as member:
                     content = member.read(MAX_BYTES + 1)
-                (folder / name).write_bytes(content)  # If it is too large, the reader refuses it.
+                (folder / name).write_bytes(content)  # If the content is too large, the reader refuses it.
     except (KeyError, OSError, zipfile.BadZipFile, zlib.error, RuntimeError) as error:
         raise CalibrationError(
             f"{path} does not contain the tables of a bundle ({error})", "Give calibration.zip"
@@ -226,7 +228,7 @@ def unpack_tables(path: Path, folder: Path) -> None:
 
 
 def read_table(path: Path) -> Table:
-    """Read a calibration table in any of the four forms. Its content and suffix decide which."""
+    """Read a calibration table in any of the four forms. The content and the suffix of the file determine the form."""
     content = _read(path)
     if content.startswith(b"TRT-"):
         return read_native(path)
@@ -236,7 +238,8 @@ def read_table(path: Path) -> Table:
 
 
 def check_table(path: Path) -> None:
-    """Refuse an output path that contains anything but a calibration table. A new table may replace an old one.
+    """Check an output path, and refuse it if it contains anything but a calibration table. A new table may replace an
+    old one.
 
     Raises:
         OutputError: there is another file at `path`.
@@ -305,8 +308,8 @@ def write_native(
     """Write TensorRT's native cache, and read it back as a check. A tensor of range 0 gets the smallest normal scale.
 
     Args:
-        version: TensorRT's version as in the first line ("8601" for 8.6.1).
-        algorithm: the name of the calibrator.
+        version: TensorRT's version in the form of the first line ("8601" for 8.6.1).
+        algorithm: name of the calibrator.
     """
     table = table_of(ranges)
     if not re.fullmatch(r"[0-9]+", version) or not re.fullmatch(r"[A-Za-z0-9]+", algorithm):
@@ -327,7 +330,7 @@ def write_native(
 
 
 def read_native(path: Path) -> Table:
-    """Read TensorRT's native cache, and return the magnitude (127 times the scale) by name."""
+    """Read TensorRT's native cache, and return the magnitude (127 times the scale) of each tensor by name."""
     head, *lines = _text(path).splitlines() or [""]
     if not re.fullmatch(r"TRT-[0-9]+-[A-Za-z0-9]+", head.strip()):
         raise CalibrationError(f"{path} does not begin with TRT-<version>-<algorithm>", "Give a TensorRT cache")

@@ -1,9 +1,9 @@
 """Measure accuracy against labels, and against another model, for one or several sessions in one pass over the samples.
 
-Workers can share the pass, and edgeq can time it. Accuracy and latency both need about a hundred runs of each model, so
-edgeq times the runs of the evaluation: each timed run takes the next sample. Models take turns in bursts, and each goes
-at its own pace. A sample waits until all models have run it. A model that has run all waiting samples runs the very
-first sample again. edgeq decodes and judges outputs between rounds.
+The samples can be shared among workers, and edgeq can time the runs. Accuracy and latency both need about a hundred
+runs of each model. So edgeq times the runs of the evaluation itself: each timed run takes the next sample. The models
+take turns in bursts, and each model runs at its own pace. A sample waits until all models have run it. A model that has
+run all waiting samples runs the very first sample again. edgeq decodes and evaluates outputs between rounds.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ class Accuracy(Displayed):
     Attributes:
         metrics: metric name → value, in the order of the task.
         samples: number of samples; each row of a gathered batch counts as one.
-        task: the task's name.
-        primary: the metric that decides.
+        task: name of the task.
+        primary: name of the primary metric.
         higher_is_better: True if a higher value of the primary metric is better.
-        settings: how the session was opened; the same model can give other outputs under other settings.
-        doubts: reasons in labels and outputs to doubt the figures, a sentence each.
+        settings: settings of the session. The same model can give other outputs under other settings.
+        doubts: reasons to doubt the figures, found in labels and outputs. Each is a sentence.
     """
 
     metrics: Mapping[str, Finite]
@@ -65,11 +65,11 @@ class Accuracy(Displayed):
 
     @property
     def value(self) -> float:
-        """Return the primary metric's value."""
+        """Return the value of the primary metric."""
         return self.metrics[self.primary]
 
     def loss_against(self, reference: Accuracy) -> float:
-        """Return how much worse this is than `reference` in the primary metric. A negative value means better."""
+        """Return how much worse this model is than `reference` in the primary metric. A negative value means better."""
         if (self.task, self.primary) != (reference.task, reference.primary):
             raise UsageError(
                 f"{self.task} {self.primary} cannot be compared with {reference.task} {reference.primary}",
@@ -81,9 +81,10 @@ class Accuracy(Displayed):
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Hold the accuracy of each session if there was a task, and its agreement with the reference if there was one.
+    """Hold the accuracy of each session if a task was given, and its agreement with the reference if a reference was
+    given.
 
-    Both map session names to values.
+    Both attributes map session names to values.
     """
 
     accuracy: Mapping[str, Accuracy]
@@ -102,19 +103,19 @@ def evaluate_sessions(
     count: int | None = None,
     known: Mapping[str, Sequence[Outputs]] = MappingProxyType({}),
 ) -> Evaluation:
-    """Return all figures of `sessions` from one pass over `samples`.
+    """Evaluate `sessions` in one pass over `samples`, and return all figures.
 
     Args:
         sessions: name → session.
-        samples: the samples, with labels if `task` needs them.
-        task: what to measure against labels; None measures agreement only.
-        reference: the session that the others are compared with; None compares nothing.
-        settings: how each session was opened, for the record.
+        samples: samples, with labels if `task` needs them.
+        task: task that measures accuracy against labels; None measures only agreement.
+        reference: name of the session that the others are compared with; None compares nothing.
+        settings: settings of each session, for the record.
         count: maximum number of samples.
-        known: outputs of some sessions for each sample, by session name; edgeq does not run these sessions.
+        known: known outputs for each sample, by session name. edgeq does not run these sessions.
 
     Raises:
-        DataError: no samples, a sample without the label that the task needs, or a sample that a session refuses.
+        DataError: there are no samples, a sample lacks the label that the task needs, or a session refuses a sample.
         CheckFailedError: a metric is not finite.
     """
     running = RunningEvaluation(tuple(sessions), task, reference)
@@ -125,7 +126,7 @@ def evaluate_sessions(
 
 @dataclass(frozen=True)
 class Collected:
-    """Hold the sums of a `RunningEvaluation` in a form that can be sent to another process: see
+    """Hold the sums of a `RunningEvaluation` in a form that can be sent to another process. See
     `edgeq.measure.task.Meter`.
     """
 
@@ -135,11 +136,11 @@ class Collected:
 
 
 class RunningEvaluation:
-    """Measure several models, and compare each with the reference, over the samples so far.
+    """Measure several models over the samples so far, and compare each with the reference.
 
     Args:
         names: names of the models.
-        task, reference: the arguments of `evaluate_sessions`.
+        task, reference: see `evaluate_sessions`.
     """
 
     def __init__(self, names: Sequence[str], task: Task | None, reference: str | None) -> None:
@@ -152,7 +153,7 @@ class RunningEvaluation:
         self._seen = 0
 
     def update(self, sample: Sample, outputs: dict[str, Outputs]) -> None:
-        """Add a sample and the outputs of each model for it."""
+        """Add a sample and each model's outputs for it."""
         for row, made in rows(sample, outputs):
             self._seen += 1
             for name, meter in self._meters.items():
@@ -165,7 +166,7 @@ class RunningEvaluation:
         """Return the sums so far, without the task.
 
         Raises:
-            UsageError: the task's meters have no `collected`.
+            UsageError: the task's meters have no method `collected`.
         """
         meters = {}
         for name, meter in self._meters.items():
@@ -191,7 +192,7 @@ class RunningEvaluation:
         """Return the figures.
 
         Args:
-            settings: how each session was opened, for the record.
+            settings: settings of each session, for the record.
 
         Raises:
             CheckFailedError: a metric is not finite.
@@ -219,7 +220,9 @@ class RunningEvaluation:
 
 @dataclass(frozen=True)
 class ModelAt:
-    """Describe a model file or bundle and how to open it. Without a number of threads, it runs with one."""
+    """Describe a model file or bundle and how to open it. If no number of threads is set, the model runs with one
+    thread.
+    """
 
     path: Path
     settings: SessionSettings
@@ -228,10 +231,10 @@ class ModelAt:
 
 @dataclass(frozen=True)
 class EvaluationJob:
-    """Define a worker's job: the figures of `models` over a shard.
+    """Evaluate `models` over a shard, in a worker process.
 
     Attributes:
-        task: a task, or the name and options of a task that only a user's own file can make.
+        task: a task, or the name and options of a task that only a user's own file can create.
     """
 
     models: Mapping[str, tuple[Files, ModelAt]]
@@ -269,14 +272,14 @@ def evaluate_on(
     count: int | None = None,
     progress: Progress = SILENT,
 ) -> Evaluation:
-    """Run `evaluate_sessions` on workers, with the same result.
+    """Run `evaluate_sessions` on workers. The result is the same.
 
     Args:
-        made_of: name and options of `task`, if workers must make it themselves.
+        made_of: name and options of `task`, if workers must create the task themselves.
 
     Raises:
         UsageError: the task's meters cannot be shared.
-        EdgeqError: the errors of `evaluate_sessions`, and errors of the workers.
+        EdgeqError: for the same reasons as `evaluate_sessions`, or if a worker fails.
     """
     running = RunningEvaluation(tuple(models), task, reference)
     sharded = Sharded(samples, workers, count)
@@ -296,7 +299,7 @@ def evaluate_on(
     return running.result(settings or {})
 
 
-# The maximum number of samples that wait, and the maximum bytes of these samples and their outputs.
+# Maximum number of samples that wait, and maximum number of bytes of these samples and their outputs.
 _MOST_WAITING, _MOST_BYTES = 16, 2**26
 
 
@@ -310,22 +313,22 @@ def evaluate_timed(
     known: Mapping[str, Sequence[Outputs]] = MappingProxyType({}),
     progress: Progress = SILENT,
 ) -> tuple[Evaluation, Mapping[str, Distribution]]:
-    """Run `evaluate_sessions` and `race` in one pass. The race may end before or after the samples do.
+    """Run `evaluate_sessions` and `race` in one pass. The timing may end before or after the last sample.
 
-    A sample whose shapes differ from the first sample's is judged but not timed, because it is different work. A
-    session in another process is timed in that process, on the first sample. Its runs on the other samples are not
-    timed.
+    A sample whose shapes differ from those of the first sample is evaluated but not timed, because it is different
+    work. A session in another process is timed in that process, on the first sample. Its runs on the other samples are
+    not timed.
 
     Args:
-        sessions: name → sessions of that model, which are timed in turns and give the same outputs.
-        task, reference, settings: the arguments of `evaluate_sessions`.
-        known: outputs of some models for each sample, by name; edgeq runs these models only to time them.
+        sessions: for each model, its name → its sessions. The sessions are timed in turns and give the same outputs.
+        task, reference, settings: see `evaluate_sessions`.
+        known: known outputs for each sample, by model name. edgeq runs these models only to time them.
 
     Returns:
         The figures, and the latencies by name.
 
     Raises:
-        DataError, CheckFailedError: the errors of `evaluate_sessions`.
+        DataError, CheckFailedError: for the same reasons as `evaluate_sessions`.
     """
     running = RunningEvaluation(tuple(sessions), task, reference)
     with progress.stage("Evaluating and timing", len(samples)) as advance:
@@ -337,25 +340,25 @@ def evaluate_timed(
 
 @dataclass
 class _Waiting:
-    """Hold a sample and the outputs of the models that have run it."""
+    """Hold a sample, and the outputs of the models that have already run it."""
 
     sample: Sample
     outputs: dict[str, Outputs]
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes of the sample's inputs and of all outputs that wait with it."""
+        """Return the total size in bytes of the sample's inputs and of its outputs so far."""
         made = (array for outputs in self.outputs.values() for array in outputs.values())
         return sum(np.asarray(array).nbytes for array in (*self.sample.inputs.values(), *made))
 
 
 class _Line:
-    """Queue the samples that not all models have run yet, in order.
+    """Queue, in order, the samples that some models have not run yet.
 
     Args:
-        running: receives each sample that all models have run.
-        advance: called with the number of those samples.
-        known: outputs by model, for each sample.
+        running: evaluation to which each sample is added when all models have run it.
+        advance: function that is called with the number of such samples.
+        known: known outputs for each sample, by model name.
     """
 
     def __init__(
@@ -377,7 +380,9 @@ class _Line:
         self._again = dict(first.inputs)
         self._shapes = shapes_of(first.inputs)
         self._waiting: deque[_Waiting] = deque()
-        self._largest = 0  # bytes; 0 until the first sample is judged, and no other sample joins before that
+        # Size of a sample with its outputs, in bytes. It is 0 until the first sample is evaluated; until then, the
+        # queue contains only this sample.
+        self._largest = 0
         self._join(first)
 
     def runner(self, name: str, session: Any) -> Runner:
@@ -395,7 +400,7 @@ class _Line:
         session.run(None, self._again)
 
     def move_on(self) -> None:
-        """Judge the samples that all models have run, and add new samples to the queue."""
+        """Evaluate the samples that all models have run, and add new samples to the queue."""
         done = 0
         while self._waiting and len(self._waiting[0].outputs) == len(self._sessions):
             first = self._waiting.popleft()
@@ -421,7 +426,7 @@ class _Line:
                 waiting.outputs[name] = infer(self._sessions[name], waiting.sample, model=name)
 
     def finish(self) -> None:
-        """Run the samples that the race did not reach."""
+        """Run the samples that were not reached during the timing."""
         while self._waiting:
             self._complete(self._waiting[0], self._sessions)
             self.move_on()
@@ -437,7 +442,7 @@ def compare_sessions(
 ) -> Agreement:
     """Return the agreement of the candidate with the reference, over at most `count` samples.
 
-    It raises the errors of `evaluate_sessions`.
+    It raises the same errors as `evaluate_sessions`.
     """
     sessions = {"reference": reference, "candidate": candidate}
     found = evaluate_sessions(sessions, samples, reference="reference", progress=progress, count=count)
@@ -453,9 +458,9 @@ def evaluate_many(
     progress: Progress = SILENT,
     count: int | None = None,
 ) -> dict[str, Accuracy]:
-    """Return the accuracy of several open sessions on the same samples. Each sample is decoded once.
+    """Return the accuracy of several open sessions on the same samples. Each sample is decoded only once.
 
-    It raises the errors of `evaluate_sessions`.
+    It raises the same errors as `evaluate_sessions`.
     """
     return dict(
         evaluate_sessions(sessions, samples, task=task, settings=settings, progress=progress, count=count).accuracy,
@@ -474,19 +479,19 @@ def evaluate(
     """Return the accuracy of a model file, a bundle, a serialized model or an open session.
 
     Args:
-        model: the model; a bundle runs with the options that it carries.
-        samples: labelled samples: `edgeq.Data`, or anything else that `edgeq.open_samples` takes or returns. An open
-            session does not carry its model's signature, so it needs samples that `edgeq.open_samples` returned.
+        model: the model; a bundle runs with its own options.
+        samples: labelled samples: `edgeq.Data`, or anything else that `edgeq.open_samples` accepts or returns. An open
+            session does not contain its model's signature, so it needs samples that `edgeq.open_samples` returned.
         task: a task, or the name of a task that needs no options; `edgeq.make_task` makes a task with options.
-        settings: how to open the model; for an open session, only a record of how it was opened.
+        settings: settings with which the model is opened. For an open session, they are only recorded.
         count: maximum number of samples.
 
     Raises:
-        UsageError: an unknown task, an argument that is not a model, or samples that an open session cannot open.
+        UsageError: the task is unknown, `model` is not a model, or an open session got samples that are not open yet.
         ModelError, BundleError, RuntimeUnavailableError: the model cannot be opened.
-        DataError, CheckFailedError: the errors of `evaluate_sessions`.
+        DataError, CheckFailedError: for the same reasons as `evaluate_sessions`.
     """
-    if task is None:  # type hints do not stop a caller from this
+    if task is None:  # Type hints do not prevent a call with an invalid argument.
         raise UsageError("nothing to measure", 'Give a task, such as "classification"')
     chosen = as_task(task)
     with ExitStack() as stack:

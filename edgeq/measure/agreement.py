@@ -5,19 +5,25 @@ The figures cover all elements of all samples of an output. r is the reference a
     SQNR     10 log10(sum r^2 / sum (r - c)^2)    signal to quantization noise, dB
     cosine   sum r c / sqrt(sum r^2 sum c^2)
     top-1    share of rows whose largest element has the same index (the first index, on a tie)
-    same     share of equal elements, for outputs that are class numbers, indices or truth values: a difference
-             between these has no size, so SQNR means nothing
+    same     share of equal elements, for outputs that are class numbers, indices or truth values. A difference
+             between such values has no size, so SQNR means nothing
 
 An output that mixes units, such as boxes in pixels and scores, is judged by its worst slice: see
 `edgeq.measure.comparison`.
 
-A sample whose outputs differ in shape has no pairs of elements. It is counted, but SQNR and cosine leave it out, and
-its rows and elements count as not the same. If nothing was compared, SQNR is minus infinity.
+If the two outputs for a sample have different shapes, their elements cannot be paired. The sample is counted, but SQNR
+and cosine leave it out, and its rows and elements count as not the same. If nothing was compared, SQNR is minus
+infinity.
 
-Top-1 means something only for class scores. If no task names the output with class scores, edgeq decides by the values.
-An output counts as class scores if it is the model's only float output, has shape [N, C] (further axes of length 1 are
-allowed), and meets one of the conditions below. N is the number of rows of an input, C is at least two, and no input
-has the same shape.
+Top-1 is meaningful only for class scores. If no task names the output with class scores, edgeq decides by the values.
+An output counts as class scores if three conditions are true:
+
+- It is the model's only float output.
+- Its shape is [N, C] (further axes of length 1 are allowed). N is the number of rows of an input, C is at least two,
+  and no input has the same shape.
+- It looks like scores in at least one of the ways below.
+
+An output looks like scores in one of these ways:
 
 - Every row is a probability distribution: not negative, and summing to one.
 - The name suggests scores ("logits", "scores", "probabilities", ...).
@@ -52,9 +58,9 @@ class SliceAgreement:
     """Hold the agreement of a part of an output whose values have a unit of their own.
 
     Attributes:
-        axis, first, last: the slice: indices `first` to `last` along `axis`.
+        axis, first, last: position of the slice: indices `first` to `last` along `axis`.
         peak: largest absolute value of the reference in the slice.
-        sqnr_db, cosine, max_abs_error: the figures of `OutputAgreement`, over the slice.
+        sqnr_db, cosine, max_abs_error: figures over the slice; see `OutputAgreement`.
     """
 
     axis: Count
@@ -67,7 +73,7 @@ class SliceAgreement:
 
     @property
     def where(self) -> str:
-        """Return the name of the slice's place in the output."""
+        """Return a text that names the slice's position in the output."""
         return slice_name(self.axis, self.first, self.last)
 
 
@@ -78,16 +84,18 @@ class OutputAgreement:
     Attributes:
         name: name of the output.
         elements: number of pairs of elements that were compared.
-        sqnr_db: SQNR in dB; infinity if all elements are equal, minus infinity if nothing was compared or if only the
-            reference is zero everywhere.
-        cosine: cosine, -1 to 1; 1 if both are zero everywhere, 0 if only one of them is or if nothing was compared.
+        sqnr_db: SQNR in dB. It is infinity if all elements are equal. It is minus infinity if nothing was compared, or
+            if the reference is zero everywhere and the candidate is not.
+        cosine: cosine, -1 to 1. It is 1 if both are zero everywhere, and 0 if only one of them is or if nothing was
+            compared.
         max_abs_error: largest absolute difference, in the output's own unit.
         top1: share of rows with equal arg-max, 0 to 1; None if the output does not contain class scores: see
             `Comparison`.
         nonfinite: number of pairs left out because one element is NaN or infinite and the other is not the same.
-        mismatched: number of samples left out because the shapes differ (an output whose size depends on the values).
-        same: share of equal elements, 0 to 1, if the output contains booleans or whole numbers of 32 bits and more;
-            else None.
+        mismatched: number of samples left out because the shapes differ. This happens if the size of an output depends
+            on the values.
+        same: share of equal elements, 0 to 1, if the output contains booleans or integers of at least 32 bits; else
+            None.
         slices: parts along each axis that has parts of different scale; empty if the output has one unit.
     """
 
@@ -104,7 +112,7 @@ class OutputAgreement:
 
     @computed
     def equal(self) -> bool:
-        """Return whether there are pairs of elements and all of them are equal."""
+        """Return whether at least one pair of elements was compared and all pairs are equal."""
         return self.compared and self.max_abs_error == 0 and not self.nonfinite and not self.mismatched
 
     @property
@@ -120,7 +128,9 @@ class OutputAgreement:
 
     @property
     def least_db(self) -> float:
-        """Return the SQNR that judges the output: that of its worst slice or of the whole, whichever is lower."""
+        """Return the SQNR by which the output is judged: that of its worst slice or of the whole output, whichever is
+        lower.
+        """
         return self.worst_slice.sqnr_db if self.worst_slice is not None else self.sqnr_db
 
     @property
@@ -138,13 +148,13 @@ class OutputAgreement:
 
     @property
     def least_cosine(self) -> float:
-        """Return the lowest cosine of the output and its slices."""
+        """Return the lowest cosine among the output and its slices."""
         return min(self.cosine, *(part.cosine for part in self.slices), 1.0)
 
 
 @dataclass(frozen=True)
 class Agreement(Displayed):
-    """Hold the agreement of all numeric outputs that both models have, over `samples` samples."""
+    """Hold the agreement of all numeric outputs that both models have, measured on `samples` samples."""
 
     outputs: tuple[OutputAgreement, ...]
     samples: Count = 0
@@ -159,7 +169,7 @@ class Agreement(Displayed):
 
     @computed
     def sqnr_db(self) -> float:
-        """Return the lowest SQNR in dB of the outputs and their slices, or minus infinity if an output was not
+        """Return the lowest SQNR in dB among the outputs and their slices. Return minus infinity if an output was not
         compared.
 
         Outputs of indices and truth values count only if there are no other outputs.
@@ -173,7 +183,9 @@ class Agreement(Displayed):
         return min(compared, key=lambda output: output.least_db, default=None)
 
     def left_out(self, reference: str = "float32") -> tuple[str, ...]:
-        """Return a sentence for each output with samples that could not be compared with the outputs of `reference`."""
+        """Return a sentence for each output that could not be compared on some samples. `reference` is the name of the
+        other model.
+        """
         found = []
         for output in self.outputs:
             if output.mismatched:
@@ -190,28 +202,28 @@ class Agreement(Displayed):
 
     @computed
     def top1(self) -> float | None:
-        """Return the lowest top-1 agreement of the outputs, or None if no output contains class scores."""
+        """Return the lowest top-1 agreement among the outputs, or None if no output contains class scores."""
         return min((output.top1 for output in self.outputs if output.top1 is not None), default=None)
 
     @computed
     def same(self) -> float | None:
-        """Return the lowest share of equal elements of the outputs, or None unless all outputs are indices or truth
-        values.
+        """Return the lowest share of equal elements among the outputs. Return None unless all outputs are indices or
+        truth values.
         """
         found = [output.same for output in self.outputs if output.same is not None]
         return min(found) if found and len(found) == len(self.outputs) else None
 
     @property
     def cosine(self) -> float:
-        """Return the lowest cosine of the outputs that `sqnr_db` judges and of their slices, or 0 if nothing was
+        """Return the lowest cosine among the outputs that `sqnr_db` uses, and their slices. Return 0 if nothing was
         compared.
         """
         return min((output.least_cosine for output in self._signals), default=0.0)
 
     @property
     def _signals(self) -> Sequence[OutputAgreement]:
-        # An output that is empty in every sample (a detector that finds nothing) carries no information about the
-        # others.
+        # An output may be empty in every sample, for example if a detector finds nothing. It then carries no
+        # information about the other outputs.
         found = [output for output in self.outputs if output.elements or output.nonfinite or output.mismatched]
         return [output for output in found if output.same is None] or found
 
@@ -226,10 +238,11 @@ class ClassScores:
     """Collect facts about one output from the rows seen so far.
 
     Attributes:
-        shaped: True if every array was shaped like class scores.
-        alone: True if every array was also float, had as many rows as an input, and had the shape of no input.
+        shaped: True if every array had the shape of class scores.
+        alone: True if, in addition, every array was float, had as many rows as an input, and did not have the shape of
+            an input.
         summed: True if every row is a distribution.
-        confidence: sum over the rows of their largest probability.
+        confidence: sum of the largest probability of each row.
         first: arg-max of the first row.
         varied: True if another row has another arg-max.
     """
@@ -246,7 +259,7 @@ class ClassScores:
     def update(self, output: NDArray[Any], inputs: Mapping[str, NDArray[Any]]) -> NDArray[np.int64] | None:
         """Add one sample and return the arg-max of each row, [N].
 
-        Return None for the first output that is not shaped like class scores, and for all outputs after it.
+        Return None if this output, or an earlier one, does not have the shape of class scores.
         """
         self.shaped = self.shaped and is_class_scores(output)
         if not self.shaped:
@@ -284,10 +297,10 @@ class ClassScores:
         return bool(self.rows) and (self.confidence / self.rows - guess) / (1 - guess) >= _LEAST_CONFIDENCE
 
     def plausible(self, name: str, *, one_unit: bool = True) -> bool:
-        """Return whether a model's only output, called `name`, counts as class scores.
+        """Return whether the output called `name`, the model's only output, counts as class scores.
 
         Args:
-            one_unit: whether all its columns have one scale.
+            one_unit: whether all columns of the output have one scale.
         """
         if not (self.shaped and self.alone and self.rows):
             return False
@@ -296,13 +309,15 @@ class ClassScores:
 
 
 def is_class_scores(array: NDArray[Any]) -> bool:
-    """Return whether `array` is shaped like class scores: a batch axis, one axis of two or more, others of length 1."""
+    """Return whether `array` has the shape of class scores: a batch axis, one axis of length two or more, and otherwise
+    axes of length 1.
+    """
     return array.ndim >= 2 and array.size > 0 and max(array.shape[1:]) == math.prod(array.shape[1:]) >= 2
 
 
 def probabilities(scores: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return `scores` unchanged if its rows are not negative and sum to one, else the softmax of each row. [N, C] → [N,
-    C].
+    """Return `scores` [N, C] unchanged if no row has negative values and all rows sum to one. Otherwise return the
+    softmax of each row, [N, C].
     """
     if scores.min() >= -1e-6 and np.abs(scores.sum(1) - 1).max() <= 1e-3:
         return scores
@@ -313,30 +328,32 @@ def probabilities(scores: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 POOR_DB = 10.0
-"""Below this, more than a tenth of the output's power is quantization noise."""
+"""Below this SQNR in dB, more than a tenth of the output's power is quantization noise."""
 HEALTHY_DB = 20.0
-"""From this value on, at most a hundredth of the output's power is quantization noise."""
+"""At this SQNR in dB or above, at most a hundredth of the output's power is quantization noise."""
 GOOD_DB = 30.0
-"""From this value on, more decibels hardly change an answer."""
+"""Above this SQNR in dB, a higher value hardly changes an answer."""
 
 Closeness = Literal["healthy", "noisy", "poor"]
 
 
 def closeness(agreement: Agreement) -> Closeness:
-    """Return how closely outputs follow float32's, by the worst output or slice of an output.
+    """Return how closely outputs follow float32's outputs, judged by the worst output or slice.
 
-    NaN or infinities where float32's outputs have none make them "poor". If some samples of an output could not be
-    compared, the outputs are at most "noisy".
+    NaN or infinities where float32's outputs have none make the outputs "poor". If some samples of an output could not
+    be compared, the outputs are at most "noisy".
     """
     found = worst_db(agreement)
-    if not found >= POOR_DB:  # true for NaN as well
+    if not found >= POOR_DB:  # The condition is also true for NaN.
         return "poor"
     whole = not any(output.mismatched for output in agreement.outputs)
     return "healthy" if found >= HEALTHY_DB and whole else "noisy"
 
 
 def worst_db(agreement: Agreement) -> float:
-    """Return the lowest SQNR in dB, or minus infinity if an output's NaN or infinities differ from float32's."""
+    """Return the lowest SQNR in dB. Return minus infinity if the NaN or infinities of an output differ from
+    float32's.
+    """
     return -math.inf if any(output.nonfinite for output in agreement.outputs) else agreement.sqnr_db
 
 
@@ -344,7 +361,7 @@ Outputs = Mapping[str, NDArray[Any]]
 
 
 class Session(Protocol):
-    """Define the part of `onnxruntime.InferenceSession` that measuring needs."""
+    """Define the part of the interface of `onnxruntime.InferenceSession` that the measurements use."""
 
     def get_outputs(self) -> Sequence[Any]:
         """Return an object with a `name` for each output."""
@@ -354,7 +371,7 @@ class Session(Protocol):
 
 
 def infer(session: Session, sample: Sample, *, model: str = "the model") -> Outputs:
-    """Run one sample.
+    """Run one sample and return the outputs by name.
 
     An output that is not a tensor becomes one array: see `edgeq_device.arrays.one_array`.
 
@@ -370,7 +387,7 @@ def infer(session: Session, sample: Sample, *, model: str = "the model") -> Outp
 def run_feed(
     session: Any, names: Sequence[str] | None, feed: Mapping[str, Any], where: str, *, model: str
 ) -> Sequence[Any]:
-    """Run one feed and raise the errors of `infer`.
+    """Run a session on one feed. It raises the same errors as `infer`.
 
     Args:
         names: the outputs to compute; None computes all.
@@ -378,7 +395,7 @@ def run_feed(
     """
     try:
         return session.run(names, dict(feed))  # type: ignore[no-any-return]
-    except (BoardError, EngineError):  # their messages already name what failed
+    except (BoardError, EngineError):  # The messages of these errors already name what failed.
         raise
     except Exception as error:  # onnxruntime's exceptions share no base class below Exception
         text = " ".join(str(error).split())
@@ -399,11 +416,10 @@ def inferences(
     known: Mapping[str, Sequence[Outputs]] = MappingProxyType({}),
     progress: Progress = SILENT,
 ) -> Iterator[tuple[Sample, dict[str, Outputs]]]:
-    """Yield each sample with the outputs of every session for it, in the order of `samples`, for at most `count`
-    samples.
+    """Yield each sample with the outputs of every session, in the order of `samples`, for at most `count` samples.
 
     Args:
-        known: outputs of some sessions for each sample, by session name; edgeq does not run these sessions.
+        known: known outputs for each sample, by session name. edgeq does not run these sessions.
 
     Raises:
         DataError: there are no samples, or a session refuses one.

@@ -52,10 +52,10 @@ class LoadedModel:
     Attributes:
         path: path that the caller gave.
         model: the ONNX file that runs: `path` itself, or a file in the bundle that exists until the session closes.
-        graph: the same model in memory; external weights are read when they are used.
+        graph: the same model in memory. External weights are read when they are needed.
         variant: name of the bundle's variant; None for a model file.
         signature: inputs and outputs.
-        settings: settings that the session was opened with.
+        settings: settings of the session.
         preprocess: the bundle's preprocessing; None if it has none.
     """
 
@@ -75,32 +75,34 @@ class LoadedModel:
 
     @property
     def name(self) -> str:
-        """Return the path and the variant, for messages."""
+        """Return the path and the variant as a text for messages."""
         return str(self.path) if self.variant is None else f"{self.path} ({self.variant})"
 
 
 class Opener(Protocol):
-    """Open models where they will run: here, or on a board."""
+    """Open models on the machine that will run them: this machine or a board."""
 
     def open(self, model: Path, settings: SessionSettings) -> Any:
         """Return a session of a model file."""
 
     def open_bundle(self, bundle: Path, variant: str | None, threads: int) -> tuple[str, Any]:
-        """Return the name and the session of the variant to run: the named one, or the one that fits the place."""
+        """Return the name and the session of the variant to run. If `variant` is None, choose the variant that fits the
+        machine.
+        """
 
 
 def is_bundle(path: Path) -> bool:
-    """Return whether `path` means a bundle: it is a directory or a zip, or its name ends in .edgeq."""
+    """Return whether `path` is a bundle: a directory, a zip file, or a name that ends in .edgeq."""
     return path.is_dir() or is_named_bundle(path) or (path.is_file() and zipfile.is_zipfile(path))
 
 
 def refuse_ignored(settings: SessionSettings, *paths: Path) -> None:
     """Refuse session options and an optimisation level if all `paths` are bundles.
 
-    Bundles have their own session options and would ignore these.
+    Bundles have their own session options and would ignore the given ones.
 
     Raises:
-        UsageError: the message names the option.
+        UsageError: a bundle would ignore an option; the message names the option.
     """
     other_level = settings.optimization != SessionSettings.optimization
     given = {"--session-option": bool(settings.config), "--optimization": other_level}
@@ -119,14 +121,14 @@ def open_model(
     """Open a model file or a bundle for measuring.
 
     A bundle's variant has its own provider, options and optimisation level, because they are part of the artifact. Only
-    the thread count of `settings` applies to it. A plug-in engine runs a model file in a process of its own.
+    the thread count of `settings` applies to the variant. A plug-in engine runs a model file in a separate process.
 
     Args:
-        opener: opens the session; None opens it on this machine.
+        opener: object that opens the session; None opens it on this machine.
 
     Raises:
         ModelError, BundleError, RuntimeUnavailableError: the model cannot be opened.
-        UsageError: `variant` with a model file, or an engine with a bundle.
+        UsageError: `variant` was given for a model file, or an engine for a bundle.
     """
     settings = settings or SessionSettings()
     if is_bundle(path):
@@ -168,7 +170,7 @@ def _open_variant(
             taken, session = opener.open_bundle(path, name, settings.intra_op_threads)
             chosen = next(variant for variant in bundle.components[MAIN] if variant.name == taken)
         assert chosen.model is not None, "select() returns only variants that ONNX Runtime runs"
-        # The bundle's files were checked when it was opened. External weights may be elsewhere in it.
+        # The bundle's files were checked when it was opened. External weights may be in another folder of the bundle.
         model = own_runnable(chosen.model)
         settings = variant_settings(chosen, settings)
         yield LoadedModel(
@@ -184,11 +186,11 @@ def _open_variant(
 
 
 def check_models(bundle: Bundle) -> None:
-    """Refuse a bundle if one of its models declares far larger tensors than its bytes justify, before a session opens
-    it.
+    """Refuse a bundle if one of its models declares tensors that are far too large for the size of the model. This
+    check comes before a session opens the model.
 
     Raises:
-        ModelError: the error of `edgeq.model.load.check_declared_sizes`.
+        ModelError: for the same reasons as `edgeq.model.load.check_declared_sizes`.
     """
     variants = [variant for variants in bundle.components.values() for variant in variants]
     places = {v.model: Path(v.session_options.get(EXTERNAL_FOLDER, v.model.parent)) for v in variants if v.model}
@@ -197,7 +199,7 @@ def check_models(bundle: Bundle) -> None:
 
 
 def variant_settings(variant: Variant, settings: SessionSettings | None = None) -> SessionSettings:
-    """Return the settings of a variant. Only the thread count of `settings` applies."""
+    """Return the settings of a variant. From `settings`, only the thread count is used."""
     engine = plugin_of(variant.ep)
     return replace(
         settings or SessionSettings(),
@@ -210,9 +212,9 @@ def variant_settings(variant: Variant, settings: SessionSettings | None = None) 
 
 
 def variant_preprocessing(variant: Variant) -> Mapping[str, Any] | None:
-    """Return a variant's preprocessing without any file of labels, or None if it has no preprocessing.
+    """Return a variant's preprocessing without a file of labels. Return None if the variant has no preprocessing.
 
-    A bundle is untrusted input: it must not name a file of labels on this machine.
+    A bundle is untrusted input, so it must not name a file of labels on this machine.
     """
     plain = variant.info.get("preprocessing")
     if not isinstance(plain, Mapping):
@@ -224,17 +226,17 @@ def variant_preprocessing(variant: Variant) -> Mapping[str, Any] | None:
 
 
 SAMPLES = 32
-"""Default number of samples from the data. The same few run over and over, as in MLPerf."""
+"""Default number of samples from the data. The same few samples run over and over, as in MLPerf."""
 
 
 @dataclass(frozen=True)
 class BenchData(Displayed):
-    """Describe where the samples come from.
+    """Describe the samples of a benchmark.
 
     Attributes:
-        source: what `edgeq.data.samples.open_samples` takes; None uses the inputs of a bundle's self-test, or made-up
-            ones.
-        preprocess: preprocessing, as `open_samples` takes it; None uses the bundle's.
+        source: samples, in any form that `edgeq.data.samples.open_samples` accepts. None uses the inputs of a bundle's
+            self-test, or made-up inputs.
+        preprocess: preprocessing, in any form that `open_samples` accepts; None uses the bundle's.
         count: maximum number of samples.
         shapes: sizes of inputs with open sizes, for made-up inputs.
     """
@@ -247,10 +249,10 @@ class BenchData(Displayed):
 
 @dataclass(frozen=True)
 class Workload:
-    """Hold settings and samples to time models with.
+    """Hold the settings and samples with which models are timed.
 
     Attributes:
-        samples: feeds of the models; None uses those of a bundle's self-test, or made-up ones.
+        samples: feeds of the models; None uses the inputs of a bundle's self-test, or made-up inputs.
         shapes: sizes of inputs with open sizes, for made-up inputs.
     """
 
@@ -260,13 +262,13 @@ class Workload:
 
 
 class BenchPlace(Protocol):
-    """Run a benchmark in a place other than this machine."""
+    """Run a benchmark on another machine."""
 
     def models(self, models: Mapping[str, tuple[Path, SessionSettings]], work: Workload) -> Measurement:
         """Measure model files side by side."""
 
     def bundle(self, bundle: Path, variant: str | None, work: Workload) -> Measurement:
-        """Measure the variant of a bundle that runs there."""
+        """Measure the variant `variant` of a bundle. If it is None, measure the variant that fits the machine."""
 
 
 def bench(
@@ -281,20 +283,20 @@ def bench(
     place: BenchPlace | None = None,
     progress: Progress = SILENT,
 ) -> Measurement:
-    """Measure an .onnx file or a bundle on this machine, or at another `place`.
+    """Measure an .onnx file or a bundle on this machine, or on another machine (`place`).
 
     Args:
-        path: a model, or a bundle (a directory or an .edgeq file). The float32 model of a bundle, if any, is measured
-            too.
-        against: another model, to compare with.
+        path: a model, or a bundle (a directory or an .edgeq file). If the bundle contains a float32 model, that model
+            is measured too.
+        against: another model to compare with.
         variant: variant of a bundle; None uses the best one for this machine.
-        session_options: session options for model files, on top of those that the files carry; a bundle has its own.
-        data: samples, as `edgeq.open_samples` takes them. A few of them run over and over. `BenchData` can also set the
-            sizes of made-up inputs. None uses the inputs of a bundle's self-test, or made-up ones.
-        settings: how to time; None uses the defaults.
-        engines: names of one or several engines, which execute the model one after another. Plug-ins run in processes
-            of their own. `against`, and `path` if no engine is named, run on onnxruntime's own kernels.
-        place: where to run; None is this machine.
+        session_options: session options for model files, in addition to those in the files. A bundle has its own.
+        data: samples, in any form that `edgeq.open_samples` accepts. A few of them run over and over. `BenchData` can
+            also set the sizes of made-up inputs. None uses the inputs of a bundle's self-test, or made-up inputs.
+        settings: settings of the timing; None uses the defaults.
+        engines: names of one or several engines, which execute the model one after another. Plug-ins run in separate
+            processes. `against` always runs on onnxruntime's own kernels, and so does `path` if no engine is named.
+        place: machine that runs the benchmark; None is this machine.
 
     Raises:
         UsageError, DataError, ModelError, BundleError, RuntimeUnavailableError: the message names the cause.
@@ -362,11 +364,11 @@ def _bench_bundle(
             variants, notes = list(bundle.components[MAIN]), ()
         samples = None
         if data.source is not None:
-            # All variants take the same inputs.
+            # All variants have the same inputs.
             chosen = next((v for v in reversed(variants) if v.model is not None), None)
             if chosen is None or chosen.model is None:
                 raise BundleError(f"{path} has no variant that onnxruntime runs", "Leave --data out")
-            # Its external weights may be elsewhere in the bundle, but only names and shapes are needed.
+            # The model's external weights may be in another folder of the bundle, but only names and shapes are needed.
             signature = own_signature(chosen.model, path)
             if data.preprocess is None:
                 data = replace(data, preprocess=variant_preprocessing(chosen))
@@ -381,7 +383,9 @@ def _bench_bundle(
 
 
 def _refuse_unused(data: BenchData) -> None:
-    """Refuse options without effect: how to read samples if there are none, and shapes if there are samples."""
+    """Refuse options that have no effect. These are options for reading samples if there are no samples, and sizes of
+    made-up inputs if there are samples.
+    """
     if data.source is None and (data.preprocess is not None or data.count is not None):
         option = "--count" if data.preprocess is None else "--preprocess"
         raise UsageError(f"{option} is about samples", "Give them with --data, or leave it out")
@@ -403,32 +407,32 @@ def _samples(data: BenchData, signature: Signature, model: Path, progress: Progr
 
 
 _TIMED_SECONDS = 0.5
-# For models in several sessions. Their claims compare pairs of sessions, which differ more than the runs of one
-# session.
+# Time for models that have several sessions. Their claims compare pairs of sessions, and sessions differ more than the
+# runs of one session do.
 _TIMED_SECONDS_IN_SEVERAL = 0.25
-# On a busy machine, timing goes on for up to this long until enough runs were undisturbed.
+# On a busy machine, timing continues for up to this many seconds until enough runs were undisturbed.
 _PATIENCE_SECONDS = 8.0
-# The minimum number of runs: the smallest number of pairs that gives a 95 % interval of their median. With more, a
-# model that takes seconds would be timed for minutes.
+# Minimum number of runs. It is the smallest number of pairs that gives a 95 % interval for their median. With a larger
+# minimum, timing a model that takes seconds would take minutes.
 _TIMED_RUNS = 6
-# On a busy machine no latency is steady, so a longer warm-up would change nothing.
+# On a busy machine no latency is steady, so a longer warm-up would not help.
 _WARM_UP = WarmUp(window=3, min_s=0.1, max_s=0.5)
 
 
 def runners(sessions: Mapping[str, Sequence[Any]], feeds: Sequence[Mapping[str, Any]]) -> dict[str, list[Runner]]:
-    """Return the runners that `race` takes, for models that have one or several sessions each.
+    """Return the runners for `race`. Each model has one or several sessions.
 
     Args:
-        feeds: the inputs of one query, which runs all of them.
+        feeds: inputs of one query; a query runs all of them.
     """
     return {name: [query_runner(s, feeds, samples_per_query=len(feeds)) for s in own] for name, own in sessions.items()}
 
 
 def race(models: Mapping[str, Sequence[Runner]], on_round: Callable[[], None]) -> Mapping[str, Distribution]:
-    """Return the latencies of models, measured in turns.
+    """Time models in turns, and return their latencies.
 
     Args:
-        models: name → a runner for each session of that model.
+        models: name → a runner for each session of the model.
         on_round: function to call between rounds.
     """
     several = all(len(own) > 1 for own in models.values())

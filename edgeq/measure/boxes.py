@@ -1,18 +1,18 @@
 """Compute the overlap of boxes, non-maximum suppression and COCO's metrics.
 
-A box is x1, y1, x2, y2 (left, top, right, bottom) in pixels. The boxes of COCO's files are x, y, width, height.
+A box is x1, y1, x2, y2 (left, top, right, bottom) in pixels. The boxes in COCO's files are x, y, width, height.
 
 `mean_average_precision` computes COCO's metrics with faster-coco-eval or pycocotools, whichever is installed.
 
-`mean_average_precisions` computes COCO's mAP50-95 for many choices of the same images, from detections that were
-matched with objects once for each image. The result is that of the COCO packages (area "all", 100 detections an image),
-which take half a second for each choice of 128 images. Their rules:
+`mean_average_precisions` computes COCO's mAP50-95 for many selections of the same images. The detections of each image
+are matched with its objects only once. The result is the same as that of the COCO packages (area "all", 100 detections
+per image), which take half a second for each selection of 128 images. Their rules:
 
-- Detections are processed from the best score down. Each takes the free object of its category that it overlaps most,
-  if the overlap reaches the threshold.
-- Many detections may take the same object if it is marked as crowd. These detections count neither as right nor as
+- Detections are processed in order of their scores, the highest first. A detection takes the free object of its
+  category that it overlaps most, if the overlap reaches the threshold.
+- Several detections may take the same object if it is marked as crowd. These detections count neither as correct nor as
   wrong.
-- The precision at each of 101 recalls is the best precision at that recall or a higher one.
+- The precision at each of 101 recalls is the highest precision at that recall or a higher one.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ class Detections:
         return len(self.scores)
 
     def take(self, which: NDArray[Any]) -> Detections:
-        """Return the detections at indices, or where a mask [N] is true."""
+        """Return the detections at some indices, or those for which a mask [N] is true."""
         return Detections(self.boxes[which], self.scores[which], self.classes[which])
 
 
 def best_class(boxes: NDArray[Any], scores: NDArray[Any]) -> Detections:
-    """Return each box with its highest-scored class. `boxes` is [N, 4] and `scores` [N, classes]."""
+    """Return each box with its highest-scoring class. `boxes` is [N, 4] and `scores` [N, classes]."""
     classes = scores.argmax(axis=1)
     return Detections(
         np.asarray(boxes, np.float64),
@@ -66,15 +66,16 @@ def best_class(boxes: NDArray[Any], scores: NDArray[Any]) -> Detections:
 
 
 def centre_to_corners(boxes: NDArray[Any]) -> Floats:
-    """Convert boxes [N, 4] from centre x, centre y, width, height to corners."""
+    """Convert boxes [N, 4] from (centre x, centre y, width, height) to corners."""
     centre, half = np.asarray(boxes[:, :2], np.float64), np.asarray(boxes[:, 2:4], np.float64) / 2
     return np.concatenate([centre - half, centre + half], axis=1)
 
 
 def overlap(box: Floats, boxes: Floats) -> Floats:
-    """Return the intersection over union of one box [4] with each of [N, 4], or 0 if the union has no area.
+    """Return the intersection over union of one box [4] with each of the boxes [N, 4]. Return 0 if the union has no
+    area.
 
-    A box with its corners swapped has no area.
+    A box whose corners are swapped has no area.
     """
     edges = np.maximum(box[:2], boxes[:, :2]), np.minimum(box[2:], boxes[:, 2:])
     sizes = (high - low for low, high in (edges, (box[:2], box[2:]), (boxes[:, :2], boxes[:, 2:])))
@@ -85,10 +86,10 @@ def overlap(box: Floats, boxes: Floats) -> Floats:
 
 
 def nms(found: Detections, iou: float, limit: int) -> NDArray[np.int64]:
-    """Return the indices of the detections to keep, best score first, at most `limit`.
+    """Return the indices of the detections to keep, in descending order of score, at most `limit`.
 
-    From the best score down, each detection is kept unless it overlaps a kept one of the same class by more than `iou`.
-    Of equal scores, the earlier comes first.
+    The detections are processed in this order. A detection is kept unless it overlaps a kept detection of the same
+    class by more than `iou`. Of detections with equal scores, the earlier one comes first.
     """
     order = np.argsort(-found.scores, kind="stable")
     boxes, classes = found.boxes[order], found.classes[order]
@@ -103,9 +104,9 @@ def nms(found: Detections, iou: float, limit: int) -> NDArray[np.int64]:
 
 
 def suppress(candidates: Detections, *, confidence: float, iou: float, limit: int) -> Detections:
-    """Return a head's best candidates, at most `limit`.
+    """Return the best candidates of a detector head, at most `limit`.
 
-    The candidates are finite, have a score above `confidence`, and are not suppressed by others (`nms`).
+    They are finite, have a score above `confidence`, and are not suppressed by other candidates (`nms`).
     """
     usable = np.isfinite(candidates.boxes).all(axis=1) & (candidates.scores > confidence)
     strong = candidates.take(usable)
@@ -122,13 +123,13 @@ Flags = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Matches:
-    """Match detections of one category in one image with its objects.
+    """Match the detections of one category in one image with the objects of that category.
 
     Attributes:
         scores: scores of the detections, [D], descending.
         right: whether each detection took an object, [thresholds, D].
-        ignored: whether each detection does not count, [thresholds, D].
-        objects: number of objects that count.
+        ignored: whether each detection is left out of the count, [thresholds, D].
+        objects: number of objects, without those marked as crowd.
     """
 
     scores: Floats
@@ -163,18 +164,18 @@ def match(boxes: Floats, scores: Floats, objects: Floats, crowd: Flags) -> Match
             if not usable.any():
                 continue
             best = np.where(usable, overlaps[d], -1.0)
-            taken = len(best) - 1 - int(best[::-1].argmax())  # the last of equal overlaps
+            taken = len(best) - 1 - int(best[::-1].argmax())  # the last one among equal overlaps
             free[taken] = False
             right[row, d], ignored[row, d] = not crowd[taken], crowd[taken]
     return Matches(scores, right, ignored, int((~crowd).sum()))
 
 
 def mean_average_precisions(images: Sequence[Mapping[int, Matches]], chosen: Flags) -> Floats:
-    """Return the mAP50-95 of each choice of images, [choices]. It is NaN if the chosen images have no object.
+    """Return the mAP50-95 of each selection of images, [choices]. It is NaN if the selected images have no object.
 
     Args:
-        images: matches by category, for each image; of equal scores, those of the earlier image come first.
-        chosen: whether each choice contains each image, [choices, images].
+        images: for each image, matches by category. Among equal scores, those of the earlier image come first.
+        chosen: whether each selection contains each image, [choices, images].
     """
     total, counted = np.zeros(len(chosen)), np.zeros(len(chosen))
     for category in sorted({c for image in images for c in image}):
@@ -189,7 +190,9 @@ def mean_average_precisions(images: Sequence[Mapping[int, Matches]], chosen: Fla
 
 
 def _average_precision(found: Sequence[Matches], chosen: Flags, objects: NDArray[np.int64]) -> Floats:
-    """Return the average precision of one category, as the mean over the thresholds, [choices]."""
+    """Return the average precision of one category for each selection, [choices]. It is the mean over the
+    thresholds.
+    """
     order = np.argsort(-np.concatenate([m.scores for m in found]), kind="stable")
     place = np.repeat(np.arange(len(found)), [len(m.scores) for m in found])[order]
     right = np.concatenate([m.right for m in found], axis=1)[:, order]
@@ -207,7 +210,7 @@ def _average_precision(found: Sequence[Matches], chosen: Flags, objects: NDArray
         count = np.cumsum(here, axis=1)
         precision = np.where(here, count / (seen[:, at] + np.spacing(1)), 0.0)
         best = np.maximum.accumulate(precision[:, ::-1], axis=1)[:, ::-1]
-        # The best precision by number of objects found so far; 0 for numbers that are never reached.
+        # The best precision for each number of objects found so far; 0 for numbers that are never reached.
         by_count = np.zeros((len(chosen), max(int(objects.max()), at.size) + 1))
         rows, columns = np.nonzero(here)
         by_count[rows, count[rows, columns]] = best[rows, columns]
@@ -217,14 +220,16 @@ def _average_precision(found: Sequence[Matches], chosen: Flags, objects: NDArray
 
 @cache
 def _needed(objects: int) -> NDArray[np.int64]:
-    """Return how many of `objects` must be found for each of the 101 recalls, at least one."""
+    """Return, for each of the 101 recalls, how many of `objects` must be found. The number is at least one."""
     if not objects:
         return np.ones(len(_RECALLS), np.int64)
     return np.maximum(np.searchsorted(np.arange(objects + 1) / objects, _RECALLS), 1)
 
 
 def _overlaps(boxes: Floats, objects: Floats, crowd: Flags) -> Floats:
-    """Return the intersection over union, [D, G]. For a crowd, the detection's own area replaces the union."""
+    """Return the intersection over union of each detection with each object, [D, G]. For an object marked as crowd, the
+    detection's own area replaces the union.
+    """
     low = np.maximum(boxes[:, None, :2], objects[None, :, :2])
     high = np.minimum(boxes[:, None, :2] + boxes[:, None, 2:], objects[None, :, :2] + objects[None, :, 2:])
     size = high - low
@@ -237,7 +242,7 @@ def _overlaps(boxes: Floats, objects: Floats, crowd: Flags) -> Floats:
 
 MAX_FILE_BYTES = 512 << 20
 
-# (class of the annotations, class of the evaluation), in order of preference.
+# (class for the annotations, class for the evaluation), in order of preference.
 PACKAGES = (
     ("faster_coco_eval:COCO", "faster_coco_eval:COCOeval_faster"),
     ("pycocotools.coco:COCO", "pycocotools.cocoeval:COCOeval"),
@@ -249,7 +254,9 @@ SUMMARY = MappingProxyType({"mAP50-95": 0, "mAP50": 1, "mAP75": 2, "AR100": 8})
 
 @dataclass(frozen=True)
 class Image:
-    """Hold one annotated image: COCO id, size in pixels (None if the file omits it), annotations as in the file."""
+    """Hold one annotated image: its COCO id, its size in pixels (None if the file omits it), and its annotations in the
+    form of the file.
+    """
 
     id: int
     size: tuple[int, int] | None
@@ -258,7 +265,9 @@ class Image:
 
 @dataclass(frozen=True)
 class CocoAnnotations:
-    """Hold an annotation file: images by `file_name`, category ids in ascending order (class index i is the i-th)."""
+    """Hold an annotation file: images by `file_name`, and category ids in ascending order. Class index i is the i-th
+    id.
+    """
 
     source: str
     images: Mapping[str, Image]
@@ -266,7 +275,8 @@ class CocoAnnotations:
     names: Mapping[int, str] = field(default_factory=dict)
 
     def image(self, path: str) -> Image:
-        """Return the image of a file: the one listed with the file's path below the data folder, or else with its name.
+        """Return the annotated image for a file. It is listed under the file's path below the data folder, or else
+        under the file's name.
 
         Raises:
             DataError: no image fits, or several do.
@@ -296,7 +306,8 @@ def load_annotations(path: Path) -> CocoAnnotations:
     """Read a COCO instances file: {"images": [...], "annotations": [...], "categories": [...]}.
 
     Raises:
-        DataError: the file is missing, larger than MAX_FILE_BYTES or not JSON, or lacks one of these lists or an id.
+        DataError: the file is missing, is larger than MAX_FILE_BYTES, is not JSON, or lacks one of these lists or an
+            id.
     """
     fix = "Give a COCO instances JSON file as --annotations"
     try:
@@ -345,7 +356,7 @@ def _annotations(path: Path, plain: Any) -> CocoAnnotations:
 
 
 def _identity(value: Any) -> int:
-    """Return an id, which may be written as text, as a number.
+    """Return an id as a number. In the file it may be a text.
 
     Raises:
         ValueError, TypeError: the id is not a whole number.
@@ -375,10 +386,10 @@ def load_package(packages: Iterable[tuple[str, str]] = PACKAGES) -> tuple[Any, A
 def mean_average_precision(
     annotations: CocoAnnotations, found: Sequence[tuple[Image, Detections]], package: tuple[Any, Any]
 ) -> dict[str, float]:
-    """Return COCO's box metrics over only the images in `found`. Boxes are in pixels of the annotated image.
+    """Return COCO's box metrics over the images in `found` only. Boxes are in pixels of the annotated image.
 
     mAP50-95 is the mean over categories and the IoU thresholds .50:.05:.95. mAP50 and mAP75 use one threshold. AR100 is
-    the mean recall at 100 detections an image.
+    the mean recall at 100 detections per image.
 
     Args:
         package: the result of `load_package`.
@@ -392,7 +403,8 @@ def mean_average_precision(
 def score_guesses(
     annotations: CocoAnnotations, images: Sequence[Image], given: Sequence[Mapping[str, Any]], package: tuple[Any, Any]
 ) -> dict[str, float]:
-    """Return the metrics of `mean_average_precision` for COCO's list of results {image_id, category_id, bbox, score}.
+    """Return the metrics of `mean_average_precision` for results in COCO's form: a list of {image_id, category_id,
+    bbox, score}.
 
     Raises:
         DataError: none of the images has an annotated object, or a result has another form.
@@ -418,7 +430,7 @@ def score_guesses(
         "categories": [{"id": c, "name": annotations.names.get(c, str(c))} for c in annotations.categories],
     }
     coco_class, evaluation_class = package
-    with contextlib.redirect_stdout(io.StringIO()):  # both packages print their progress
+    with contextlib.redirect_stdout(io.StringIO()):  # Both packages print their progress, which is suppressed here.
         reference = coco_class()
         reference.dataset = dataset
         reference.createIndex()
@@ -431,7 +443,7 @@ def score_guesses(
 
 
 def guesses(annotations: CocoAnnotations, found: Sequence[tuple[Image, Detections]]) -> list[dict[str, Any]]:
-    """Return COCO's list of results: {image_id, category_id, bbox (left, top, width, height), score}."""
+    """Return results in COCO's form: a list of {image_id, category_id, bbox (left, top, width, height), score}."""
     return [
         {
             "image_id": image.id,
@@ -445,7 +457,7 @@ def guesses(annotations: CocoAnnotations, found: Sequence[tuple[Image, Detection
 
 
 def match_image(annotations: CocoAnnotations, image: Image, detections: Detections) -> dict[int, Matches]:
-    """Return the detections of one image matched with its objects, by category id.
+    """Match the detections of one image with its objects, and return the matches by category id.
 
     Boxes are in pixels of the annotated image.
     """

@@ -1,17 +1,17 @@
 """Compare one model's outputs with another's: collect the running sums for the figures of `edgeq.measure.agreement`.
 
-Only sums are kept, never outputs, so memory does not grow with the samples.
+edgeq stores only sums, never outputs, so the memory that it needs does not depend on the number of samples.
 
 Find slices of an output whose values have another unit than the rest, such as scores in a tensor of boxes in pixels.
 
 One SQNR over such an output describes only the largest values. All others could be zero without a visible change. So
-sums are kept for every index along every axis, and indices are grouped by the scale of the reference there:
+edgeq keeps sums for every index along every axis, and groups the indices by the scale of the reference there:
 
     scale[i]   the larger of two ratios. Each divides a size of index i by the largest such size of any index. The sizes
-               are max |r| over all elements with index i, and max r - min r over these elements. (A column whose
-               values happen to be near zero varies as its neighbours do.) Indices whose values are all in 0..1
-               (scores, probabilities) share the largest of their scales: a class that never occurs is not a unit of
-               its own
+               are max |r| over all elements with index i, and max r - min r over these elements. (If the values of a
+               column happen to be near zero, they still vary as much as those of its neighbours.) Indices whose values
+               are all in 0..1 (scores, probabilities) share the largest of their scales, because a class that never
+               occurs is not a unit of its own
     known[i]   scale[i] > 2^-24, the resolution of a float32; a smaller scale counts as zero (padding)
     levels     groups of indices, from the largest scale down. A new level begins at a scale that is more than 16 times
                smaller than the level's largest. Along axes of more than 12 indices (the channels of a feature map),
@@ -19,9 +19,9 @@ sums are kept for every index along every axis, and indices are grouped by the s
                fill a wide range evenly. There, a lower level must also contain more than an eighth of the indices, or
                those at one end, because some channels are hardly ever active
 
-Neighbours of one level are one slice. An index without a level joins the slice before it. A slice's SQNR is computed
-over its own elements. A ratio of 16 costs 24 dB if both levels share one scale. That is half of the 48 dB that 8 bits
-give at best.
+Neighbouring indices of the same level form one slice. An index without a level joins the slice before it. A slice's
+SQNR is computed over its own elements. If two levels with a ratio of 16 share one scale, the lower one loses 24 dB.
+That is half of the 48 dB that 8 bits give at best.
 
 Only the reference decides the slices, so all candidates are judged alike. There are no slices along the axis of the
 rows, along axes whose length differs between samples, and along axes of more than 4096 indices.
@@ -57,12 +57,14 @@ _FEW_INDICES = 12
 _SCARCE = 8
 _NEGLIGIBLE = 2.0**-24
 _MOST_INDICES = 4096
-# Summands keep 24 bits. Blocks of exponents are 8 wide, so an int64 can sum 2^32 of them.
+# Each summand keeps 24 bits. A block covers 8 exponents, so an int64 can hold the sum of 2^32 summands.
 _BITS, _BLOCK = 24, 8
 
 
 def like_slices(low: Floats, high: Floats) -> list[Run]:
-    """Return the slices of an axis whose index i has values from low[i] to high[i], or [] if all have one unit."""
+    """Return the slices of an axis, given the range of values low[i] to high[i] of each index i. Return [] if all
+    indices have one unit.
+    """
     scale = np.zeros(len(low))
     with np.errstate(over="ignore"):
         sizes = np.maximum(-low, high), np.minimum(high - low, sys.float_info.max)
@@ -99,12 +101,12 @@ def like_slices(low: Floats, high: Floats) -> list[Run]:
 
 @dataclass
 class ExactSums:
-    """Sum numbers that are not negative, one sum for each index.
+    """Sum numbers that are not negative, with one sum for each index.
 
-    Each summand is rounded to 24 bits and added exactly, so any order gives the same sum.
+    Each summand is rounded to 24 bits and then added exactly, so the sum does not depend on the order.
 
     Attributes:
-        parts: sums in units of 2^(8 b - 24), by block of exponents b.
+        parts: for each block b of exponents, sums in units of 2^(8 b - 24).
     """
 
     parts: dict[int, NDArray[np.int64]] = field(default_factory=dict)
@@ -140,7 +142,7 @@ class AxisSums:
 
     Attributes:
         low, high: smallest and largest values of the reference.
-        powers: sums of squares: of the reference for all indices, then of the difference, then of the candidate.
+        powers: sums of squares for all indices: first of the reference, then of the difference, then of the candidate.
     """
 
     low: Floats
@@ -162,13 +164,15 @@ class AxisSums:
 
 @dataclass
 class SliceSums:
-    """Hold the running figures of one output by index, along every axis that all samples allow."""
+    """Hold the running figures of one output for each index, along every axis for which all samples have them."""
 
     axes: dict[int, AxisSums] = field(default_factory=dict)
     seen: bool = False
 
     def update(self, reference: Floats, candidate: Floats, inputs: Iterable[NDArray[Any]], *, rows: int = 1) -> None:
-        """Add the finite values of one sample, or of several single rows as if they came one by one."""
+        """Add the finite values of one sample, or of several single rows. The result for several rows is the same as if
+        they came one by one.
+        """
         allowed = judged_axes(reference.shape, inputs, rows)
         self._keep(allowed)
         if not self.axes:
@@ -201,7 +205,7 @@ class SliceSums:
         self.seen = True
 
     def result(self) -> list[SliceAgreement]:
-        """Return the slices along each axis that has more than one."""
+        """Return the slices along each axis that has more than one slice."""
         found = []
         for axis, sums in self.axes.items():
             runs = like_slices(sums.low, sums.high)
@@ -218,9 +222,9 @@ class SliceSums:
 
 
 def judged_axes(shape: tuple[int, ...], inputs: Iterable[NDArray[Any]], rows: int = 1) -> dict[int, int]:
-    """Return the lengths of the axes along which an output may have slices.
+    """Return axis → length, for the axes along which an output may have slices.
 
-    The first axis is one of them only for a single sample whose inputs all have a first axis of another length.
+    The first axis is included only for a single sample, and only if the first axis of every input has another length.
     """
     firsts = [array.shape[:1] for array in inputs]
     start = 0 if firsts and rows == 1 and shape[:1] not in firsts else 1
@@ -228,9 +232,9 @@ def judged_axes(shape: tuple[int, ...], inputs: Iterable[NDArray[Any]], rows: in
 
 
 def _by_row(power: Floats, axis: int, rows: int) -> Floats:
-    """Return the sums by index along `axis` for each row, [rows, length].
+    """Return, for each row, the sums for each index along `axis`, [rows, length].
 
-    Elements are added in the same order as for a single row, so the sums are the same.
+    The elements are added in the same order as for a single row, so the sums are identical.
     """
     if power.ndim == 2 and axis == 1 and rows == len(power):
         return power
@@ -243,7 +247,8 @@ def rows(sample: Sample, outputs: dict[str, Outputs]) -> Iterator[tuple[Sample, 
     """Yield each real row of a gathered batch as a sample with a batch of 1. Yield any other sample unchanged.
 
     Args:
-        sample: a sample; gathered if its context has "rows": the contexts of the real rows, which come first.
+        sample: a sample. It is gathered if its context has "rows", the contexts of the real rows. These come first in
+            the batch.
         outputs: outputs of each session.
 
     Raises:
@@ -276,7 +281,7 @@ def rows(sample: Sample, outputs: dict[str, Outputs]) -> Iterator[tuple[Sample, 
 
 
 _UNIT = 2**1074
-"""1 / the smallest positive float64, of which every float64 is a multiple."""
+"""The reciprocal of the smallest positive float64. Every float64 is a multiple of that number."""
 _NO_INPUTS: Outputs = MappingProxyType({})
 _MOST_SLICES = 64
 
@@ -315,11 +320,11 @@ class OutputComparison:
     ) -> None:
         """Add the arrays of one sample or of several single rows.
 
-        The sums of several rows are the same as if the rows came one by one.
+        The sums for several rows are the same as if the rows came one by one.
 
         Args:
             reference, candidate: numbers or booleans, of any shape.
-            inputs: the inputs that they were computed from.
+            inputs: the inputs from which both were computed.
             rows: number of single rows; 1 for a sample.
         """
         self.indices |= reference.dtype.kind == "b" or (reference.dtype.kind in "iu" and reference.dtype.itemsize >= 4)
@@ -389,8 +394,8 @@ class OutputComparison:
         )
 
     def parts(self) -> tuple[SliceAgreement, ...]:
-        """Return the output's slices of different scale, at most 64: the worst ones. Return () if slices were not
-        recorded.
+        """Return the output's slices of different scale. If there are more than 64, return the 64 worst. Return () if
+        slices were not recorded.
         """
         found = sorted(self.slices.result() if self.slices is not None else (), key=lambda part: part.sqnr_db)
         return tuple(sorted(found[:_MOST_SLICES], key=lambda s: (s.axis, s.first)))
@@ -401,7 +406,7 @@ class Comparison:
     """Hold the running sums of all outputs of one pair of models.
 
     Attributes:
-        task: the task, which decides the output that contains class scores; None decides by the values: see
+        task: task that decides which output contains class scores. If it is None, edgeq decides by the values: see
             `ClassScores`.
     """
 
@@ -411,7 +416,7 @@ class Comparison:
     _floats: set[str] = field(default_factory=set)
 
     def update(self, reference: Outputs, candidate: Outputs, inputs: Outputs = _NO_INPUTS, *, rows: int = 1) -> None:
-        """Add the outputs by name, and the inputs, of one sample or of several single rows.
+        """Add the outputs (by name) and inputs of one sample, or of several single rows.
 
         An output that is not an array of numbers in both models is left out.
         """
@@ -457,19 +462,21 @@ def _share(part: int, whole: int) -> float | None:
 
 
 def _units(value: float) -> int:
-    """Return a finite float64 as a multiple of the smallest one. A value that overflowed counts as the largest."""
+    """Return a finite float64 as a multiple of the smallest float64. A value that overflowed counts as the largest
+    float64.
+    """
     numerator, denominator = min(value, sys.float_info.max).as_integer_ratio()
     return numerator * (_UNIT // denominator)
 
 
 def _dot(a: NDArray[np.float64], b: NDArray[np.float64]) -> float:
-    # Not `a @ b`: BLAS starts its threads for it. Next to a runtime that keeps the cores busy, this takes a thousand
-    # times as long as the sum itself.
+    # `a @ b` is not used, because BLAS would start its threads for it. If a runtime keeps the cores busy, this takes a
+    # thousand times as long as the sum itself.
     return float(np.einsum("i,i->", a, b))
 
 
 def _cosine(product: float, a: float, b: float) -> float:
     if a == 0 or b == 0:
         return 1.0 if a == b else 0.0
-    # Rounding can leave the quotient a few ulp outside -1..1.
+    # Rounding can place the quotient a few ulp outside -1..1.
     return max(-1.0, min(1.0, product / (math.sqrt(a) * math.sqrt(b))))

@@ -1,9 +1,9 @@
-"""Read which kernels and layers ran: the source node of each, its MACs, and whether it computed on integers.
+"""Find out which kernels and layers ran: for each one, its source node, its MACs, and whether it computed on integers.
 
-The source is ONNX Runtime's own profile of the optimised graph. The Q/DQ nodes of a file show only what was requested.
-The optimiser decides at load what runs: it fuses some of these nodes into integer kernels and leaves the rest in float.
-So edgeq runs one inference under the profiler, and classifies every kernel that ran by its name and the dtype of its
-inputs. Plug-in engines enter their own layers into that profile.
+edgeq reads this from ONNX Runtime's own profile of the optimised graph. The Q/DQ nodes of a file only show which nodes
+should run on integers. When ONNX Runtime loads the file, its optimiser decides: it fuses some of these nodes into
+integer kernels and leaves the rest in float. So edgeq runs one inference under the profiler, and classifies every
+kernel that ran by its name and the dtype of its inputs. Plug-in engines add their own layers to that profile.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ from edgeq.util.display import SILENT, Displayed, Progress
 from edgeq.util.records import NOT_WRITTEN, Amount, Count, Share, written
 
 RUNS = 20
-"""Number of runs that count when kernels are timed."""
+"""Number of runs that count when kernels are timed, after the warm-up."""
 _WARM_UP = 5
 _SUFFIX = "_kernel_time"
-# A product of weights in blocks multiplies integers at this accuracy level.
+# At this accuracy level, a product with weights in blocks multiplies integers.
 _INTEGER_LEVEL = 4
 TypedShape = tuple[str, list[int]]
 
@@ -54,7 +54,7 @@ class KernelRun:
 
     Attributes:
         name: name of the node in the optimised graph.
-        us: microseconds; the profiler itself costs about one.
+        us: time in microseconds. The profiler itself takes about one microsecond.
         inputs, outputs: (element type, shape) of each input tensor and output tensor.
     """
 
@@ -72,7 +72,7 @@ class Profile:
     Attributes:
         kernels: kernels of all runs, one run after the other.
         weights: shape of each node's largest constant input in the optimised graph, by the node's name.
-        expanded: names of products whose integer weights are expanded to float before they multiply.
+        expanded: names of the products whose integer weights are converted to float before the multiplication.
     """
 
     kernels: tuple[KernelRun, ...]
@@ -92,7 +92,7 @@ def profile(
 
     Args:
         feed: one sample.
-        opener: opens the session; for another machine's kernels, that machine's opener.
+        opener: function that opens the session. To run another machine's kernels, pass the opener of that machine.
 
     Raises:
         RuntimeUnavailableError: onnxruntime is missing, or refuses the model.
@@ -125,7 +125,9 @@ def timed_profile(
     runs: int = RUNS,
     opener: Callable[[Path, SessionSettings], Any] = open_session,
 ) -> Profile:
-    """Return `profile` with each kernel once, at its `typical` time over `runs` runs after a warm-up."""
+    """Return the `profile` with each kernel only once. Its time is the `typical` time over `runs` runs after a
+    warm-up.
+    """
     found = profile(model, settings, feed, runs=_WARM_UP + runs, opener=opener)
     return replace(found, kernels=typical(found.kernels, _WARM_UP + runs))
 
@@ -134,8 +136,8 @@ def typical(kernels: Sequence[KernelRun], runs: int) -> tuple[KernelRun, ...]:
     """Return each kernel of `runs` runs once, in execution order, with the median of its times after the warm-up.
 
     The median is the time of an ordinary run. A mean would include interrupts of the system. The minimum would favour
-    kernels whose time varies, such as conversions that are bound by memory. A kernel in a loop runs several times in
-    each run: its time is their sum, as a mean over all runs.
+    kernels whose time varies, such as conversions that are bound by memory. A kernel in a loop executes several times
+    in each run. Its time is the sum of these executions, averaged over all runs.
     """
     first: dict[str, KernelRun] = {}
     times: dict[str, list[float]] = {}
@@ -148,7 +150,7 @@ def typical(kernels: Sequence[KernelRun], runs: int) -> tuple[KernelRun, ...]:
 
 
 def kernel_runs(events: Iterable[Mapping[str, Any]]) -> tuple[KernelRun, ...]:
-    """Return the kernel runs among the events of a profile's JSON."""
+    """Return the kernel runs among the events in a profile's JSON file."""
     return tuple(
         KernelRun(
             event["name"].removesuffix(_SUFFIX),
@@ -167,10 +169,10 @@ class EngineLayer:
     """Describe one layer that an engine executed.
 
     Attributes:
-        name: name of the node that the layer was made from, as far as the engine keeps names.
+        name: name of the node that the layer was made from, if the engine keeps names.
         op_type: the engine's name for the operator.
         kernel: name of the kernel that ran.
-        precision: "int8", another of the engine's precisions, or "" if the kernel's name shows none.
+        precision: "int8", another of the engine's precisions, or "" if the kernel's name does not show it.
         merged: names of all nodes that the layer was made from, if the engine reports them.
     """
 
@@ -189,12 +191,13 @@ def engine_profile(
     *,
     opener: Callable[[Path, SessionSettings], Any] | None = None,
 ) -> tuple[tuple[EngineLayer, ...], tuple[KernelRun, ...]]:
-    """Return the layers of one inference in the engine, and the kernels of the nodes that it left to onnxruntime.
+    """Return the layers of one inference in the engine, and the kernels of the nodes that the engine left to
+    onnxruntime.
 
     Args:
         engine: the engine of `settings`; its execution graph must be visible.
         feed: one sample.
-        opener: opens a session in a process of the engine; None starts one.
+        opener: function that opens a session in a process of the engine; None starts a process.
 
     Raises:
         EngineError: the engine crashes or refuses the model.
@@ -226,14 +229,15 @@ def layers_of(events: Iterable[Mapping[str, Any]], graph: ExecutionGraph) -> tup
 
 Kind = Literal["int8", "float", "conversion", "other"]
 
-# Kernels that take float and convert it to integers themselves.
+# Kernels that read floats and convert them to integers themselves.
 _DYNAMIC_INTEGER = re.compile(r"^(DynamicQuantize(MatMul|LSTM)|MatMulNBits)$")
-# Control flow does not multiply: the kernels of its body count one by one.
+# Control flow does not multiply. The kernels of its bodies are counted separately.
 _CONTROL = frozenset({"If", "Loop", "Scan"})
 _CONVERSIONS = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"})
 _MOVES_DATA = frozenset({"Shape", "ReorderInput", "ReorderOutput", "MemcpyToHost", "MemcpyFromHost"})
 _ELEMENT_WISE = frozenset({"Add", "Cast", "Mul"})
-# Suffixes that ONNX Runtime appends to a node's name when a fusion, the layout optimiser or the quantizer replaces it.
+# Suffixes that ONNX Runtime appends to a node's name when a fusion, the layout optimiser or the quantizer replaces the
+# node.
 _RENAMED = re.compile(
     r"(_token_\d+|_nchwc|_Q[48]|_quant|_quant_scales_mul|/duplicated|_matmul|_MatMul|/MatMulAddFusion|/MatMulScaleFusion/)$"
 )
@@ -248,7 +252,7 @@ class NodeRun:
         source: name of the source node that the kernel computes.
         kind: the kind of computation, by the dtype of the kernel's inputs.
         macs: multiply-accumulates.
-        precision: precision of a plug-in engine's kernel; "" for onnxruntime's.
+        precision: precision of a plug-in engine's kernel; "" for onnxruntime's kernels.
     """
 
     name: str
@@ -260,7 +264,7 @@ class NodeRun:
 
 
 def aliases(source: ir.Model, macs: Mapping[str, int]) -> dict[str, str]:
-    """Return the source node's name for each name under which ONNX Runtime may run the node.
+    """Return kernel name → name of the source node, for all names under which ONNX Runtime may run a source node.
 
     A fusion names the fused kernel after the node, its output tensor, or the activation that was fused into it.
     """
@@ -276,7 +280,8 @@ def aliases(source: ir.Model, macs: Mapping[str, int]) -> dict[str, str]:
 
 
 def source_names(source: ir.Model) -> Callable[[str], str]:
-    """Return a function from the name of a kernel or layer that multiplies to the name of its source node.
+    """Return a function that finds the source node of a kernel or layer that multiplies. It maps the name of the kernel
+    to the name of the node.
 
     The function returns an unknown name unchanged.
     """
@@ -293,14 +298,14 @@ def classify(
 ) -> tuple[NodeRun, ...]:
     """Convert runs of kernels to `NodeRun`s.
 
-    MACs come from the source node if its name is still recognisable, else from the shapes that ran. A kernel in a
-    loop's body runs many times. It becomes one `NodeRun` with the MACs of all its runs.
+    The MACs are those of the source node if its name can still be recognised. Otherwise they follow from the shapes
+    that ran. A kernel in a loop's body runs many times. It becomes one `NodeRun` with the MACs of all its runs.
 
     Args:
         kernels: kernels of ONNX Runtime's profile.
         weights: `Profile.weights`.
         macs: MACs by source node name, for nodes that have any.
-        known: names that mean a source node (`aliases`).
+        known: kernel name → name of the source node (`aliases`).
         expanded: `Profile.expanded`.
     """
     runs: dict[tuple[str, str, Kind], NodeRun] = {}
@@ -308,8 +313,8 @@ def classify(
         name, op_type = kernel.name, kernel.op_type
         stem = source_name(name, known)
         computed = _macs_from_shapes(op_type, kernel.inputs, kernel.outputs, weights.get(name, ()))
-        # A name means its source node only if the kernel multiplies. Activations that were not fused, and the scaling
-        # after a dynamically quantized node, do not.
+        # A kernel's name refers to its source node only if the kernel multiplies. Activations that were not fused do
+        # not multiply, and the scaling after a dynamically quantized node does not either.
         multiplies = computed or (stem in macs and op_type not in _ELEMENT_WISE)
         standing = name if stem in macs else stem
         source = known[stem] if stem in known and multiplies else standing
@@ -329,13 +334,13 @@ def layer_runs(
 ) -> tuple[NodeRun, ...]:
     """Return an engine's layers as `NodeRun`s.
 
-    A source node with MACs belongs to the first layer that is named after it or into which it was merged. Each such
-    node becomes one `NodeRun`. A layer without a source node only converts. A node with MACs but without a layer counts
-    as float, because nothing is known about it.
+    Each source node with MACs becomes one `NodeRun`. It belongs to the first layer that is named after it or into which
+    it was merged. A source node without a layer counts as float, because nothing is known about it. A layer without a
+    source node counts as a conversion.
     """
     types = {str(node.name): node.op_type for node in source.graph}
     made = {name_of(output): str(node.name) for node in source.graph for output in node.outputs}
-    # Each node and the makers of its inputs: a product loses its name when it is merged with its bias.
+    # Each node, with the nodes that compute its inputs: a product loses its name when it is merged with its bias.
     before = {
         str(node.name): (str(node.name), *(made[name_of(value)] for value in node.inputs if name_of(value) in made))
         for node in source.graph
@@ -358,7 +363,7 @@ def layer_runs(
 
 
 def source_name(name: str, known: Collection[str]) -> str:
-    """Return `name` without appended suffixes, removed one by one until a known name is left."""
+    """Remove appended suffixes from `name` one by one until a known name is left, and return that name."""
     while name not in known and (shorter := _RENAMED.sub("", name)) != name:
         name = shorter
     return name
@@ -369,7 +374,7 @@ def _kind(op_type: str, inputs: list[TypedShape], outputs: list[TypedShape]) -> 
         return "conversion"
     if op_type in _MOVES_DATA | _CONTROL or not inputs:
         return "other"
-    # QLinearConcat takes its scales first, so its output decides.
+    # The first inputs of QLinearConcat are its scales, so the output decides.
     if _DYNAMIC_INTEGER.match(op_type) or {d for d, _ in (inputs[0], *outputs[:1])} & {"int8", "uint8"}:
         return "int8"
     computed_in_float = inputs[0][0] in ("float", "float16", "double") or any(d == "float" for d, _ in outputs)
@@ -396,7 +401,7 @@ def _macs_from_shapes(
 
 
 def sized_macs(source: ir.Model, feed: Mapping[str, np.ndarray]) -> dict[str, int]:
-    """Return the `node_macs` of an inference on `feed`."""
+    """Return `node_macs` for an inference on `feed`."""
     return node_macs(sized(source, {name: array.shape for name, array in feed.items()}))
 
 
@@ -416,7 +421,7 @@ class FloatNode:
 
 @dataclass(frozen=True)
 class OperatorCoverage:
-    """Count kernels of one type that ran on integers and in float, with their MACs."""
+    """Count the kernels of one type that ran on integers and those that ran in float, with their MACs."""
 
     op_type: str
     int8_macs: Count = 0
@@ -427,7 +432,8 @@ class OperatorCoverage:
 
 _DERIVED = -1.0
 HERE = "this machine"
-"""`Coverage.how` for this machine's own kernels: onnxruntime's, unless an engine is named before it."""
+"""`Coverage.how` for the kernels of this machine. These are onnxruntime's own kernels, unless an engine is named before
+it."""
 
 
 @dataclass(frozen=True)
@@ -437,15 +443,15 @@ class Coverage(Displayed):
     Attributes:
         basis: source of the share: the target's own kernels ("native"), the same kernels emulated ("emulated"), an
             exact model of them ("modelled"), a forecast by rules ("forecast"), or "unknown"; "" if a record omits it.
-        how: machine that measured, or rules that forecast; for "unknown", the reason.
-        reason: why a forecast was not measured, and how to measure.
+        how: the machine that measured the share, or the rules that forecast it; for "unknown", the reason.
+        reason: why the share is a forecast, and how to measure it.
         int8_macs, float_macs: MACs of one inference on integers and in float.
         nodes: every kernel that ran, in execution order.
         float_nodes: nodes that ran in float, each with its reason.
         int8_mac_share: integer MACs over all MACs; 0 if the graph has none, None if the share is unknown. This and the
-            attributes below are derived from `nodes` unless a record gives them.
+            attributes below are computed from `nodes` unless a record contains them.
         kernels: number of kernels of each kind that ran.
-        operators: kernel types that compute, most MACs first.
+        operators: types of the kernels that compute, those with the most MACs first.
         precisions: MACs by precision ("int8", "bf16", "f32" ...), if an engine has several.
     """
 
@@ -486,7 +492,7 @@ class Coverage(Displayed):
         return f"measured on {self.how}" if self.measured and self.how not in ("", HERE) else ""
 
     def summary(self) -> str:
-        """Return one line: the share and its source."""
+        """Return the share and its source in one line."""
         if self.int8_mac_share is None:
             return f"not known: {self.how}"
         about = "about " if self.basis == "forecast" else ""
@@ -511,11 +517,11 @@ def _by_operator(nodes: Iterable[NodeRun]) -> tuple[OperatorCoverage, ...]:
 def coverage_of(
     nodes: Iterable[NodeRun], why: Callable[[NodeRun], str], *, basis: Basis, how: str, reason: str = ""
 ) -> Coverage:
-    """Return the coverage of runs of nodes.
+    """Return the coverage that follows from runs of nodes.
 
     Args:
-        why: returns the reason for a node in float.
-        basis, how, reason: the attributes of `Coverage`.
+        why: function that returns the reason why a node ran in float.
+        basis, how, reason: see `Coverage`.
     """
     nodes = tuple(nodes)
     floats = [n for n in nodes if n.kind == "float"]
@@ -531,7 +537,7 @@ def coverage_of(
 
 
 Explain = Callable[[str, str], str]
-"""(source node name, operator type) → why it ran in float."""
+"""(source node name, operator type) → reason why the node ran in float."""
 
 
 def measure_coverage(
@@ -548,17 +554,17 @@ def measure_coverage(
 ) -> Coverage:
     """Run `model` once under the profiler and classify every kernel.
 
-    In a plug-in engine, classify every layer of the graph that the engine executes.
+    If the model runs in a plug-in engine, classify every layer of the graph that the engine executes.
 
     Args:
         model: the artifact.
-        settings: the session settings that ship with it.
+        settings: the session settings that ship with the artifact.
         feed: one sample.
-        source: the float model that the artifact was made from. Its nodes name and count the kernels.
-        explain: returns the reason for a node that ran in float.
-        basis, how: the attributes of `Coverage`, for the kernels that `opener` runs the model on.
-        macs: `sized_macs` of `source` and `feed`, if they are known.
-        opener: opens the session; None opens it here, and a plug-in in a process of its own.
+        source: the float model that the artifact was made from. Its nodes give the names and the MACs of the kernels.
+        explain: function that returns the reason why a node ran in float.
+        basis, how: see `Coverage`. They describe the kernels on which `opener` runs the model.
+        macs: `sized_macs` of `source` and `feed`, if the caller already has them.
+        opener: function that opens the session. None opens it here; a plug-in then runs in a separate process.
     """
     own = engine_of_file(model.name)
     if own is not None:
@@ -581,11 +587,11 @@ def measure_coverage(
 
 
 def forecast_coverage(predicted: Sequence[NodePrediction], macs: Mapping[str, int], how: str, reason: str) -> Coverage:
-    """Return the predictions for each node in the form of a measurement.
+    """Return predictions for the nodes of a model in the form of a measured coverage.
 
     Args:
         macs: MACs by node name, for nodes whose MACs differ from the prediction.
-        how, reason: the attributes of `Coverage`.
+        how, reason: see `Coverage`.
     """
     nodes = [NodeRun(n.name, n.name, n.op_type, n.verdict, macs.get(n.name, n.macs)) for n in predicted]
     reasons = {n.name: n.reason for n in predicted}
@@ -594,9 +600,11 @@ def forecast_coverage(predicted: Sequence[NodePrediction], macs: Mapping[str, in
 
 @dataclass(frozen=True)
 class KernelTime:
-    """Describe one kernel: its source node, its operator in the optimised graph, and the microseconds of one run.
+    """Describe one kernel: its source node, its operator in the optimised graph, and the microseconds that one run
+    takes.
 
-    The profiler costs about a microsecond a kernel, so use these times to compare layers. `bench` measures latency.
+    The profiler itself takes about a microsecond for each kernel. So use these times only to compare layers. `bench`
+    measures latency.
     """
 
     name: str
@@ -618,7 +626,7 @@ def kernel_times(
 
     Args:
         feed: one sample.
-        source: the float model that `model` was made from. Its nodes name the kernels.
+        source: the float model that `model` was made from. Its nodes give the names of the kernels.
         opener: see `edgeq.measure.coverage.profile`.
 
     Raises:
@@ -644,9 +652,10 @@ class Check:
     """Describe one check of one artifact for one target.
 
     Attributes:
-        name: "load", "coverage", "accuracy", "self-test", "saturation", "kernels".
-        kind: whose arithmetic was checked: the target's own kernels ("native"), the same in an emulator ("emulated") or
-            in a model of them ("modelled"); "none" for other kernels, or if there was no check.
+        name: "load", "coverage", "accuracy", "self-test", "saturation" or "kernels".
+        kind: whose arithmetic was checked: that of the target's own kernels ("native"), of the same kernels in an
+            emulator ("emulated"), or of a model of them ("modelled"). "none" means other kernels, or that there was no
+            check.
         where: machine or simulator that ran the check.
         detail: the finding, one line.
         passed: whether the check passed; None if it cannot pass or fail.
@@ -660,7 +669,8 @@ class Check:
 
 
 def strongest(checks: Iterable[Check]) -> tuple[Check, ...]:
-    """Return one check of each name: the check nearest to the hardware, or the later of two of the same kind.
+    """Return one check for each name. If several checks have the same name, return the one whose kind is nearest to the
+    hardware. If two of these have the same kind, return the later one.
 
     The checks are in the order in which their names first appear.
     """
@@ -673,7 +683,7 @@ def strongest(checks: Iterable[Check]) -> tuple[Check, ...]:
 
 
 def summarise(checks: Iterable[Check]) -> str:
-    """Return the checks by kind, in one line."""
+    """Return the checks, grouped by kind, in one line."""
     by_kind: dict[str, list[str]] = {}
     for check in checks:
         by_kind.setdefault("not on its kernels" if check.kind == "none" else check.kind, []).append(check.name)
@@ -687,16 +697,17 @@ def inspect(
     shapes: Mapping[str, Sequence[int]] | None = None,
     progress: Progress = SILENT,
 ) -> ModelReport:
-    """Return a model's operators, shapes and multiply-accumulates, and a forecast of what runs in int8 on each target.
+    """Return a model's operators, shapes and multiply-accumulates, and a forecast of the nodes that run in int8 on each
+    target.
 
     Args:
         targets: one or several names of targets or profiles, or paths to TOML files; "auto" is this machine.
-        shapes: sizes of inputs with open sizes, to count multiply-accumulates with.
+        shapes: sizes of inputs with open sizes, for counting multiply-accumulates.
 
     Raises:
         UsageError: `model` is not a path.
         ModelError: the file is not a model, or cannot be prepared for a forecast.
-        HardwareError: an unknown target.
+        HardwareError: a target is unknown.
     """
     wanted = [(target.name, target.backend, target.profile.scheme) for target in map(resolve, as_targets(targets))]
     return inspect_model(path_of(model), wanted, shapes=shapes, progress=progress)

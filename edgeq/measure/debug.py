@@ -1,9 +1,9 @@
 """Implement `edgeq.debug`: compare a float model and its quantized form, layer by layer.
 
-An engine is compared with onnxruntime's CPU kernels, tensor by tensor, to find where their results diverge. Both run
-the same file, so only arithmetic can differ. Every quantized tensor becomes an output through a DequantizeLinear of its
-own, so the engine still finds the model's Q/DQ pairs intact. The layers that lose most are then run once more alone, in
-both, on the tensors that the CPU's kernels computed.
+To find where an engine's results diverge, edgeq compares its tensors with those of onnxruntime's CPU kernels. Both run
+the same file, so only arithmetic can differ. Every quantized tensor becomes an output through an additional
+DequantizeLinear, so the engine still finds the model's Q/DQ pairs unchanged. edgeq then runs the layers that lose most
+once more, each alone. Both the engine and the CPU's kernels run them on the tensors that the CPU's kernels computed.
 """
 
 from __future__ import annotations
@@ -48,18 +48,19 @@ from edgeq.util.display import SILENT, Page, Progress
 from edgeq.util.records import plain
 
 SAMPLES = 32
-"""Default number of samples: sums over all elements of a tensor settle after a few."""
+"""Default number of samples. Sums over all elements of a tensor become stable after a few samples."""
 ORDER = "Give the float model first, then its int8 form"
 _ORIGIN = "Give the float model that it was made from"
-# Fusions change roundings. A loss above this limit means that they also changed the outputs.
+# Fusions change how results are rounded. A loss of more decibels than this means that they also changed the outputs.
 _OPTIMISER_LOSS_DB = 3.0
 _DISABLED = "optimization.disable_specified_optimizers"
 _REQUANTIZER = "WeightBiasQuantization"
 _LISTED = 3
 _SEEN = "/seen"
-# Number of samples in a simulator, which takes seconds for one. Two are enough: a tensor has thousands of elements.
+# Number of samples to run in a simulator, which takes seconds for each. Two are enough, because a tensor has thousands
+# of elements.
 _SIMULATED = 2
-# 8-bit tensors that are this close differ only by a few roundings.
+# If 8-bit tensors are this close, they differ only by a few roundings.
 _CLEAN_DB = 60.0
 
 
@@ -69,7 +70,7 @@ class Reference:
 
     Attributes:
         graph: the model.
-        path: its file: the one that the caller gave, or the prepared one in a work directory.
+        path: file of the model: the one that the caller gave, or the prepared one in a work directory.
         prepared: whether the model was prepared.
         notes: facts about the choice that the user should know.
     """
@@ -83,18 +84,18 @@ class Reference:
 def find_reference(
     path: Path, quantized: GraphIndex, name: str, workdir: Path, progress: Progress = SILENT
 ) -> Reference:
-    """Return the float model that a quantized model was made from.
+    """Return the float model from which a quantized model was made.
 
-    It is the model at `path`, or its prepared form (`edgeq.model.prepare`) if that matches more of the quantized model.
-    Preparation folds BatchNormalization into weights and fuses MatMul with Add. So an exported model may contain
-    neither the weights nor the nodes that were quantized.
+    It is the model at `path`, or the prepared form of this model (`edgeq.model.prepare`) if that matches more of the
+    quantized model. Preparation folds BatchNormalization into weights and fuses MatMul with Add. So an exported model
+    may contain neither the weights nor the nodes that were quantized.
 
     Args:
         name: name of the quantized model, for messages.
         workdir: folder for the prepared model.
 
     Raises:
-        UsageError: the model at `path` is quantized, or is not the float model of this quantized one.
+        UsageError: the model at `path` is quantized, or the quantized model was not made from it.
         ModelError: the file is not a model.
     """
     given = GraphIndex(read_model(path))
@@ -105,8 +106,8 @@ def find_reference(
         raise UsageError(f"{path} has no input {missing[0]!r}, which {name} takes", _ORIGIN)
     weights, activations = _fit(given, quantized)
     named = all(node.name for node in given.graph) and len(given.nodes) == len(given.graph)
-    # If a layer's name is missing in the quantized model, another node was quantized, such as the Gemm that a MatMul
-    # and an Add became. `--exclude` would refuse the layer's name.
+    # If the name of a layer is missing in the quantized model, another node was quantized, such as a Gemm that was made
+    # from a MatMul and an Add. `--exclude` would then refuse the layer's name.
     same = {*weights, *activations} <= {NODE_SUFFIX.sub("", node) for node in quantized.nodes}
     if named and same and len(weights) == count_quantized_weights(quantized):
         return Reference(given, path)
@@ -127,8 +128,8 @@ def find_reference(
 
 
 def _fit(graph: GraphIndex, quantized: GraphIndex) -> tuple[list[str], list[str]]:
-    """Return the float model's nodes whose weight the quantized model contains in rounded form, and those whose
-    activation both models have.
+    """Return two lists of nodes of the float model: those whose weight is in the quantized model in rounded form, and
+    those whose activation both models have.
     """
     weights = compare_weights(graph, quantized, match_weights(graph, quantized))
     activations = match_activations(graph, quantized)
@@ -144,21 +145,21 @@ _VERDICTS: Mapping[Closeness, str] = {
 
 @dataclass(frozen=True)
 class Diagnosis(Page):
-    """Hold the outcome of `edgeq.debug`.
+    """Hold the result of `edgeq.debug`.
 
     Attributes:
-        float_model, quantized, data: the arguments of `edgeq.debug`.
+        float_model, quantized, data: arguments of `edgeq.debug`.
         variant: variant of a bundle; None for a model file.
-        settings: settings that the quantized model was opened with.
+        settings: session settings of the quantized model.
         worst: maximum number of error sources to name.
         prepared: whether the float model had to be prepared (`edgeq.model.prepare`) to match.
-        comparison: weights and activations, on the graph as written.
+        comparison: comparison of the weights and activations, on the graph as written.
         optimised: agreement of the outputs in the session that ships.
         written: agreement of the outputs without graph optimisation.
-        notes, warnings: one sentence each.
-        exclusions: nodes that help when they stay in float, as measured, the best first; only searched for if the
-            outputs are not healthy.
-        engine: the quantized activations in the engine `engine_name`, if an engine was compared.
+        notes, warnings: sentences for the user.
+        exclusions: sets of nodes that, as measured, improve the outputs when they stay in float, the best first. Empty
+            if the outputs are healthy, because edgeq then does not search.
+        engine: comparison of the quantized activations in the engine `engine_name`; empty if no engine was compared.
     """
 
     float_model: Path
@@ -180,7 +181,7 @@ class Diagnosis(Page):
 
     @property
     def verdict(self) -> Closeness:
-        """Return "healthy", "noisy" or "poor", by the worst output or slice of an output of the session that ships."""
+        """Return "healthy", "noisy" or "poor". The worst output or slice decides, in the session that ships."""
         return closeness(self.optimised)
 
     @property
@@ -197,13 +198,13 @@ class Diagnosis(Page):
 
     @property
     def noise(self) -> tuple[LayerNoise, ...]:
-        """Return the noise of each activation's layer, in the order of the comparison."""
+        """Return the noise of the layers that compute the activations, in the order of the comparison."""
         return tuple(activation.noise for activation in self.comparison.activations)
 
     @property
     def effects(self) -> dict[str, Agreement]:
-        """Return the agreement of the float model's outputs under the error of each single layer, by the layer's
-        tensor.
+        """Return tensor → agreement of the float model's outputs when only the layer that computes this tensor has its
+        error.
 
         Only layers that may cause the error are included.
         """
@@ -211,7 +212,7 @@ class Diagnosis(Page):
 
     @property
     def exclude(self) -> tuple[str, ...]:
-        """Return the nodes that must stay in float to remove all error sources."""
+        """Return the nodes to keep in float so that all error sources disappear."""
         return nodes_to_exclude(self.error_sources)
 
     def __brief__(self) -> dict[str, Any]:
@@ -230,7 +231,7 @@ class Diagnosis(Page):
         return {"name": self.quantized.name, "variants": {"int8": variant}, "notes": list(self.notes)}
 
     def __record__(self) -> dict[str, Any]:
-        """Return plain JSON values, always with every key."""
+        """Return plain JSON values. Every key is always present."""
         return {
             "float_model": str(self.float_model),
             "quantized_model": str(self.quantized),
@@ -269,26 +270,26 @@ def debug(
     engine: EngineChoice | str = "",
     progress: Progress = SILENT,
 ) -> Diagnosis:
-    """Compare a quantized model with its float model and name the layers that lose the accuracy.
+    """Compare a quantized model with its float model, and name the layers that lose the accuracy.
 
-    Only sums are kept. The single steps (matching and comparing weights and activations, models with inner tensors as
-    outputs) are functions of `edgeq.measure.layers`.
+    Only sums are stored. For the single steps (matching and comparing weights and activations, models with inner
+    tensors as outputs), see the functions of `edgeq.measure.layers`.
 
     Args:
         float_model: the float32 model.
-        quantized: its quantized form, a file or a bundle.
-        data: samples, as `edgeq.open_samples` takes them.
+        quantized: the quantized model, a file or a bundle.
+        data: samples, in any form that `edgeq.open_samples` accepts.
         preprocess: preprocessing of the samples; a bundle contains its own.
-        count: maximum number of samples; None takes all.
-        start, stride: number of samples to skip at the start, and step between the samples after that.
+        count: maximum number of samples; None uses all.
+        start, stride: number of samples to skip at the start, and distance between the samples after that.
         worst: maximum number of error sources to name.
         variant: variant of a bundle; None uses the one that fits this machine.
         session_options: session options that the quantized file needs; a bundle has its own.
-        memory: bytes that tensors may take at once; less memory means more passes. None means 512 MiB.
-        engine: a plug-in such as "qnn", whose tensors are also compared with those of onnxruntime's CPU kernels.
+        memory: limit in bytes for tensors in memory; a lower limit means more passes. None means 512 MiB.
+        engine: a plug-in such as "qnn". Its tensors are also compared with those of onnxruntime's CPU kernels.
 
     Raises:
-        UsageError: the models are not a float model and a quantized form of it.
+        UsageError: the models are not a float model and its quantized form.
         EdgeqError: an error in a model, the bundle or the data.
     """
     float_model, quantized = path_of(float_model, "float model"), path_of(quantized, "quantized model")
@@ -350,15 +351,16 @@ def debug(
 
 
 def _outputs(float_model: Path, loaded: LoadedModel, samples: Samples, progress: Progress) -> dict[str, Agreement]:
-    """Compare the outputs with the float model's: as shipped, and without graph optimisation.
+    """Compare the quantized model's outputs with the float model's, once as shipped and once without graph
+    optimisation.
 
-    If the optimisation loses accuracy, also compare them without the one optimiser that is known to cause this.
+    If the optimisation loses accuracy, also compare the outputs without the one optimiser that is known to cause this.
     """
     settings = loaded.settings
     reference = open_session(float_model, SessionSettings(intra_op_threads=settings.intra_op_threads))
 
     def compared(**sessions: Any) -> dict[str, Agreement]:
-        """Compare sessions with the float model, by name."""
+        """Compare sessions with the float model, and return the agreement by name."""
         every = {"reference": reference, **sessions}
         return dict(evaluate_sessions(every, samples, reference="reference", progress=progress).agreement)
 
@@ -375,12 +377,14 @@ def _outputs(float_model: Path, loaded: LoadedModel, samples: Samples, progress:
 
 
 def _loss(outputs: Mapping[str, Agreement]) -> float:
-    """Return the decibels that the optimiser costs, or NaN if both are exact."""
+    """Return how many decibels the optimiser loses, or NaN if both outputs are exact."""
     return outputs["written"].sqnr_db - outputs["optimised"].sqnr_db
 
 
 def optimiser_warning(outputs: Mapping[str, Agreement]) -> str | None:
-    """Return a warning if the outputs of the optimised session differ from those of the graph as written, else None."""
+    """Return a warning if the outputs of the optimised session differ from those of the graph as written. Otherwise
+    return None.
+    """
     if not abs(_loss(outputs)) > _OPTIMISER_LOSS_DB:
         return None
     optimised, written = outputs["optimised"].sqnr_db, outputs["written"].sqnr_db
@@ -419,11 +423,12 @@ class EngineLayer:
 
     Attributes:
         name: name of the tensor before it is quantized.
-        node, op_type: the node that makes the tensor; "" and "Input" for an input of the model.
+        node, op_type: the node that computes the tensor; "" and "Input" for an input of the model.
         sqnr_db: SQNR when the whole model runs; infinity if both tensors are equal.
         inputs_db: lowest SQNR of the tensors that the node reads.
-        alone_db: SQNR of the layer alone, on the CPU's tensors; None if it was not run alone.
-        steps: largest difference in steps of the tensor's scale; of the layer alone if it was run alone.
+        alone_db: SQNR when only this layer runs, on the CPU's tensors; None if it was not run alone.
+        steps: largest difference in steps of the tensor's scale. It is that of the layer alone, if the layer was run
+            alone.
     """
 
     name: str
@@ -436,17 +441,18 @@ class EngineLayer:
 
     @property
     def lost_db(self) -> float:
-        """Return the decibels lost between the tensors that the node reads and the tensor that it makes."""
+        """Return how many decibels are lost between the tensors that the node reads and the tensor that it computes."""
         return min(self.inputs_db, _CLEAN_DB) - min(self.sqnr_db, _CLEAN_DB)
 
 
 def compare_engine(
     model: ir.Model, samples: Samples, choice: EngineChoice, folder: Path, *, most: int, progress: Progress = SILENT
 ) -> tuple[EngineLayer, ...]:
-    """Compare every quantized activation of `model` in the engine and in the CPU's kernels, in the order of the graph.
+    """Compare every quantized activation of `model` in the engine and in the CPU's kernels. Return the layers in graph
+    order.
 
     Args:
-        folder: an existing folder for models.
+        folder: an existing folder for temporary models.
         most: maximum number of layers to run alone.
 
     Raises:
@@ -461,7 +467,9 @@ def compare_engine(
     with Engines() as engines, progress.stage(title, len(chosen)) as advance:
 
         def opened(model: ir.Model, file: Path) -> tuple[Any, Any]:
-            """Open a model in the CPU's kernels, without graph optimisation, and in the engine."""
+            """Return two sessions of a model: one on the CPU's kernels without graph optimisation, and one on the
+            engine.
+            """
             save_model(model, file)
             there = SessionSettings(engine=choice.engine, precision=choice.precision)
             return engines.open(file, SessionSettings(optimization="none")), engines.open(file, there)
@@ -496,9 +504,9 @@ class _Place:
     """Describe a tensor that is quantized.
 
     Attributes:
-        node: the node that makes the tensor; None for an input.
+        node: the node that computes the tensor; None for an input.
         reads: the quantized tensors that the node reads.
-        open: whether the node also reads a float tensor.
+        open: whether the node also reads a float tensor that is not constant.
         step: scale of the tensor; 0 if the scale is not constant.
     """
 
@@ -519,9 +527,8 @@ class _Place:
 
 
 def _observed(model: ir.Model) -> tuple[ir.Model, dict[str, _Place]]:
-    """Return a copy of a model whose only outputs are its quantized activations, dequantized.
-
-    Return these activations too, by name.
+    """Return a copy of a model whose only outputs are its quantized activations, dequantized. Also return these
+    activations by name.
     """
     observed = model.clone()
     editor, places, seen = Editor(observed), {}, []
@@ -542,9 +549,9 @@ def _observed(model: ir.Model) -> tuple[ir.Model, dict[str, _Place]]:
 
 
 def _layer_alone(observed: ir.Model, name: str, fed: Outputs) -> ir.Model:
-    """Return a model of only the layer that makes a tensor.
+    """Return a model that contains only the layer that computes a tensor.
 
-    It starts where the layer's inputs are quantized and ends where the tensor is dequantized.
+    The model starts where the layer's inputs are quantized and ends where the tensor is dequantized.
     """
     part = ir.convenience.extract(observed.graph, list(fed), [name + _SEEN])
     for value in part.inputs:
@@ -553,7 +560,9 @@ def _layer_alone(observed: ir.Model, name: str, fed: Outputs) -> ir.Model:
 
 
 def _reads(node: ir.Node) -> tuple[tuple[str, ...], bool]:
-    """Return the quantized tensors that a node reads, and whether it reads a float tensor that is not constant."""
+    """Return two facts about a node: the quantized tensors that it reads, and whether it also reads a float tensor that
+    is not constant.
+    """
     reads: list[str] = []
     floats = False
     restores = is_op(node, "DequantizeLinear")

@@ -1,6 +1,7 @@
-"""Decode detector heads: convert a model's raw outputs to candidate boxes. Each head is a function and its `Decoder`.
+"""Decode the outputs of detector heads: convert a model's raw outputs to candidate boxes. Each head is a function with
+a `Decoder`.
 
-Plug-ins add heads by an entry point of the group `edgeq.decoders`. "path.py:function" names a function in a file.
+Plug-ins add heads through an entry point of the group `edgeq.decoders`. "path.py:function" names a function in a file.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from edgeq.util.registry import DECODERS, Registry, load_function, names_functio
 
 
 class Decode(Protocol):
-    """Define the function of a decoder."""
+    """Define the signature of a decoder function."""
 
     def __call__(self, outputs: Outputs, size: tuple[int, int]) -> Detections:
         """Return the candidates of one image, before suppression.
@@ -38,11 +39,12 @@ class Decoder:
 
     Attributes:
         name: name for `--decoder`.
-        title: the outputs that it reads, with their shapes.
-        decode: the function.
-        fits: returns whether the outputs for an image of the model's input size (width, height) belong to this head, by
-            their shapes and the bounds of their values; None if the head cannot be recognised.
-        preprocess: name of the preprocessing that its models are trained with; "" if there are several.
+        title: description of the outputs that the decoder reads, with their shapes.
+        decode: the decoder function.
+        fits: function that returns whether the outputs for an image belong to this head. The image has the model's
+            input size (width, height). The function uses the outputs' shapes and the bounds of their values. None if
+            the head cannot be recognised.
+        preprocess: name of the preprocessing that models with this head are trained with; "" if there are several.
     """
 
     name: str
@@ -66,18 +68,18 @@ def load_decoder(name: str) -> Decode:
     """Return the function of a registered decoder, or a user's "path.py:function".
 
     Raises:
-        UsageError: unknown name, or a function that cannot be loaded.
+        UsageError: the name is unknown, or the function cannot be loaded.
     """
     return load_function(name, "decoder", UsageError) if names_function(name) else REGISTRY.load(name).decode
 
 
 def _single_image(outputs: Outputs) -> dict[str, NDArray[Any]]:
-    """Return outputs of shape [1, a, b] as [a, b]. Leave out others, which are not boxes or scores."""
+    """Return the outputs of shape [1, a, b], as [a, b]. Leave out all others, because they are not boxes or scores."""
     return {name: array[0] for name, array in outputs.items() if array.ndim == 3 and array.shape[0] == 1}
 
 
 def _only_head(outputs: Outputs, decoder: str, layout: str, *, columns: int = 0) -> NDArray[Any]:
-    """Return the one output of shape [1, a, b] as [a, b]. It must have at least `columns` columns."""
+    """Return the only output of shape [1, a, b], as [a, b]. It must have at least `columns` columns."""
     found = list(_single_image(outputs).values())
     if len(found) != 1 or found[0].shape[1] < columns:
         raise _wrong_head(outputs, decoder, layout)
@@ -85,7 +87,7 @@ def _only_head(outputs: Outputs, decoder: str, layout: str, *, columns: int = 0)
 
 
 def _wrong_head(outputs: Outputs, decoder: str, layout: str) -> UsageError:
-    """Return the error for outputs that `decoder` cannot take; `layout` describes what it takes."""
+    """Return the error for outputs that `decoder` cannot read. `layout` describes the outputs that it can read."""
     shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in outputs.items())
     return UsageError(
         f"decoder {decoder} takes {layout}, but the model gives {shapes}",
@@ -94,12 +96,12 @@ def _wrong_head(outputs: Outputs, decoder: str, layout: str) -> UsageError:
 
 
 def decode_ssd(outputs: Outputs, size: tuple[int, int]) -> Detections:
-    """Scale boxes to pixels of the input, each with its best class apart from the background.
+    """Scale boxes to pixels of the input. Each box gets its best class other than the background.
 
     The graph has already decoded the boxes: [1, N, 4] as corners x1, y1, x2, y2 normalised to 0..1. The class scores
-    are [1, N, 1 + classes] after softmax. Class 0 is the background and is dropped. The last axis tells the two outputs
-    apart. With three classes and background, both have four columns, and the names decide ("box" or "loc" marks the
-    boxes).
+    are [1, N, 1 + classes] after softmax. Class 0 is the background and is dropped. The two outputs are distinguished
+    by their last axis. With three classes and background, both have four columns, so the names decide ("box" or "loc"
+    marks the boxes).
     """
     found = _single_image(outputs)
     four = [name for name, array in found.items() if array.shape[1] == 4]
@@ -123,7 +125,7 @@ ANCHORS = {
 
 
 def decode_yolov3(outputs: Outputs, size: tuple[int, int]) -> Detections:
-    """Decode YOLOv3 as Darknet defines it.
+    """Decode YOLOv3 as defined by Darknet.
 
     The outputs are raw levels [1, 3 * (5 + classes), H, W], one for each stride of 8, 16 and 32, in any order. The
     channels are x, y, w, h, objectness and classes, anchor by anchor, all before their sigmoid (Redmon and Farhadi,
@@ -147,7 +149,9 @@ def decode_yolov3(outputs: Outputs, size: tuple[int, int]) -> Detections:
 
 
 def _level(level: Floats, stride: int) -> Floats:
-    """Return one level [3 * (5 + classes), H, W] as rows of centre and size in pixels, objectness and classes."""
+    """Return one level [3 * (5 + classes), H, W] as rows. A row contains centre and size in pixels, objectness and
+    classes.
+    """
     anchors = np.array(ANCHORS[stride], np.float64)
     height, width = level.shape[1:]
     values: NDArray[Any] = level.reshape(3, -1, height, width).transpose(0, 2, 3, 1).copy()
@@ -161,14 +165,16 @@ def _level(level: Floats, stride: int) -> Floats:
 
 
 def decode_yolov3_nms(outputs: Outputs, size: tuple[int, int]) -> Detections:
-    """Return the boxes that YOLOv3 of the ONNX model zoo kept. The model suppresses boxes itself:
+    """Return the boxes that YOLOv3 of the ONNX model zoo selected. The model suppresses overlapping boxes itself. Its
+    outputs are:
 
         boxes [1, N, 4]: top, left, bottom, right
         scores [1, classes, N]
         indices [K, 3] or [1, K, 3]: batch, class, box
 
-    The model takes the image's size as a second input and returns boxes for that size. Here this input must be the size
-    of the model's own input, so that boxes are in its pixels. `edgeq.compat.readers.YoloV3DataReader` sets it.
+    The model has a second input for the size of the image, and returns boxes for that size. The second input must be
+    the size of the model's image input, so that boxes are in pixels of that input.
+    `edgeq.compat.readers.YoloV3DataReader` sets it.
     """
     del size
     integers = [array for array in outputs.values() if array.dtype.kind == "i" and array.shape[-1:] == (3,)]
@@ -186,7 +192,7 @@ def decode_yolov3_nms(outputs: Outputs, size: tuple[int, int]) -> Detections:
 
 
 def decode_yolov5(outputs: Outputs, size: tuple[int, int]) -> Detections:
-    """Decode YOLOv5 and v7. The score is objectness times class.
+    """Decode YOLOv5 and YOLOv7. The score is objectness times class score.
 
     The one output [1, N, 5 + classes] is already decoded: centre x, centre y, width, height in pixels of the model's
     input, then objectness and class scores after their sigmoid. Further outputs (the raw levels) have other shapes.
@@ -197,10 +203,10 @@ def decode_yolov5(outputs: Outputs, size: tuple[int, int]) -> Detections:
 
 
 def decode_yolov8(outputs: Outputs, size: tuple[int, int]) -> Detections:
-    """Decode YOLOv8 and related models. The score is that of the class.
+    """Decode YOLOv8 and related models. The score is the class score.
 
     The one output [1, 4 + classes, N] is already decoded: centre x, centre y, width, height in pixels of the model's
-    input, then class scores after their sigmoid. There is no objectness. [1, N, 4 + classes] is also accepted: the
+    input, then class scores after their sigmoid. There is no objectness. [1, N, 4 + classes] is also accepted; the
     longer axis is N.
     """
     del size
@@ -212,11 +218,11 @@ def decode_yolov8(outputs: Outputs, size: tuple[int, int]) -> Detections:
 
 
 def decode_nanodet(outputs: Outputs, size: tuple[int, int]) -> Detections:
-    """Decode NanoDet-Plus. It gives each distance from a cell to a side of its box as a distribution.
+    """Decode NanoDet-Plus. Its outputs give the distance from a cell to each side of the box as a distribution.
 
-    The one output [1, N, classes + 4 * 8] contains class scores after their sigmoid, then for left, top, right and
-    bottom the logits of 0 to 7 strides (X. Li et al., "Generalized Focal Loss", 2020). Cells run row by row. The levels
-    start with the finest stride: 8, 16, 32 and perhaps 64, with sizes rounded up.
+    The one output [1, N, classes + 4 * 8] contains class scores after their sigmoid. Then it contains, for left, top,
+    right and bottom, the logits of 0 to 7 strides (X. Li et al., "Generalized Focal Loss", 2020). Cells are listed row
+    by row. The levels begin with the finest stride: 8, 16, 32 and perhaps 64, with sizes rounded up.
 
         distance = sum_i i * softmax(logits)_i * stride    corner = cell * stride -+ distance
     """
@@ -234,7 +240,7 @@ def decode_nanodet(outputs: Outputs, size: tuple[int, int]) -> Detections:
 
 
 def decode_detections(outputs: Outputs, size: tuple[int, int]) -> Detections:
-    """Return the boxes that a model selected itself, as YOLOv10 does.
+    """Return the boxes that the model selected itself, as YOLOv10 does.
 
     The one output is [1, N, 6]: left, top, right, bottom in pixels of the model's input, score, class.
     """
@@ -258,7 +264,7 @@ def decode_yolox(outputs: Outputs, size: tuple[int, int]) -> Detections:
 
         centre = (xy + cell) * stride    size = exp(wh) * stride    score = objectness * class
 
-    Cells run row by row. The levels start with the finest stride: 8, 16, 32, and 64 in the larger variants.
+    Cells are listed row by row. The levels begin with the finest stride: 8, 16, 32, and 64 in the larger variants.
     """
     cells = {sum((size[0] // s) * (size[1] // s) for s in strides): strides for strides in _STRIDES}
     layout = f"[1, N, 5 + classes] with N = {' or '.join(map(str, cells))}"
@@ -274,7 +280,7 @@ def decode_yolox(outputs: Outputs, size: tuple[int, int]) -> Detections:
 
 
 def anchors(size: tuple[int, int], strides: tuple[int, ...], *, up: bool = False) -> tuple[Floats, Floats]:
-    """Return the column and row of each cell, [N, 2], and its stride in pixels, [N, 1].
+    """Return the column and row of each cell, [N, 2], and the stride of its level in pixels, [N, 1].
 
     Args:
         size: width and height of the model's input in pixels.
@@ -304,18 +310,20 @@ def _decodes(decode: Decode) -> Callable[[Outputs, tuple[int, int]], bool]:
 
 
 def _head(outputs: Outputs, columns: int) -> NDArray[Any] | None:
-    """Return the one float output of shape [1, a, b] as [a, b] if it has more than `columns` columns, else None."""
+    """Return the only float output of shape [1, a, b], as [a, b]. Return None if it has at most `columns` columns or
+    does not exist.
+    """
     found = list(_single_image(outputs).values())
     return found[0] if len(found) == 1 and found[0].shape[1] > columns and found[0].dtype.kind == "f" else None
 
 
 def _shares(values: NDArray[Any]) -> bool:
-    """Return whether all values can be scores: 0 to 1, as after a sigmoid."""
+    """Return whether all values can be scores after a sigmoid, from 0 to 1."""
     return bool(values.size and values.min() >= -_ROUNDING and values.max() <= 1 + _ROUNDING)
 
 
 _ROUNDING = 1e-3
-# The largest logarithm of a box's width or height in strides: e to this power exceeds any image.
+# The largest logarithm of a box's width or height in strides. e to this power exceeds any image size.
 _MOST_LOGARITHM = 12.0
 
 

@@ -1,11 +1,12 @@
 """Find the layers whose weights or range cause the error of the outputs, and the nodes to keep in float.
 
-There are three steps. Each looks at fewer layers with more effort:
+There are three steps. Each step considers fewer layers, with more effort:
 
-- The figures of all layers give the noise that each layer adds itself.
-- Two rankings of this noise give candidates: by its size, and by the share of the outputs' noise that traces back to
-  it.
-- The effect of each candidate's error alone on the outputs decides (`LayerPair.output_effects`).
+- The figures of all layers show the noise that each layer adds itself.
+- Two rankings of this noise give candidates. One ranks by its size, the other by its contribution to the outputs'
+  noise.
+- For each candidate, edgeq measures the effect on the outputs if only this layer has its error
+  (`LayerPair.output_effects`). This effect decides.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ from edgeq.measure.agreement import Agreement, OutputAgreement, worst_db
 from edgeq.measure.comparison import OutputComparison
 from edgeq.measure.match_layers import ActivationMatch, Kind, WeightComparison
 from edgeq.util.records import NOT_WRITTEN, NullIsInfinite, plain, written
-from edgeq.util.records import computed as written_too  # `computed` is a field here
+from edgeq.util.records import computed as written_too  # Here, `computed` is the name of a field.
 
 Cause = Literal["weights", "range"]
-# A layer counts as an error source if it alone causes this share of the noise in the outputs.
+# A layer is an error source if it alone causes at least this share of the noise in the outputs.
 _STANDS_OUT = 0.05
-# Noise against a reference of zeros has no ratio. Ratios from this value on count as equally bad.
+# If the reference is zero, the ratio of the noise to it is infinite. Ratios of this value or more count as equally bad.
 _MOST = 1e4
-# From this ratio on, channels are so unequal that a message mentions their shared scale.
+# If the ratio is this large or larger, channels are so unequal that a message mentions their shared scale.
 _UNEQUAL = 4.0
 
 
@@ -40,9 +41,10 @@ class LayerArrays:
 
     Attributes:
         exact: the float model's tensor.
-        raw: result of the quantized layer on the float model's tensors: floats before they are quantized, or integers.
-        alone: the same result in the form that its readers get.
-        from_rounded: result of the float layer on the same tensors, rounded as the quantized model rounds them.
+        raw: result of the quantized layer on the float model's tensors. It contains floats before they are quantized,
+            or integers.
+        alone: the same result in the form that readers of the tensor get.
+        from_rounded: result of the float layer on the same tensors, rounded as in the quantized model.
     """
 
     exact: Mapping[str, NDArray[Any]]
@@ -53,12 +55,12 @@ class LayerArrays:
 
 @dataclass(frozen=True)
 class LayerNoise:
-    """Hold the noise that one layer adds itself, relative to its signal's power: 10^(-SQNR/10).
+    """Hold the noise that one layer adds itself, relative to the power of its signal: 10^(-SQNR/10).
 
     Attributes:
-        weights: noise of its quantized weights.
-        range: noise of rounding and clipping its result.
-        inherited: noise of all layers before it, when the whole quantized model runs.
+        weights: noise of the layer's quantized weights.
+        range: noise of rounding and clipping the layer's result.
+        inherited: noise of all earlier layers, when the whole quantized model runs.
     """
 
     weights: float
@@ -72,7 +74,7 @@ class LayerNoise:
 
     @property
     def cause(self) -> Cause:
-        """Return which part of the layer's own noise is larger."""
+        """Return the larger part of the layer's own noise, "weights" or "range"."""
         return "weights" if self.weights > self.range else "range"
 
 
@@ -90,16 +92,16 @@ class ActivationComparison:
 
     Attributes:
         name: name of the tensor in the float model.
-        computed: name of its tensor in the quantized model.
-        node, op_type, folded, kind, range: the attributes of `ActivationMatch`.
+        computed: name of the tensor in the quantized model.
+        node, op_type, folded, kind, range: see `ActivationMatch`.
         minimum, maximum: smallest and largest float values seen.
-        reads: names of the activations that its layer reads.
-        exact_reads: names of those activations that the layer reads before they are quantized.
-        accumulated, layer, inputs: see `edgeq.measure.layers`. For a graph input, the first two are `rounding`, and the
-            last is exact.
+        reads: names of the activations that the tensor's layer reads.
+        exact_reads: names of the activations in `reads` that the layer reads before they are quantized.
+        accumulated, layer, inputs: see `edgeq.measure.layers`. For a graph input, the first two equal `rounding`, and
+            the last is exact.
         rounding: agreement of the float values with their rounded form; None if the tensor is not quantized.
         saturated_low, saturated_high: share of the float values that are outside the range by more than half a step.
-        effect: agreement of the float model's outputs with the error of only this layer; None if it was not measured.
+        effect: agreement of the float model's outputs if only this layer has its error; None if it was not measured.
     """
 
     name: str
@@ -123,21 +125,22 @@ class ActivationComparison:
 
     @written_too
     def saturated(self) -> dict[str, float]:
-        """Return the shares of saturated values at the two ends."""
+        """Return the shares of saturated values at the lower and the upper end."""
         return {"low": self.saturated_low, "high": self.saturated_high}
 
     @written_too
     def noise(self) -> LayerNoise:
-        """Return the noise of the activation's layer."""
+        """Return the noise of the layer that computes the activation."""
         layer, inputs, rounding = (_ratio(a) for a in (self.layer, self.inputs, self.rounding))
-        # Independent errors add up in power. The weights cause what inputs and rounding do not explain.
+        # The powers of independent errors add up. The part that inputs and rounding do not explain is caused by the
+        # weights.
         own = max(0.0, layer - inputs)
         of_range = min(own, rounding)
         return LayerNoise(own - of_range, of_range, max(0.0, _ratio(self.accumulated) - own))
 
     @written_too
     def output_sqnr_db(self) -> float | None:
-        """Return the SQNR of the outputs with the error of only this layer, or None if it was not measured."""
+        """Return the SQNR of the outputs if only this layer has its error. Return None if it was not measured."""
         return None if self.effect is None else self.effect.sqnr_db
 
 
@@ -164,7 +167,7 @@ class ActivationSums:
 
         Args:
             whole: the activation when the whole quantized model runs.
-            real: removes the padding from an array.
+            real: function that removes the padding from an array.
         """
         match = self.match
         exact = real(made.exact[match.name])
@@ -211,14 +214,15 @@ class ErrorSource:
     """Describe a layer that causes a large part of the error of the outputs.
 
     Attributes:
-        name: name of its tensor.
+        name: name of the layer's tensor.
         node, op_type: the node that computes the tensor; "" and "Input" for a graph input.
-        output_sqnr_db: SQNR of the float model's outputs with the error of only this layer.
-        share: share of the noise in the quantized model's outputs, 0 to 1. Errors, and so shares, do not simply add up.
-        cause: "weights", or "range" of the layer's result.
+        output_sqnr_db: SQNR of the float model's outputs if only this layer has its error.
+        share: share of the noise in the quantized model's outputs, 0 to 1. The shares of all layers need not add up to
+            1, because errors do not simply add up.
+        cause: "weights", or "range" (the range of the layer's result).
         reason: the cause in figures.
-        exclude: nodes to keep in float. For a range there are several, because a tensor stays float only if its maker
-            and all its readers do.
+        exclude: nodes to keep in float. If the cause is the range, there are several, because a tensor stays in float
+            only if the node that computes it and all nodes that read it do.
     """
 
     name: str
@@ -232,10 +236,10 @@ class ErrorSource:
 
 
 def candidates(activations: Sequence[ActivationComparison], outputs: Iterable[str], most: int) -> tuple[str, ...]:
-    """Return the names of up to `most` tensors whose layers may cause the error, in order of execution.
+    """Return the names of at most `most` tensors whose layers may cause the error, in order of execution.
 
     Args:
-        outputs: the graph outputs.
+        outputs: names of the graph outputs.
     """
     own = {a.name: a.noise.own for a in activations}
     traced = _traced(activations, own, frozenset(outputs))
@@ -253,7 +257,7 @@ def find_error_sources(
     outputs: Agreement,
     most: int = 10,
 ) -> tuple[ErrorSource, ...]:
-    """Return at most `most` layers that each cause a considerable part of the noise in the outputs, worst first.
+    """Return at most `most` layers that each cause a considerable part of the noise in the outputs, the worst first.
 
     Args:
         outputs: agreement of the whole quantized model's outputs.
@@ -279,8 +283,7 @@ def sets_to_exclude(
 ) -> tuple[tuple[str, ...], ...]:
     """Return at most `most` sets of nodes to try in float.
 
-    The sets of the error sources come first. Then come the nodes around the tensors whose error changes the outputs
-    most.
+    The sets of the error sources come first. The nodes around the tensors whose error changes the outputs most follow.
     """
     by_name = {a.name: a for a in activations}
     followed = [(worst_db(a.effect), a) for a in activations if a.effect is not None]
@@ -291,17 +294,17 @@ def sets_to_exclude(
 
 
 def nodes_to_exclude(error_sources: Iterable[ErrorSource]) -> tuple[str, ...]:
-    """Return the nodes of all error sources, each once, worst error source first."""
+    """Return the nodes of all error sources, each once. The nodes of the worst error source come first."""
     return tuple(dict.fromkeys(node for error_source in error_sources for node in error_source.exclude))
 
 
 def _traced(
     activations: Sequence[ActivationComparison], own: Mapping[str, float], outputs: frozenset[str]
 ) -> dict[str, float]:
-    """Return the outputs' noise traced back to each layer.
+    """Trace the noise of the outputs back to the layers, and return each layer's part.
 
-    A layer keeps the share of its accumulated noise that is its own. The rest goes to the tensors that it reads, in
-    proportion to their noise.
+    The noise that reaches a layer is divided. The layer itself keeps the share that its own noise has in its
+    accumulated noise. The rest goes to the tensors that it reads, in proportion to their noise.
     """
     accumulated = {a.name: _ratio(a.accumulated) for a in activations}
     read = {name for a in activations for name in a.reads}
@@ -318,7 +321,7 @@ def _traced(
 
 
 def _share(effect: Agreement, outputs: Agreement) -> float:
-    """Return the layer's share of an output's noise, for the output where the share is largest."""
+    """Return the layer's share of the noise in an output. Of several outputs, the one with the largest share counts."""
     whole = {output.name: _ratio(output) for output in outputs.outputs}
     parts = [(_ratio(output), whole.get(output.name, 0.0)) for output in effect.outputs]
     return max((min(1.0, part / total) for part, total in parts if total > 0), default=0.0)
@@ -333,7 +336,9 @@ def _ratio(agreement: OutputAgreement | None) -> float:
 
 
 def _touching(tensor: ActivationComparison, activations: Mapping[str, ActivationComparison]) -> list[str]:
-    """Return the nodes that cause a tensor to be quantized. A dynamic scale belongs only to the readers."""
+    """Return the nodes that cause a tensor to be quantized. If the scale is dynamic, only the nodes that read the
+    tensor do.
+    """
     readers = [a.node for a in activations.values() if tensor.name in a.reads and tensor.name not in a.exact_reads]
     return readers if tensor.kind == "dynamic" else [tensor.node, *readers]
 

@@ -1,8 +1,9 @@
-"""Implement `edgeq eval` as a function: measure a model or bundle on data, for a task, against a reference, or both.
+"""Implement `edgeq eval` as a function. It measures a model or bundle on data, for a task, against a reference, or
+both.
 
-Find the preprocessing that a model was trained with: measure its accuracy on labelled data under each candidate. The
-float model is measured, because a wrong preprocessing costs more than any quantization. Calibration on wrongly prepared
-samples gives wrong ranges without a message.
+Find the preprocessing that a model was trained with: measure its accuracy on labelled data with each candidate. edgeq
+measures the float model, because a wrong preprocessing costs more than any quantization. Calibration on wrongly
+prepared samples gives wrong ranges without a message.
 """
 
 from __future__ import annotations
@@ -41,13 +42,13 @@ class EvalRequest:
 
     Attributes:
         model: model file or bundle.
-        data: samples, as `edgeq.data.samples.open_samples` takes them.
-        task: name of a task, or "path.py:factory"; None with a reference measures only agreement.
+        data: samples, in any form that `edgeq.data.samples.open_samples` accepts.
+        task: name of a task, or "path.py:factory". With None, only the agreement with the reference is measured.
         options: options of the task.
-        reference: a second model or bundle, run on the same samples. It runs in onnxruntime's own kernels.
+        reference: a second model or bundle, run on the same samples with onnxruntime's own kernels.
         variant: variant of a bundle; None uses the one that fits this machine.
         preprocess: preprocessing of the samples; None uses the bundle's, if any.
-        labels, count, start, stride: the arguments of `open_samples`.
+        labels, count, start, stride: see `open_samples`.
         settings: session settings for model files; a bundle has its own.
     """
 
@@ -66,10 +67,10 @@ class EvalRequest:
 
 
 def request_from_options(given: Mapping[str, Any]) -> EvalRequest:
-    """Return a request from flat options.
+    """Return a request for flat options.
 
-    The options are the fields of `EvalRequest`, those of tasks (`split_task_options`), `threads`, `optimization`,
-    `session_options` (each "key=value"), and `engine` as `choose_engine` takes it.
+    The options are the fields of `EvalRequest`, the options of tasks (`split_task_options`), `threads`, `optimization`,
+    `session_options` (each "key=value"), and `engine` in a form that `choose_engine` accepts.
     """
     options, remaining = split_task_options(given)
     settings = SessionSettings(
@@ -85,7 +86,7 @@ def request_from_options(given: Mapping[str, Any]) -> EvalRequest:
 
 @dataclass(frozen=True)
 class EvalResult:
-    """Hold the outcome of an evaluation.
+    """Hold the result of an evaluation.
 
     `accuracy` and `reference_accuracy` are None without a task. `agreement` is None without a reference. `coverage`
     describes the execution graph of a plug-in engine, and is None for any other model.
@@ -103,15 +104,15 @@ class EvalResult:
 
     @property
     def loss(self) -> float | None:
-        """Return how much worse the model is than the reference, in the primary metric's unit, or None without both
-        figures.
+        """Return how much worse the model is than the reference, in the unit of the primary metric. Return None if one
+        of the two figures is missing.
         """
         if self.accuracy is None or self.reference_accuracy is None:
             return None
         return self.accuracy.loss_against(self.reference_accuracy)
 
     def __record__(self) -> dict[str, Any]:
-        """Return plain JSON values, always with every key."""
+        """Return plain JSON values. Every key is always present."""
         accuracy, reference = self.accuracy, self.reference_accuracy
         return {
             "model": str(self.request.model),
@@ -145,16 +146,16 @@ def run_evaluation(
     workers: int | str | Workers | None = None,
     progress: Progress = SILENT,
 ) -> EvalResult:
-    """Open everything, run every sample once, and measure.
+    """Open the models and the data, run every sample once, and measure.
 
     Args:
-        opener: opens the model where it will run; None opens it on this machine. A reference always runs on this
-            machine.
-        workers: a number of processes to share the samples among, the address of a Dask scheduler, or the result of
+        opener: object that opens the model on the machine that will run it; None opens it on this machine. A reference
+            always runs on this machine.
+        workers: a number of processes that share the samples, the address of a Dask scheduler, or the result of
             `edgeq.distributed.workers.open_workers`. It cannot be combined with `opener`.
 
     Raises:
-        UsageError: neither a task nor a reference, or an invalid option.
+        UsageError: there is neither a task nor a reference, or an option is invalid.
         EdgeqError: an error in the model, the bundle or the data.
     """
     name, options = named_task(request.task, request.options), request.options
@@ -165,7 +166,7 @@ def run_evaluation(
         raise UsageError("task options without a task", "Give a --task")
     refuse_ignored(request.settings, *(path for path in (request.model, request.reference) if path is not None))
     with ExitStack() as stack:
-        pool = stack.enter_context(open_workers(workers))  # workers start while the model opens
+        pool = stack.enter_context(open_workers(workers))  # Workers start while the model is being opened.
         loaded = stack.enter_context(
             open_model(request.model, request.settings, variant=request.variant, opener=opener)
         )
@@ -244,12 +245,12 @@ def _check_same_inputs(loaded: LoadedModel, reference: LoadedModel) -> None:
 
 
 PLAIN = {"divide=255,layout=model": "0..1", "none": "as they are"}
-"""Further candidates, for models that do not take images: value of `--preprocess` → title."""
+"""Further candidates, for models whose inputs are not images: value of `--preprocess` → title."""
 
 
 @dataclass(frozen=True)
 class Try:
-    """Describe one candidate: its accuracy, or the reason why it does not fit the data and the model."""
+    """Describe one candidate: its accuracy, or the reason why it does not fit the data or the model."""
 
     preprocess: str
     title: str
@@ -263,10 +264,10 @@ class Try:
 
 @dataclass(frozen=True)
 class Trial:
-    """Rank the candidates: the best first, those that do not fit last.
+    """Rank the candidates: the best first. Candidates that do not fit come last.
 
     Attributes:
-        tied: the best candidate and those that this number of samples cannot tell from it.
+        tied: the best candidate, and the candidates that this number of samples cannot distinguish from it.
     """
 
     request: EvalRequest
@@ -293,16 +294,16 @@ class Trial:
 def try_preprocess(
     request: EvalRequest, candidates: Sequence[str] | None = None, *, progress: Progress = SILENT
 ) -> Trial:
-    """Evaluate `request` once for each candidate preprocessing.
+    """Evaluate `request` once with each candidate preprocessing.
 
     Args:
-        request: a request with a task. Its own preprocessing, if any, is also a candidate, and its source options (key,
-            label, layout …) apply to all candidates.
-        candidates: preprocessings, as `--preprocess` takes them; None takes the common ones and `PLAIN`.
+        request: a request with a task. If it has a preprocessing, this is also a candidate, and its source options
+            (key, label, layout …) apply to all candidates.
+        candidates: preprocessings, in any form that `--preprocess` accepts; None tries the common ones and `PLAIN`.
 
     Raises:
-        UsageError: no task, or a reference.
-        EdgeqError: no candidate fits; it is the first candidate's error.
+        UsageError: the request has no task, or has a reference.
+        EdgeqError: no candidate fits. The error is that of the first candidate.
     """
     if request.task is None:
         raise UsageError("preprocessings are compared by accuracy", "Give a --task, and labelled data")
@@ -322,10 +323,11 @@ def try_preprocess(
     if not measured:
         raise failed[0][1]
     sign = -1 if measured[0][1].higher_is_better else 1
-    # a stable sort keeps named candidates first among equals
+    # The sort is stable, so named candidates come first among equal ones.
     ranked = sorted(measured, key=lambda pair: sign * pair[1].value)
     best = ranked[0][1]
-    # Twice the standard error of a share over this number of samples; 0 for a metric that is not a share.
+    # Twice the standard error of a share that is measured on this number of samples; 0 for a metric that is not a
+    # share.
     noise = 2 * math.sqrt(best.value * (1 - best.value) / best.samples) if 0 <= best.value <= 1 else 0.0
     tied = [one.preprocess for one, accuracy in ranked if abs(accuracy.value - best.value) <= noise]
     tries = tuple(one for one, _ in (*ranked, *failed))
@@ -333,7 +335,7 @@ def try_preprocess(
 
 
 def _candidates(request: EvalRequest, given: Sequence[str] | None) -> Mapping[str, Preprocess]:
-    """Return the candidates by name. Each reads the data as the request's own preprocessing does."""
+    """Return the candidates by name. Each reads the data with the source options of the request's own preprocessing."""
     listed = list(given) if given is not None else list(dict.fromkeys([*candidates(), *PLAIN]))
     if request.preprocess is None:
         return {name: load_preprocess(name) for name in listed}

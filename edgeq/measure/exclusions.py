@@ -1,9 +1,9 @@
-"""Find the nodes of a quantized model that help when they stay in float.
+"""Find the nodes of a quantized model that improve its outputs when they stay in float.
 
-The float and the quantized model are combined into a quantized model with some nodes in float. This needs no backend,
-so it works for files of any quantizer. The nodes come from the float model, with its weights. A tensor between two of
-these nodes stays float unless another node also reads it. A tensor from any other node is read in its quantized form.
-So the result computes the same as a build that excludes these nodes, up to roundings.
+edgeq combines the float and the quantized model into a quantized model with some nodes in float. This needs no backend,
+so it works for files of any quantizer. The nodes are taken from the float model, with their weights. A tensor between
+two of these nodes stays float unless another node also reads it. A tensor from any other node is read in its quantized
+form. So the result computes the same values, up to rounding, as a build that excludes these nodes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _FLOAT_TYPES = (None, ir.DataType.FLOAT)
 def with_nodes_in_float(
     float_graph: GraphIndex, quantized_graph: GraphIndex, matches: Sequence[ActivationMatch], nodes: Collection[str]
 ) -> Loadable | None:
-    """Return the quantized model in a form that computes `nodes` of the float model in float.
+    """Return the quantized model with the nodes `nodes` of the float model in float.
 
     Nodes that are fused with one of them in the quantized model also become float. Return None for nodes with bodies,
     for tensors without a counterpart, and for a model that computes in a type other than float32.
@@ -52,8 +52,8 @@ def with_nodes_in_float(
 def _closed(
     float_graph: GraphIndex, quantized_graph: GraphIndex, matches: Mapping[str, ActivationMatch], nodes: Collection[str]
 ) -> frozenset[str] | None:
-    """Return `nodes` and all nodes that the quantized model cannot separate from them, or None if they cannot be
-    separated.
+    """Return `nodes`, and all nodes that cannot be separated from them in the quantized model. Return None if the whole
+    set cannot be separated from the rest.
     """
     region, waiting = set(nodes), list(nodes)
     while waiting:
@@ -62,7 +62,7 @@ def _closed(
             return None
         near: list[ir.Node | None] = []
         for value in filter(None, node.inputs):
-            # The quantized model has the same tensors of other types: a shape, an index, a mask.
+            # Tensors that are not floats (a shape, an index, a mask) are the same in the quantized model.
             as_it_is = name_of(value) in quantized_graph.values and value.dtype not in _FLOAT_TYPES
             if name_of(value) not in matches and not value.is_initializer() and not as_it_is:
                 near.append(value.producer())
@@ -95,7 +95,9 @@ class _Splicer:
         self._made: dict[str, ir.Value | None] = {}
 
     def add(self, node: ir.Node) -> None:
-        """Add a node of the float model after the region's nodes that it reads, and connect its readers."""
+        """Add a node of the float model and connect the nodes that read its outputs. Nodes of the region whose outputs
+        it reads must have been added before.
+        """
         inputs = [None if value is None else self._read(value) for value in node.inputs]
         names = [name_of(output) for output in node.outputs]
         made = self._editor.nodes(
@@ -125,8 +127,8 @@ class _Splicer:
         return given if alone else self._rounded(match, given)
 
     def _handed_over(self, name: str, new: ir.Value) -> ir.Value:
-        """Connect readers outside the region to `new`, in the form of the old tensor. Return the value for readers
-        inside it.
+        """Connect nodes outside the region to `new`, in the form of the old tensor. Return the value that nodes inside
+        the region read.
         """
         match = self._matches.get(name)
         if match is None:
@@ -144,7 +146,7 @@ class _Splicer:
         return self._rounded(match, new)
 
     def _rounded(self, match: ActivationMatch, value: ir.Value) -> ir.Value:
-        """Return the float values that readers of a quantized tensor get."""
+        """Return the float values that the readers of a quantized tensor get in the quantized model."""
         if match.params is None:
             return value
         if not match.integer:
@@ -157,21 +159,22 @@ class _Splicer:
 
 
 SAMPLES = 4
-# Number of nodes of the worst sets that are tried alone.
+# Number of nodes from the worst sets that are also tried one by one.
 _SINGLES = 8
-# Maximum number of nodes to try in integers again. A node stays there if this costs at most `_WORTH_DB`.
+# Maximum number of nodes of the best set to try in integers again. If this costs at most `_WORTH_DB`, the node stays in
+# integers.
 _PUT_BACK = 4
 _FLOAT = "float32"
-# The smallest gain that counts, in dB.
+# Smallest gain that counts, in dB.
 _WORTH_DB = 1.0
 
 
 @dataclass(frozen=True)
 class Exclusion:
-    """Describe nodes left in float, and the effect.
+    """Describe nodes that stay in float, and the effect of this.
 
     Attributes:
-        nodes: names, in the order of the sets.
+        nodes: names of the nodes, in the order of the sets.
         sqnr_db: SQNR of the outputs in dB with these nodes in float, on the graph as written.
         plain_db: SQNR of the outputs in dB without the change, on the same samples.
     """
@@ -182,12 +185,12 @@ class Exclusion:
 
 
 def find_exclusions(pair: LayerPair, sets: Sequence[tuple[str, ...]], samples: Samples) -> tuple[Exclusion, ...]:
-    """Return the sets of nodes that help when they stay in float, the best first.
+    """Return the sets of nodes that improve the outputs when they stay in float, the best first.
 
-    edgeq tries each of `sets`, and single nodes in them. It then tries the first 1, 2, 4 ... sets together, once in the
-    order of `sets` and once in the order of their gain. It also tries the sets with the largest gain together with
-    neighbouring nodes that have no multiply-accumulates, because a tensor next to a node in integers is quantized. Of
-    two good results, the one with fewer nodes is better.
+    edgeq tries each of `sets`, and single nodes from them. Then it tries the first 1, 2, 4 ... sets together, once in
+    the order of `sets` and once in the order of their gain. It also tries the sets with the largest gain together with
+    neighbouring nodes that have no multiply-accumulates, because a tensor next to an integer node is quantized. Of two
+    good results, the one with fewer nodes is better.
 
     Args:
         samples: a few samples; all of them are run for each set.
@@ -199,7 +202,7 @@ def find_exclusions(pair: LayerPair, sets: Sequence[tuple[str, ...]], samples: S
     known = {_FLOAT: [infer(reference, sample, model="the float model") for sample in samples]}
 
     def judged(model: GraphIndex | Loadable) -> float:
-        """Return the SQNR in dB of a model's outputs."""
+        """Return the SQNR of a model's outputs in dB."""
         sessions = {_FLOAT: reference, "": instrumented_session(model, optimization="none", settings=pair.settings)}
         return worst_db(evaluate_sessions(sessions, samples, reference=_FLOAT, known=known).agreement[""])
 
@@ -207,8 +210,8 @@ def find_exclusions(pair: LayerPair, sets: Sequence[tuple[str, ...]], samples: S
     found: dict[frozenset[str], Exclusion] = {}
 
     def measure(nodes: tuple[str, ...]) -> float:
-        """Return the SQNR with `nodes` in float, or that of the unchanged model if these nodes cannot be separated from
-        it.
+        """Return the SQNR with `nodes` in float. If these nodes cannot be separated from the model, return the SQNR of
+        the unchanged model.
         """
         key = frozenset(nodes)
         if key not in found:
@@ -244,7 +247,7 @@ def find_exclusions(pair: LayerPair, sets: Sequence[tuple[str, ...]], samples: S
 
 
 def _rank(one: Exclusion) -> tuple[float, int, tuple[str, ...]]:
-    """Return a sort key: the decibels, to the precision that matters, then the number of nodes."""
+    """Return a sort key: the decibels, rounded to the precision that matters, then the number of nodes."""
     return -round(min(one.sqnr_db, GOOD_DB) / _WORTH_DB), len(one.nodes), one.nodes
 
 
@@ -254,8 +257,8 @@ def _together(sets: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
 
 
 def _with_neighbours(float_graph: GraphIndex, nodes: tuple[str, ...], macs: Mapping[str, int]) -> tuple[str, ...]:
-    """Return `nodes` and their neighbours without multiply-accumulates: the makers of their inputs and the readers of
-    their outputs.
+    """Return `nodes` and their neighbours without multiply-accumulates. Neighbours are the nodes that compute their
+    inputs and the nodes that read their outputs.
     """
     found = dict.fromkeys(nodes)
     for name in nodes:

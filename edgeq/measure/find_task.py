@@ -1,6 +1,7 @@
-"""Find what to measure if no task is named: detection by a COCO file next to the images, else classification.
+"""Choose what to measure if no task is named. A COCO file next to the images means detection. Otherwise the task can be
+classification.
 
-Classification needs class numbers that the model's scores predict better than a guess.
+Classification requires that the labels are class numbers, and that the model's scores predict them better than a guess.
 """
 
 from __future__ import annotations
@@ -30,20 +31,20 @@ _LARGEST = 64 << 20
 
 
 def named_task(name: str | None, options: TaskOptions) -> str | None:
-    """Return the name of the task. Annotations without a name mean detection."""
+    """Return the name of the task. If annotations but no name are given, the task is detection."""
     return "detection" if name is None and options.annotations is not None else name
 
 
 def annotations_beside(source: Any) -> Path | None:
-    """Return the COCO file that lists the first image of `source`, or None if no such file was found.
+    """Return the COCO file that lists the first image of `source`. Return None if no such file was found.
 
-    edgeq looks in the folder of the images, in the folder above, and in a folder called annotations in either of them.
+    edgeq searches the folder of the images, the folder above, and a folder called annotations in either of them.
     """
     if not isinstance(source, str | Path):
         return None
     try:
         found = find_files(source)
-    except EdgeqError:  # the code that opens the data reports it
+    except EdgeqError:  # The code that opens the data reports this error.
         return None
     if found.kind != "images":
         return None
@@ -52,14 +53,16 @@ def annotations_beside(source: Any) -> Path | None:
     for path in [path for path in listed if path.stat().st_size <= _LARGEST][:_MOST_FILES]:
         try:
             load_annotations(path).image(found.files[0].relative_to(found.root).as_posix())
-        except DataError:  # another kind of JSON, or a COCO file of other images
+        except DataError:  # The file is another kind of JSON, or a COCO file for other images.
             continue
         return path
     return None
 
 
 def find_detection(data: Data, signature: Signature, session: Session, progress: Progress = SILENT) -> Task | None:
-    """Return the task of a detector whose images have a COCO file next to them, or None for any other model or data."""
+    """Return a detection task if the model is a detector and its images have a COCO file next to them. Otherwise return
+    None.
+    """
     path = annotations_beside(data.source) if score_count(signature) is None else None
     if path is None or not detector_heads(signature, session):
         return None
@@ -73,7 +76,7 @@ def find_detection(data: Data, signature: Signature, session: Session, progress:
 
 
 def detector_heads(signature: Signature, session: Session) -> list[Decoder]:
-    """Return the decoders that can read the model's outputs for a black image, or [] for a model that is not a
+    """Return the decoders that can read the model's outputs for a black image. Return [] if the model is not a
     detector.
     """
     if score_count(signature) is not None or len(signature.inputs) != 1:
@@ -84,13 +87,15 @@ def detector_heads(signature: Signature, session: Session) -> list[Decoder]:
     shape = tuple(side if isinstance(side, int) else 1 for side in spec.shape or ())
     try:
         outputs = infer(session, Sample("a black image", {spec.name: np.zeros(shape, spec.dtype)}))
-    except EdgeqError:  # the model does not take one image
+    except EdgeqError:  # The model's input is not one image.
         return []
     return recognise(outputs, size)
 
 
 def find_classification(samples: Samples, session: Session, progress: Progress = SILENT) -> Task | None:
-    """Return classification if the model's scores predict the samples' class numbers better than a guess, else None."""
+    """Return the classification task if the model's scores predict the samples' class numbers better than a guess.
+    Otherwise return None.
+    """
     task = infer_task(first := next(iter(samples)), infer(session, first))
     if task is None:
         return None
@@ -104,7 +109,7 @@ def find_classification(samples: Samples, session: Session, progress: Progress =
         meter = settled.start()
         for row, outputs in pairs:
             meter.update(outputs, row)
-    except DataError:  # the labels belong to another task
+    except DataError:  # The labels are for another task.
         return None
     if meter.notes():
         return None

@@ -1,7 +1,8 @@
-"""Measure latency and throughput of models on this machine: run edgeq_device's benchmark on edgeq's sessions.
+"""Measure the latency and throughput of models on this machine, with the benchmark of `edgeq_device` on edgeq's
+sessions.
 
-The benchmark itself is in `edgeq_device`, which travels in bundles, so a workstation and a device run the same code.
-Its interface here is `measure_models`, and `Measurement`, the report as a value.
+The benchmark itself is in `edgeq_device`, which is included in bundles, so a workstation and a device run the same
+code. Its interface here is `measure_models`, and `Measurement`, which holds the report.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class Measurement(Page):
         versions: versions of Python, onnxruntime and numpy.
         settings: durations, counts, scenarios, threads, cores, seed.
         models: execution providers and memory, by model name.
-        scenarios: figures of each model and ratios against the baseline, by scenario name.
+        scenarios: by scenario name, the figures of each model and the ratios to the baseline.
         notes: possible disturbances of the figures, and what the figures leave out.
         report: the whole measurement as plain values.
     """
@@ -49,7 +50,7 @@ class Measurement(Page):
     report: Mapping[str, Any]
 
     def latency(self, name: str, scenario: str = "single-stream") -> Mapping[str, float]:
-        """Return the figures of one model.
+        """Return the latency figures of one model.
 
         The keys are count, min_ms, p50_ms, p90_ms, p99_ms, p999_ms, max_ms, mean_ms, cv and samples_per_s.
         """
@@ -79,12 +80,12 @@ class Measurement(Page):
         return self.report
 
     def text(self, *, verbose: bool = False) -> str:
-        """Return the table for people."""
+        """Return the measurement as a readable table."""
         return "\n".join(bench_lines(self.report, verbose=verbose))
 
 
 def speed_of(found: Measurement, name: str) -> Claim:
-    """Return the claim about the speed of `name` against the baseline in the single-stream scenario."""
+    """Return the claim that compares the speed of `name` with the baseline in the single-stream scenario."""
     return Claim.read(found.ratio(name))
 
 
@@ -94,10 +95,12 @@ def bench_model(
     settings: SessionSettings | None = None,
     open_it: Callable[[Path, SessionSettings], Any] = open_session,
 ) -> BenchModel:
-    """Return a model file to measure. It opens with `settings`, except that the benchmark sets the thread count.
+    """Return a model file in the form that the benchmark measures. The session is opened with `settings`, but the
+    benchmark sets the thread count.
 
     Args:
-        open_it: opens the session; `edgeq.run.session.Engines.open` puts plug-in engines into processes of their own.
+        open_it: function that opens the session. `edgeq.run.session.Engines.open` runs plug-in engines in separate
+            processes.
     """
     base = with_carried(model, settings or SessionSettings())
 
@@ -111,13 +114,13 @@ def bench_model(
 
 
 def session_memory(model: Path, settings: SessionSettings, shapes: Mapping[str, Sequence[int]]) -> MemoryUse:
-    """Measure the memory of a session in a process of its own.
+    """Measure the memory that a session needs, in a separate process.
 
     Args:
         shapes: sizes of inputs with open sizes.
 
     Raises:
-        RuntimeUnavailableError: the process failed, or the system does not report a process's memory.
+        RuntimeUnavailableError: the process failed, or the system does not report the memory of a process.
     """
     with Engines() as engines:
         return measure_memory(open_request(str(engines.file(model, settings.engine)), settings), shapes)
@@ -132,16 +135,17 @@ def measure_models(
     notes: Sequence[str] = (),
     progress: Progress = SILENT,
 ) -> Measurement:
-    """Measure models side by side: warm-up, interleaved scenarios, ratios against the baseline, notes.
+    """Measure models side by side: warm-up, interleaved scenarios, ratios to the baseline, notes.
 
     Args:
-        feeds: returns the samples, given the first session that was opened; None makes them up from its signature.
+        feeds: function from the first opened session to the samples. With None, samples are made up from the signature
+            of that session.
         shapes: sizes of inputs with open sizes, for made-up samples.
         notes: facts about how the models were chosen, for the report.
 
     Raises:
-        UsageError: invalid settings, cores or shapes.
-        DataError: samples that a model refuses, or models that take different inputs.
+        UsageError: the settings, cores or shapes are invalid.
+        DataError: a model refuses the samples, or the models have different inputs.
         RuntimeUnavailableError: onnxruntime is missing or refuses a model.
     """
     onnxruntime()
@@ -152,34 +156,35 @@ def measure_models(
 
 
 def measurement(report: Mapping[str, Any]) -> Measurement:
-    """Return the report of `bench_models` as a value."""
+    """Return the report of `bench_models` as a `Measurement`."""
     named = ("machine", "versions", "settings", "models", "scenarios")
     return Measurement(**{name: report[name] for name in named}, notes=tuple(report["notes"]), report=report)
 
 
 def sessions_to_time(model: Path, folder: Path | None = None) -> int:
-    """Return the number of sessions in which to time a model.
+    """Return the number of sessions with which a model should be timed.
 
-    Two sessions of a small model differ by up to a fifth, depending on the addresses of their memory.
+    The latencies of two sessions of a small model differ by up to a fifth, because their memory has different
+    addresses.
 
     Args:
-        folder: folder of the model's external data; None means next to the model.
+        folder: folder of the model's external data; None means the model's folder.
     """
     return FEWEST_SESSIONS if model_bytes(model, folder) <= _SMALL_BYTES else 1
 
 
 @contextmanager
 def _drawn(progress: Progress, settings: BenchSettings) -> Iterator[OnProgress]:
-    """Show the scenarios on `progress` as one stage with a hundred steps for each scenario."""
+    """Show the progress of all scenarios on `progress` as one stage, with a hundred steps for each scenario."""
     steps = 100
     done = 0
     with progress.stage("measuring", steps * len(settings.scenarios)) as advance:
 
         def on_progress(scenario: str, share: float) -> None:
             nonlocal done
-            # A search for the server rate starts again and again, but the bar only moves forward.
+            # The search for the server rate restarts several times, but the bar only moves forward.
             now = int(steps * (settings.scenarios.index(scenario) + min(1.0, share)))
-            advance(max(0, now - done))  # even a step of 0 shows that the work goes on
+            advance(max(0, now - done))  # Even a step of 0 shows that the benchmark is still running.
             done = max(now, done)
 
         yield on_progress

@@ -1,29 +1,30 @@
 """Run a float model and its quantized form layer by layer, compare every tensor, and follow errors to the outputs.
 
-These are the four operations of ONNX Runtime's `qdq_loss_debug`, for every quantized format and without stored
-activations:
+These are the four operations of ONNX Runtime's `qdq_loss_debug`. Here they work for every quantized format, and without
+storing activations:
 
     match_weights         pairs of integer weights and float weights (`compare_weights` measures the difference)
     with_outputs          a model whose inner tensors are also outputs
     collect_activations   the values of these tensors, one sample at a time
     match_activations     pairs of tensors and activations (`compare_activations` measures the difference)
 
-`compare_layers` runs all four. `output_effects` measures the effect of one layer's error alone on the outputs. All of
-them run on a `LayerPair`: the two models, whole and cut into layers. Each layer gets the float model's tensors, or
-those tensors rounded. Three figures for each tensor distinguish layers that cause errors from layers that inherit them:
+`compare_layers` runs all four. `output_effects` measures the effect on the outputs if only one layer has its error.
+Both run on a `LayerPair`, which contains the two models, whole and cut into layers. The input of each layer is the
+float model's tensor, or that tensor rounded. Three figures for each tensor distinguish layers that cause errors from
+layers that inherit them:
 
     accumulated   the tensor when the whole quantized model runs: all errors so far
-    layer         the integer layer's result on the float model's inputs: the error where it arises
+    layer         the integer layer's result on the float model's inputs: the error of this layer
     rounding      the float tensor quantized with the model's scale and zero point: the error of its range alone
 
-A fourth figure helps to find the cause in a layer. `inputs` is the result of the float layer on quantized inputs. The
-weights cause the noise of the layer that neither `inputs` nor the rounding of its result explains.
+A fourth figure helps to find the cause in a layer. `inputs` is the result of the float layer on quantized inputs. If
+neither `inputs` nor the rounding of the result explains the noise of a layer, the weights cause it.
 
-To follow errors, the float model gets one more input for each layer in question: a disturbance that is added to the
-layer's tensor. It is zero for all layers but one, so one session serves all layers. A run shows what happens to one
-layer's error on its way to the outputs: it may be amplified, damped or cancelled. No figure at the layer itself shows
-this. A layer's error is caused by its weights and the rounding of its result. The float layer also gets rounded inputs
-for this comparison, so each error counts once, where it arises.
+To follow errors, edgeq gives the float model one more input for each layer in question: a disturbance that is added to
+the layer's tensor. In each run, it is zero for all layers but one, so one session serves all layers. A run shows what
+happens to one layer's error on its way to the outputs: it may be amplified, damped or cancelled. No figure at the layer
+itself shows this. A layer's error is caused by its weights and by the rounding of its result. For this comparison the
+float layer gets rounded inputs too, so each error counts only once, at the layer that causes it.
 """
 
 from __future__ import annotations
@@ -87,21 +88,21 @@ __all__ = [
 ]
 
 MEMORY = 2**29
-"""Bytes that fetched tensors may take at once. A model that needs more runs in several passes."""
-# Copies of each tensor: the float model's, the quantized model's, the layer's in integers and in float, the input
-# rounded, and one copy in float64, which counts twice.
+"""Limit in bytes for fetched tensors in memory. A model that needs more runs in several passes."""
+# Number of copies of each tensor in memory. They are the float model's tensor, the quantized model's, the layer's in
+# integers and in float, the rounded input, and one copy in float64, which counts twice.
 _COPIES = 7
 _FLOAT_TYPES: Mapping[str, type[np.floating[Any]]] = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
-# Number of tensors to try for each error source that may be named.
+# Number of tensors to try for each error source that may be named at the end.
 _CANDIDATES = 4
-# Number of samples for each of these tensors. An effect on the outputs shows at once or not at all.
+# Number of samples for each of these tensors. If there is an effect on the outputs, a few samples show it.
 _FOLLOWED = 4
 
 
 def instrumented_session(
     model: ir.Model | GraphIndex | Loadable, *, optimization: OptimizationLevel, settings: SessionSettings
 ) -> Any:
-    """Open a session of a model in memory. External data is read from its own folder.
+    """Open a session of a model in memory. External data is read from the model's data folder.
 
     Only the threads, providers and configuration of `settings` apply.
     """
@@ -123,7 +124,7 @@ def collect_activations(
     optimization: OptimizationLevel = "none",
     settings: SessionSettings | None = None,
 ) -> Iterator[tuple[Sample, Outputs]]:
-    """Yield each sample with the model's tensors `names`, one sample at a time. Nothing is stored.
+    """Yield each sample with the values of the model's tensors `names`, one sample at a time. Nothing is stored.
 
     Raises:
         DataError: the model refuses a sample.
@@ -137,14 +138,14 @@ def collect_activations(
 def cut_layers(
     graph: GraphIndex, matches: Sequence[ActivationMatch], exact: Collection[tuple[str, str]] = ()
 ) -> ir.Model:
-    """Return a copy of a model in which every layer gets its inputs from outside.
+    """Return a copy of a model in which the inputs of every layer become inputs of the model.
 
-    A node that reads the tensor of a match (`computed`) reads the new float input `given_name(match)` instead. If the
-    node takes integers, the input is quantized first. So `computed` of each match becomes the result of only its layer
-    on exact inputs. Tensors that the bodies of If, Loop and Scan read stay connected.
+    A node that reads the tensor `computed` of a match reads the new float input `given_name(match)` instead. If the
+    node needs integers, the input is quantized first. So the tensor `computed` of each match is the result of its layer
+    alone, on exact inputs. Tensors that the bodies of If, Loop and Scan read stay connected.
 
     Args:
-        exact: (tensor, node) pairs from `exact_readers`: these nodes read `exact_name(match)` instead.
+        exact: (tensor, node) pairs from `exact_readers`. These nodes read `exact_name(match)` instead.
     """
     given = {m.computed: m for m in matches if m.computed not in graph.captured}
     types = element_types(graph)
@@ -165,25 +166,25 @@ def cut_layers(
 
 
 def given_name(match: ActivationMatch) -> str:
-    """Return the name of a cut model's input that takes the float tensor of a match."""
+    """Return the name of the cut model's input for the float tensor of a match."""
     return f"{match.computed}/given"
 
 
 def exact_name(match: ActivationMatch) -> str:
-    """Return the name of the input for readers that read the tensor before it is quantized."""
+    """Return the name of the input for nodes that read the tensor before it is quantized."""
     return f"{match.computed}/exact"
 
 
 def with_disturbances(
     float_graph: GraphIndex, names: Collection[str], exact: Collection[tuple[str, str]] = ()
 ) -> ir.Model:
-    """Return a copy of a float model that adds a new input to each tensor of `names` before it is read.
+    """Return a copy of a float model in which a new input is added to each tensor of `names`. All readers read the sum.
 
-    The input is `disturbance_name(name)`. It has the tensor's type, and the tensor's shape or one that broadcasts to
-    it. If the tensor is an output, the sum replaces it at the same position under another name.
+    The input is called `disturbance_name(name)`. It has the tensor's type, and the tensor's shape or one that
+    broadcasts to it. If the tensor is an output, the sum replaces it at the same position under another name.
 
     Args:
-        exact: (tensor, node) pairs from `exact_readers`: these nodes get `exact_disturbance_name(name)` instead.
+        exact: (tensor, node) pairs from `exact_readers`. For these nodes, the input is `exact_disturbance_name(name)`.
     """
     types = element_types(float_graph)
     disturbed = float_graph.model.clone()
@@ -192,7 +193,9 @@ def with_disturbances(
     following = dict(zip(nodes, [*nodes[1:], None], strict=True))
 
     def entry_of(name: str, reader: str) -> str:
-        """Return the name of the disturbance for a reader of the tensor. The reader "" means the graph's outputs."""
+        """Return the name of the disturbance that a reader of the tensor gets. The reader "" means the graph's
+        outputs.
+        """
         return exact_disturbance_name(name) if (name, reader) in exact else disturbance_name(name)
 
     for name in dict.fromkeys(names):
@@ -213,17 +216,17 @@ def with_disturbances(
 
 
 def disturbance_name(name: str) -> str:
-    """Return the name of the input that is added to a tensor for most of its readers."""
+    """Return the name of the input that is added to a tensor for all readers except those in `exact_readers`."""
     return f"{name}/disturbance"
 
 
 def exact_disturbance_name(name: str) -> str:
-    """Return the name of the input that is added for readers that read the tensor before it is quantized."""
+    """Return the name of the input that is added for nodes that read the tensor before it is quantized."""
     return f"{name}/exact disturbance"
 
 
 def _float_input(graph: ir.Graph, name: str, like: ir.DataType | None) -> ir.Value:
-    """Add an input of unknown shape to a graph: float16 if `like` is, else float32."""
+    """Add an input of unknown shape to a graph. Its type is float16 if `like` is float16, else float32."""
     dtype = ir.DataType.FLOAT16 if like == ir.DataType.FLOAT16 else ir.DataType.FLOAT
     value = ir.Value(name=name, type=ir.TensorType(dtype))
     graph.inputs.append(value)
@@ -232,7 +235,7 @@ def _float_input(graph: ir.Graph, name: str, like: ir.DataType | None) -> ir.Val
 
 @dataclass(frozen=True)
 class LayerComparison:
-    """Compare weights and activations in the float model's order of execution, over `samples` samples."""
+    """Hold the figures of weights and activations over `samples` samples, in the float model's order of execution."""
 
     weights: tuple[WeightComparison, ...]
     activations: tuple[ActivationComparison, ...]
@@ -243,7 +246,7 @@ class Accumulator(Protocol):
     """Accumulate the differences of outputs over samples."""
 
     def update(self, reference: Outputs, candidate: Outputs) -> None:
-        """Add one sample: its outputs by name, without and with the disturbance."""
+        """Add one sample: the outputs by name, once without and once with the disturbance."""
         ...
 
 
@@ -253,9 +256,9 @@ T = TypeVar("T", bound=Accumulator)
 class LayerPair:
     """Pair a float model with its quantized form, whole and cut into layers.
 
-    The quantized graph runs as it is written, without the runtime's fusions, because observing a tensor would break
-    them. `edgeq.measure.agreement` measures the optimised graph. Only sums are kept. If the tensors do not fit into
-    `memory` together, they are compared in several passes, each over all samples.
+    The quantized graph runs as it is written, without the runtime's fusions, because fetching a tensor would prevent
+    the fusions around it. `edgeq.measure.agreement` measures the optimised graph. Only sums are stored. If the tensors
+    do not fit into `memory` together, edgeq compares them in several passes, each over all samples.
 
     Attributes:
         matches: the float activations that both models have.
@@ -264,10 +267,11 @@ class LayerPair:
         given, given_to_float: inputs of the cut models, each with its match and whether the tensor is rounded first.
 
     Args:
-        float_graph: the float model as it was quantized (after `edgeq.model.prepare`), so that names and weights match.
+        float_graph: the float model from which the other was quantized (after `edgeq.model.prepare`), so names and
+            weights match.
         matches: the activations that both models have; None finds them here.
         settings: threads, providers and configuration.
-        memory: bytes that fetched tensors may take at once.
+        memory: limit in bytes for fetched tensors in memory.
 
     Raises:
         RuntimeUnavailableError: the runtime refuses a model.
@@ -289,7 +293,7 @@ class LayerPair:
             match_activations(float_graph, quantized_graph) if matches is None else matches
         )
         self.exact = exact_readers(float_graph, quantized_graph, self.matches)
-        # In the float model, the computed tensor has the match's own name.
+        # In the float model, the computed tensor has the same name as the match.
         counterparts = [replace(match, computed=match.name, integer=False) for match in self.matches]
         self.float_layers = Loadable.of(cut_layers(float_graph, counterparts, self.exact))
         self.layers = GraphIndex(cut_layers(quantized_graph, self.matches))
@@ -300,7 +304,9 @@ class LayerPair:
         self.given_to_float |= {exact_name(counterpart): (match, False) for counterpart, match in pairs}
 
     def _floats_only(self, matches: Sequence[ActivationMatch]) -> list[ActivationMatch]:
-        """Return the matches without tensors that are not floats. For tensors of unknown type, the runtime decides."""
+        """Return the matches whose tensors are floats. If the type of a tensor is unknown, the runtime determines
+        it.
+        """
         types = element_types(self.float_graph)
         unknown = [match.name for match in matches if match.name not in types]
         session = self.session(self.float_graph, unknown)
@@ -309,9 +315,9 @@ class LayerPair:
         return [match for match in matches if match.name not in others]
 
     def session(self, model: GraphIndex | Loadable, names: Sequence[str]) -> Any:
-        """Open a session with the outputs `names`, or return None if there are none.
+        """Open a session with the outputs `names`. Return None if `names` is empty.
 
-        Of the inputs from outside, it takes only those that it needs.
+        If the model is a cut model, the session keeps only the inputs that it needs.
         """
         if not names:
             return None
@@ -319,9 +325,9 @@ class LayerPair:
         return instrumented_session(part, optimization="none", settings=self.settings)
 
     def parts(self, matches: Sequence[ActivationMatch], first: Sample) -> list[list[ActivationMatch]]:
-        """Return matches in parts that run together.
+        """Split matches into parts. The tensors of a part are fetched in the same run.
 
-        Neighbours share a part until the memory is full. A tensor of unknown size counts as the largest.
+        Neighbours are in one part as far as memory allows. A tensor of unknown size counts as the largest one.
         """
         sizes = tensor_sizes(Loadable.of(self.float_graph).proto, first.inputs)
         largest = max((sizes[m.name] for m in matches if m.name in sizes), default=0)
@@ -338,9 +344,9 @@ class LayerPair:
         return LayerComparison(compared, self.compare_activations(samples), len(samples))
 
     def compare_activations(self, samples: Samples) -> tuple[ActivationComparison, ...]:
-        """Run both models, and the quantized model's layers alone, over the samples.
+        """Run both models, and the quantized model's layers alone, over the samples, and compare the activations.
 
-        It raises the errors of `compare`.
+        It raises the same errors as `compare`.
         """
         first = next(iter(samples), None)
         if first is None:
@@ -367,7 +373,7 @@ class LayerPair:
     def _sums(self, match: ActivationMatch) -> ActivationSums:
         """Return empty sums for an activation, with the names of the activations that its layer reads.
 
-        These are found on the way back from the layer's result to the inputs of the cut model.
+        edgeq finds these names by going back from the layer's result to the inputs of the cut model.
         """
         found: dict[str, None] = {}
         pending, seen = [] if match.is_input else [self.layers.values[match.computed]], set()
@@ -383,10 +389,10 @@ class LayerPair:
         return ActivationSums(match, tuple(found), exact)
 
     def output_effects(self, names: Collection[str], samples: Samples, *, count: int) -> dict[str, Agreement]:
-        """Return the agreement of the float model's outputs with and without the error of one layer, by the layer's
-        tensor.
+        """Return tensor → agreement between the float model's outputs with and without the error of the layer that
+        computes this tensor.
 
-        This takes one run of the float model for each layer and sample. Layers without error on the samples are left
+        This takes one run of the float model for each layer and sample. Layers without an error on the samples are left
         out.
 
         Args:
@@ -403,16 +409,17 @@ class LayerPair:
     def group_effects(
         self, groups: Mapping[str, Collection[str]], samples: Samples, accumulator: Callable[[], T], *, count: int
     ) -> dict[str, tuple[T, ...]]:
-        """Compare the float model's outputs with and without the errors of the tensors of each group.
+        """Compare the float model's outputs with and without errors, for groups of tensors. All tensors of a group have
+        their errors at the same time.
 
         Args:
-            groups: group → tensors that are disturbed together; a tensor is in one group at most.
-            accumulator: returns a new accumulator for the differences of one group.
+            groups: group → its tensors. A tensor can be in only one group.
+            accumulator: function that returns a new accumulator for the differences of one group.
             count: number of samples, evenly spread.
 
         Returns:
-            Accumulators by group. A group whose tensors do not fit into the memory together has several, each for a
-                part of it. Groups without error are left out.
+            Accumulators by group. If the tensors of a group do not fit into the memory together, the group has several,
+            each for a part of the tensors. Groups without errors are left out.
         """
         group_of = {name: group for group, names in groups.items() for name in names}
         places = {group: place for place, group in enumerate(groups)}
@@ -445,9 +452,9 @@ class LayerPair:
     def attribute_error(
         self, comparison: LayerComparison, outputs: Agreement, samples: Samples, *, most: int = 10
     ) -> tuple[LayerComparison, tuple[ErrorSource, ...]]:
-        """Follow the error of each likely layer alone to the outputs.
+        """Follow the errors of likely layers to the outputs, one layer at a time.
 
-        Return the comparison with these effects added, and at most `most` error sources, worst first.
+        Return the comparison with these effects added, and at most `most` error sources, the worst first.
 
         Args:
             outputs: agreement of the whole quantized model's outputs, on the graph as written.
@@ -462,9 +469,9 @@ class LayerPair:
 def compare_layers(
     float_graph: GraphIndex, quantized_graph: GraphIndex, samples: Samples, **options: Any
 ) -> LayerComparison:
-    """Match and compare all weights and activations of two models: `LayerPair.compare`.
+    """Match and compare all weights and activations of two models. See `LayerPair.compare`.
 
-    `options` are those of `LayerPair`.
+    `options` are the options of `LayerPair`.
     """
     return LayerPair(float_graph, quantized_graph, **options).compare(samples)
 
@@ -476,7 +483,7 @@ def compare_activations(
     samples: Samples,
     **options: Any,
 ) -> tuple[ActivationComparison, ...]:
-    """Compare the activations `matches` of two models, with the options of a `LayerPair`."""
+    """Compare the activations `matches` of two models. `options` are the options of `LayerPair`."""
     return LayerPair(float_graph, quantized_graph, matches, **options).compare_activations(samples)
 
 
@@ -490,15 +497,15 @@ def output_effects(
     count: int,
     **options: Any,
 ) -> dict[str, Agreement]:
-    """Follow the error of each tensor of `names` alone to the outputs: `LayerPair.output_effects`.
+    """Follow the errors of the tensors `names` to the outputs, one tensor at a time. See `LayerPair.output_effects`.
 
-    `options` are those of `LayerPair`.
+    `options` are the options of `LayerPair`.
     """
     return LayerPair(float_graph, quantized_graph, matches, **options).output_effects(names, samples, count=count)
 
 
 class LayerRuns:
-    """Hold open sessions for the layers that make the tensors of `part`."""
+    """Hold open sessions for the layers that compute the tensors of `part`."""
 
     def __init__(self, pair: LayerPair, part: Sequence[ActivationMatch]) -> None:
         made = [match for match in part if not match.is_input]
@@ -530,7 +537,7 @@ _Given = Mapping[str, tuple[ActivationMatch, bool, type[np.floating[Any]]]]
 
 
 def _given_to(session: Any, given: Mapping[str, tuple[ActivationMatch, bool]]) -> _Given:
-    """Return the given tensors that a session takes."""
+    """Return the given tensors that a session has as inputs."""
     values = session.get_inputs() if session is not None else []
     return {v.name: (*given[v.name], _FLOAT_TYPES.get(v.type, np.float32)) for v in values if v.name in given}
 
@@ -538,7 +545,9 @@ def _given_to(session: Any, given: Mapping[str, tuple[ActivationMatch, bool]]) -
 def _run(
     session: Any, sample: Sample, model: str, given: _Given | None = None, exact: Outputs | None = None
 ) -> Mapping[str, NDArray[Any]]:
-    """Return the sample's inputs and the outputs of a session, which also gets the `given` tensors from `exact`."""
+    """Run a session on a sample, and return the sample's inputs and the session's outputs. The session also gets the
+    `given` tensors, with values from `exact`.
+    """
     if session is None:
         return sample.inputs
     fed = {}
@@ -571,7 +580,8 @@ class _Disturbed:
     def errors(self, layers: LayerArrays, tensor: str) -> dict[str, NDArray[Any]]:
         """Return the error to add at `tensor`, by the names of the disturbance inputs.
 
-        It is the error of only this layer. Elements where the difference is infinite (from a mask, say) or NaN are 0.
+        It is the error of this layer alone. An element is 0 if the difference is NaN or infinite, for example because
+        of a mask.
         """
         found = {}
         seen = {disturbance_name(tensor): layers.alone[tensor], exact_disturbance_name(tensor): layers.raw[tensor]}

@@ -1,8 +1,8 @@
 """Match the tensors and weights of a quantized model with those of its float model.
 
-Find the quantized model's tensor for each activation X of the float model, in any format:
+For each activation X of the float model, find the corresponding tensor of the quantized model, in any format:
 
-    QDQ         X → QuantizeLinear → DequantizeLinear → readers         X itself, and the way it is quantized after that
+    QDQ         X → QuantizeLinear → DequantizeLinear → readers         X itself; it is quantized afterwards
                 X_QuantizeLinear_Input → Q → DQ → X                     a graph output
     QOperator   X_quantized                                             an integer tensor with a constant scale
     dynamic     X → DynamicQuantizeLinear → readers                     X itself; the scale is computed at run time
@@ -44,26 +44,26 @@ from edgeq.util.records import written
 _WEIGHT_SUFFIX = re.compile(r"(_DequantizeLinear_Output|_quantized|_QuantizeLinear_Output)$")
 NODE_SUFFIX = re.compile(r"(_MatMul)?_quant$")
 
-# Operators that look up a weight.
+# Operators that look up rows of a weight.
 _LOOKUPS = frozenset({"Gather", "EmbedLayerNormalization"})
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE)
 _WORST_CHANNELS = 3
-# In steps: rounding moves a weight by at most half a step. Other rounding methods (AdaRound) move it by less than one
-# and a half.
+# Largest change of a weight, in steps, that rounding can explain. Rounding to nearest moves a weight by at most half a
+# step. Other rounding methods (AdaRound) move it by less than one and a half steps.
 _LARGEST_ROUNDING = 1.5
-# An int32 bias has such small steps that a correction moves it by many.
+# The steps of an int32 bias are so small that a correction moves it by many steps.
 _WEIGHT_BITS = 16
 
 
 @dataclass(frozen=True, eq=False)
 class IntegerUse:
-    """Describe an integer tensor, and how the node that reads it interprets it.
+    """Describe an integer tensor, and how a node that reads it interprets it.
 
     Attributes:
         value: the tensor, an activation or a constant.
-        node: the reader.
-        place: index of the tensor among the reader's inputs.
-        params: scale and zero point of the tensor for this reader.
+        node: the node that reads the tensor.
+        place: index of the tensor among the node's inputs.
+        params: scale and zero point of the tensor for this node.
     """
 
     value: ir.Value
@@ -73,7 +73,9 @@ class IntegerUse:
 
 
 def integer_uses(graph: GraphIndex) -> Iterator[IntegerUse]:
-    """Yield every integer input with a constant scale of every quantized operator, in order, int32 biases included."""
+    """Yield every integer input of every quantized operator, in order, if its scale is constant. This includes int32
+    biases.
+    """
     for node in graph.graph:
         for places in integer_inputs(node):
             value = node_input(node, places.value)
@@ -92,7 +94,7 @@ def integer_uses(graph: GraphIndex) -> Iterator[IntegerUse]:
 
 
 def activation_params(graph: GraphIndex) -> dict[str, QuantParams]:
-    """Return the scale and zero point of each integer activation by its name, if they are constant."""
+    """Return the scale and zero point of each integer activation by name, if they are constant."""
     found: dict[str, QuantParams] = {}
     for use in integer_uses(graph):
         if not is_constant(use.value):
@@ -112,9 +114,9 @@ def activation_params(graph: GraphIndex) -> dict[str, QuantParams]:
 
 
 def _scaled_sums(node: ir.Node, weight: ir.Value, zero_point: int) -> QuantParams | None:
-    """Return the parameters of the weight of a ConvInteger or MatMulInteger, or None if its scale is not found.
+    """Return the parameters of the weight of a ConvInteger or MatMulInteger. Return None if its scale is not found.
 
-    After the node, its sums are cast and multiplied by activation scale x weight scale.
+    The nodes after the operator cast its sums and multiply them by (activation scale x weight scale).
     """
     tensor = constant_tensor(weight)
     if tensor is None or tensor.dtype not in LIMITS:
@@ -128,7 +130,9 @@ def _scaled_sums(node: ir.Node, weight: ir.Value, zero_point: int) -> QuantParam
 
 
 def _constant_factor(value: ir.Value, *, depth: int) -> NDArray[Any] | None:
-    """Return the constant that a tensor is multiplied by, directly or as a part of the other factor."""
+    """Return the constant by which a tensor is multiplied. It may be the other factor of a product, or a part of that
+    factor.
+    """
     for node, place in value.uses() if depth else []:
         if node.op_type == "Cast":
             return _constant_factor(node.outputs[0], depth=depth - 1)
@@ -141,7 +145,9 @@ def _constant_factor(value: ir.Value, *, depth: int) -> NDArray[Any] | None:
 
 
 def _bias(node: ir.Node) -> IntegerUse | None:
-    """Return the int32 bias of a QLinearConv or QGemm: zero point 0, scale = the input's times the weight's."""
+    """Return the int32 bias of a QLinearConv or QGemm. Its zero point is 0, and its scale is the scale of the input
+    times that of the weight.
+    """
     row = operator_of(node)
     bias = node_input(node, row.bias)
     if bias is None or row.bias is None or row.integer_output is None or not is_constant(bias):
@@ -155,14 +161,15 @@ def _bias(node: ir.Node) -> IntegerUse | None:
 
 @dataclass(frozen=True, eq=False)
 class WeightMatch:
-    """Pair a weight in both models.
+    """Pair a weight of the float model with its counterpart in the quantized model.
 
     Attributes:
         name: name in the float model.
         node, op_type: the first float node that reads the weight.
         place: index of the weight among that node's inputs.
         channel_axis: axis of the output channels in the float model; None if there is none.
-        quantized: name of the integer (or still unrounded) constant in the quantized model.
+        quantized: name of the constant in the quantized model. It contains integers, or floats that are not rounded
+            yet.
         params: scale and zero point of the integers.
         transposed: whether the last two axes are swapped in the quantized model.
     """
@@ -183,17 +190,18 @@ def _channels(worst: tuple[tuple[int, float], ...]) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class WeightComparison:
-    """Hold figures of how well a quantized weight represents the float one.
+    """Hold figures on how well a quantized weight represents the float weight.
 
     Attributes:
         shape: shape of the float weight.
         bits: bits of the integers; 32 for a bias.
-        sqnr_db, cosine, max_abs_error: the figures of `OutputAgreement`, over all elements.
+        sqnr_db, cosine, max_abs_error: figures over all elements; see `OutputAgreement`.
         channel_axis: axis of the output channels; None if there is none.
         worst_channels: (channel, SQNR in dB), worst first; channels of zeros are left out.
-        range_ratio: largest over median absolute maximum of the channels: the cost of one scale for all of them.
-        changed: True if the weight differs by more than rounding and clipping can explain. The quantized model was then
-            not made from this weight unchanged (BatchNormalization folded, layers equalized).
+        range_ratio: ratio of the largest to the median absolute maximum of the channels. It shows the cost of one scale
+            for all channels.
+        changed: True if the weight differs by more than rounding and clipping can explain. The weight was then changed
+            before it was quantized (BatchNormalization folded, layers equalized).
     """
 
     name: str
@@ -212,7 +220,7 @@ class WeightComparison:
 
 
 def match_weights(float_graph: GraphIndex, quantized_graph: GraphIndex) -> tuple[WeightMatch, ...]:
-    """Return the weights of the float model that are integers in the quantized one, in the float model's order of
+    """Return the weights of the float model that are integers in the quantized model, in the float model's order of
     execution.
 
     Weights match by name, without the suffixes of quantizers, or else by the name of the node that reads them. The
@@ -245,14 +253,16 @@ def match_weights(float_graph: GraphIndex, quantized_graph: GraphIndex) -> tuple
 def compare_weights(
     float_graph: GraphIndex, quantized_graph: GraphIndex, matches: Sequence[WeightMatch]
 ) -> tuple[WeightComparison, ...]:
-    """Return the SQNR of each weight and of its worst channels. Only one weight is in memory at a time."""
+    """Compare each weight with its float weight, as a whole and for its worst channels. Only one weight is in memory at
+    a time.
+    """
     return tuple(_compare(float_graph, quantized_graph, match) for match in matches)
 
 
 def weight_values(
     float_graph: GraphIndex, quantized_graph: GraphIndex, match: WeightMatch
 ) -> tuple[NDArray[Any], NDArray[np.float32]]:
-    """Return the float weight and the values that the quantized model computes with.
+    """Return the float weight, and the values with which the quantized model computes.
 
     Both have the shape of the float weight. The second is float32.
     """
@@ -261,7 +271,7 @@ def weight_values(
 
 
 def count_quantized_weights(graph: GraphIndex) -> int:
-    """Return the number of constants of a quantized model that are weights, matched or not."""
+    """Return how many constants of a quantized model are weights, whether they match a float weight or not."""
     return len({use.value for use in _quantized_weights(graph)})
 
 
@@ -272,7 +282,7 @@ def _dequantized(stored: NDArray[Any], params: QuantParams) -> NDArray[np.float3
 def _quantized_weights(graph: GraphIndex) -> Iterator[IntegerUse]:
     """Yield each constant that is a weight, with the node that computes with it."""
     for use in integer_uses(graph):
-        # A float constant may pass through QuantizeLinear at run time, as TensorRT requires.
+        # A float constant may be quantized by a QuantizeLinear at run time, as TensorRT requires.
         maker = use.value.producer()
         weight = maker.inputs[0] if maker is not None and maker.op_type == "QuantizeLinear" else use.value
         readers = [(use.node, use.place)]
@@ -283,7 +293,9 @@ def _quantized_weights(graph: GraphIndex) -> Iterator[IntegerUse]:
 
 
 def _float_name(float_graph: GraphIndex, use: IntegerUse) -> str | None:
-    """Return the name of the float constant that a quantized one was made from, or None if it is not found."""
+    """Return the name of the float constant from which a quantized constant was made. Return None if it is not
+    found.
+    """
     read_as, stored_as = name_of(use.node.inputs[use.place]), name_of(use.value)
     for candidate in (read_as, _WEIGHT_SUFFIX.sub("", read_as), _WEIGHT_SUFFIX.sub("", stored_as), stored_as):
         tensor = constant_tensor(float_graph.values.get(candidate))
@@ -293,7 +305,7 @@ def _float_name(float_graph: GraphIndex, use: IntegerUse) -> str | None:
     counterpart = float_graph.nodes.get(name) or float_graph.nodes.get(NODE_SUFFIX.sub("", name))
     if counterpart is None:
         return None
-    # The float form of a node may have its weight at another input.
+    # In the float form of a node, the weight may be another input.
     row = operator_of(use.node)
     own, its = ((*r.activations, *r.weights, r.bias) for r in (row, OPERATORS.get(row.float_form, row)))
     place = dict(zip(own, its, strict=False)).get(use.place)
@@ -302,7 +314,9 @@ def _float_name(float_graph: GraphIndex, use: IntegerUse) -> str | None:
 
 
 def _layer_reader(weight: ir.Value) -> tuple[ir.Node | None, int]:
-    """Return the first layer that reads a weight and the input's index, or else the first node that reads it."""
+    """Return the first layer that reads a weight, with the index of the input. If no layer reads it, return the first
+    node that does.
+    """
     readers = consumers(weight)
     layers = [(node, place) for node, place in readers if operator_of(node).weights or node.op_type in _LOOKUPS]
     return next(iter([*layers, *readers]), (None, 0))
@@ -315,7 +329,9 @@ def _shape(value: ir.Value) -> tuple[int, ...]:
 
 
 def _is_transposed(weight: ir.Value, use: IntegerUse) -> bool | None:
-    """Return whether the last two axes are swapped, or None if the shapes do not fit either way."""
+    """Return whether the last two axes are swapped in the quantized model. Return None if the shapes do not fit either
+    way.
+    """
     shape, other = _shape(weight), _shape(use.value)
     swapped = (*other[:-2], *reversed(other[-2:]))
     if shape not in (other, swapped):
@@ -371,14 +387,16 @@ def _is_changed(values: NDArray[Any], numbers: NDArray[np.float32], match: Weigh
 
 
 def _channel_axis(reader: ir.Node | None, rank: int) -> int | None:
-    """Return the axis of the output channels of a weight with `rank` axes, or None if it has fewer than two axes."""
+    """Return the axis of the output channels of a weight with `rank` axes. Return None if it has fewer than two
+    axes.
+    """
     if rank < 2 or reader is None:
         return None if rank < 2 else rank - 1
     # Gates and units share the second axis, after the directions.
     return 1 if operator_of(reader).mac_rule == "recurrent" else channel_axis(reader) % rank
 
 
-# Activations that an integer range can replace, because it clips everything outside it anyway.
+# Activation functions that an integer range can replace, because the range clips all values outside anyway.
 _CLIPPING = frozenset({"Relu", "Clip"})
 # Prefix of operators that quantize their first input themselves.
 _DYNAMIC = "DynamicQuantize"
@@ -389,16 +407,16 @@ Kind = Literal["static", "dynamic", "float"]
 
 @dataclass(frozen=True, eq=False)
 class ActivationMatch:
-    """Pair an activation in both models.
+    """Pair an activation of the float model with its counterpart in the quantized model.
 
     Attributes:
         name: name of the tensor in the float model.
         node, op_type: the float node that computes the tensor, which is the node to exclude from quantization; "" and
             "Input" for a graph input.
-        folded: type of an activation after that node in the float model that is now part of the range; "" if there is
-            none.
-        computed: name of the quantized model's tensor as its layer computes it: float before QuantizeLinear, or
-            integers.
+        folded: type of an activation function that follows the node in the float model, and that is part of the range
+            in the quantized model; "" if there is none.
+        computed: name of the tensor that the layer computes in the quantized model. It contains floats before
+            QuantizeLinear, or integers.
         integer: whether `computed` contains integers with `params`.
         params: constant scale and zero point; None if the tensor stays float or is quantized dynamically.
         dynamic: whether the scale is computed at run time.
@@ -415,16 +433,18 @@ class ActivationMatch:
 
     @property
     def kind(self) -> Kind:
-        """Return the kind of quantization: "static", "dynamic", or "float" for none."""
+        """Return the kind of quantization: "static", "dynamic", or "float" if the tensor is not quantized."""
         return "static" if self.params is not None else "dynamic" if self.dynamic else "float"
 
     @property
     def range(self) -> tuple[float, float] | None:
-        """Return the smallest and the largest number that the tensor can represent, or None without a static scale."""
+        """Return the smallest and the largest number that the tensor can represent. Return None if it has no static
+        scale.
+        """
         return None if self.params is None else self.params.range
 
     def as_read(self, values: NDArray[Any]) -> NDArray[Any]:
-        """Return the values that the tensor's readers get in the quantized model if its layer computes `values`."""
+        """Return the values that readers of the tensor get in the quantized model if the layer computes `values`."""
         if self.params is not None and values.dtype.kind in "iu":
             return self.params.dequantize(values)
         params = dynamic_params(values) if self.dynamic else self.params
@@ -437,10 +457,10 @@ class ActivationMatch:
 
 
 def match_activations(float_graph: GraphIndex, quantized_graph: GraphIndex) -> tuple[ActivationMatch, ...]:
-    """Return the activations that both models have, in the float model's order of execution, graph inputs first.
+    """Return the activations that both models have, in the float model's order of execution. Graph inputs come first.
 
-    Tensors computed from constants alone are left out. A tensor whose type cannot be inferred is kept: only the runtime
-    knows whether it contains floats (`edgeq.measure.layers.LayerPair`).
+    Tensors computed only from constants are left out. A tensor whose type cannot be inferred is kept, because only the
+    runtime knows whether it contains floats (`edgeq.measure.layers.LayerPair`).
     """
     matcher = _Matcher(float_graph, quantized_graph)
     types = element_types(float_graph)
@@ -465,9 +485,10 @@ def match_activations(float_graph: GraphIndex, quantized_graph: GraphIndex) -> t
 def exact_readers(
     float_graph: GraphIndex, quantized_graph: GraphIndex, matches: Iterable[ActivationMatch]
 ) -> frozenset[tuple[str, str]]:
-    """Return (tensor, float node) for each node that reads a tensor before it is quantized in the quantized model.
+    """Return (tensor, float node) for each node that, in the quantized model, reads a tensor before it is quantized.
 
-    An example is a residual Add next to a MatMul that quantizes its input. A graph output of this kind is (tensor, "").
+    An example is a residual Add next to a MatMul that quantizes its input. For a graph output of this kind, the pair is
+    (tensor, "").
     """
     found = set()
     for match in matches:
@@ -489,7 +510,9 @@ class _Matcher:
         self._integers = activation_params(quantized_graph)
 
     def counterpart(self, name: str, node: ir.Node, place: int) -> str | None:
-        """Return the quantized model's tensor of the same name, or the output of its node of the same name, or None."""
+        """Return the quantized model's tensor of the same name, or else the output of its node of the same name. Return
+        None if neither exists.
+        """
         if self._maker(name) is not None:
             return name
         if f"{name}_quantized" in self._integers:
@@ -500,14 +523,15 @@ class _Matcher:
                 continue
             made = name_of(other.outputs[place])
             same = made in self._integers or other.op_type == node.op_type
-            # If an activation was folded away, the layer computes that activation's tensor, which is found by its name.
+            # If an activation function was folded away, the layer computes the tensor of that function, which is found
+            # by its name.
             original = self._float.values.get(made.removesuffix("_quantized").removesuffix("_QuantizeLinear_Input"))
             if same and (original is None or original.producer() is None):
                 return made
         return None
 
     def describe(self, name: str, counterpart: str, node: ir.Node | None) -> ActivationMatch:
-        """Return the match for `counterpart`: where its layer computes it, and how it is quantized."""
+        """Return the match for `counterpart`: which tensor its layer computes, and how it is quantized."""
         computed, integer, params, dynamic = self._computed(counterpart)
         if node is None:
             return ActivationMatch(name, "", INPUT, computed, "", integer, params, dynamic)
@@ -521,7 +545,9 @@ class _Matcher:
         return ActivationMatch(name, layer.name or "", layer.op_type, computed, folded, integer, params, dynamic)
 
     def is_folded(self, before: ActivationMatch, activation: ir.Node) -> bool:
-        """Return whether a removed activation is now part of the range of the tensor before it."""
+        """Return whether an activation function was removed because the range of the tensor before it has the same
+        effect.
+        """
         params = before.params
         if params is None:
             return False
@@ -534,7 +560,9 @@ class _Matcher:
         return value.producer() if value is not None else None
 
     def _computed(self, counterpart: str) -> tuple[str, bool, QuantParams | None, bool]:
-        """Return (tensor as computed, whether it is integer, its parameters, whether it is dynamic)."""
+        """Return (tensor that the layer computes, whether it is integer, its parameters, whether its scale is
+        dynamic).
+        """
         maker = self._maker(counterpart)
         if maker is not None and maker.op_type == "DequantizeLinear":
             integers = name_of(maker.inputs[0])

@@ -1,12 +1,13 @@
-"""Find the preprocessing that a float model was trained with, if nothing names it.
+"""Find the preprocessing that a float model was trained with, if none is named.
 
 A wrong preprocessing costs more accuracy than any quantization. edgeq tries the common ones on samples spread over the
-data. Labels judge them, if there are any. Without labels, a preprocessing is likelier if the model's scores contain
-more information about the images. The measure is the mutual information of image and class, H(mean of p) - mean of H(p)
-with p the softmax. It equals the mean over the images of the divergence of p from the mean of p.
+data. If there are labels, they decide. Without labels, a preprocessing is likelier if the model's scores contain more
+information about the images. The measure is the mutual information of image and class, H(mean of p) - mean of H(p),
+where p is the softmax. It equals the mean over the images of the divergence of p from the mean of p.
 
-Each round drops the candidates that are worse than the best by more than chance explains, judged by the difference on
-the same samples. The remaining candidates get more samples in the next round. Those left after the last round are tied.
+After each round, edgeq drops the candidates that are worse than the best by more than chance explains, judged by the
+difference on the same samples. The remaining candidates get more samples in the next round. Candidates that are left
+after the last round are tied.
 """
 
 from __future__ import annotations
@@ -36,11 +37,11 @@ from edgeq.util.numbers import metric
 _ROUNDS = (16, 64, 256, 1024)
 """Number of samples in each round."""
 _SURE = 2.5
-"""A candidate is dropped if it is worse than the best by more than this many standard errors of the difference."""
+"""Number of standard errors of the difference. A candidate that is worse than the best by more than this is dropped."""
 _SETTLED_ON = 64
 _SHOWN = 4
 BITS = "bits"
-"""The metric without labels."""
+"""Name of the metric that is used without labels."""
 
 
 @dataclass(frozen=True)
@@ -56,14 +57,14 @@ class Search:
     """Describe the result of a search.
 
     Attributes:
-        metric: metric that judged the candidates: a task's primary metric, or `BITS`.
-        count: number of samples of the last round.
+        metric: metric by which candidates are compared: a task's primary metric, or `BITS`.
+        count: number of samples in the last round.
         ranked: candidates of the last round, the best first.
-        tied: number of candidates in `ranked` that these samples cannot tell from the best.
-        usual: preprocessing that goes with the model's head; "" if none is known.
+        tied: number of candidates in `ranked` that these samples cannot distinguish from the best.
+        usual: preprocessing that is usual for the model's head; "" if none is known.
         fitting: names of the preprocessings that fit the data and the model.
-        doubt: reason why the labels decide nothing; "" if they decide.
-        heads: decoders that read the model's outputs, if they are a detector's and no labels exist for the images.
+        doubt: reason why the labels cannot decide; "" if they can.
+        heads: decoders that can read the model's outputs, if it is a detector and the images have no labels.
     """
 
     metric: str
@@ -77,9 +78,9 @@ class Search:
 
     @property
     def decided(self) -> str | None:
-        """Return the preprocessing that labels decide on, or None if they do not decide.
+        """Return the preprocessing that the labels show to be best, or None if they do not decide.
 
-        It is the usual one if that is as good as the best, else the only best one.
+        It is the usual preprocessing if that is as good as the best. Otherwise it is the best one, if only one is best.
         """
         if self.metric == BITS or not self.ranked or self.ranked[0].value <= 0 or self.doubt:
             return None
@@ -148,8 +149,8 @@ def search(
     """Try the common preprocessings on `data`.
 
     Args:
-        session: the float model, with `signature`.
-        task: the task to judge by; None uses the task that labels and outputs suggest, if any.
+        session: session of the float model, which has `signature`.
+        task: task by which to compare; None uses the task that labels and outputs suggest, if any.
         names: preprocessings to try; None tries the common ones.
     """
     left = {name: load_preprocess(name) for name in names or candidates(task.name if task else None)}
@@ -170,7 +171,7 @@ def search(
                     task = infer_task(sample := next(iter(samples)), infer(session, sample))
                 try:
                     found[name], settled[name], doubts[name] = _measure(session, samples, task)
-                except (DataError, CheckFailedError, UsageError) as error:  # no known head fits such outputs
+                except (DataError, CheckFailedError, UsageError) as error:  # No known head fits these outputs.
                     failure = failure or error
                     continue
                 usual, count = getattr(settled[name], "usual", "") or usual, len(samples)
@@ -178,12 +179,12 @@ def search(
             metric = task.primary if task is not None else BITS
             sign = 1 if task is None or task.higher_is_better else -1
             known = [one for one in settled if one in found and settled[one] != task]
-            if known:  # a class offset that shows under the right preprocessing also applies to the others
+            if known:  # A class offset that is found with the correct preprocessing also applies to the others.
                 task = settled[max(known, key=lambda one: sign * found[one].metrics[metric])]
                 for name in [one for one in found if settled[one] != task]:
                     try:
                         found[name], _, doubts[name] = _measure(session, taken[name], task)
-                    except (DataError, CheckFailedError, UsageError):  # another head fits its outputs
+                    except (DataError, CheckFailedError, UsageError):  # Another head fits these outputs.
                         del found[name]
         if failure is not None and not found:
             raise failure
@@ -194,7 +195,8 @@ def search(
         sure = size > _ROUNDS[0] and (best == usual or all(doubts[name] for name in left))
         if len(left) < 2 or count < size or sure:
             break
-    # Without labels, more bits do not prove that a preprocessing is right. Of tied ones, the common ones come first.
+    # Without labels, more bits do not prove that a preprocessing is correct. Among tied ones, the common ones come
+    # first.
     order = {name: place if metric == BITS and name in left else 0 for place, name in enumerate(found)}
     ranked = sorted(found, key=lambda name: (name not in left, order[name], -sign * found[name].metrics[metric]))
     chosen = tuple(Candidate(name, found[name].metrics[metric]) for name in ranked)
@@ -205,7 +207,7 @@ def search(
 
 
 def _opened(data: Data, signature: Signature, preprocess: Preprocess, size: int) -> Samples | None:
-    """Return `size` samples under a preprocessing, or None if it does not fit."""
+    """Return `size` samples with a preprocessing, or None if the preprocessing does not fit."""
     try:
         samples = open_samples(replace(data, preprocess=preprocess, count=size), signature)
         next(iter(samples))
@@ -215,7 +217,7 @@ def _opened(data: Data, signature: Signature, preprocess: Preprocess, size: int)
 
 
 def _same(samples: Samples, seen: list[list[Mapping[str, NDArray[Any]]]]) -> bool:
-    """Return whether an earlier candidate makes the same inputs. If not, remember these inputs."""
+    """Return whether an earlier candidate gives the same inputs. If not, remember the inputs."""
     first = [sample.inputs for sample in islice(samples, 2)]
     for other in seen:
         pairs = [(a[name], b.get(name)) for a, b in zip(first, other, strict=False) for name in a]
@@ -226,9 +228,10 @@ def _same(samples: Samples, seen: list[list[Mapping[str, NDArray[Any]]]]) -> boo
 
 
 def _measure(session: Session, samples: Samples, task: Task | None) -> tuple[Measured, Task | None, str]:
-    """Return the model's figures on samples, the settled task, and reasons to doubt the labels ("" for none).
+    """Return the model's figures on samples, the task with its open choices made, and reasons to doubt the labels (""
+    for none).
 
-    The task is `task` with its open choices made, if the samples show them.
+    If the samples do not show how to make the open choices, the task is returned unchanged.
     """
     made = ((row, out[""]) for sample in samples for row, out in rows(sample, {"": infer(session, sample)}))
     if task is None:
@@ -258,7 +261,7 @@ def _tied(found: Mapping[str, Measured], task: Task | None, metric: str, count: 
 
 
 def _scores(outputs: Outputs) -> NDArray[np.float64] | None:
-    """Return the first output's class scores of one image, [classes], or None if that output has none."""
+    """Return the class scores of one image from the first output, [classes]. Return None if that output has none."""
     array = next(iter(outputs.values()), None)
     if array is None or array.dtype.kind != "f" or array.ndim != 2 or len(array) != 1 or array.shape[1] < 2:
         return None
@@ -266,9 +269,9 @@ def _scores(outputs: Outputs) -> NDArray[np.float64] | None:
 
 
 def _information(scores: Sequence[NDArray[np.float64]]) -> Measured:
-    """Return the bits of information in each image's scores.
+    """Return how many bits of information each image's scores contain.
 
-    Their mean is the mutual information of image and class.
+    The mean of these numbers is the mutual information of image and class.
     """
     if not scores:
         return Measured({BITS: 0.0}, np.zeros(2))
@@ -290,19 +293,20 @@ def open_or_search(
     progress: Progress = SILENT,
     **how: Any,
 ) -> Samples:
-    """Open samples. If no preprocessing is named for images, search for it and use the one that labels decide on.
+    """Open samples. If they are images and no preprocessing is named, search for one and use the one that labels decide
+    on.
 
-    If `task` is None, a COCO file next to a detector's images is also used as labels.
+    If `task` is None and the model is a detector, a COCO file next to the images is also used as labels.
 
     Args:
-        session: opens the float model.
+        session: function that opens the float model.
         judged: labelled data that decide; None uses `data`.
-        task: the task to judge by, as in `search`.
-        known: the preprocessing to use if none is named for the images; None searches.
+        task: task by which to compare; see `search`.
+        known: preprocessing to use if none is named for the images; None searches.
         how: further arguments of `open_samples`.
 
     Raises:
-        DataError: an error of `open_samples`, or nothing decides; the message then asks the user.
+        DataError: an error of `open_samples`, or no preprocessing can be decided on; the message then asks the user.
     """
     try:
         return open_samples(data, signature, progress=progress, **how)

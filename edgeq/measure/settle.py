@@ -1,4 +1,6 @@
-"""Settle the open choices of a task (class offset, detector head) by the float model's outputs for a few samples."""
+"""Make the open choices of a task (class offset, detector head), based on the float model's outputs for a few
+samples.
+"""
 
 from __future__ import annotations
 
@@ -15,20 +17,21 @@ _FEW = 64
 
 
 def settle(task: Task, session: Session, samples: Samples, *, progress: Progress = SILENT) -> Task:
-    """Return the task with all its open choices made by some samples. A note names the choices.
+    """Return the task with all its open choices made, based on some samples. A note names the choices.
 
     Args:
-        task: a task. Its method `settled(pairs)`, if any, is called on samples with their outputs. It returns the
-            settled task and a text about the choice ("" for none). A task without the method is returned unchanged.
-        session: the float model.
-        samples: labelled samples; the ones used are spread over all.
+        task: a task. If it has a method `settled(pairs)`, the method is called with samples and their outputs. It
+            returns the settled task and a text about the choice ("" for none). A task without the method is returned
+            unchanged.
+        session: session of the float model.
+        samples: labelled samples; those that are used are spread over all of them.
     """
     if not hasattr(task, "settled"):
         return task
 
     def pairs() -> Iterator[tuple[Sample, Outputs]]:
-        """Yield rows with the model's outputs: the first sample, then the last ones, because data are often sorted by
-        class.
+        """Yield rows with the model's outputs. After the first sample, the order is reversed, because data are often
+        sorted by class.
         """
         few = list(spread_over(samples, _FEW))
         for sample in (few[0], *reversed(few[1:])):
@@ -46,8 +49,8 @@ def settle(task: Task, session: Session, samples: Samples, *, progress: Progress
 
 
 def unfit_folders(samples: SourceSamples) -> tuple[str, ...]:
-    """Return a warning if class folders are numbered only by their order and do not match the model's number of
-    classes.
+    """Return a warning if class numbers are only the positions of the class folders, and the number of folders differs
+    from the model's number of classes.
     """
     scores, folders = score_count(samples.signature), samples.opened.sorted_classes
     if scores is None or not folders or samples.labels is not None or scores in (folders, folders + 1):

@@ -1,14 +1,15 @@
-"""Measure models against labels: the protocol, the shipped tasks by name, and the hook for a user's own tasks.
+"""Measure models against labels: the protocol, the shipped tasks by name, and the interface for a user's own tasks.
 
-Estimate how much a loss depends on the choice of samples: the standard error of the difference of two models.
+Estimate how much a loss depends on the choice of samples. The estimate is the standard error of the difference between
+two models.
 
-If the metric is a mean of scores, that is the standard error of the mean of their differences. Any other metric (mAP,
-AUC, F1, a correlation) is computed again over many random halves of the samples. Both models get the same halves, so
-the difficulty that they share cancels. Each sample is in a half with probability one half, so its weight is 0 or 2.
-These weights have mean and variance 1. Under them, the deviations from the whole follow the metric's sampling
-distribution, as they do in the bootstrap (A. Owen, D. Eckles: Bootstrapping data arrays of arbitrary order, 2012,
-"double-or-nothing"). No sample counts twice, so this also works with meters that refuse to see a sample again and with
-meters that count ties.
+If the metric is a mean of scores, this is the standard error of the mean of their differences. Any other metric (mAP,
+AUC, F1, a correlation) is computed again for many random halves of the samples. Both models get the same halves, so the
+difficulty that they share cancels. Each sample is in a half with probability one half, so its weight is 0 or 2. These
+weights have mean and variance 1. With such weights, the deviations from the metric over all samples follow the metric's
+sampling distribution, as they do in the bootstrap (A. Owen, D. Eckles: Bootstrapping data arrays of arbitrary order,
+2012, "double-or-nothing"). No sample counts twice. So the method also works for meters that refuse a sample that they
+have already seen, and for meters that count ties.
 """
 
 from __future__ import annotations
@@ -35,20 +36,22 @@ from edgeq.util.registry import TASKS, Registry, load_function, names_function
 class Meter(Protocol):
     """Collect one model's outputs over the samples.
 
-    The uncertainty of a loss is found by computing the primary metric over random halves of the samples, with a meter
-    for each half (`ResampledMeter`). A meter may have one of two further methods, which make the result exact or cheap:
+    To estimate the uncertainty of a loss, edgeq computes the primary metric over random halves of the samples, with a
+    meter for each half (`ResampledMeter`). A meter may have one of two further methods, which make the result exact or
+    cheap:
 
         scores() -> NDArray        a score for each row so far, if the primary metric is the mean of the scores
         resampled(halves) -> NDArray   the primary metric over each of the halves [H, N] (bool) of the N updates so far;
                                        NaN for a half that has none
 
-    To be shared among workers (`--workers`), a meter has two methods:
+    Workers can share the samples (`--workers`) if the meter has two more methods:
 
-        collected() -> Any      the meter's state for the samples so far, without the task: values that pickle
+        collected() -> Any      the meter's state for the samples so far, without the task, as values that can be
+            pickled
         take(collected) -> None   add the state that another meter collected from later samples
 
-    A meter may have `notes() -> Sequence[str]`: reasons in the labels and outputs so far to doubt the figures, a
-    sentence each.
+    A meter may have `notes() -> Sequence[str]`. It returns reasons to doubt the figures, found in the labels and
+    outputs so far. Each is a sentence.
     """
 
     def update(self, outputs: Outputs, sample: Sample) -> None:
@@ -65,20 +68,20 @@ class Meter(Protocol):
 class Task(Protocol):
     """Define a kind of accuracy.
 
-    A task is a value. `start` returns a new meter, so several models can share one pass.
+    A task is an immutable value. `start` returns a new meter, so several models can share one pass.
 
     A task may also have an attribute `classes`. It is true if the output that the task reads (its attribute `output`,
-    or the only one) contains class scores. Only then does the share of samples with the same top-1 matter.
+    or the only output) contains class scores. Only then is the share of samples with the same top-1 meaningful.
     """
 
     @property
     def name(self) -> str:
-        """Return the name on the command line."""
+        """Return the name of the task on the command line."""
         ...
 
     @property
     def primary(self) -> str:
-        """Return the metric that decides."""
+        """Return the name of the primary metric."""
         ...
 
     @property
@@ -87,12 +90,12 @@ class Task(Protocol):
         ...
 
     def start(self) -> Meter:
-        """Return a new meter, for one model over all samples."""
+        """Return a new meter. It is for one model over all samples."""
 
 
 _NUMBER = (numbers.Real, "a number from 0 to 1")
 _NAME = (str, "a name")
-# Field of TaskOptions → its type and a name for that type.
+# Field of TaskOptions → its type, and a readable name for that type.
 _KINDS: Mapping[str, tuple[Any, str]] = {
     "class_offset": (numbers.Integral, "a whole number"),
     "annotations": ((str, os.PathLike), "a path"),
@@ -105,14 +108,14 @@ _KINDS: Mapping[str, tuple[Any, str]] = {
 
 @dataclass(frozen=True)
 class TaskOptions(Displayed):
-    """Hold options of tasks; None keeps a task's own default.
+    """Hold options of tasks. None keeps the task's default.
 
     Attributes:
-        class_offset: number of scores before class 0 that are not a class (1 for MobileNet's background).
-        annotations: COCO annotation file (instances); text becomes a Path.
+        class_offset: number of scores before class 0 that do not belong to a class (1 for MobileNet's background).
+        annotations: COCO annotation file (instances); a str becomes a Path.
         decoder: name of a detector-head decoder, or "path.py:function".
         confidence: score that a detection must exceed to be kept.
-        iou: overlap above which the lower-scored of two boxes of a class is dropped.
+        iou: overlap above which the lower-scoring of two boxes of one class is dropped.
         output: the model output to read, if there are several.
     """
 
@@ -137,15 +140,17 @@ class TaskOptions(Displayed):
 
 
 def split_task_options(options: Mapping[str, Any]) -> tuple[TaskOptions, dict[str, Any]]:
-    """Split a command's flat options into those of a task and all others. There, `output` is called `task_output`."""
+    """Split a command's flat options into the options of a task and all others. Among the flat options, `output` is
+    called `task_output`.
+    """
     others = dict(options)
     names = {f.name: option_of(f.name)[2:].replace("-", "_") for f in dataclasses.fields(TaskOptions)}
     return TaskOptions(**{name: others.pop(given) for name, given in names.items()}), others
 
 
 def option_of(name: str) -> str:
-    """Return the command-line option for a field of `TaskOptions`. `output` is --task-output, because --output names a
-    file.
+    """Return the command-line option for a field of `TaskOptions`. The option for `output` is --task-output, because
+    --output names a file.
     """
     return "--task-output" if name == "output" else f"--{name.replace('_', '-')}"
 
@@ -156,9 +161,9 @@ class TaskKind:
 
     Attributes:
         name: name on the command line.
-        title: what it measures.
+        title: description of what the task measures.
         make: function from options to the task.
-        takes: names of the options that it takes.
+        takes: names of the options that the task accepts.
     """
 
     name: str
@@ -171,10 +176,11 @@ REGISTRY: Registry[TaskKind] = Registry(TASKS, lambda found: isinstance(found, T
 
 
 def make_task(name: str, options: TaskOptions | None = None) -> Task:
-    """Return the registered task `name`, or the task that a user's factory "path.py:factory" makes from the options.
+    """Return the registered task `name`. If `name` is "path.py:factory", return the task that a user's factory makes
+    from the options.
 
     Raises:
-        UsageError: unknown name, an option that the task does not take, or a factory that cannot be loaded.
+        UsageError: the name is unknown, the task does not accept an option, or the factory cannot be loaded.
     """
     options = options or TaskOptions()
     if names_function(name):
@@ -189,10 +195,10 @@ def make_task(name: str, options: TaskOptions | None = None) -> Task:
 
 
 def as_task(given: Task | str, options: TaskOptions | None = None) -> Task:
-    """Return `given` as a task. It may also be the name of a task, to which `options` then apply.
+    """Return `given` as a task. If `given` is the name of a task, the task is made with `options`.
 
     Raises:
-        UsageError: an error of `make_task`, or an argument that is not a task.
+        UsageError: for the same reasons as `make_task`, or if `given` is not a task.
     """
     if isinstance(given, str):
         return make_task(given, options)
@@ -211,7 +217,7 @@ def integer_labels(sample: Sample) -> NDArray[np.int64]:
     """Return the sample's labels, [rows]. A single label gives one row.
 
     Raises:
-        DataError: no label, or a label that is not an integer.
+        DataError: the sample has no label, or a label is not an integer.
     """
     if sample.label is None:
         raise DataError(f"{sample.name} has no label", "Give --labels, or compare with a --reference model instead")
@@ -222,10 +228,10 @@ def integer_labels(sample: Sample) -> NDArray[np.int64]:
 
 
 def pick_output(outputs: Outputs, name: str | None, sample: Sample) -> NDArray[Any]:
-    """Return the output of that name. Without a name, return the only output, or else the only floating-point output.
+    """Return the output called `name`. Without a name, return the only output, or else the only floating-point output.
 
     Raises:
-        UsageError: no output has the name, or there is no name and not exactly one floating-point output.
+        UsageError: no output has the name, or no name is given and there is not exactly one floating-point output.
     """
     if name is not None:
         if name not in outputs:
@@ -247,7 +253,7 @@ def only_input(sample: Sample) -> NDArray[Any]:
     """Return the sample's only input.
 
     Raises:
-        UsageError: the model takes several inputs.
+        UsageError: the model has several inputs.
     """
     if len(sample.inputs) != 1:
         raise UsageError(
@@ -260,14 +266,14 @@ _Pairs = tuple[list[NDArray[Any]], ...]
 
 
 class PairedMeter:
-    """Pair the model's result for each row with the row's label. See `Meter`."""
+    """Collect the model's result for each row together with the row's label. See `Meter`."""
 
     def __init__(self) -> None:
         self._found: list[NDArray[Any]] = []
         self._wanted: list[NDArray[Any]] = []
 
     def add(self, found: NDArray[Any], wanted: NDArray[Any]) -> None:
-        """Add the rows of one sample, [N] each."""
+        """Add the results and the labels of one sample, each [N]."""
         self._found.append(found)
         self._wanted.append(wanted)
 
@@ -281,11 +287,11 @@ class PairedMeter:
         self._wanted += collected[1]
 
     def rows(self) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Return the results and the labels over all samples, [N] each."""
+        """Return the results and the labels of all samples, each [N]."""
         return np.concatenate(self._found), np.concatenate(self._wanted)
 
     def halves(self, halves: NDArray[np.bool_]) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
-        """Yield the `rows` of each of the halves [H, samples]."""
+        """Yield the `rows` of each half. `halves` is [H, samples]."""
         found, wanted = self.rows()
         for chosen in np.repeat(halves, [len(one) for one in self._wanted], axis=1):
             yield found[chosen], wanted[chosen]
@@ -293,18 +299,18 @@ class PairedMeter:
 
 HALVES = 100
 METERED = 32
-"""Number of halves if the task's meter cannot compute them itself, so that each half has its own meter."""
+"""Number of halves if the task's meter cannot compute the halves itself. Each half then has its own meter."""
 _FEWEST_HALVES = 8
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Hold one model's metrics over some rows, and the spread of its primary metric.
+    """Hold one model's metrics over some rows, and the spread of the primary metric.
 
     Attributes:
-        scores: score of each row, whose mean is the primary metric; None if the task has no such scores.
-        halves: primary metric over each half; NaN for a half without one (AUC of one class). Empty if there are
-            `scores`.
+        scores: score of each row. Their mean is the primary metric. None if the task has no such scores.
+        halves: primary metric over each half; NaN for a half without one (such as the AUC of one class). Empty if there
+            are `scores`.
     """
 
     metrics: Mapping[str, float]
@@ -313,10 +319,10 @@ class Measured:
 
 
 class ResampledMeter:
-    """Measure one model's rows so far, and estimate the uncertainty of the figures. The argument is the task.
+    """Measure one model over the rows so far, and estimate the uncertainty of the figures. The argument is the task.
 
-    It uses `scores()` or `resampled(halves)` of the task's meter (see `Meter`). If the meter has neither, it keeps a
-    meter for each half, which costs `METERED` / 2 updates for each row.
+    It uses `scores()` or `resampled(halves)` of the task's meter (see `Meter`). If the meter has neither, it uses a
+    separate meter for each half, which costs `METERED` / 2 updates for each row.
     """
 
     def __init__(self, task: Task) -> None:
@@ -360,19 +366,20 @@ class ResampledMeter:
 
 
 def random_halves(rows: int) -> NDArray[np.bool_]:
-    """Draw the rows of each half, [HALVES, rows].
+    """Draw the rows of each half, bool[HALVES, rows].
 
-    They are the same for every model. With more rows, the halves of the first rows do not change.
+    The halves are the same for every model. If there are more rows, the halves of the first rows do not change.
     """
     return (np.random.default_rng(0).random((rows, HALVES)) < 0.5).T
 
 
 def loss_error(reference: Measured, candidate: Measured, *, further: float) -> float | None:
-    """Return the standard error of the difference of two models' primary metrics on the same rows, or None if unknown.
+    """Return the standard error of the difference between two models' primary metrics on the same rows. Return None if
+    it is unknown.
 
     Args:
-        further: standard error of differences that other rows may show but these do not: if all rows agree, their
-            spread is 0.
+        further: standard error to add for differences that only other rows would show. Without it, the error would be 0
+            if the models agree on all these rows.
     """
     if reference.scores is not None and candidate.scores is not None:
         differences = reference.scores - candidate.scores

@@ -1,9 +1,10 @@
 """Define the tasks that edgeq ships.
 
 - Classification measures top-1. With more than five classes, it also measures top-5.
-- Anomaly detection by an autoencoder measures the ROC AUC of the reconstruction error against labels 0 (normal) and 1.
-- Similarity of sentence (or image) pairs is the rank correlation of the cosine of their embeddings with a score given
-  by people.
+- Anomaly detection with an autoencoder measures the ROC AUC of the reconstruction error against labels 0 (normal) and
+  1.
+- Similarity of sentence (or image) pairs measures the rank correlation between the cosine similarity of two embeddings
+  and a score given by people.
 - Object detection measures COCO's mean average precision of a detector head's boxes.
 """
 
@@ -44,14 +45,14 @@ from edgeq.util.registry import DECODERS, names_function
 
 @dataclass(frozen=True)
 class Classification(Displayed):
-    """Judge class scores [N, classes] (further axes of length 1 are allowed) by an integer label for each row.
+    """Compare class scores [N, classes] (further axes of length 1 are allowed) with an integer label for each row.
 
-    A model with one score for each row is a binary classifier with a sigmoid: above one half means class 1. A row with
-    NaN is never right.
+    A model with one score for each row is a binary classifier with a sigmoid: a score above one half means class 1. A
+    row with NaN always counts as wrong.
 
     Attributes:
-        class_offset: number of scores before class 0 that are not a class (MobileNet's background: 1). None lets
-            labelled samples decide (`settled`), and means 0 until then.
+        class_offset: number of scores before class 0 that do not belong to a class (MobileNet's background: 1). With
+            None, labelled samples decide (`settled`); until then the offset is 0.
         output: the output with the scores; None if the model has only one.
     """
 
@@ -74,7 +75,8 @@ class Classification(Displayed):
     def settled(self, pairs: Iterable[tuple[Sample, Outputs]]) -> tuple[Classification, str]:
         """Return the task with the class offset that labelled rows show, and a text about the choice ("" for none).
 
-        The offset is 1 if the model has more scores than the labels need and is right far more often with it, else 0.
+        The offset is 1 if the model has more scores than the labels need, and if it is correct far more often with this
+        offset. Otherwise it is 0.
         """
         if self.class_offset is not None:
             return self, ""
@@ -93,15 +95,16 @@ class Classification(Displayed):
         return replace(self, class_offset=1), f"{found}; --class-offset sets another"
 
     def start(self) -> ClassificationMeter:
-        """Return a meter of top-1 and top-5."""
+        """Return a meter for top-1 and top-5."""
         return ClassificationMeter(self)
 
 
 def infer_task(sample: Sample, outputs: Outputs) -> Classification | None:
-    """Return the task that a sample's label and a model's outputs for it suggest, or None if they suggest none.
+    """Return the task that a sample's label and a model's outputs for the sample suggest. Return None if they suggest
+    none.
 
-    They suggest classification if the label is a class number and the only float output has a row of class scores for
-    it.
+    They suggest classification if the labels are class numbers, and if the only float output has one row of class
+    scores for each label, with a score for each class number.
     """
     found = [array for array in outputs.values() if array.dtype.kind == "f"]
     label = np.asarray(sample.label).reshape(-1) if sample.label is not None else np.zeros(0)
@@ -114,11 +117,11 @@ def infer_task(sample: Sample, outputs: Outputs) -> Classification | None:
 
 
 _LEAST_BESIDE = 8
-"""From this number of rows on, best classes next to the labels are not chance."""
+"""Number of rows. If the best class is next to the label in at least this many rows, this is not chance."""
 _LEAST_JUDGED = 10
-"""From this number of rows on, the share of right answers is compared with that of guesses."""
+"""Smallest number of rows for which the share of correct answers is compared with that of guesses."""
 _SURE = 2.0
-"""A share must be this many standard errors above that of guesses."""
+"""Number of standard errors by which a share must exceed that of guesses."""
 
 
 class ClassificationMeter:
@@ -132,10 +135,10 @@ class ClassificationMeter:
         self._best: list[int] = []
 
     def update(self, outputs: Outputs, sample: Sample) -> None:
-        """Record for each row of the scores [rows, classes] the rank of its label.
+        """Record the rank of the label for each row of the scores [rows, classes].
 
         Raises:
-            DataError: scores of another shape, or a label without a score.
+            DataError: the scores have another shape, or a label has no score.
             UsageError: the class offset leaves no class.
         """
         labels = integer_labels(sample)
@@ -162,7 +165,7 @@ class ClassificationMeter:
         self._best += scores.argmax(axis=1).tolist()
 
     def collected(self) -> tuple[list[int], int, list[int], list[int]]:
-        """Return the ranks of the rows, the number of classes, the labels of the rows and their best classes."""
+        """Return the ranks of the rows' labels, the number of classes, the labels, and the best class of each row."""
         return self._ranks, self._classes, self._labels, self._best
 
     def take(self, collected: tuple[list[int], int, list[int], list[int]]) -> None:
@@ -175,7 +178,7 @@ class ClassificationMeter:
     def notes(self) -> tuple[str, ...]:
         """Return a warning if the labels seem to start at another number than the model's classes.
 
-        Otherwise, return a warning if the model's answers are no better than a guess.
+        Otherwise, return a warning if the model's answers are not better than a guess.
         """
         labels, best = np.array(self._labels, np.int64), np.array(self._best, np.int64)
         rows, right = len(labels), int((np.array(self._ranks) < 1).sum())
@@ -201,7 +204,7 @@ class ClassificationMeter:
         )
 
     def scores(self) -> NDArray[np.float64]:
-        """Return 1 for each row that is right, else 0."""
+        """Return 1 for each row that is correct, else 0."""
         return (np.array(self._ranks) < 1).astype(np.float64)
 
     def result(self) -> Mapping[str, float]:
@@ -214,10 +217,10 @@ class ClassificationMeter:
 
 
 def by_chance(labels: NDArray[np.int64], best: NDArray[np.int64], classes: int) -> float:
-    """Return the share of right answers that a model would reach by chance.
+    """Return the share of correct answers that a model would reach by chance.
 
-    Such a model gives each answer as often as this one but ignores the sample: the agreement by chance of Cohen's
-    kappa. If all labels have one class, the share is 1 / `classes`.
+    Such a model gives each answer as often as this model, but ignores the sample. The share is the agreement by chance
+    in Cohen's kappa. If all labels are the same class, the share is 1 / `classes`.
     """
     values, counts = np.unique(labels, return_counts=True)
     if len(values) < 2:
@@ -227,9 +230,9 @@ def by_chance(labels: NDArray[np.int64], best: NDArray[np.int64], classes: int) 
 
 
 def ranks(scores: NDArray[Any], labels: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Count the classes that rank before the right one, [N], from scores [N, C] and labels [N].
+    """Count, for each row, the classes that rank before the correct one, [N]. `scores` is [N, C] and `labels` is [N].
 
-    Of equal scores, the lower index ranks first, as with arg-max. A row with NaN ranks last: C.
+    Of equal scores, the lower index ranks first, as with arg-max. The label of a row with NaN ranks last: C.
     """
     own = scores[np.arange(len(labels)), labels][:, None]
     before = np.arange(scores.shape[1])[None] < labels[:, None]
@@ -253,10 +256,10 @@ def _class_scores(output: NDArray[Any], rows: int, sample: Sample) -> NDArray[An
 
 @dataclass(frozen=True)
 class Anomaly(Displayed):
-    """Score the mean squared difference of output and input.
+    """Score each sample by the mean squared difference between output and input.
 
-    A sample with one label gets one score over its whole batch (the windows of one recording). A sample with a label
-    for each row gets one score for each row.
+    A sample with one label gets one score for its whole batch (the windows of one recording). A sample with a label for
+    each row gets one score for each row.
     """
 
     output: str | None = None
@@ -265,7 +268,7 @@ class Anomaly(Displayed):
     higher_is_better: bool = True
 
     def start(self) -> AnomalyMeter:
-        """Return a meter of ROC AUC."""
+        """Return a meter for ROC AUC."""
         return AnomalyMeter(self)
 
 
@@ -277,11 +280,11 @@ class AnomalyMeter(PairedMeter):
         self._task = task
 
     def update(self, outputs: Outputs, sample: Sample) -> None:
-        """Add the mean squared reconstruction error of a sample, or of each of its rows.
+        """Add the mean squared reconstruction error of a sample, or of each row if the sample has a label for each row.
 
         Raises:
-            DataError: a label other than 0 and 1, an output whose shape is not the input's, or labels that fit neither
-                the sample nor its rows.
+            DataError: a label is not 0 or 1, the output does not have the shape of the input, or the number of labels
+                fits neither the sample nor its rows.
         """
         labels = integer_labels(sample)
         if not np.isin(labels, (0, 1)).all():
@@ -314,17 +317,18 @@ class AnomalyMeter(PairedMeter):
         return {"auc": roc_auc(scores, labels)}
 
     def resampled(self, halves: NDArray[np.bool_]) -> NDArray[np.float64]:
-        """Return the AUC over each of the halves [H, samples]. It is NaN for a half whose samples all have the same
-        label.
+        """Return the AUC over each half. `halves` is [H, samples]. The AUC is NaN for a half whose samples all have the
+        same label.
         """
         return np.array([roc_auc(scores, labels) for scores, labels in self.halves(halves)])
 
 
 def roc_auc(scores: NDArray[Any], labels: NDArray[Any]) -> float:
-    """Return the area under the ROC curve: the chance that a positive scores above a negative, a tie counting one half.
+    """Return the area under the ROC curve. This is the probability that a positive scores above a negative, where a tie
+    counts one half.
 
-    It is Mann and Whitney's U over the number of pairs, computed from mean ranks. It is NaN if a score is NaN or all
-    labels are the same.
+    It is Mann and Whitney's U divided by the number of pairs, computed from mean ranks. It is NaN if a score is NaN or
+    all labels are the same.
     """
     positives = labels == 1
     p = int(positives.sum())
@@ -336,8 +340,8 @@ def roc_auc(scores: NDArray[Any], labels: NDArray[Any]) -> float:
 
 @dataclass(frozen=True)
 class Similarity(Displayed):
-    """Score pairs of rows in a sample's batch: rows 0 and 1 are a pair, rows 2 and 3, and so on. Each pair has one
-    score.
+    """Score pairs of rows in a sample's batch: rows 0 and 1 are a pair, rows 2 and 3 are a pair, and so on. Each pair
+    has one score.
 
     An output [rows, width] contains embeddings. An output [rows, positions, width] is averaged over the positions that
     a mask marks with a value other than 0. The mask is the input with "mask" in its name. Without a mask, all positions
@@ -350,22 +354,25 @@ class Similarity(Displayed):
     higher_is_better: bool = True
 
     def start(self) -> SimilarityMeter:
-        """Return a meter of rank correlation."""
+        """Return a meter for rank correlation."""
         return SimilarityMeter(self)
 
 
 class SimilarityMeter(PairedMeter):
-    """Measure the correlation of the cosine of embeddings with a score. See `edgeq.measure.task.Meter`."""
+    """Measure the correlation between the cosine similarity of two embeddings and a reference score. See
+    `edgeq.measure.task.Meter`.
+    """
 
     def __init__(self, task: Similarity) -> None:
         super().__init__()
         self._task = task
 
     def update(self, outputs: Outputs, sample: Sample) -> None:
-        """Add the cosine and the score of each pair of embeddings.
+        """Add the cosine similarity and the score of each pair of embeddings.
 
         Raises:
-            DataError: an output that is not an embedding, a label that is not a number, or not two rows for each score.
+            DataError: an output is not an embedding, a label is not a number, or the batch does not have two rows for
+                each score.
         """
         embedded = embeddings(pick_output(outputs, self._task.output, sample), sample)
         scores = _pair_scores(sample)
@@ -390,8 +397,8 @@ class SimilarityMeter(PairedMeter):
         return {"spearman": correlation(mean_ranks(found), mean_ranks(wanted)), "pearson": correlation(found, wanted)}
 
     def resampled(self, halves: NDArray[np.bool_]) -> NDArray[np.float64]:
-        """Return the rank correlation over each of the halves [H, samples], or NaN if all pairs of a half have the same
-        score.
+        """Return the rank correlation over each half. `halves` is [H, samples]. The correlation is NaN if all pairs of
+        a half have the same score.
         """
         values = []
         for found, wanted in self.halves(halves):
@@ -401,7 +408,9 @@ class SimilarityMeter(PairedMeter):
 
 
 def embeddings(output: NDArray[Any], sample: Sample) -> NDArray[np.float64]:
-    """Return [rows, width] float64: the output itself, or its mean over the positions that the mask marks."""
+    """Return the embeddings, float64 [rows, width]. They are the output itself, or its mean over the positions that the
+    mask marks.
+    """
     values = np.asarray(output, np.float64)
     if values.ndim == 2:
         return values
@@ -418,14 +427,16 @@ def embeddings(output: NDArray[Any], sample: Sample) -> NDArray[np.float64]:
 
 
 def correlation(a: NDArray[Any], b: NDArray[Any]) -> float:
-    """Return Pearson's coefficient: NaN if a value is NaN, 0 if one side is constant."""
+    """Return Pearson's correlation coefficient. It is NaN if a value is NaN, and 0 if `a` or `b` is constant."""
     x, y = a - a.mean(), b - b.mean()
     size = float(np.sqrt((x @ x) * (y @ y)))
     return float(x @ y) / size if size else 0.0
 
 
 def mean_ranks(values: NDArray[Any]) -> NDArray[np.float64]:
-    """Return ranks from 1 on. Ties share their mean rank. All ranks are NaN if a value is NaN."""
+    """Return the rank of each value, beginning with 1. Equal values share their mean rank. All ranks are NaN if a value
+    is NaN.
+    """
     if np.isnan(values).any():
         return np.full(values.shape, np.nan)
     _, place, times = np.unique(values, return_inverse=True, return_counts=True)
@@ -444,18 +455,18 @@ def _pair_scores(sample: Sample) -> NDArray[np.float64]:
 
 @dataclass(frozen=True)
 class Detection(Displayed):
-    """Score one image for each sample. The annotations know the image by its file's name.
+    """Compare detected boxes with annotations. Each sample is one image, which the annotations list by its file name.
 
-    Boxes are mapped back to the original image by the geometry that resize or letterbox left in the sample's context.
-    They are not clipped to the image.
+    Boxes are mapped back to the original image, using the geometry that resize or letterbox stored in the sample's
+    context. They are not clipped to the image.
 
     Attributes:
         annotations: the annotated objects.
-        decoder: decoder of the model's head; None uses the one that the outputs show (`settled`).
-        usual: name of the preprocessing that goes with the head; "" if none is known.
+        decoder: decoder for the model's head. With None, the outputs decide (`settled`).
+        usual: name of the preprocessing that is usual for the head; "" if none is known.
         confidence: score that a candidate must exceed to be kept. The default is low, because average precision also
-            counts low-scored boxes.
-        iou: overlap above which the lower-scored of two boxes of a class is dropped.
+            counts low-scoring boxes.
+        iou: overlap above which the lower-scoring of two boxes of one class is dropped.
         limit: maximum number of detections for each image; COCO counts 100.
     """
 
@@ -478,10 +489,10 @@ class Detection(Displayed):
         """Return the task with the decoder that fits the first sample's outputs, and a text about the choice ("" for
         none).
 
-        If several decoders fit, it is the one whose boxes are right on the samples.
+        If several decoders fit, the decoder whose boxes are correct on the samples is chosen.
 
         Raises:
-            UsageError: no decoder fits such outputs, or several are equally good.
+            UsageError: no decoder fits the outputs, or several are equally good.
         """
         if self.decoder is not None:
             return self, ""
@@ -503,7 +514,7 @@ class Detection(Displayed):
         return chosen, f"decoder {known[0].name}, by {decided}; --decoder sets another"
 
     def _precision(self, decoder: Decoder, rows: Sequence[tuple[Sample, Outputs]]) -> float:
-        """Return the mean average precision with one decoder, or 0 if some outputs do not belong to its head."""
+        """Return the mean average precision with one decoder. Return 0 if some outputs do not belong to its head."""
         meter = replace(self, decoder=decoder.decode).start()
         try:
             for sample, outputs in rows:
@@ -513,7 +524,7 @@ class Detection(Displayed):
             return 0.0
 
     def start(self) -> DetectionMeter:
-        """Return a meter of mean average precision."""
+        """Return a meter for mean average precision."""
         if self.decoder is None:
             raise UsageError("detection needs a decoder", f"Choose {_DECODERS}")
         return DetectionMeter(self)
@@ -523,7 +534,7 @@ _DECODERS = f"--decoder {', '.join(DECODERS.names())}, or path.py:function"
 
 
 def detection(options: TaskOptions) -> Detection:
-    """Return the task for the command line's options. They must name annotations."""
+    """Return the detection task for the command line's options. The options must include annotations."""
     if options.annotations is None:
         fix = "Give a COCO instances file with --annotations, or put it next to the images; edgeq then finds the rest"
         raise UsageError("detection needs annotations", fix)
@@ -540,16 +551,16 @@ class DetectionMeter:
 
     def __init__(self, task: Detection) -> None:
         self._task = task
-        self._package = load_package()  # fails here, before minutes of inference
+        self._package = load_package()  # If no COCO package is installed, this fails now, before minutes of inference.
         self._found: list[tuple[Image, Detections]] = []
         self._matches: list[Mapping[int, Matches]] = []
         self._seen: set[int] = set()
 
     def update(self, outputs: Outputs, sample: Sample) -> None:
-        """Decode and suppress the boxes of one image, and map them to pixels of the original.
+        """Decode and suppress the boxes of one image, and map them to pixels of the original image.
 
         Raises:
-            DataError: the annotations lack the image or a class, or the image comes twice.
+            DataError: the annotations lack the image or a class, or the image was already added.
         """
         image = self._image(sample)
         size = input_size(sample)
@@ -574,7 +585,7 @@ class DetectionMeter:
         """Add the images of another meter.
 
         Raises:
-            DataError: an image that this meter already has.
+            DataError: this meter already has one of the images.
         """
         for image, _ in collected:
             if image.id in self._seen:
@@ -583,17 +594,19 @@ class DetectionMeter:
         self._found += collected
 
     def result(self) -> Mapping[str, float]:
-        """Return COCO's metrics, "mAP50-95" among them, from 0 to 1."""
+        """Return COCO's metrics, each from 0 to 1. "mAP50-95" is one of them."""
         return mean_average_precision(self._task.annotations, self._found, self._package)
 
     def boxes(self) -> list[dict[str, Any]]:
-        """Return COCO's list of results: the detections in the images seen."""
+        """Return the detections in the images so far, as COCO's list of results."""
         return guesses(self._task.annotations, self._found)
 
     def resampled(self, halves: NDArray[np.bool_]) -> NDArray[np.float64]:
-        """Return mAP50-95 over each of the halves [H, images]. It is NaN for a half whose images have no object."""
+        """Return mAP50-95 over each half. `halves` is [H, images]. The value is NaN for a half whose images have no
+        object.
+        """
         self._matches += [match_image(self._task.annotations, *one) for one in self._found[len(self._matches) :]]
-        # COCO's packages order images by id, which decides between equal scores.
+        # COCO's packages sort images by id. For equal scores, this order decides.
         order = sorted(range(len(self._found)), key=lambda i: self._found[i][0].id)
         return mean_average_precisions([self._matches[i] for i in order], halves[:, order])
 
@@ -613,7 +626,7 @@ class DetectionMeter:
 def input_size(sample: Sample) -> tuple[int, int]:
     """Return the width and height of the model's image input.
 
-    It must be the only input, of shape [1, C, H, W] or [1, H, W, C] with C of 1, 3 or 4.
+    It must be the only input. Its shape must be [1, C, H, W] or [1, H, W, C], where C is 1, 3 or 4.
 
     Raises:
         DataError: the input is not one image.
@@ -628,7 +641,7 @@ def input_size(sample: Sample) -> tuple[int, int]:
 
 
 def _placed(boxes: Floats, sample: Sample, image: Image, size: tuple[int, int]) -> Floats:
-    """Return boxes [N, 4] in pixels of the original image, from boxes in pixels of the model's input."""
+    """Convert boxes [N, 4] from pixels of the model's input to pixels of the original image."""
     original = sample.context.get("original_size")
     if image.size is not None and original is not None and tuple(original) != image.size:
         raise DataError(

@@ -1,4 +1,4 @@
-"""Clean a graph: remove what nothing reads, name and sort the nodes, and recognise files that are not models."""
+"""Clean a graph: remove dead code, name and sort the nodes, and recognise files that are not models."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from edgeq.model.graph import bodies, constant, node_input, operator_of
 
 
 def tidy(model: ir.Model) -> int:
-    """Make weights constants that no input can override, lift Constant nodes to initializers, and remove dead code.
+    """Turn weights into constants that no input can override, turn Constant nodes into initializers, and remove dead
+    code.
 
     Returns:
         The number of nodes that were removed because no output depends on them.
@@ -27,15 +28,15 @@ def tidy(model: ir.Model) -> int:
     RemoveInitializersFromInputsPass()(model)
     LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
     dropped, last = 0, -1
-    while dropped != last:  # A node that only a dead node in a branch used is removed in the next round.
+    while dropped != last:  # The next round removes a node that was used only by a dead node in a branch.
         last = dropped
         dropped += sum(_drop_dead(graph) for graph in model.graphs())
     return dropped
 
 
 def forget_origin(model: ir.Model) -> None:
-    """Remove, in place, the exporter's notes on the origin of nodes and inner tensors: source lines, stack traces,
-    module paths. No runtime reads these notes. They name files of the exporting machine, and those that PyTorch writes
+    """Remove, in place, the exporter's notes on where nodes and inner tensors come from: source lines, stack traces,
+    module paths. No runtime reads these notes. They contain file names of the exporting machine, and PyTorch's notes
     can take more space than the weights of a small int8 model. The descriptions of the model, its inputs and its
     outputs stay.
     """
@@ -53,11 +54,11 @@ def forget_origin(model: ir.Model) -> None:
 def remove_no_ops(model: ir.Model) -> int:
     """Bypass, in place, nodes that change nothing: Identity, Dropout outside training mode, and some Casts and Pads.
 
-    1. If the node's output is not a graph output, its users read the input instead.
-    2. If it is a graph output, the input takes over its name. This needs an input that a node of the same graph makes
-    and
-       that is not a graph output itself.
-    3. In all other cases the node stays: it passes on a graph input or a weight, or makes a second output of one value.
+    - If the node's output is not a graph output, all nodes that read it read the node's input instead.
+    - If the node's output is a graph output, the node's input takes over its name. This is possible only if a node of
+      the same graph computes that input, and the input is not a graph output itself.
+    - In all other cases the node stays, because its output is a second name for a graph input, a weight or another
+      graph output.
 
     Returns:
         The number of nodes that were removed.
@@ -88,7 +89,7 @@ def _mask_used(node: ir.Node) -> bool:
 
 
 def _training(node: ir.Node) -> bool:
-    """Return whether a Dropout may drop values: False only if its third input is missing or a constant False."""
+    """Return whether a Dropout may drop values. It does not if its third input is missing or a constant False."""
     flag = node_input(node, 2)
     if flag is None:
         return False
@@ -111,8 +112,8 @@ def _bypass(node: ir.Node, graph: ir.Graph) -> bool:
 
 
 def _release(node: ir.Node) -> None:
-    """Disconnect the bodies inside a node from all values, because a value's uses also count the nodes of removed
-    bodies.
+    """Disconnect the bodies inside a node from all values. Otherwise the uses of a value would still include nodes of
+    removed bodies.
     """
     for body in bodies(node):
         for inner in body.all_nodes():
@@ -121,8 +122,8 @@ def _release(node: ir.Node) -> None:
 
 
 def _drop_dead(graph: ir.Graph) -> int:
-    """Remove nodes and weights that nothing uses, and return the number of nodes. onnx-ir's own pass is not used: up to
-    release 1.0 it also switches BatchNormalization out of training mode, which changes results.
+    """Remove unused nodes and weights, and return the number of removed nodes. The pass of onnx-ir is not used, because
+    up to release 1.0 it also switches BatchNormalization out of training mode, which changes results.
     """
     dead = 0
     for node in reversed(graph):
@@ -155,7 +156,7 @@ BUNDLES_GO = "`edgeq verify`, `eval`, `bench` and `compare` take bundles"
 
 
 def check_model_name(output: Path) -> None:
-    """Refuse to write a model to a path with the suffix of a bundle: readers would open it as a bundle.
+    """Refuse to write a model to a path with the suffix of a bundle. Programs would open the model as a bundle.
 
     Raises:
         OutputError: `output` has the suffix of a bundle.
@@ -198,7 +199,7 @@ def is_archived_bundle(path: Path) -> bool:
 
 
 def likely_cause(content: bytes, path: Path) -> tuple[str, str]:
-    """Return (what is wrong, what to do) for bytes that do not parse as an ONNX model."""
+    """Return (the problem, the solution) for bytes that do not parse as an ONNX model."""
     head = content[:_SNIFFED]
     if is_named_bundle(path):
         return "it has the suffix of a bundle", f"Give the .onnx file that it was made from; {BUNDLES_GO}"
@@ -216,22 +217,23 @@ def _is_text(head: bytes) -> bool:
     try:
         text = head.decode("utf-8")
     except UnicodeDecodeError as error:
-        # The bytes read may end in the middle of a character.
+        # The bytes that were read may end in the middle of a character.
         if error.start < len(head) - 3 or len(head) < _SNIFFED:
             return False
         text = head[: error.start].decode("utf-8")
     return all(c.isprintable() or c in "\r\n\t\f" for c in text)
 
 
-# Suffixes that quantizers append to a tensor's name for its scale, its integers and the outputs of its Q/DQ pair.
+# Suffixes that quantizers append to a tensor's name. They name its scale, its integers and the outputs of its Q/DQ
+# pair.
 _MADE = re.compile(r"_(?:(?:output_)?quantized|scale|zero_point|QuantizeLinear|DequantizeLinear)")
 
 
 def name_nodes(model: ir.Model) -> int:
-    """Give a new unique name to each unnamed node and to each node whose name an earlier node has, in place.
+    """Give a new, unique name to each node that has no name or the name of an earlier node, in place.
 
-    A new name is the old name (or the operator type) plus a number. It depends only on the graph. Nodes of bodies must
-    not share names with nodes of the main graph either.
+    A new name is the old name (or the operator type) plus a number. It depends only on the graph. Nodes of bodies also
+    get names that differ from those of all other nodes.
 
     Returns:
         The number of nodes that were renamed.
@@ -245,8 +247,8 @@ def name_nodes(model: ir.Model) -> int:
 
 
 def node_names(model: ir.Model) -> dict[ir.Node, str]:
-    """Return each node with the name that `name_nodes` would give it. Nodes of bodies come after those of the main
-    graph.
+    """Return each node with the name that `name_nodes` would give it. The nodes of the main graph come before those of
+    bodies.
     """
     nodes = [node for graph in model.graphs() for node in graph]
     taken = {node.name or "" for node in nodes}
@@ -263,8 +265,8 @@ def node_names(model: ir.Model) -> dict[ir.Node, str]:
 
 
 def clashing_names(names: Iterable[str]) -> dict[str, str]:
-    """Return name → other name, for each of `names` that a quantizer could give to a tensor that it derives from the
-    tensor with the other name.
+    """Return the names that a quantizer may also choose for a new tensor, as name → other name. The quantizer would
+    derive the new tensor from the tensor with the other name.
     """
     known = set(names)
     return {
@@ -277,8 +279,8 @@ def clashing_names(names: Iterable[str]) -> dict[str, str]:
 
 def separate_names(model: ir.Model) -> tuple[str, ...]:
     """Rename inner tensors, in place, if a quantizer would give their name to a tensor that it derives from another
-    one. Inputs and outputs of the model keep their names: if one tensor of a pair is an input or output, the other is
-    renamed.
+    tensor. Inputs and outputs of the model keep their names: if one tensor of such a pair is an input or output, the
+    other is renamed.
 
     Returns:
         The names that no longer exist.
@@ -306,8 +308,9 @@ def separate_names(model: ir.Model) -> tuple[str, ...]:
 
 
 def _names_of_copies(named: Mapping[str, Sequence[ir.Value]]) -> dict[str, str]:
-    """Return tensor names that onnxruntime's quantizer may use for copies of a bias, mapped to the name of the bias.
-    The quantizer copies a bias that several layers share and appends a number to its name. Initializers are left out.
+    """Return tensor names that onnxruntime's quantizer may choose for copies of a bias, as name → name of the bias. The
+    quantizer copies a bias that several layers share, and appends a number to its name. Names of initializers are left
+    out.
     """
     shared = {name for name, values in named.items() if sum(map(_layers_with_bias, values)) > 1}
     free = (name for name, values in named.items() if not any(value.is_initializer() for value in values))
@@ -333,7 +336,9 @@ def _free(stem: str, position: int, taken: set[str]) -> str:
 
 
 def is_sorted(graph: onnx.GraphProto) -> bool:
-    """Return whether each node comes after the nodes whose outputs it, or a graph inside it, reads."""
+    """Return whether the nodes are in topological order. A node must come after every node whose output it, or a graph
+    inside it, reads.
+    """
     made_here = {o for node in graph.node for o in node.output if o}
     known: set[str] = set()
     for node in graph.node:
@@ -380,8 +385,8 @@ def sort_nodes(graph: onnx.GraphProto, path: Path) -> None:
 
 
 def _on_cycle(waiting: list[set[int]]) -> int:
-    """Return the index of a node on a cycle. Each waiting node waits for another waiting node, so following them
-    backwards must reach one node twice.
+    """Return the index of a node on a cycle. Each waiting node waits for another waiting node, so following them must
+    reach one of them twice.
     """
     index = next(i for i, makers in enumerate(waiting) if makers)
     seen: set[int] = set()
@@ -392,7 +397,7 @@ def _on_cycle(waiting: list[set[int]]) -> int:
 
 
 def names_read(node: onnx.NodeProto) -> set[str]:
-    """Return the names that a node reads: its inputs, and the outer names that graphs inside it use."""
+    """Return the names that a node reads: its inputs, and the names from outside that graphs inside it read."""
     names = {n for n in node.input if n}
     for attribute in node.attribute:
         for graph in [attribute.g, *attribute.graphs] if attribute.HasField("g") else list(attribute.graphs):

@@ -1,5 +1,6 @@
-"""Find the onnxruntime release that a model needs, from its opset, its IR version and its operators with their types.
-The releases in the table were probed (targets/onnxruntime/versions.toml, filled by scripts/probe_runtime.py).
+"""Find the oldest onnxruntime release that can run a model, from its opset, its IR version, and the types of its
+operators. The releases in the table were tested (targets/onnxruntime/versions.toml, filled by
+scripts/probe_runtime.py).
 """
 
 from __future__ import annotations
@@ -41,12 +42,13 @@ class Requirement:
 
 @dataclass(frozen=True)
 class Compatibility:
-    """Describe what a model needs of onnxruntime.
+    """Describe what a model requires of onnxruntime.
 
     Attributes:
         requirements: the model's requirements, the most demanding first.
-        probed: whether the architecture was probed; if not, the figures are those of another architecture.
-        products: kinds of integer products in the model; they identify the releases whose kernels compute it wrong.
+        probed: whether releases were probed on the architecture. If not, the figures are those of another architecture.
+        products: kinds of integer products in the model. They identify the releases whose kernels compute wrong results
+            for it.
     """
 
     requirements: tuple[Requirement, ...]
@@ -59,7 +61,7 @@ class Compatibility:
         return self.requirements[0].since
 
     def runs_on(self, version: str) -> bool:
-        """Return whether a release such as "1.24.1" is at least `minimum`. The patch number does not count."""
+        """Return whether a release such as "1.24.1" is `minimum` or newer. The patch number does not matter."""
         return parse_version(version) >= parse_version(self.minimum)
 
     def explain(self, version: str) -> str:
@@ -80,7 +82,7 @@ class Compatibility:
 @dataclass(frozen=True)
 class _Versions:
     """Hold the content of versions.toml. For each architecture it lists the probed releases, the highest opset and IR
-    version of each release, and the first release that has each kernel ("" if none has it).
+    version that each release supports, and the first release that has each kernel ("" if none has it).
     """
 
     probed: Mapping[str, tuple[str, ...]]
@@ -90,7 +92,7 @@ class _Versions:
 
 
 def compatibility(model: ir.Model, architecture: str = "") -> Compatibility:
-    """Return what `model` needs of onnxruntime on `architecture`. Of external data, only int8 weights are read.
+    """Return what `model` requires of onnxruntime on `architecture`. Only int8 weights are read from external data.
 
     Raises:
         ModelError: no probed release supports something in the model.
@@ -113,7 +115,7 @@ def compatibility(model: ir.Model, architecture: str = "") -> Compatibility:
 
 
 def _kernels(model: ir.Model) -> Iterator[str]:
-    """Yield the kernels of a model's operators, as the table names them: the operator and its integer types."""
+    """Yield the kernels of a model's operators, in the form of the table: the operator and its integer types."""
     for node in every_node(model):
         if node.op_type in ("MatMulNBits", "GatherBlockQuantized"):
             yield f"{node.op_type} {node.attributes.get_int('bits', 4)}"
@@ -125,10 +127,12 @@ def _kernels(model: ir.Model) -> Iterator[str]:
 
 
 def _typed_by(node: ir.Node) -> list[tuple[ir.Value | None, ...]]:
-    """Return the groups of values whose types, one after the other, name the kernel of an integer operator; [] for
-    other operators. In each group the first constant decides, because a zero point has the type of its tensor. Without
-    a constant the type is unsigned, as DynamicQuantizeLinear makes it. If the operator has no weights, the first
-    integer input decides for all.
+    """Return groups of values that determine the kernel of an integer operator; [] for other operators. Each group
+    determines one type in the kernel's name, in this order.
+
+    The type is that of the first constant in the group: the integers, or their zero point, which has the same type.
+    Without a constant the type is unsigned, because DynamicQuantizeLinear returns unsigned integers. If the operator
+    has no weights, only its first integer input matters.
     """
     row = operator_of(node)
     if not row.integers:
@@ -138,8 +142,8 @@ def _typed_by(node: ir.Node) -> list[tuple[ir.Value | None, ...]]:
 
 
 def _short_type(values: tuple[ir.Value | None, ...]) -> str:
-    """Return the short name of the type of the first constant among `values`, "u8" if none is constant. Return "" for a
-    type that no kernel is named by, such as the int32 of a bias.
+    """Return the short name of the type of the first constant among `values`, or "u8" if none is constant. Return ""
+    for a type that does not occur in names of kernels, such as the int32 of a bias.
     """
     known = [value.dtype for value in values if value is not None and value.is_initializer()]
     return _SHORT.get(known[0], "") if known else "u8"
@@ -153,7 +157,9 @@ def _since(known: Mapping[str, int], wanted: int, what: str) -> str:
 
 
 def wrong_table() -> str:
-    """Return the content of `edgeq_device/known_wrong.json`, the list of releases with wrong kernels for devices."""
+    """Return the content of `edgeq_device/known_wrong.json`. On devices, this file lists the releases with wrong
+    kernels.
+    """
     content = toml_table(shipped("targets") / "onnxruntime" / "known_wrong.toml", HardwareError, "Correct the file")
     return json.dumps(content["wrong"], indent=1) + "\n"
 
@@ -168,7 +174,9 @@ _SIZE = re.compile("0*[1-9][0-9]{0,17}")
 
 
 def free_sizes(model: ir.Model) -> tuple[str, ...]:
-    """Return the free sizes of the inputs, each once: by its symbol, or as "INPUT:AXIS" if it has none."""
+    """Return the free sizes of the inputs, each once. A size is named by its symbol, or by "INPUT:AXIS" if it has
+    none.
+    """
     return tuple(dict.fromkeys(name for value in _inputs(model) for name in _free(value)))
 
 
@@ -188,10 +196,11 @@ def parse_sizes(texts: Iterable[str]) -> dict[str, int]:
 
 
 def fix_sizes(model: ir.Model, sizes: Mapping[str, int], source: Path) -> None:
-    """Replace free sizes by numbers, in place. Shapes of other tensors change with them if they use the same symbols.
+    """Replace free sizes of the inputs by numbers, in place. Shapes of other tensors change too if they use the same
+    symbols.
 
     Args:
-        sizes: numbers by the names that `free_sizes` returns.
+        sizes: number for each name from `free_sizes`.
         source: the model's file, for messages.
 
     Raises:
@@ -216,10 +225,10 @@ def require_fixed_sizes(model: ir.Model, source: Path, where: str) -> None:
     """Refuse a model whose inputs have free sizes.
 
     Args:
-        where: the target or tool that needs fixed sizes, for the message.
+        where: name of the target or tool that needs fixed sizes, for the message.
 
     Raises:
-        ModelError: some sizes are free; the message names each, with the options that fix them.
+        ModelError: some sizes are free; the message names each size and the options that fix it.
     """
     free = free_sizes(model)
     if free:

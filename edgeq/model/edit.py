@@ -1,4 +1,4 @@
-"""Edit a graph in memory, and convert models from and to protobuf."""
+"""Edit a graph in memory, and convert models from protobuf and to protobuf."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Editor:
     """Add constants and nodes to a graph.
 
     Attributes:
-        model: the model that is edited.
-        graph: the graph of the model that is edited, by default its main graph.
+        model: the model to edit.
+        graph: the graph of the model to edit, by default its main graph.
     """
 
     def __init__(self, model: ir.Model, graph: ir.Graph | None = None) -> None:
@@ -32,8 +32,8 @@ class Editor:
         self.graph = graph if graph is not None else model.graph
         self._made: dict[tuple[str, bytes, str], ir.Value] = {}
 
-    # Names must be free in every scope, because a body sees the names of the graphs around it. They are collected only
-    # when the first name is needed: many passes find nothing to do.
+    # Names must be unique in every scope, because a body sees the names of the graphs around it. They are collected
+    # only when the first new name is needed, because many passes find nothing to do.
     @functools.cached_property
     def _values(self) -> _Names:
         names = _Names()
@@ -50,8 +50,8 @@ class Editor:
         return names
 
     def constant(self, name: str, values: NDArray[Any] | ir.TensorProtocol) -> ir.Value:
-        """Return a new initializer called `name`, or `name` with a number if that is taken. A second call with the same
-        name and values returns the same initializer.
+        """Return a new initializer called `name`. If the name is taken, a number is appended. A second call with the
+        same name and values returns the same initializer.
         """
         tensor = values if isinstance(values, ir.TensorProtocol) else ir.tensor(np.array(values, order="C"))
         texts = tensor.string_data() if isinstance(tensor, ir.StringTensor) else None
@@ -78,14 +78,14 @@ class Editor:
         domain: str = "",
         output: str = "",
     ) -> ir.Value:
-        """Insert a node with one output and return that output. If `name` is taken, node and output get a number
-        appended.
+        """Insert a node with one output and return that output. If `name` is taken, a number is appended to the names
+        of the node and the output.
 
         Args:
-            output: name of the output, if it differs from the node's.
-            before, after: the node to insert before or after; without either, the new node goes to the end.
-            like: a value whose shape the output gets, and whose type it gets if `dtype` is not given.
-            attributes: plain values, or `ir.Attr` objects, which are used as they are.
+            output: name of the output, if it differs from the node's name.
+            before, after: the node to insert before or after. Without either, the new node goes to the end.
+            like: a value whose shape the output gets. The output also gets its type if `dtype` is not given.
+            attributes: plain values, or `ir.Attr` objects, which are not changed.
         """
         (made,) = self.nodes(
             op_type, inputs, name, [output or name], before=before, after=after, attributes=attributes, domain=domain
@@ -108,8 +108,8 @@ class Editor:
         attributes: Mapping[str, Any] | None = None,
         domain: str = "",
     ) -> Sequence[ir.Value]:
-        """Insert a node with several outputs and return them. Their types and shapes are not set. The arguments are
-        those of `node`.
+        """Insert a node with several outputs and return them. Their types and shapes are not set. For the other
+        arguments, see `node`.
         """
         if domain not in MAIN_DOMAINS:
             self.model.opset_imports.setdefault(domain, 1)
@@ -163,9 +163,9 @@ class Editor:
         return self.constant(f"{name}/scale", scale), self.constant(f"{name}/zero_point", zeros)
 
     def set_input(self, node: ir.Node, place: int, values: NDArray[Any], name: str) -> None:
-        """Make `values` a constant input of a node. If that input is an initializer that nothing else reads, its values
-        are replaced and its element type stays. Otherwise the input becomes a new initializer called `name`, or `name`
-        with a number if that is taken.
+        """Make `values` a constant input of a node. If that input is an initializer that no other node reads, its
+        values are replaced and its element type stays. Otherwise the input becomes a new initializer called `name`. If
+        the name is taken, a number is appended.
         """
         old = node_input(node, place)
         if old is not None and old.is_initializer() and len(old.uses()) == 1 and not old.is_graph_output():
@@ -176,17 +176,17 @@ class Editor:
         node.replace_input_with(place, self.constant(name, values))
 
     def free_value_name(self, name: str) -> str:
-        """Return and reserve `name`, with a number appended if a tensor already has it."""
+        """Return `name`, with a number appended if a tensor already has this name, and reserve the result."""
         return self._values.free(name)
 
     def free_node_name(self, name: str) -> str:
-        """Return and reserve `name`, with a number appended if a node already has it."""
+        """Return `name`, with a number appended if a node already has this name, and reserve the result."""
         return self._nodes.free(name)
 
 
 def replace_value(old: ir.Value, new: ir.Value, *, keep_name: bool = False) -> None:
-    """Replace `old` by `new` everywhere. If `old` is a graph output, or with `keep_name`, `new` takes over its name,
-    and its type and shape if they are known.
+    """Replace `old` by `new` everywhere. If `old` is a graph output or `keep_name` is True, `new` takes over the name
+    of `old`, and also its type and shape if they are known.
     """
     if keep_name or old.is_graph_output():
         name = old.name
@@ -197,15 +197,17 @@ def replace_value(old: ir.Value, new: ir.Value, *, keep_name: bool = False) -> N
 
 
 def replace_node(node: ir.Node, result: ir.Value) -> None:
-    """Replace the first output of a node by `result` everywhere, under the old name, and remove the node."""
+    """Replace the first output of a node by `result` everywhere, and remove the node. `result` takes over the output's
+    name.
+    """
     assert node.graph is not None, node.name
     replace_value(node.outputs[0], result, keep_name=True)
     node.graph.remove(node, safe=True)
 
 
 def rewrite_nodes(model: ir.Model, rewrite: Callable[[ir.Node, Editor], bool], *op_types: str) -> int:
-    """Rewrite the nodes of these types in every graph of a model, in place and in graph order: `rewrite` sees each node
-    after the nodes before it have been rewritten.
+    """Rewrite the nodes of the given types in every graph of a model, in place. The order is that of the graph: when
+    `rewrite` gets a node, the nodes before it have already been rewritten.
 
     Returns:
         The number of nodes for which `rewrite` returned True.
@@ -218,11 +220,11 @@ def rewrite_nodes(model: ir.Model, rewrite: Callable[[ir.Node, Editor], bool], *
 
 
 def insert_behind(value: ir.Value, first: ir.Value, last: ir.Value, name: str) -> None:
-    """Replace `value` everywhere by `last`, which is computed from it and takes over its name, type and shape.
+    """Replace `value` everywhere by `last`, which is computed from `value`. `last` takes over the name, type and shape.
 
     Args:
-        first: output of the node that reads `value` and leads to `last`; this node still reads `value` afterwards.
-        name: the new name of `value`.
+        first: output of the node that reads `value` and leads to `last`. This node still reads `value` afterwards.
+        name: new name of `value`.
     """
     replace_value(value, last, keep_name=True)
     reader = maker(first)
@@ -231,15 +233,15 @@ def insert_behind(value: ir.Value, first: ir.Value, last: ir.Value, name: str) -
 
 
 def drop_unused_initializers(graph: ir.Graph) -> None:
-    """Remove the initializers that no node reads and that are neither inputs nor outputs of the graph."""
+    """Remove the initializers that no node reads, unless they are inputs or outputs of the graph."""
     for name, value in tuple(graph.initializers.items()):
         if not value.uses() and not value.is_graph_output() and not value.is_graph_input():
             del graph.initializers[name]
 
 
 def with_outputs(model: ir.Model, names: Iterable[str]) -> ir.Model:
-    """Return a copy of a model that also outputs the tensors `names`, after its own outputs. Unknown types stay
-    unknown: the runtime infers them.
+    """Return a copy of a model that also outputs the tensors `names`, after its own outputs. The types of these outputs
+    stay unknown if the model does not state them; the runtime infers them.
     """
     observed = model.clone()
     values, present = named_values(observed.graph), {value.name for value in observed.graph.outputs}
@@ -248,7 +250,7 @@ def with_outputs(model: ir.Model, names: Iterable[str]) -> ir.Model:
 
 
 def set_constant(value: ir.Value, values: NDArray[Any]) -> None:
-    """Give an initializer new values and their shape. Its element type stays."""
+    """Give an initializer new values and the shape of these values. Its element type stays."""
     assert value.dtype is not None
     tensor = ir.tensor(np.array(values.astype(value.dtype.numpy()), order="C"), dtype=value.dtype, name=value.name)
     value.const_value = tensor
@@ -256,13 +258,13 @@ def set_constant(value: ir.Value, values: NDArray[Any]) -> None:
 
 
 def _shape(tensor: ir.TensorProtocol) -> ir.Shape:
-    # A tensor's sizes are numbers, though the protocol also allows symbols.
+    # A tensor's sizes are numbers, although the interface also allows symbols.
     return ir.Shape(list(tensor.shape))  # type: ignore[arg-type]
 
 
 class _Names:
-    """Keep the names that are taken. A count for each name avoids quadratic time when thousands of nodes want the same
-    one.
+    """Remember which names are taken. A count for each name avoids quadratic time if thousands of nodes want the same
+    name.
     """
 
     def __init__(self) -> None:
@@ -285,7 +287,8 @@ def from_proto(proto: onnx.ModelProto, base: Path | None = None, *, where: objec
     """Return the in-memory model of a checked protobuf. Weights are not copied.
 
     Args:
-        base: folder that the locations of external weights are relative to; the files are read only when values are.
+        base: folder to which the locations of external weights are relative. The files are read only when values are
+            needed.
         where: the model's file, for messages.
 
     Raises:
@@ -294,8 +297,9 @@ def from_proto(proto: onnx.ModelProto, base: Path | None = None, *, where: objec
     try:
         model = ir.serde.deserialize_model(proto)
         for _ in ir.traversal.RecursiveGraphIterator(model.graph):
-            continue  # An attribute may lack the graph that its type promises.
-    except Exception as error:  # ValueError, KeyError, AttributeError and others; the cause of each has the useful text
+            continue  # An attribute that should contain a graph may have none.
+    # ValueError, KeyError, AttributeError and others. The cause of the error has the useful text.
+    except Exception as error:
         cause = error.__cause__ or error
         text = " ".join(str(cause).split())[:300] or type(cause).__name__
         raise ModelError(f"{where} cannot be read: {text}", "Export the model again") from error
@@ -305,15 +309,17 @@ def from_proto(proto: onnx.ModelProto, base: Path | None = None, *, where: objec
 
 
 def external_folder(model: ir.Model) -> Path | None:
-    """Return the folder that the locations of external weights are relative to; None if all weights are in memory."""
+    """Return the folder to which the locations of external weights are relative. Return None if all weights are in
+    memory.
+    """
     tensors = (value.const_value for graph in model.graphs() for value in graph.initializers.values())
     folder = next((t.base_dir for t in tensors if isinstance(t, ir.ExternalTensor)), None)
     return None if folder is None else Path(folder).absolute()
 
 
 def to_proto(model: ir.Model) -> onnx.ModelProto:
-    """Return the protobuf of a model. External weights stay references. `value_info` lists only the outputs of nodes,
-    because an initializer's tensor already contains its type and shape.
+    """Return the protobuf of a model. It refers to external weights without reading them. `value_info` lists only the
+    outputs of nodes, because the tensor of an initializer already contains its type and shape.
     """
     proto = ir.serde.serialize_model(model)
     for graph in (proto.graph, *inner_graphs(proto.graph.node)):
@@ -325,8 +331,8 @@ def to_proto(model: ir.Model) -> onnx.ModelProto:
 
 
 def update_shapes(proto: onnx.ModelProto, model: ir.Model) -> None:
-    """Write the types and shapes of the main graph's inner tensors and outputs into `proto`, in place. `proto` is what
-    `to_proto` returned before they were known.
+    """Write the types and shapes of the main graph's inner tensors and outputs into `proto`, in place. `proto` is the
+    result of `to_proto` before the types and shapes were known.
     """
     graph = proto.graph
     del graph.value_info[:], graph.output[:]
@@ -336,8 +342,8 @@ def update_shapes(proto: onnx.ModelProto, model: ir.Model) -> None:
 
 
 def to_bytes(model: ir.Model) -> bytes:
-    """Return a model as the content of one file. The same model always gives the same bytes. External weights stay
-    references.
+    """Return a model as the content of one file. The same model always gives the same bytes. The content refers to
+    external weights without containing them.
 
     Raises:
         ValueError: the model exceeds protobuf's limit of 2 GiB.
@@ -347,12 +353,14 @@ def to_bytes(model: ir.Model) -> bytes:
 
 
 def from_bytes(content: bytes) -> ir.Model:
-    """Return the in-memory model of bytes from `to_bytes`."""
+    """Return the in-memory form of a model. `content` is a result of `to_bytes`."""
     return from_proto(onnx.load_model_from_string(content))
 
 
 def bytes_of_text(text: str, weights: Mapping[str, NDArray[Any]]) -> bytes:
-    """Return the content of a model file, made from ONNX's text form. `weights` become initializers of its graph."""
+    """Return the content of a model file for a model in ONNX's text form. `weights` become initializers of its
+    graph.
+    """
     model = onnx.parser.parse_model(text)
     tensors = (onnx.numpy_helper.from_array(np.ascontiguousarray(values), name) for name, values in weights.items())
     model.graph.initializer.extend(tensors)
@@ -361,7 +369,7 @@ def bytes_of_text(text: str, weights: Mapping[str, NDArray[Any]]) -> bytes:
 
 
 def inner_graphs(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.GraphProto]:
-    """Yield the graphs inside nodes such as If, Loop and Scan, depth first."""
+    """Yield the graphs inside nodes such as If, Loop and Scan, in depth-first order."""
     for node in nodes:
         for attribute in node.attribute:
             for body in [*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs]:
@@ -375,8 +383,8 @@ _NEWEST_IR = 10
 def part_of(
     model: ir.Model, nodes: Sequence[ir.Node], inputs: Sequence[ir.Value], outputs: Sequence[ir.Value]
 ) -> ir.Model:
-    """Return some nodes of the main graph as a separate model, with the constants that they read. Shapes of inputs and
-    outputs are left open.
+    """Return some nodes of the main graph as a separate model, with the constants that they read. The shapes of its
+    inputs and outputs are left open.
     """
     used = {value for node in nodes for value in reads(node)}
     view = ir.GraphView(
@@ -395,7 +403,7 @@ def part_of(
 
 
 def forget_types(graph: ir.Graph) -> None:
-    """Remove the types and shapes of all values except inputs and outputs, in place, so that files do not list them."""
+    """Remove the types and shapes of all values except inputs and outputs, in place. Files then do not list them."""
     inside = (value for node in graph for value in node.outputs if not value.is_graph_output())
     for value in (*graph.initializers.values(), *inside):
         value.shape, value.type = None, None

@@ -17,8 +17,8 @@ _SMALL = 4096
 
 
 def infer_shapes(model: ir.Model) -> None:
-    """Infer the shapes of all tensors of the main graph from those of its inputs, in place. The inference also follows
-    shape arithmetic. A tensor whose shape cannot be inferred has none afterwards.
+    """Infer the shapes of all tensors of the main graph from those of its inputs, in place. Shape arithmetic is
+    evaluated too. A tensor whose shape cannot be inferred loses the shape that it had.
     """
     for node in model.graph:
         for output in node.outputs:
@@ -27,8 +27,8 @@ def infer_shapes(model: ir.Model) -> None:
 
 
 def fold_shapes(model: ir.Model) -> bool:
-    """Replace integers that depend only on shapes by constants, and return whether any were replaced. With the batch
-    fixed, every shape is known.
+    """Replace integers that depend only on shapes by constants, and return whether any were replaced. This is possible
+    because every shape is known once the batch is fixed.
     """
     editor = Editor(model)
     folded = False
@@ -45,7 +45,9 @@ def fold_shapes(model: ir.Model) -> bool:
 
 
 def _integers(model: ir.Model, node: ir.Node) -> NDArray[Any] | None:
-    """Return what a node computes from shapes and small integer constants; None if it reads anything else."""
+    """Return the integers that a node computes from shapes and small integer constants. Return None if it reads
+    anything else.
+    """
     if node.domain or len(node.outputs) != 1 or node.outputs[0].is_graph_output():
         return None
     if node.op_type == "Shape" and (shape := sizes(node.inputs[0])) is not None:

@@ -2,7 +2,8 @@
 
 At inference, BatchNormalization computes y = x * factor + shift for each channel, with factor = scale / sqrt(var +
 epsilon) and shift = bias - mean * factor (the definition of the ONNX operator). It can be folded into a preceding layer
-that is linear in its weights: the weights and the bias are multiplied by factor, and shift is added to the bias.
+that is linear in its weights. The weights and the bias of the layer are multiplied by factor, and shift is added to the
+bias.
 """
 
 from __future__ import annotations
@@ -37,13 +38,15 @@ _LINEAR = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 
 
 def fold_batch_norms(model: ir.Model, kept: list[str] | None = None) -> int:
-    """Fold every BatchNormalization, in place, that follows a Conv, ConvTranspose, Gemm or 2-D MatMul with constant
-    weights and no other use of its result. A Reshape of a MatMul's rows may be in between. The layer keeps its name,
-    and its result takes over the name of the BatchNormalization's result. New weights are computed in float64 and
-    stored in their old type.
+    """Fold every BatchNormalization into the layer that it follows, in place, if possible.
+
+    The layer must be a Conv, ConvTranspose, Gemm or 2-D MatMul with constant weights, and its result must have no other
+    use. A Reshape of a MatMul's rows may be in between. The layer keeps its name, and its result takes over the name of
+    the BatchNormalization's result. New weights are computed in float64 and stored in their old type.
 
     Args:
-        kept: a list that receives one line for each reason why some were not folded, with the names of the nodes.
+        kept: a list to which the function adds one line for each reason why nodes were not folded. The line contains
+            the names of the nodes.
 
     Returns:
         The number of nodes that were folded.
@@ -51,7 +54,7 @@ def fold_batch_norms(model: ir.Model, kept: list[str] | None = None) -> int:
     reasons: dict[str, list[str]] = {}
 
     def fold(norm: ir.Node, editor: Editor) -> bool:
-        """Return whether `norm` was folded. If not, record the reason."""
+        """Fold `norm` and return True. If this is not possible, record the reason and return False."""
         reason = _fold(norm, editor)
         if reason:
             reasons.setdefault(reason, []).append(repr(norm.name))
@@ -69,7 +72,7 @@ def _listing(names: list[str]) -> str:
 
 
 def _fold(norm: ir.Node, editor: Editor) -> str:
-    """Fold one BatchNormalization and return "", or return the reason why this is not possible."""
+    """Fold one BatchNormalization and return "". If this is not possible, return the reason."""
     source = norm.inputs[0]
     layer = source.producer() if source is not None else None
     if source is not None and layer is not None and is_op(layer, "Reshape"):
@@ -90,8 +93,8 @@ def _fold(norm: ir.Node, editor: Editor) -> str:
 
 def _fold_through(norm: ir.Node, reshape: ir.Node, editor: Editor) -> str:
     """Fold one BatchNormalization that follows a MatMul and a Reshape from [batch, rows, channels] to [batch x rows,
-    channels], as in LeViT. The factor goes into the weights, the shift into an Add before the Reshape. Return "", or
-    the reason why this is not possible.
+    channels], as in LeViT. The factor is multiplied into the weights, and an Add before the Reshape adds the shift.
+    Return "", or the reason why this is not possible.
     """
     product = reshape.inputs[0]
     layer = product.producer() if product is not None else None
@@ -116,8 +119,8 @@ def _fold_through(norm: ir.Node, reshape: ir.Node, editor: Editor) -> str:
 
 
 def norm_factors(norm: ir.Node) -> tuple[Array, Array] | str:
-    """Return factor and shift of a BatchNormalization, each float64[channels], or the reason why they cannot be
-    computed.
+    """Return the factor and the shift of a BatchNormalization, each float64[channels]. If they cannot be computed,
+    return the reason.
     """
     training = norm.attributes.get_int("training_mode", 0)
     if training or any(o.uses() or o.is_graph_output() for o in norm.outputs[1:]):
@@ -134,14 +137,14 @@ def norm_factors(norm: ir.Node) -> tuple[Array, Array] | str:
 
 
 def fold_into(editor: Editor, layer: ir.Node, factor: Array, shift: Array) -> str:
-    """Multiply the result of a layer by `factor` and add `shift`, by changing its weights and bias.
+    """Multiply the result of a layer by `factor` and add `shift`, by changing the layer's weights and bias.
 
     Args:
         layer: a Conv, ConvTranspose, Gemm or MatMul.
         factor, shift: float64[channels].
 
     Returns:
-        "" if the layer was changed; otherwise the reason, and nothing was changed.
+        "" if the layer was changed. Otherwise the reason why it was not.
     """
     left = layer.inputs[0]
     if layer.op_type == "MatMul" and (left is None or left.shape is None or len(left.shape) != 2):
@@ -173,14 +176,16 @@ def _scaled(layer: ir.Node, weight: Array, factor: Array) -> Array | None:
         return weight * factor.reshape(-1, *(1,) * (weight.ndim - 1))
     if layer.op_type == "ConvTranspose":
         groups = layer.attributes.get_int("group", 1)
-        # [C_in, C_out / groups, ...]: the input channels of group g make the output channels of group g.
+        # [C_in, C_out / groups, ...]: the output channels of group g are computed from the input channels of group g.
         grouped = weight.reshape(groups, weight.shape[0] // groups, *weight.shape[1:])
         return (grouped * factor.reshape(groups, 1, -1, *(1,) * (weight.ndim - 2))).reshape(weight.shape)
     return weight * (factor[:, None] if layer.attributes.get_int("transB", 0) else factor)
 
 
 def _bias(layer: ir.Node, channels: int) -> Array | None:
-    """Return the bias as [channels], zeros if the layer has none; None if it is not one constant per channel."""
+    """Return the bias of a layer as [channels], or zeros if it has none. Return None if the bias is not one constant
+    per channel.
+    """
     given = node_input(layer, 2)
     if given is None:
         return np.zeros(channels)
@@ -191,7 +196,7 @@ def _bias(layer: ir.Node, channels: int) -> Array | None:
 
 
 MAX_NODES = 1_000_000
-"""Largest number of nodes after functions are inlined: functions that call functions can expand exponentially."""
+"""Largest number of nodes after functions are inlined. Functions that call other functions can expand exponentially."""
 
 
 def check_functions(model: onnx.ModelProto, path: Path) -> None:
@@ -204,7 +209,7 @@ def check_functions(model: onnx.ModelProto, path: Path) -> None:
     """
     functions = {(f.domain, f.name): f for f in model.functions}
     sizes: dict[tuple[str, str], int] = {}
-    # A depth-first search with its own stack: a chain of calls may exceed Python's recursion limit.
+    # The depth-first search has its own stack, because a chain of calls may exceed Python's recursion limit.
     for root in functions:
         stack = [root]
         open_calls: set[tuple[str, str]] = set()
@@ -232,7 +237,7 @@ def check_functions(model: onnx.ModelProto, path: Path) -> None:
 
 
 def inline_functions(model: ir.Model, path: Path) -> None:
-    """Replace the nodes that call a model's functions by the functions' nodes, in place.
+    """Replace each node that calls a function of the model by the nodes of the function, in place.
 
     Raises:
         ModelError: a call does not fit its function, for example because it has too many inputs.
@@ -241,7 +246,7 @@ def inline_functions(model: ir.Model, path: Path) -> None:
 
     try:
         InlinePass()(model)
-    except Exception as error:  # ValueError, and the pass's own errors that wrap others
+    except Exception as error:  # ValueError, and the pass's own errors, which wrap other errors
         text = one_line(error.__cause__ or error, most=300)
         raise ModelError(f"{path}: a function cannot be inlined: {text}", "Export the model again") from error
 
@@ -252,21 +257,23 @@ def _calls(nodes: Collection[onnx.NodeProto]) -> list[tuple[str, str]]:
 
 
 LOWEST = 13
-"""The first opset whose QuantizeLinear and DequantizeLinear have an axis for per-channel scales."""
+"""First opset whose QuantizeLinear and DequantizeLinear have an axis for per-channel scales."""
 RAISED_TO = 17
-"""The opset that older models are raised to. Most exporters write it, and every runtime that edgeq uses supports it."""
+"""Opset to which older models are raised. Most exporters write this opset, and every runtime that edgeq uses supports
+it."""
 OLDEST = 7
-"""The oldest opset that edgeq accepts. ONNX Runtime does not run older models, so edgeq could not check them. onnx's
-converter also gets some of them wrong: it loses the axis of an Add or Mul that broadcasts as in opset 6."""
+"""Oldest opset that edgeq accepts. ONNX Runtime does not run older models, so edgeq could not check them. onnx's
+converter also converts some of them wrongly: it loses the axis of an Add or Mul that broadcasts by the rules of opset
+6."""
 _IR_VERSION = 8
-"""The IR version of opsets 15 to 18. Since version 4, weights need not be listed as inputs."""
+"""IR version of opsets 15 to 18. Since version 4, weights need not be listed as inputs."""
 _PLACES = "coordinate_transformation_mode"
 
 
 def raise_opset(
     model: ir.Model, path: Path, *, lowest: int = LOWEST, to: int = RAISED_TO, ir_version: int = _IR_VERSION
 ) -> ir.Model:
-    """Return `model` if its opset is at least `lowest`; otherwise convert it to opset `to` with onnx's version
+    """Return `model` if its opset is at least `lowest`. Otherwise convert it to opset `to` with onnx's version
     converter.
 
     Args:
@@ -289,7 +296,7 @@ def raise_opset(
     outputs = {o.name: _copied(o) for o in bare.graph.output}
     try:
         converted: onnx.ModelProto = version_converter.convert_version(bare, to)
-        # Shapes inferred with the rules of the old opset may be wrong for the nodes that the converter inserted.
+        # Shapes inferred by the rules of the old opset may be wrong for nodes that the converter inserted.
         del converted.graph.value_info[:]
         onnx.checker.check_model(shaped_skeleton(converted))
         changed = [a.name for a, b in zip(bare.graph.input, converted.graph.input, strict=True) if a != b]
@@ -310,8 +317,8 @@ def raise_opset(
 
 
 def _write_old_defaults(model: ir.Model, opset: int, path: Path) -> None:
-    """Write out, in place, the defaults that operators had in `opset` and lost later. onnx's converter leaves them to
-    the new defaults.
+    """Set attributes explicitly, in place, if their default changed after `opset`. onnx's converter does not do this,
+    so the new defaults would apply.
     """
     for node in every_node(model):
         if is_op(node, "Resize") and opset < 11:
@@ -328,7 +335,7 @@ def _write_old_defaults(model: ir.Model, opset: int, path: Path) -> None:
 
 
 def _old_rounding(node: ir.Node, path: Path) -> str:
-    """Return how ONNX Runtime rounds positions in the nearest mode of Resize 10 and of Upsample: "ceil" if an axis
+    """Return how ONNX Runtime rounds positions for Resize 10 and for Upsample in nearest mode: "ceil" if an axis
     shrinks, else "floor".
     """
     scales = constant(node_input(node, 2))
@@ -350,11 +357,11 @@ def _copied(value: onnx.ValueInfoProto) -> onnx.ValueInfoProto:
 
 
 def make_dense(model: onnx.ModelProto, path: Path) -> None:
-    """Replace the sparse weights of all graphs by dense ones, in place.
+    """Replace the sparse weights of all graphs by dense weights, in place.
 
     Args:
-        model: a checked model: its sparse tensors have a limited size, and their indices are in range.
-        path: its file, whose folder contains external values.
+        model: a checked model, whose sparse tensors have a limited size and indices in range.
+        path: the model's file, whose folder contains external values.
 
     Raises:
         ModelError: the values and the indices of a tensor do not match.
@@ -368,7 +375,7 @@ def _dense(sparse: onnx.SparseTensorProto, path: Path) -> onnx.TensorProto:
     try:
         values, places = (numpy_helper.to_array(part, str(path.parent)) for part in (sparse.values, sparse.indices))
         dense = np.zeros(tuple(sparse.dims), values.dtype)
-        # Indices of shape [values] are positions in the flattened tensor; in [values, rank] each row is a position.
+        # Indices of shape [values] are positions in the flattened tensor. In [values, rank], each row is one position.
         dense[np.unravel_index(places, dense.shape) if places.ndim == 1 else tuple(places.T)] = values
         return numpy_helper.from_array(dense, sparse.values.name)
     except (IndexError, TypeError, ValueError) as error:

@@ -3,9 +3,10 @@
 onnx_ir answers most queries itself (`Value.producer()`, `Value.uses()`, `Value.is_graph_output()`). It counts a use
 inside the body of an If, Loop or Scan like any other use. This module adds the missing queries.
 
-The table `OPERATORS` describes the inputs of each operator, one row per operator type. In it, a place is the index of a
-node's input, counted from 0. The rows cover operators of ONNX, of ONNX Runtime's `com.microsoft`, and operators that
-its optimiser makes. A type means the same in every domain, except for the types in `_BY_DOMAIN`.
+The table `OPERATORS` describes the inputs of each operator, with one row per operator type. In the table, a place is
+the index of a node's input, counted from 0. The rows cover operators of ONNX and of ONNX Runtime's `com.microsoft`, and
+operators that ONNX Runtime's optimiser creates. A type means the same in every domain, except for the types in
+`_BY_DOMAIN`.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ MICROSOFT = "com.microsoft"
 
 
 def is_op(node: ir.Node | None, *op_types: str) -> bool:
-    """Return whether a node is one of these ONNX operators. For Q/DQ, ONNX Runtime's own versions count as well."""
+    """Return whether a node is one of these ONNX operators. For QuantizeLinear and DequantizeLinear, ONNX Runtime's own
+    versions count too.
+    """
     if node is None or node.op_type not in op_types:
         return False
     return node.domain in MAIN_DOMAINS or node.op_type in ("QuantizeLinear", "DequantizeLinear")
@@ -38,13 +41,13 @@ def node_input(node: ir.Node, place: int | None) -> ir.Value | None:
 
 
 def name_of(value: ir.Value | None) -> str:
-    """Return the tensor's name as in the file; "" if the value is left out."""
+    """Return the name of a tensor in the file, or "" if the value is None."""
     return (value.name or "") if value is not None else ""
 
 
 def constant_tensor(value: ir.Value | None) -> ir.TensorProtocol | None:
-    """Return the tensor of a Constant node, or of an initializer that no input can override; None for computed values.
-    The tensor's data is not read.
+    """Return the tensor of a Constant node, or of an initializer that no input can override. Return None for computed
+    values. The tensor's data is not read.
     """
     if value is None or value.is_graph_input():
         return None
@@ -54,35 +57,35 @@ def constant_tensor(value: ir.Value | None) -> ir.TensorProtocol | None:
 
 
 def constant(value: ir.Value | None) -> NDArray[Any] | None:
-    """Return the values of a constant; None for other values. Constants are those of `constant_tensor`. External data
-    is read now.
+    """Return the values of a constant, or None for other values. See `constant_tensor` for what counts as a constant.
+    External data is read immediately.
     """
     tensor = constant_tensor(value)
     return None if tensor is None else np.asarray(tensor.numpy())
 
 
 def constant_values(value: ir.Value | None) -> NDArray[Any]:
-    """Return the values of a value that must be a constant."""
+    """Return the values of a constant. The caller must know that the value is a constant."""
     values = constant(value)
     assert values is not None, name_of(value)
     return values
 
 
 def is_constant(value: ir.Value | None) -> bool:
-    """Return whether a value is made by a Constant node or is an initializer that no input can override."""
+    """Return whether a value is the output of a Constant node, or an initializer that no input can override."""
     return constant_tensor(value) is not None
 
 
 def maker(value: ir.Value) -> ir.Node:
-    """Return the node that makes a value. The value must not be an input or an initializer."""
+    """Return the node that computes a value. The value must not be an input or an initializer."""
     made = value.producer()
     assert made is not None, value.name
     return made
 
 
 def clamp_bounds(node: ir.Node) -> tuple[float, float] | None:
-    """Return the interval of a Relu, or of a Clip of floats. A missing bound is infinite. Return None for other nodes
-    and for computed bounds. The bounds of a Clip are attributes up to opset 10 and inputs from opset 11.
+    """Return the bounds of a Relu, or of a Clip of floats. A missing bound is infinite. Return None for other nodes and
+    if a bound is computed. The bounds of a Clip are attributes up to opset 10 and inputs from opset 11.
     """
     if is_op(node, "Relu"):
         return 0.0, math.inf
@@ -135,8 +138,8 @@ def consumers(value: ir.Value) -> list[tuple[ir.Node, int]]:
 
 
 def readers(value: ir.Value) -> tuple[ir.Node, ...]:
-    """Return the nodes of a value's own graph that read it, each once. A node whose body reads the value counts; in
-    that case the nodes are in graph order.
+    """Return the nodes of a value's own graph that read the value, each once. A node also counts if its body reads the
+    value; in that case the nodes are in graph order.
     """
     nodes = dict.fromkeys(use.node for use in value.uses())
     if all(node.graph is value.graph for node in nodes) or value.graph is None:
@@ -159,7 +162,7 @@ def every_node(model: ir.Model) -> Iterator[ir.Node]:
 
 
 def bodies(node: ir.Node) -> Iterator[ir.Graph]:
-    """Yield the graphs directly inside a node: those of If, Loop, Scan and SequenceMap."""
+    """Yield the graphs directly inside a node such as If, Loop, Scan or SequenceMap."""
     for attribute in node.attributes.values():
         if attribute.type is ir.AttributeType.GRAPH:
             yield attribute.as_graph()
@@ -179,18 +182,22 @@ def captured(node: ir.Node) -> tuple[ir.Value, ...]:
 
 
 def reads(node: ir.Node) -> tuple[ir.Value, ...]:
-    """Return all values that a node reads from its graph, each once: its inputs and those that its bodies capture."""
+    """Return all values that a node reads from its graph, each once. These are its inputs and the values that its
+    bodies capture.
+    """
     return tuple(dict.fromkeys([*(v for v in node.inputs if v is not None), *captured(node)]))
 
 
 def attributes(node: ir.Node) -> dict[str, Any]:
-    """Return attribute name → plain value: numbers, strings, lists of them, and tensors and graphs as they are."""
+    """Return attribute name → plain value. A value is a number, a string, a list of these, or an unchanged tensor or
+    graph.
+    """
     return {name: attribute.value for name, attribute in node.attributes.items()}
 
 
 @dataclass(frozen=True)
 class Geometry:
-    """Describe how a kernel moves over an image. Each field but `group` has one entry per spatial axis.
+    """Describe how a kernel moves over an image. Each field except `group` has one entry per spatial axis.
 
     Attributes:
         kernel, strides, dilations: sizes.
@@ -234,17 +241,17 @@ T = TypeVar("T")
 
 
 def named_values(graph: ir.Graph) -> dict[str, ir.Value]:
-    """Return inputs, initializers and outputs of nodes, by name."""
+    """Return the inputs, the initializers and the outputs of nodes, by name."""
     made = [output for node in graph for output in node.outputs]
     return {value.name: value for value in (*graph.inputs, *graph.initializers.values(), *made) if value.name}
 
 
 def computed_constants(graph: ir.Graph, *, sizes: bool = False) -> frozenset[str]:
-    """Return the names of initializers and of tensors computed only from constants, which have the same values in each
-    run. Values computed inside bodies of If, Loop and Scan are not followed.
+    """Return the names of the tensors that have the same values in each run: initializers, and tensors computed only
+    from constants. Values computed inside bodies of If, Loop and Scan are not followed.
 
     Args:
-        sizes: whether shapes count as constants, which is right if all sizes are fixed.
+        sizes: whether shapes count as constants. This is correct if all sizes are fixed.
     """
     known = {name for name, value in named_values(graph).items() if is_constant(value)}
     for node in graph:
@@ -272,7 +279,9 @@ class GraphIndex:
         self._made: dict[Hashable, Any] = {}
 
     def once(self, key: Hashable, make: Callable[[], T]) -> T:
-        """Return the result of `make`, which is called only for the first use of a key."""
+        """Return the result of `make`. For each key, `make` is called only once; later calls with the same key return
+        the same result.
+        """
         if key not in self._made:
             self._made[key] = make()
         made: T = self._made[key]
@@ -318,7 +327,7 @@ class GraphIndex:
         return name in self.values and is_constant(self.values[name])
 
     def constant(self, name: str) -> NDArray[Any]:
-        """Return the values of the constant `name`. External data is read now.
+        """Return the values of the constant `name`. External data is read immediately.
 
         Raises:
             KeyError: there is no such constant.
@@ -330,7 +339,7 @@ class GraphIndex:
 
 
 def indexed(model: ir.Model | GraphIndex) -> GraphIndex:
-    """Return `model` if it is an index already, else a new index of it."""
+    """Return `model` if it is already an index. Otherwise return a new index of it."""
     return model if isinstance(model, GraphIndex) else GraphIndex(model)
 
 
@@ -346,7 +355,7 @@ class IntegerInput:
 
     Attributes:
         value: place of the integers.
-        scale: place of the scale; None if the node outputs unscaled integer sums.
+        scale: place of the scale; None if the node outputs unscaled sums of integers.
         zero_point: place of the zero point.
     """
 
@@ -362,20 +371,20 @@ class Operator:
     Attributes:
         op_type: operator type.
         activations: places of the data that changes from sample to sample.
-        weights: places of the operands that count as weights if they are constant; the first is the main weight of a
-            layer.
-        bias: place of the bias, which is in units of the products.
+        weights: places of the operands that count as weights if they are constant. The first place is that of the main
+            weight of a layer.
+        bias: place of the bias. If it is quantized, its scale is that of the products.
         integers: integer inputs, the activation before the weight. For operators with any number of inputs, see
             `integer_inputs`.
         integer_output: places of the scale and the zero point of an integer output.
-        float_form: for an integer operator, the float operator that computes the same.
-        dynamic: whether it takes floats and measures their range itself at run time.
-        mac_rule: rule for counting its multiply-accumulates, see `edgeq.model.products`; "" if it multiplies no
+        float_form: for an integer operator, the corresponding float operator.
+        dynamic: whether the operator reads floats and measures their range itself at run time.
+        mac_rule: rule for counting multiply-accumulates, see `edgeq.model.products`; "" if the operator multiplies no
             matrices.
         mac_operands: places of the operands whose shapes the rule uses; () for all inputs.
-        movement: kind of an operator that only moves values. "permutes": every element appears once in the output.
-            "selects": some elements are left out, repeated or put next to a constant. The output has the scale of the
-            input.
+        movement: for an operator that only moves values, the kind of movement. "permutes": every element appears once
+            in the output. "selects": some elements are left out, repeated or put next to a constant. The output has the
+            scale of the input.
         elementwise: whether each element of the output depends only on the elements of the activations at the same
             position.
     """
@@ -400,7 +409,7 @@ class Operator:
 
     @property
     def weight(self) -> int | None:
-        """Return the place of the main weight; None without weights."""
+        """Return the place of the main weight, or None if the operator has no weights."""
         return self.weights[0] if self.weights else None
 
 
@@ -421,7 +430,7 @@ _SUM = Operator("", (0, 3), integers=_PAIR, integer_output=(6, 7))
 _QLINEAR = Operator("", weights=(3,), integers=_PAIR, integer_output=(6, 7), mac_operands=(0, 3))
 _INTEGER_SUMS = Operator("", weights=(1,), integers=_integers((0, None, 2), (1, None, 3)))
 _RECURRENT = Operator("", weights=(1, 2), bias=3, mac_rule="recurrent")
-# Its inputs are the data and a single weight for Q, K and V.
+# The inputs are the data and a single weight for Q, K and V.
 _ATTENTION = replace(_LAYER, mac_rule="fused-attention")
 
 OPERATORS: Mapping[str, Operator] = dict(
@@ -441,11 +450,11 @@ OPERATORS: Mapping[str, Operator] = dict(
         *_rows("Abs Celu Clip Elu Erf Exp Gelu HardSigmoid HardSwish LeakyRelu Log Mish Neg QuickGelu", _FUNCTION),
         *_rows("Reciprocal Relu Selu Sigmoid Softplus Softsign Sqrt Swish Tanh ThresholdedRelu", _FUNCTION),
         *_rows("Where", Operator("", activations=(1, 2))),
-        # Quantizing and dequantizing.
+        # Operators that quantize and dequantize.
         *_rows("QuantizeLinear", Operator("", integer_output=(1, 2))),
         *_rows("DequantizeLinear", Operator("", integers=_integers((0, 1, 2)))),
         *_rows("DynamicQuantizeLinear", Operator("", dynamic=True)),
-        # Integers in, integers out.
+        # Operators with integer inputs and integer outputs.
         *_rows("QLinearConv", replace(_QLINEAR, bias=8, float_form="Conv", mac_rule="conv")),
         *_rows("QLinearMatMul", replace(_QLINEAR, float_form="MatMul", mac_rule="matmul")),
         *_rows("QGemm", replace(_QLINEAR, bias=6, integer_output=(7, 8), float_form="Gemm", mac_rule="matmul")),
@@ -464,13 +473,13 @@ OPERATORS: Mapping[str, Operator] = dict(
             )
         ),
         *_rows("QLinearConcat", Operator("", activations=(), integer_output=(0, 1), float_form="Concat")),
-        # Integers in, integer sums or floats out.
+        # Operators with integer inputs whose outputs are sums of integers, or floats.
         *_rows("ConvInteger", replace(_INTEGER_SUMS, float_form="Conv", mac_rule="conv")),
         *_rows("ConvIntegerToFloat", replace(_INTEGER_SUMS, float_form="Conv", mac_rule="conv")),
         *_rows("MatMulInteger", replace(_INTEGER_SUMS, float_form="MatMul", mac_rule="matmul")),
         *_rows("MatMulIntegerToFloat", replace(_MATMUL, integers=_integers((0, 2, 4), (1, 3, 5)), float_form="MatMul")),
         *_rows("QAttention", replace(_ATTENTION, bias=None, integers=_integers((0, 3, 6), (1, 4, 7)))),
-        # Floats in, quantized at run time.
+        # Operators with float inputs that they quantize at run time.
         *_rows(
             "DynamicQuantizeMatMul", replace(_MATMUL, integers=_integers((1, 2, 3)), float_form="MatMul", dynamic=True)
         ),
@@ -479,7 +488,7 @@ OPERATORS: Mapping[str, Operator] = dict(
             replace(_RECURRENT, integers=_integers((1, 8, 9), (2, 10, 11)), float_form="LSTM", dynamic=True),
         ),
         *_rows("QMoE QEmbedLayerNormalization", Operator("", dynamic=True)),
-        # Data movement.
+        # Operators that move data.
         *_rows(
             "Reshape Flatten Squeeze Unsqueeze Transpose DepthToSpace SpaceToDepth",
             Operator("", movement="permutes"),
@@ -499,16 +508,16 @@ PERMUTATIONS = frozenset(op_type for op_type, row in OPERATORS.items() if row.mo
 
 
 def operator_of(node: ir.Node) -> Operator:
-    """Return the table row of a node. An operator that is not in the table gets a row whose only known data is the
-    first input.
+    """Return the table row of a node. For an operator that is not in the table, return a row that only states that the
+    first input is data.
     """
     found = _BY_DOMAIN.get((node.domain, node.op_type)) or OPERATORS.get(node.op_type)
     return found or Operator(node.op_type)
 
 
 def moves_data(node: ir.Node) -> bool:
-    """Return whether a node only moves elements of its input or puts constants next to them. A Resize that interpolates
-    does not count.
+    """Return whether a node only moves elements of its input, or puts constants next to them. A Resize that
+    interpolates does not count.
     """
     if node.domain not in MAIN_DOMAINS or node.op_type not in DATA_MOVEMENT:
         return False
@@ -517,7 +526,7 @@ def moves_data(node: ir.Node) -> bool:
 
 
 def before_layers(model: ir.Model) -> frozenset[ir.Node]:
-    """Return the nodes that lead to at least one node that multiplies matrices."""
+    """Return the nodes from which a path leads to a node that multiplies matrices."""
     found: set[ir.Node] = set()
     for node in reversed(list(model.graph)):
         behind = {reader for output in node.outputs for reader in readers(output)}
@@ -527,7 +536,7 @@ def before_layers(model: ir.Model) -> frozenset[ir.Node]:
 
 
 def integer_inputs(node: ir.Node) -> tuple[IntegerInput, ...]:
-    """Return the integer inputs of a node. Operators with any number of inputs are included."""
+    """Return the integer inputs of a node. This also covers operators with any number of inputs."""
     if node.op_type == "QLinearConcat":
         return tuple(IntegerInput(place, place + 1, place + 2) for place in range(2, len(node.inputs), 3))
     return operator_of(node).integers
@@ -545,8 +554,8 @@ def is_depthwise(node: ir.Node, weight: tuple[int, ...]) -> bool:
 
 
 def channel_axis(node: ir.Node) -> int:
-    """Return the axis along which per-channel scales apply: an axis of the weight, or of the data for Q/DQ. It may be
-    negative.
+    """Return the axis of the channels for per-channel scales. It is an axis of the weight, or of the data for
+    QuantizeLinear and DequantizeLinear. It may be negative.
     """
     if node.op_type in ("QuantizeLinear", "DequantizeLinear"):
         return int(node.attributes.get_int("axis", 1))

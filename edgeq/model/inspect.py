@@ -28,7 +28,7 @@ from edgeq.util.records import NOT_WRITTEN, computed, written
 
 @dataclass(frozen=True)
 class OperatorCount:
-    """Count the nodes of one operator type, and the multiply-accumulates of all of them."""
+    """Hold the number of nodes of one operator type, and the multiply-accumulates of all of them."""
 
     op_type: str
     count: int
@@ -37,7 +37,9 @@ class OperatorCount:
 
 @dataclass(frozen=True)
 class TargetPrediction:
-    """Forecast what runs in int8 on one target, from the backend's rules and the scheme of the target's profile."""
+    """Predict which nodes run in int8 on one target, from the backend's rules and the scheme in the target's
+    profile.
+    """
 
     target: str
     backend: str
@@ -45,7 +47,7 @@ class TargetPrediction:
 
     @property
     def int8_mac_share(self) -> float:
-        """Return the share of multiply-accumulates that will run in int8, 0 to 1; 0 if the model has none."""
+        """Return the share of multiply-accumulates that will run in int8, 0 to 1. Return 0 if the model has none."""
         total = sum(n.macs for n in self.nodes)
         return sum(n.macs for n in self.nodes if n.verdict == "int8") / total if total else 0.0
 
@@ -70,18 +72,19 @@ class ModelReport(Page):
 
     Attributes:
         path: the model file.
-        files, bytes: the model file with its external data, and the bytes of all these files.
+        files: the model file and its external data files.
+        bytes: total size of `files`.
         digest: SHA-256 of the model.
-        ir_version, opsets, producer: as stored in the model. The main operator set is "ai.onnx".
-        parameters, parameter_bytes: elements and bytes of all initializers and Constant nodes.
+        ir_version, opsets, producer: values stored in the model. The main operator set is "ai.onnx".
+        parameters, parameter_bytes: number of elements, and of bytes, of all initializers and Constant nodes.
         macs: multiply-accumulates of one inference, counted with the sizes in `assumed`.
-        assumed: sizes assumed for inputs with free sizes, by input.
-        operators: counts by operator type, the most work first.
+        assumed: assumed sizes of inputs with free sizes, by input.
+        operators: counts by operator type, sorted by the amount of work.
         dynamic: symbolic and unknown sizes of the inputs, as "input[axis] name".
         quantized: whether the model already contains quantized operators.
-        preparation: the changes that preparation for quantization makes; empty without targets.
-        targets: the predictions, made on the prepared model.
-        notes: further remarks for the reader.
+        preparation: changes that preparation for quantization makes; empty without targets.
+        targets: predictions for the prepared model, one for each target.
+        notes: further remarks.
     """
 
     path: Path = field(metadata=written(name="model"))
@@ -143,7 +146,8 @@ def inspect_model(
     shapes: Mapping[str, Sequence[int]] | None = None,
     progress: Progress = SILENT,
 ) -> ModelReport:
-    """Read a model and describe it. For each target, predict which nodes will run in int8, and why the others will not.
+    """Read a model and describe it. For each target, predict which nodes will run in int8, and explain why the others
+    will not.
 
     Args:
         targets: (name to show, backend, scheme) of each target.

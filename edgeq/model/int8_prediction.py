@@ -1,7 +1,7 @@
 """Predict from a float graph which nodes a backend will run in int8, and explain why the others stay in float.
 
-The rules are in `targets/backends/*.toml`. They depend on operator types, constants and shapes, not on scales. After
-quantization, the runtime's optimised graph shows what really runs in int8.
+The rules are in `targets/backends/*.toml`. They depend on operator types, constants and shapes, but not on scales.
+After quantization, the runtime's optimised graph shows which nodes really run in int8.
 """
 
 from __future__ import annotations
@@ -37,16 +37,15 @@ from edgeq.util.registry import data_folders, shipped
 
 @dataclass(frozen=True)
 class NodeContext:
-    """Hold the facts about the graph that conditions need besides the node itself.
+    """Hold the facts about the graph that conditions need, in addition to the node itself.
 
     Attributes:
         constants: names of tensors with fixed values.
-        quantized: names of tensors known to be int8 when the node reads them; None if nothing is known about them.
-        convolved: names of the tensors from `find_convolved`; None if nothing is known about them.
+        quantized: names of the tensors that are known to be int8 when the node reads them; None if this is not known.
+        convolved: names of the tensors from `find_convolved`; None if they are not known.
         normalized: names of the tensors from `find_normalized`.
-        before_layers: nodes that lead to a layer, from `edgeq.model.graph.before_layers`; None if nothing is known
-            about them.
-        kept: names of nodes that must stay in float → reason.
+        before_layers: nodes that lead to a layer, from `edgeq.model.graph.before_layers`; None if they are not known.
+        kept: name → reason, for nodes that must stay in float.
     """
 
     constants: Collection[str] = ()
@@ -114,7 +113,9 @@ def _unit_alpha_beta(node: ir.Node, context: NodeContext) -> str:
 
 
 def _range_takes_its_place(node: ir.Node, context: NodeContext) -> str:
-    """Return "" if the range of the preceding tensor, which always includes zero, can replace a Relu or Clip."""
+    """Return "" if the range of the tensor before a Relu or Clip can replace this node. Otherwise return the reason. A
+    range always includes zero.
+    """
     source = node_input(node, 0)
     if source is not None and source.is_graph_output():
         return "its input is also an output of the model, which keeps its own range"
@@ -134,8 +135,8 @@ def _not_vector(node: ir.Node, context: NodeContext) -> str:
     a, b = (known_sizes(value) or () for value in node.inputs[:2])
     columns = b[-2] if node.attributes.get_int("transB", 0) and len(b) > 1 else b[-1] if len(b) > 1 else 0
     rows = a[-1] if node.attributes.get_int("transA", 0) and len(a) > 1 else a[-2] if len(a) > 1 else 0
-    # The number of rows may be the batch, which is not a property of the layer. Only a result with one column is surely
-    # a vector.
+    # The number of rows may be the batch size, which is not a property of the layer. Only a result with one column is
+    # certainly a vector.
     if columns == 1 or (rows == 1 and len(a) > 2):
         return "it multiplies a matrix with a vector, which is bound by memory"
     return ""
@@ -150,7 +151,7 @@ def _equal_shapes(node: ir.Node, context: NodeContext) -> str:
 
 
 def known_sizes(value: ir.Value | None) -> tuple[int, ...] | None:
-    """Return the shape of a value, with 0 for symbolic sizes; None if the rank is not known."""
+    """Return the shape of a value, with 0 for symbolic sizes. Return None if the rank is not known."""
     if value is None or value.shape is None:
         return None
     return tuple(size if isinstance(size, int) else 0 for size in value.shape)
@@ -160,8 +161,8 @@ Condition = Callable[[ir.Node, NodeContext], str]
 
 
 def _attribute(name: str, text: str, *allowed: int | str) -> Condition:
-    """Return a check that an attribute has one of the `allowed` values. The first of them is the default. `text` is the
-    reason for any other value.
+    """Return a function that checks whether an attribute has one of the `allowed` values. The first of them is the
+    default. `text` is the reason for any other value.
     """
 
     def check(node: ir.Node, context: NodeContext) -> str:
@@ -189,12 +190,13 @@ CONDITIONS: dict[str, Condition] = {
     "not-vector": _not_vector,
     "equal-shapes": _equal_shapes,
 }
-"""Name → check of a node. It returns "" if the condition holds or nothing is known against it, else the reason."""
+"""Name → function that checks a node. It returns "" if the condition is met or nothing is known against it. Otherwise
+it returns the reason."""
 
 
 def _least_channels(bound: int) -> Condition:
-    """Return a check that a dense convolution has at least `bound` input or output channels. Depthwise convolutions
-    always pass, because they have their own kernels.
+    """Return a function that checks whether a dense convolution has at least `bound` input or output channels.
+    Depthwise convolutions always pass, because they have their own kernels.
     """
 
     def check(node: ir.Node, context: NodeContext) -> str:
@@ -209,15 +211,17 @@ def _least_channels(bound: int) -> Condition:
 
 
 BOUNDED_CONDITIONS: dict[str, Callable[[int], Condition]] = {"least-channels": _least_channels}
-"""Name → function that makes a check from a bound. The file has the bound after a colon: "least-channels:16"."""
+"""Name → function that returns a check for a bound. In a file of rules, the bound follows a colon: "least-channels:16".
+"""
 
 
 GAINS = frozenset({"apart-from-products", "constant-operand", "least-channels", "not-normalized", "not-vector"})
-"""Conditions under which int8 pays off, by name without bound. All others decide whether int8 is possible."""
+"""Names (without bounds) of the conditions under which int8 is faster. All other conditions decide whether int8 is
+possible."""
 
 
 def is_condition(name: str) -> bool:
-    """Return whether a file of rules may use `name` as a condition, such as "nearest" or, with a bound,
+    """Return whether a file of rules may contain `name` as a condition. Examples are "nearest" and, with a bound,
     "least-channels:16".
     """
     stem, colon, bound = name.partition(":")
@@ -225,25 +229,25 @@ def is_condition(name: str) -> bool:
 
 
 def condition(name: str) -> Condition:
-    """Return the check for the condition `name`, which must be valid for `is_condition`."""
+    """Return the check for the condition `name`. `is_condition` must be True for it."""
     stem, colon, bound = name.partition(":")
     return BOUNDED_CONDITIONS[stem](int(bound)) if colon else CONDITIONS[name]
 
 
 DEFAULT = "*"
-"""The key of the rule for operator types that a file of rules does not name."""
+"""Key of the rule for operator types that a file of rules does not list."""
 
 
 @dataclass(frozen=True)
 class Rule:
-    """Describe what one backend does with one operator type.
+    """Describe how one backend runs one operator type.
 
     Attributes:
-        int8: whether the backend has an int8 form at all.
-        condition: conditions for the int8 form: names from `CONDITIONS` joined by ", "; "" if there are none.
+        int8: whether the backend has any int8 form of the operator.
+        condition: conditions for the int8 form: names from `CONDITIONS`, joined by ", "; "" if there are none.
         reason: how the operator runs in int8, or why it does not.
-        source: where this is known from.
-        float_result: whether its integer kernel outputs floats at no extra cost.
+        source: where this is documented.
+        float_result: whether the integer kernel can output floats at no extra cost.
     """
 
     int8: bool
@@ -258,10 +262,10 @@ class SlowFusion:
     """Describe a fusion of the runtime's optimiser that makes some models slower.
 
     Attributes:
-        optimizer: its name for ONNX Runtime's option that disables optimizers.
-        where: groups of operator types; the fusion matters to a model that has all types of at least one group.
-        reason: why it is slower, one sentence without a full stop.
-        source: where this is known from.
+        optimizer: name of the fusion in ONNX Runtime's option that disables optimizers.
+        where: groups of operator types. The fusion matters to a model that has all types of at least one group.
+        reason: why the fusion makes such models slower, one sentence without a full stop.
+        source: where this is documented.
     """
 
     optimizer: str
@@ -272,7 +276,7 @@ class SlowFusion:
 
 @dataclass(frozen=True)
 class _Default:
-    """Describe the rule for operator types that no other rule names."""
+    """Describe the rule for operator types that have no rule of their own."""
 
     reason: str
     source: str
@@ -280,7 +284,7 @@ class _Default:
 
 @dataclass(frozen=True)
 class _Entry:
-    """Hold one rule as it is written in a file."""
+    """Hold one rule in the form of the file."""
 
     operators: tuple[str, ...]
     int8: Literal["yes", "no", "only-if"]
@@ -292,7 +296,9 @@ class _Entry:
 
 @dataclass(frozen=True)
 class _File:
-    """Hold the part of a backend's file that this module reads. `extends` names a backend whose rules fill the gaps."""
+    """Hold the part of a backend's file that this module reads. `extends` names another backend, whose rules apply to
+    operators without a rule in this file.
+    """
 
     default: _Default | None = None
     rule: tuple[_Entry, ...] = ()
@@ -301,14 +307,14 @@ class _File:
 
 
 def backends(folder: Path | None = None) -> tuple[str, ...]:
-    """Return the names of the backends that have rules, including those of plug-ins. `folder` limits them to one
-    folder.
+    """Return the names of the backends that have rules, including those of plug-ins. If `folder` is given, only this
+    folder is searched.
     """
     return tuple(sorted({path.stem for place in _folders(folder) for path in place.glob("*.toml")}))
 
 
 def int8_rules(backend: str, folder: Path | None = None) -> Mapping[str, Rule]:
-    """Return operator type → rule of a backend. The key `DEFAULT` has the rule for all other types.
+    """Return the rules of a backend, by operator type. The key `DEFAULT` has the rule for all other types.
 
     Raises:
         HardwareError: the backend does not exist, or its file is malformed.
@@ -329,7 +335,7 @@ def int8_rules(backend: str, folder: Path | None = None) -> Mapping[str, Rule]:
 
 
 def rules_title(backend: str) -> str:
-    """Return the words with which a forecast refers to a backend's rules."""
+    """Return the phrase by which a forecast refers to a backend's rules."""
     return f"the int8 rules of the {backend} backend"
 
 
@@ -351,8 +357,8 @@ _SUMS = frozenset({"Add", "Concat", "GlobalAveragePool", "ReduceMean", "Sum"})
 
 
 def find_convolved(model: ir.Model) -> frozenset[str]:
-    """Return the names of tensors that come from a convolution or from a float input of the model. Paths through matrix
-    products and normalizations do not count.
+    """Return the names of tensors that are computed from a convolution or a float input of the model. Paths that lead
+    through matrix products or normalizations do not count.
     """
     found = {name_of(value) for value in model.graph.inputs if value.dtype == ir.DataType.FLOAT}
     for node in model.graph:
@@ -368,7 +374,7 @@ def find_convolved(model: ir.Model) -> frozenset[str]:
 
 def find_normalized(model: ir.Model) -> frozenset[str]:
     """Return the names of tensors that normalizations read, directly or after sums, means and data movement. A residual
-    stream is an example. A normalization that is spelled out in simple operators is recognised by its mean.
+    stream is an example. A normalization that is built from simple operators is recognised by its mean.
     """
     found: set[str] = set()
     for node in reversed(list(model.graph)):
@@ -382,8 +388,8 @@ def find_normalized(model: ir.Model) -> frozenset[str]:
 
 
 def _normalizes(node: ir.Node, value: ir.Value) -> bool:
-    """Return whether a node is part of a normalization of `value`: it is one, it computes the mean that is subtracted
-    from `value`, or it squares `value` for a mean of squares.
+    """Return whether a node is part of a normalization of `value`. This is true if the node is a normalization,
+    computes the mean that is subtracted from `value`, or squares `value` for a mean of squares.
     """
     if node.op_type in NORMALIZATIONS:
         return node.inputs[0] is value
@@ -407,14 +413,15 @@ def explain_float(
     excluded: Collection[str] = (),
     gains: bool = True,
 ) -> str:
-    """Return why a node runs in float: the user excluded it, it has no int8 form, or a condition fails.
+    """Return why a node runs in float: the user excluded it, it has no int8 form, or a condition is not met.
 
     Args:
         excluded: names of nodes that must stay in float.
-        gains: whether to apply the conditions in `GAINS`, under which int8 is faster.
+        gains: whether to apply the conditions in `GAINS` too. They check whether int8 is faster, not whether it is
+            possible.
 
     Returns:
-        The reason; "" if nothing is known against int8.
+        The reason; "" if no reason against int8 is known.
     """
     if node.name in excluded:
         return "excluded by request"
@@ -496,12 +503,14 @@ def predict_int8(
     """Predict each node of a prepared float model, in graph order. Nodes inside If, Loop and Scan come last, as float.
 
     Args:
-        model: a model with node names, sorted, with shapes, as `prepare_model` returns it; weights may be external.
+        model: a model from `prepare_model`: its nodes are sorted and have names, and its shapes are known. Weights may
+            be external.
         rules: rules of the backend, from `int8_rules`.
-        scheme: what is quantized, and how; None for static quantization of everything that the rules allow.
+        scheme: scheme that sets what is quantized, and how; None for static quantization of everything that the rules
+            allow.
         macs: multiply-accumulates by node name; None for those of `node_macs`.
-        hazards: tensors that must not be in 8 bits → the part of the reason after the tensor's name. Only static
-            schemes use it, because the others have no ranges.
+        hazards: for each tensor that must not be in 8 bits, the part of the reason after the tensor's name. Only static
+            schemes use the hazards, because other schemes have no ranges.
     """
     index = indexed(model)
     model = index.model
@@ -540,7 +549,7 @@ def predict_int8(
 
 
 def hazardous_nodes(model: ir.Model, hazards: Mapping[str, str]) -> dict[str, str]:
-    """Return node name → reason, for nodes that make or read a tensor which must not be in 8 bits."""
+    """Return node name → reason, for nodes that read or write a tensor that must not be in 8 bits."""
     found: dict[str, str] = {}
     for node in model.graph:
         names = (name_of(value) for value in (*node.outputs, *node.inputs))
@@ -551,9 +560,9 @@ def hazardous_nodes(model: ir.Model, hazards: Mapping[str, str]) -> dict[str, st
 
 
 def nodes_with_folded_operands(index: GraphIndex) -> frozenset[str]:
-    """Return the names of sums and products with an operand that becomes constant once all sizes are fixed, but is
-    computed in the file, such as position embeddings and grids. OpenVINO 2026.4.1 fails on such a node between Q/DQ
-    pairs.
+    """Return the names of the sums and products with an operand that becomes constant once all sizes are fixed, but is
+    computed in the file. Position embeddings and grids are examples. OpenVINO 2026.4.1 fails on such a node between
+    Q/DQ pairs.
     """
     computed = computed_constants(index.graph, sizes=True) - {name for name in index.values if index.is_constant(name)}
     sums = [node for node in index.graph if is_op(node, "Add", "Mul", "Sub")]
@@ -561,8 +570,8 @@ def nodes_with_folded_operands(index: GraphIndex) -> frozenset[str]:
 
 
 def stacked_products(model: ir.Model) -> frozenset[str]:
-    """Return the names of MatMul nodes whose constant is not a matrix. They have no integer form with per-channel
-    scales.
+    """Return the names of MatMul nodes whose constant has more than two axes. They have no integer form with
+    per-channel scales.
     """
     products = [node for node in model.graph if node.op_type == "MatMul"]
     return frozenset(n.name for n in products if n.name and any(_is_stacked(value) for value in n.inputs))
@@ -592,7 +601,7 @@ def _judge_under(
     rules: Mapping[str, Rule],
     context: NodeContext,
 ) -> tuple[Verdict, str]:
-    """Apply the exclusions of a scheme, then return the verdict of `_judge`.
+    """Apply the exclusions of a scheme to a node. If the node is not excluded, return the verdict of `_judge`.
 
     Args:
         stacked: `stacked_products` of the model.
@@ -618,7 +627,7 @@ def _judge_under(
 
 
 def foreign(op_type: str) -> str:
-    """Return the reason for a node whose type the scheme leaves in float."""
+    """Return the reason for a node whose operator type the scheme leaves in float."""
     return f"{op_type} is not among the operator types that the scheme quantizes"
 
 

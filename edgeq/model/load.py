@@ -1,4 +1,4 @@
-"""Load and save models. Files are untrusted, so sizes are checked before memory is allocated."""
+"""Load and save models. Files are untrusted, so edgeq checks sizes before it allocates memory."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ from edgeq.signature import Dimension, Signature, TensorSpec
 from edgeq.util.registry import device_errors
 
 INLINE_LIMIT = 2**30
-"""Largest number of bytes of tensors in a model that is saved as one file. It is half of protobuf's limit, to leave
-space for Q/DQ nodes, shapes and copies of some weights."""
+"""Largest size of the tensors, in bytes, of a model that is saved as one file. It is half of protobuf's limit, which
+leaves space for Q/DQ nodes, shapes and copies of some weights."""
 SMALL_EXTERNAL = 2**26
-"""Largest number of bytes of external data that `load_model` reads into the model by default."""
+"""Largest size of external data, in bytes, that `load_model` reads into the model by default."""
 
 FREE_INITIALIZERS = 4
-"""The first IR version in which an initializer need not be an input."""
+"""First IR version in which an initializer need not be an input."""
 
 ExternalData = Literal["small", "all", "none"]
 
@@ -61,8 +61,8 @@ def load_model(path: Path, *, external_data: ExternalData = "small") -> onnx.Mod
     """Read a model file and check it.
 
     The file must parse, each tensor must have the length that its shape requires, external data must be inside its
-    folder, the graph must be acyclic, and onnx's checker must accept the model. Nodes are sorted if necessary, sizes
-    with placeholder names ("?", "-1") become free, and sparse weights become dense.
+    folder, the graph must be acyclic, and onnx's checker must accept the model. edgeq sorts the nodes if necessary,
+    clears sizes with placeholder names ("?", "-1"), and makes sparse weights dense.
 
     Args:
         external_data: "small" reads external data into the model if there is little of it, which suits most callers;
@@ -93,23 +93,24 @@ def load_model(path: Path, *, external_data: ExternalData = "small") -> onnx.Mod
 
 
 def read_model(path: Path) -> ir.Model:
-    """Load a model with `load_model` and return it in memory. External data is read only when it is needed.
+    """Load a model with `load_model` and return it as an in-memory model. External data is read only when it is needed.
 
     Raises:
-        ModelError: as for `load_model`.
+        ModelError: for the same reasons as `load_model`.
     """
     model = load_model(path, external_data="none")
     return in_memory(model, data_folder(model, path), where=path)
 
 
 def data_folder(model: onnx.ModelProto, path: Path) -> Path:
-    """Return the folder that the locations of a loaded model's external data are relative to.
+    """Return the folder to which the locations of a loaded model's external data are relative.
 
     This is normally the model's own folder. If links lead out of that folder, as `external_span` allows, the locations
-    are rewritten, in place, relative to a common folder of all data files. Later readers then need no special rule.
+    are changed, in place: they become relative to a common folder of all data files. Later code then needs no special
+    rule.
 
     Raises:
-        ModelError: as for `load_model`.
+        ModelError: for the same reasons as `load_model`.
     """
     spans = [(tensor, external_span(tensor, path)) for tensor in iter_tensors(model) if is_external(tensor)]
     if all(span.file.is_relative_to(path.parent.resolve()) for _, span in spans):
@@ -122,8 +123,8 @@ def data_folder(model: onnx.ModelProto, path: Path) -> Path:
 
 
 def read_own(path: Path, folder: Path | None = None) -> ir.Model:
-    """Return a model like `read_model`, without checks. Use it for files that edgeq just wrote from a checked model, or
-    whose bundle was checked when it was opened.
+    """Read a model like `read_model`, but without checks. Use it for files that edgeq just wrote from a checked model,
+    and for files of a bundle that was checked when it was opened.
 
     Args:
         folder: folder of external data, which a bundle's variant may set; None for the file's folder.
@@ -135,12 +136,12 @@ def read_own(path: Path, folder: Path | None = None) -> ir.Model:
 
 
 def in_memory(model: onnx.ModelProto, base: Path, *, where: object = "the model") -> ir.Model:
-    """Return the in-memory form of a loaded model. Initializers that old models also list as inputs are not inputs in
-    it.
+    """Return the in-memory form of a loaded model. Old models also list initializers as inputs; in the result,
+    initializers are not inputs.
 
     Args:
-        base: folder of its external data.
-        where: its file, for messages.
+        base: folder of the model's external data.
+        where: the model's file, for messages.
 
     Raises:
         ModelError: the model contains something undefined.
@@ -155,24 +156,25 @@ def in_memory(model: onnx.ModelProto, base: Path, *, where: object = "the model"
 
 
 def check_declared_sizes(model: onnx.ModelProto, folder: Path, where: Path) -> None:
-    """Refuse a model that declares tensors far larger than its inputs and weights, before a session is opened.
+    """Refuse a model that declares tensors far larger than its inputs and weights. This check comes before a session is
+    opened.
 
     Args:
-        folder: folder of its external data, which is not read.
-        where: its file, for messages.
+        folder: folder of the model's external data, which is not read.
+        where: the model's file, for messages.
 
     Raises:
-        ModelError: as for `describe`.
+        ModelError: for the same reasons as `describe`.
     """
     describe(in_memory(model, folder, where=where), where, proto_skeleton(model))
 
 
 def model_signature(path: Path) -> Signature:
-    """Return inputs and outputs of a model that is about to run. Initializers that old models also list as inputs do
-    not count.
+    """Return the inputs and outputs of a model that is about to run. Initializers that old models also list as inputs
+    do not count.
 
     Raises:
-        ModelError: as for `load_model` and `check_declared_sizes`.
+        ModelError: for the same reasons as `load_runnable` and `check_declared_sizes`.
     """
     model = load_runnable(path)
     signature = signature_of(model, path)
@@ -184,17 +186,20 @@ _OWN_FORMAT = "edgeq.own_format"
 
 
 def load_runnable(path: Path) -> onnx.ModelProto:
-    """Load a model that is about to run, without its weights. A file in an engine's own format becomes a model of one
-    unknown node with the inputs and outputs of the file.
+    """Load a model that is about to run, without its weights. A file in an engine's own format becomes a model with one
+    unknown node, which has the inputs and outputs that the file declares.
 
     Raises:
-        ModelError: as for `load_model`, or such a file does not state its inputs and outputs.
+        ModelError: for the same reasons as `load_model`, or if a file in an engine's own format does not declare its
+            inputs and outputs.
     """
     return _stated(path) or load_model(path, external_data="none")
 
 
 def _stated(path: Path) -> onnx.ModelProto | None:
-    """Return the inputs and outputs that an engine's own file states, as a model; None if `path` is an ONNX file."""
+    """Return a model with the inputs and outputs that the file declares, if the file is in an engine's own format.
+    Return None if `path` is an ONNX file.
+    """
     with device_errors():
         found = stated_signature(path) if path.is_file() else None
     if found is None:
@@ -216,15 +221,16 @@ def _stated(path: Path) -> onnx.ModelProto | None:
 
 
 def own_runnable(path: Path) -> onnx.ModelProto:
-    """Load a model like `load_runnable`, without checks. It accepts the same files as `read_own`."""
+    """Load a model like `load_runnable`, but without checks. Use it for the same files as `read_own`."""
     return _stated(path) or onnx.load(path, load_external_data=False)
 
 
 def own_signature(model: Path | bytes, where: Path) -> Signature:
-    """Return the signature of a file or of a file's content, without checks. It accepts the same files as `read_own`.
+    """Return the signature of a file, or of the content of a file, without checks. Use it for the same files as
+    `read_own`.
 
     Args:
-        where: the name to use in messages.
+        where: the file's name in messages.
     """
     return signature_of(onnx.load_model_from_string(model) if isinstance(model, bytes) else own_runnable(model), where)
 
@@ -239,12 +245,12 @@ def signature_of(model: onnx.ModelProto, path: Path) -> Signature:
 
 
 def model_files(path: Path, folder: Path | None = None) -> tuple[Path, ...]:
-    """Return the model file and, sorted, its external data files. Each is proven to be inside its folder. Weights are
-    not read.
+    """Return the model file, followed by its external data files in sorted order. Each is checked to be inside its
+    folder. Weights are not read.
 
     Args:
-        folder: folder of external data, which a bundle's variant may set; None for the model's folder. Other functions
-            use it in the same way.
+        folder: folder of external data, which a bundle's variant may set; None for the model's folder. The argument has
+            the same meaning in other functions.
 
     Raises:
         ModelError: the file is not a model, or external data is outside the allowed folders.
@@ -256,28 +262,28 @@ def model_files(path: Path, folder: Path | None = None) -> tuple[Path, ...]:
 
 
 def model_bytes(path: Path, folder: Path | None = None) -> int:
-    """Return the size of a model on disk in bytes, with external data."""
+    """Return the size of a model on disk in bytes, including external data."""
     return sum(file.stat().st_size for file in model_files(path, folder))
 
 
 def data_name(output: Path) -> str:
-    """Return the name of the file next to `output` that gets the weights of a large model."""
+    """Return the name of the file next to `output` that contains the weights of a large model."""
     return f"{output.name}.data"
 
 
 def data_beside(output: Path, model: Path) -> tuple[str, ...]:
-    """Return the names of extra files that a model at `output`, made from `model`, may need. They are for
+    """Return the names of extra files that a model at `output` may need if it is made from `model`. Pass them to
     `edgeq.util.outputs.output_file`.
 
     Raises:
-        ModelError: as for `model_files`.
+        ModelError: for the same reasons as `model_files`.
     """
     return (data_name(output),) if model_bytes(model) > INLINE_LIMIT else ()
 
 
 def model_digest(path: Path, folder: Path | None = None) -> str:
-    """Return the SHA-256 of a model in hex. Without external data it is that of the file, as `sha256sum` prints it.
-    With external data it is a hash over the digests of all files and the names of the data files.
+    """Return the SHA-256 of a model in hex. Without external data it is the digest of the file, as `sha256sum` prints
+    it. With external data it is a hash of the digests of all files and of the names of the data files.
     """
     files = model_files(path, folder)
     if len(files) == 1:
@@ -293,11 +299,12 @@ _SHARED_AT_MOST = 2
 
 
 def share_model(model: ir.Model, path: Path, made_of: GraphIndex) -> GraphIndex:
-    """Keep the model that was just written to `path`, so that `shared_model` need not read it. The model must not
-    change any more.
+    """Keep in memory the model that was just written to `path`. `shared_model` then need not read the file. The model
+    must not be changed afterwards.
 
     Args:
-        made_of: the prepared model that it was made from. The last few files are stored with it and are freed with it.
+        made_of: the prepared model that the model was made from. It keeps the last few of its models, and frees them
+            when it is freed itself.
     """
     kept = _made_of(made_of)
     kept.pop(path, None)
@@ -309,13 +316,13 @@ def share_model(model: ir.Model, path: Path, made_of: GraphIndex) -> GraphIndex:
 
 
 def shared_model(path: Path, made_of: GraphIndex) -> GraphIndex:
-    """Return the model in a file that edgeq wrote. It is shared: to change it, change a clone.
+    """Return the model in a file that edgeq wrote. The model is shared: to change it, change a clone.
 
     Args:
-        made_of: as for `share_model`.
+        made_of: the prepared model that the model was made from; see `share_model`.
 
     Raises:
-        ModelError: as for `read_own`.
+        ModelError: for the same reasons as `read_own`.
     """
     state, graph = _made_of(made_of).get(path, ((), None))
     return graph if graph is not None and state == _state(path) else share_model(read_own(path), path, made_of)
@@ -333,14 +340,14 @@ def _state(path: Path) -> tuple[int, ...]:
 def save_model(
     model: ir.Model, path: Path, *, inline_limit: int = INLINE_LIMIT, proto: onnx.ModelProto | None = None
 ) -> None:
-    """Write a model to one file if its tensors have at most `inline_limit` bytes. Otherwise its weights go to
-    `data_name`.
+    """Write a model to one file if its tensors have at most `inline_limit` bytes. Otherwise write the weights to a
+    second file, which has the name `data_name(path)`.
 
-    The same model gives the same bytes. Call it inside `edgeq.util.outputs.output_file`, which moves both files to
-    their final names.
+    The same model always gives the same bytes. Call this function inside `edgeq.util.outputs.output_file`, which moves
+    both files to their final names.
 
     Args:
-        proto: the result of `to_proto` for this model, if the caller already has it.
+        proto: result of `to_proto` for this model, if the caller already has it.
 
     Raises:
         OutputError: the model has external tensors in an unknown folder.
@@ -361,7 +368,9 @@ def save_model(
 
 
 def is_quantized(model: ir.Model) -> bool:
-    """Return whether a model already contains quantized operators: Q/DQ, QLinear* or integer operators."""
+    """Return whether a model already contains quantized operators: QuantizeLinear, DequantizeLinear, QLinear* or
+    integer operators.
+    """
     return any(is_quantized_operator(node.op_type) for node in every_node(model))
 
 
@@ -369,7 +378,8 @@ def _external_tensors(path: Path) -> list[onnx.TensorProto]:
     """Return the external tensors of a file without reading their data."""
     try:
         found = read_onnx(path, str(path)).external
-    # The file is not a model, which the parser reports better, or `read_onnx` finds it too unusual.
+    # Either the file is not a model, and the parser gives a better message, or `read_onnx` does not accept an unusual
+    # model.
     except BundleError:
         return [tensor for tensor in iter_tensors(parse_model(path)) if is_external(tensor)]
     return [
@@ -385,7 +395,7 @@ def _external_tensors(path: Path) -> list[onnx.TensorProto]:
 
 
 def check_valid(model: onnx.ModelProto, path: Path) -> None:
-    """Check a model, without its larger weights, against the rules of the ONNX format.
+    """Check a model against the rules of the ONNX format. Large weights are left out of the check.
 
     Raises:
         ModelError: the model breaks a rule.
@@ -399,10 +409,10 @@ def check_valid(model: onnx.ModelProto, path: Path) -> None:
 
 
 def _spec(value: onnx.ValueInfoProto, path: Path, *, sequences: bool = False) -> TensorSpec:
-    """Return name, dtype and shape of an input or output. `path` is for messages.
+    """Return the name, dtype and shape of an input or output. `path` is for messages.
 
     Args:
-        sequences: whether to accept a sequence or optional of tensors, and describe its elements.
+        sequences: whether to accept a sequence or an optional of tensors. Its elements are then described.
     """
     while sequences and (kind := value.type.WhichOneof("value")) in ("sequence_type", "optional_type"):
         value = onnx.ValueInfoProto(name=value.name, type=getattr(value.type, kind).elem_type)
@@ -423,7 +433,9 @@ def _spec(value: onnx.ValueInfoProto, path: Path, *, sequences: bool = False) ->
 
 
 def _free_sizes(graph: onnx.GraphProto) -> None:
-    """Clear, in place, sizes with placeholder names. As symbols, all sizes with the same placeholder would be equal."""
+    """Clear sizes with placeholder names, in place. If placeholders were symbols, all sizes with the same placeholder
+    would have to be equal.
+    """
     for value in [*graph.input, *graph.output, *graph.value_info]:
         for dim in value.type.tensor_type.shape.dim if value.type.HasField("tensor_type") else ():
             if _dimension(dim) is None:
@@ -431,8 +443,8 @@ def _free_sizes(graph: onnx.GraphProto) -> None:
 
 
 def _on_one_device(model: onnx.ModelProto) -> None:
-    """Remove, in place, how a model is spread over several devices (IR version 11). edgeq deploys to one device, and an
-    incomplete description would prevent writing the in-memory model.
+    """Remove, in place, the description of how a model is spread over several devices (IR version 11). edgeq deploys to
+    one device, and an incomplete description would prevent writing the in-memory model.
     """
     for node in iter_nodes(model):
         if getattr(node, "device_configurations", None):
@@ -461,7 +473,7 @@ def _read_in(tensor: onnx.TensorProto, path: Path) -> None:
     tensor.ClearField("external_data")
 
 
-# Type of an object that users often pass instead of a path → the call that saves it to a file.
+# Type of an object that users often pass instead of a path → the function call that saves the object to a file.
 _SAVED_BY = {"ModelProto": "onnx.save(model, PATH)", "Model": "onnx_ir.save(model, PATH)"}
 
 
@@ -469,8 +481,8 @@ def path_of(given: object, what: str = "model") -> Path:
     """Return `given` as a path.
 
     Args:
-        given: a str, a Path or another os.PathLike of text.
-        what: the kind of file, for the message.
+        given: a str, a Path or another os.PathLike that contains text.
+        what: kind of file, for the message.
 
     Raises:
         UsageError: `given` is anything else, such as a model in memory.
@@ -494,8 +506,8 @@ _FLOAT_BYTES = 4
 
 
 def tensor_sizes(model: onnx.ModelProto, inputs: Mapping[str, NDArray[Any]]) -> dict[str, int]:
-    """Return the bytes of each tensor, by name, when the model runs on `inputs`. Every element counts four bytes.
-    Tensors whose size cannot be inferred are left out.
+    """Return the size in bytes of each tensor, by name, when the model runs on `inputs`. Every element counts as four
+    bytes. Tensors whose size cannot be inferred are left out.
     """
     bare = proto_skeleton(model)
     del bare.graph.value_info[:]
@@ -517,8 +529,8 @@ def tensor_sizes(model: onnx.ModelProto, inputs: Mapping[str, NDArray[Any]]) -> 
 
 
 def partitions(sized: Iterable[tuple[T, int]], budget: int) -> Iterator[list[T]]:
-    """Yield the items in groups of neighbours, whose sizes add up to at most `budget`. A larger item gets its own
-    group.
+    """Yield the items in groups of neighbours. The sizes in a group add up to at most `budget`. An item that is larger
+    gets its own group.
 
     Args:
         sized: pairs of an item and its size, in the unit of `budget`.
@@ -536,12 +548,13 @@ def partitions(sized: Iterable[tuple[T, int]], budget: int) -> Iterator[list[T]]
 
 
 def structure_digest(model: Path, session_options: Mapping[str, str]) -> str:
-    """Return a hash of operators, attributes, connections, shapes and dtypes, but not of the values of constants. If
-    two models made from one float model have the same digest, they run the same kernels on the same shapes.
+    """Return a hash of a model's operators, attributes, connections, shapes and dtypes. The values of constants are
+    left out. If two models made from one float model have the same digest, they run the same kernels on the same
+    shapes.
 
     Args:
         model: a file that edgeq wrote.
-        session_options: options of the session, which are part of the hash.
+        session_options: options of the session, which are included in the hash.
     """
     graph = onnx.load(model, load_external_data=False).graph
     digest = hashlib.sha256(json.dumps(sorted(session_options.items())).encode())
@@ -556,7 +569,9 @@ def structure_digest(model: Path, session_options: Mapping[str, str]) -> str:
 
 
 def content_digest(model: Path, session_options: Mapping[str, str]) -> str:
-    """Return a hash of a model's files and of the session options. Equal digests mean the same model."""
+    """Return a hash of a model's files and of the session options. Equal digests mean that the model and the options
+    are the same.
+    """
     digest = hashlib.sha256(json.dumps(sorted(session_options.items())).encode())
     for file in model_files(model):
         with file.open("rb") as stream:
@@ -565,5 +580,5 @@ def content_digest(model: Path, session_options: Mapping[str, str]) -> str:
 
 
 def in_engine(digest: str, engine: str) -> str:
-    """Return a structure or content digest that also depends on the engine; "" stands for onnxruntime's own kernels."""
+    """Return a structure or content digest that also depends on the engine. "" means onnxruntime's own kernels."""
     return hashlib.sha256((digest + engine).encode()).hexdigest() if engine else digest

@@ -1,4 +1,4 @@
-"""Prepare an untrusted model file so that every backend can start from it."""
+"""Prepare an untrusted model file for all backends."""
 
 from __future__ import annotations
 
@@ -45,19 +45,20 @@ from edgeq.run.session import SessionSettings, onnxruntime, open_session
 from edgeq.signature import Signature
 from edgeq.util.display import SILENT, Progress
 
-# ConstantSharing renames weights. The next two choose quantized or layout-specific forms, which is a backend's
-# decision. The last (since 1.32) sorts channels with a Gather, whereas edgeq.model.rewrites does it in the weights.
+# Optimizers that edgeq switches off. ConstantSharing renames weights. The next two choose quantized or layout-specific
+# forms, which a backend must decide. The last one (since 1.32) reorders channels with a Gather, whereas
+# edgeq.model.rewrites reorders the weights.
 _DISABLED = ("ConstantSharing", "WeightBiasQuantization", "NchwcTransformer", "SliceConcatToSpaceToDepthFusion")
 
 
 def optimize_basic(model: Path, optimized: Path, *, source: Path, external: bool) -> None:
-    """Write ONNX Runtime's basic-level optimisation of `model` to `optimized`.
+    """Optimise `model` with ONNX Runtime's basic level, and write the result to `optimized`.
 
     The basic level produces only standard operators. Higher levels add fused and hardware-specific operators.
 
     Args:
         source: the file that the user gave, for messages.
-        external: whether to write weights to external data next to `optimized`, as models near 2 GB need.
+        external: whether to write the weights to external data next to `optimized`. Models near 2 GB need this.
 
     Raises:
         ModelError: onnxruntime refuses the model.
@@ -80,9 +81,9 @@ def optimize_basic(model: Path, optimized: Path, *, source: Path, external: bool
 
 
 def settle(model: ir.Model, before: ir.Model) -> None:
-    """Normalise a model that ONNX Runtime wrote, in place. It gets the producer and metadata of `before`, keeps only
-    operator sets in use, and lists weights in the order in which nodes use them. ONNX Runtime writes them in the order
-    of a hash table.
+    """Normalise a model that ONNX Runtime wrote, in place. The model gets the producer and metadata of `before`, and
+    keeps only the operator sets that it uses. Its weights are listed in the order in which nodes use them, because ONNX
+    Runtime lists them in the order of a hash table.
     """
     kept = dict(before.metadata_props)
     model.producer_name, model.producer_version = before.producer_name, before.producer_version
@@ -103,10 +104,11 @@ def settle(model: ir.Model, before: ir.Model) -> None:
 
 PREPARED_NAME = "prepared.onnx"
 _RUNTIME_DOMAINS = frozenset({"", "ai.onnx", "ai.onnx.ml", "com.microsoft"})
-# Domains that only the last level of ONNX Runtime's optimisation writes. Such a model runs only on the kind of CPU that
-# it was saved on.
+# Domains that occur only after the last level of ONNX Runtime's optimisation. Such a model runs only on the kind of CPU
+# on which it was saved.
 _LAYOUT_DOMAINS = frozenset({"com.microsoft.nchwc", "com.ms.internal.nhwc"})
-# Layers fused with their activation, which the level before the last one writes. No quantizer accepts them.
+# Layers fused with their activation. They occur after the last but one level of the optimisation, and no quantizer
+# accepts them.
 _FUSED = frozenset({"FusedConv", "FusedGemm", "NhwcFusedConv"})
 _LISTED = 8
 
@@ -116,16 +118,17 @@ class PreparedModel:
     """Hold a model that is ready for calibration and quantization.
 
     Attributes:
-        graph: index of the prepared model in memory. It is shared: to change the model, change a `clone()`. Comparisons
-            use the digest instead of it.
-        path: the same model in the work directory, for sessions (`prepared.onnx`, plus `prepared.onnx.data` if it is
-            large).
-        source: the file that it was made from.
+        graph: index of the prepared model in memory. It is shared: to change the model, change a `clone()`. When two
+            objects are compared, the digest is compared instead of the graph.
+        path: the same model as a file in the work directory, for sessions (`prepared.onnx`, plus `prepared.onnx.data`
+            if it is large).
+        source: the file from which the model was prepared.
         digest: `edgeq.model.load.model_digest` of `path`; the same source gives the same digest.
-        signature: inputs and outputs, with the source's names and types; more sizes may be known than in the source.
+        signature: inputs and outputs, with the names and types of the source. More sizes may be known than in the
+            source.
         notes: changes and other remarks, as sentences.
-        hazards: tensors that must not be in 8 bits → the part of the reason after the tensor's name; known only after
-            calibration (`edgeq.calibrate.hazards`).
+        hazards: for each tensor that must not be in 8 bits, the part of the reason after the tensor's name. It is known
+            only after calibration (`edgeq.calibrate.hazards`).
     """
 
     graph: GraphIndex = field(compare=False, repr=False)
@@ -152,32 +155,34 @@ def prepare_model(
     progress: Progress = SILENT,
     inline_limit: int = INLINE_LIMIT,
 ) -> PreparedModel:
-    """Load `source` safely and write its prepared form into `workdir`, where it replaces an earlier one.
+    """Load the untrusted file `source` and write the prepared model into `workdir`. It replaces an earlier prepared
+    model there.
 
     The steps, in order:
 
     1. Check the model, inline local functions, raise the opset to 13 or later, and name the nodes.
     2. Remove Constant nodes and dead code, and widen 16-bit floats to float32.
     3. Remove Identity and Dropout. Fold BatchNormalization, and products and sums with constants, into layers. Merge
-       convolutions of one tensor whose results are added. Write hard sigmoids as one operator and means over images as
-       GlobalAveragePool.
+       convolutions of one tensor whose results are added. Replace hard sigmoids by one operator, and means over images
+       by GlobalAveragePool.
     4. Run ONNX Runtime's basic optimisation.
     5. Bring Gemm into a form that can be quantized, and join strided slices.
     6. Infer shapes and check the model again.
 
-    The results equal those of the source to float32's accuracy. Remaining tensors and nodes keep their names. Inner
-    tensors are renamed if a quantizer would derive their name from another tensor's (`edgeq.model.clean`).
+    The results are the same as those of the source to float32's accuracy. Tensors and nodes that remain keep their
+    names, with one exception: an inner tensor is renamed if a quantizer would derive the same name from another tensor
+    (`edgeq.model.clean`).
 
     Args:
-        loaded: `source` as `read_model` returns it, if it was read before; it is not changed.
-        simplify: False keeps every node that some output depends on: nothing is removed, folded or optimised.
+        loaded: result of `read_model` for `source`, if the file was read before. It is not changed.
+        simplify: False keeps every node that an output depends on. No such node is removed, folded or optimised.
         fix: numbers for free sizes of the inputs, by name; see `edgeq.model.compatibility`.
-        inline_limit: bytes of weights above which the prepared model keeps them in external data.
+        inline_limit: size of the weights, in bytes, above which the prepared model keeps them in external data.
 
     Raises:
         UsageError: `fix` names a size that is not free.
-        ModelError: the model is damaged, already quantized, too old to be raised, or has operators that ONNX Runtime
-            does not know.
+        ModelError: the model is damaged, is already quantized, has an opset that is too old to be raised, or has
+            operators that ONNX Runtime does not know.
     """
     notes: list[str] = []
     with progress.stage("Preparing the model", total=4) as advance:
@@ -208,20 +213,24 @@ def prepare_model(
     large = len(model_files(path)) > 1
     if large:
         notes.append(f"weights kept in external data ({PREPARED_NAME}.data)")
-    # The external data of `model` was in the deleted scratch folder.
+    # If the external data of `model` was in the scratch folder, it is deleted now. So a large model is read again.
     graph = GraphIndex(read_model(path) if large else model, path)
     return PreparedModel(graph, path, source, model_digest(path), signature_of(proto, path), tuple(notes))
 
 
 def rewritten(prepared: PreparedModel, model: ir.Model, path: Path, *notes: str) -> PreparedModel:
-    """Return a copy of `prepared` with `model` in it, and write `model` to `path`. Do not change `model` afterwards."""
+    """Write `model` to `path`, and return a copy of `prepared` that contains `model`. Do not change `model`
+    afterwards.
+    """
     save_model(model, path)
     graph = GraphIndex(model, path)
     return replace(prepared, graph=graph, path=path, digest=model_digest(path), notes=(*prepared.notes, *notes))
 
 
 def _named(source: Path, loaded: ir.Model | None, notes: list[str]) -> ir.Model:
-    """Return the model with functions inlined, opset raised, shapes inferred and nodes named."""
+    """Return the model after four steps: its functions are inlined, its opset is raised, its shapes are inferred and
+    its nodes are named.
+    """
     bare: onnx.ModelProto | None = None
     if loaded is not None:
         model = loaded.clone()
@@ -277,10 +286,10 @@ class Pass:
     """Define a step of the preparation.
 
     Attributes:
-        run: changes a model in place and returns the changes: their number, or names or sentences.
-        sentence: makes one note or several from the changes. Numbers of all runs of the step so far are added up. None
-            leaves the note to a later run of the step.
-        always: whether the step also runs without `simplify`.
+        run: function that changes a model in place and returns the changes, as a number, names or sentences.
+        sentence: function that turns the changes into one or more notes. If the changes are numbers, it gets the total
+            of all runs of the step so far. With None, a later run of the step adds the note.
+        always: whether the step runs even if `simplify` is False.
     """
 
     run: Callable[[ir.Model], int | tuple[str, ...]]
@@ -304,7 +313,9 @@ def _apply(passes: Sequence[Pass], model: ir.Model, notes: list[str], *, simplif
 
 
 def _fold_late_norms(model: ir.Model) -> tuple[str, ...]:
-    """Fold, in place, BatchNormalizations that follow a Gemm which ONNX Runtime made of MatMul and Add."""
+    """Fold BatchNormalizations that can be folded only after ONNX Runtime's optimisation, in place. They follow a Gemm
+    that ONNX Runtime made from MatMul and Add.
+    """
     kept: list[str] = []
     folded = fold_batch_norms(model, kept)
     late = (f"{folded} BatchNormalization folded after ONNX Runtime's optimisation",) if folded else ()
@@ -349,11 +360,12 @@ _BEHIND = (
 
 
 def _optimized(model: ir.Model, scratch: Path, source: Path, inline_limit: int, *, external: bool) -> ir.Model:
-    """Return the model after ONNX Runtime's basic optimisation. If that changes nothing, return `model` itself.
+    """Return the model after ONNX Runtime's basic optimisation. If the optimisation changes nothing, return `model`
+    itself.
 
     Args:
         scratch: a folder that exists until the result is saved.
-        external: as for `optimize_basic`.
+        external: see `optimize_basic`.
     """
     raw, optimized = scratch / "raw.onnx", scratch / "optimized.onnx"
     proto = to_proto(model) if not external and external_folder(model) is None else None
@@ -371,7 +383,9 @@ def _optimized(model: ir.Model, scratch: Path, source: Path, inline_limit: int, 
 
 
 def _is_unchanged(before: onnx.ModelProto, after: onnx.ModelProto) -> bool:
-    """Return whether ONNX Runtime wrote the nodes, values and types that it read. Unused weights may be missing."""
+    """Return whether ONNX Runtime wrote the same nodes, values and types that it read. Unused weights may be
+    missing.
+    """
     held = {tensor.name: tensor for tensor in before.graph.initializer}
     described = [{value.name: value for value in graph.value_info} for graph in (before.graph, after.graph)]
     return (
@@ -385,8 +399,8 @@ def _is_unchanged(before: onnx.ModelProto, after: onnx.ModelProto) -> bool:
 
 
 def _is_unfolded(model: ir.Model) -> bool:
-    """Return whether some node reads only constants. ONNX Runtime leaves such nodes if it expands functions such as
-    GroupNormalization, because it folds constants before that.
+    """Return whether a node reads only constants. Such nodes remain if ONNX Runtime expands functions such as
+    GroupNormalization, because it folds constants before it expands functions.
     """
     known = computed_constants(model.graph)
     read = ([name_of(value) for value in node.inputs if value is not None] for node in model.graph)
@@ -394,7 +408,7 @@ def _is_unfolded(model: ir.Model) -> bool:
 
 
 def _with_shapes(model: ir.Model, notes: list[str], source: Path) -> onnx.ModelProto:
-    """Infer the shapes in a model, in place, check the model, and return it as protobuf."""
+    """Infer the shapes of a model in place, check the model, and return it as protobuf."""
     strange = sorted({n.domain for n in every_node(model)} - _RUNTIME_DOMAINS)
     if strange:
         raise ModelError(
@@ -412,7 +426,9 @@ def _with_shapes(model: ir.Model, notes: list[str], source: Path) -> onnx.ModelP
 
 
 def _difference(old: Mapping[str, int], after: ir.Model) -> list[str]:
-    """Return a note on the operator types whose number changed since `old`, by ONNX Runtime's optimisation."""
+    """Return a note on the operator types whose number was changed by ONNX Runtime's optimisation. `old` contains the
+    numbers before it.
+    """
     new = Counter(n.op_type for n in every_node(after))
     changed = [f"{op} {old[op]} → {new[op]}" for op in sorted({*old, *new}) if old[op] != new[op]]
     return [f"ONNX Runtime's basic optimisation: {', '.join(changed)}"] if changed else []

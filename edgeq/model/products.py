@@ -1,17 +1,18 @@
 """Count products, merge convolutions whose results are added, and find attention masks.
 
 A multiply-accumulate is one product added to a sum. Biases of convolutions and element-wise operators do not count.
-Symbolic and unknown sizes count as 1, so a dynamic batch counts one sample. `assumed_shapes` has better guesses.
+Symbolic and unknown sizes count as 1, so a dynamic batch counts as one sample. `assumed_shapes` makes better guesses.
 
-Convolutions of one tensor whose results are added become one convolution. Some networks (RepVGG, MobileOne, ACNet) are
-trained with several branches in place of a convolution and deployed with one. This works because convolution is linear
-in its weights: two convolutions of one input add up to a convolution with the sum of their weights, the smaller kernel
-padded with zeros. A BatchNormalization of that input is a 1 x 1 convolution. Each branch that is not merged costs its
-products and one more sum rounded to 8 bits.
+If several convolutions read one tensor and their results are added, edgeq replaces them by one convolution. Some
+networks (RepVGG, MobileOne, ACNet) are trained with several branches in place of a convolution and deployed with one.
+This is possible because convolution is linear in its weights. The sum of two convolutions of one input is a convolution
+with the sum of their weights, where the smaller kernel is padded with zeros. A BatchNormalization of that input is a
+convolution with a kernel of size 1. Each branch that is not merged costs its own products, and one more sum that is
+rounded to 8 bits.
 
-An attention mask is added before a Softmax and contains numbers far below any score. A range that includes them leaves
-all scores on a single integer. Masks are found in the graph, because the calibration samples may contain no masked
-position. `edgeq.calibrate.hazards` finds other such tensors from statistics.
+An attention mask is added before a Softmax and contains numbers far below any score. A range that includes these
+numbers maps all scores to a single integer. edgeq finds masks in the graph, because the calibration samples may contain
+no masked position. `edgeq.calibrate.hazards` finds other such tensors from statistics.
 """
 
 from __future__ import annotations
@@ -50,12 +51,13 @@ _GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}
 
 
 def node_macs(model: ir.Model) -> dict[str, int]:
-    """Return node name → multiply-accumulates of one inference, for every node; 0 if the node multiplies no matrices.
+    """Return node name → multiply-accumulates of one inference, for every node. The number is 0 if the node multiplies
+    no matrices.
 
     Nodes in bodies of Loop and Scan count once, because the number of iterations is not known. Of the branches of an
     If, only the one with the most work counts; the others are 0. Unnamed nodes get the names that
-    `edgeq.model.clean.name_nodes` would give them. Shapes that the model does not have are inferred. Quantized and
-    fused forms of layers, which ONNX Runtime makes, are counted as well.
+    `edgeq.model.clean.name_nodes` would give them. Shapes that are missing in the model are inferred. The quantized and
+    fused forms of layers that ONNX Runtime creates are counted too.
     """
     described = all(
         output.shape is not None for graph in model.graphs() for node in graph for output in node.outputs if output.name
@@ -63,7 +65,7 @@ def node_macs(model: ir.Model) -> dict[str, int]:
     inferred = {} if described else infer_shapes(model)[0]
 
     def shape_of(value: ir.Value | None) -> Shape:
-        """Return the shape of a value, with 1 for unknown sizes; () if the rank is not known."""
+        """Return the shape of a value, with 1 for unknown sizes. Return () if the rank is not known."""
         if value is None:
             return ()
         tensor = constant_tensor(value)
@@ -82,7 +84,7 @@ def node_macs(model: ir.Model) -> dict[str, int]:
 
     names = node_names(model)
     macs = {name: count(node) for node, name in names.items()}
-    # A body comes after the node that contains it, so in reverse order the innermost branches are compared first.
+    # A body comes after the node that contains it. So in reverse order the innermost branches are compared first.
     for node in (node for node in reversed(names) if node.op_type == "If"):
         branches = [[names[n] for n in graph.all_nodes()] for graph in bodies(node)]
         for skipped in sorted(branches, key=lambda branch: sum(macs[name] for name in branch))[:-1]:
@@ -91,9 +93,9 @@ def node_macs(model: ir.Model) -> dict[str, int]:
 
 
 def sized(model: ir.Model, shapes: Mapping[str, Sequence[int]]) -> ir.Model:
-    """Return a copy whose inputs have these sizes. Other tensors keep shapes that follow from the symbols of the
-    inputs, because inference does not find all shapes that an exporter wrote. Their other shapes must be inferred
-    again.
+    """Return a copy whose inputs have these sizes. Shapes of other tensors are kept if they follow from the symbols of
+    the inputs, because inference does not find all shapes that an exporter wrote. Other shapes are removed and must be
+    inferred again.
     """
     copy = model.clone()
     known: dict[str, int] = {}
@@ -113,15 +115,16 @@ def sized(model: ir.Model, shapes: Mapping[str, Sequence[int]]) -> ir.Model:
 
 
 def _resolved(shape: ir.Shape | None, known: Mapping[str, int]) -> ir.Shape | None:
-    """Return the shape with numbers for known symbols; None if an unknown symbol remains."""
+    """Return the shape with numbers in place of known symbols. Return None if an unknown symbol remains."""
     sizes = [known.get(_symbol(size), 0) if isinstance(size, ir.SymbolicDim) else size for size in shape or ()]
     return ir.Shape(sizes) if shape is not None and all(sizes) else None
 
 
 def assumed_shapes(model: ir.Model, given: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:
-    """Return shapes for counting, for inputs with free sizes. Sizes in `given` are used first. Otherwise a symbol that
-    is the first size of some input is the batch and becomes 1. Any other size becomes `IMAGE_SIDE` in inputs of at
-    least four dimensions, and `LENGTH` in others.
+    """Return assumed shapes of the inputs that have free sizes, for counting.
+
+    Sizes in `given` are used first. Otherwise, a symbol that is the first size of some input is the batch and becomes
+    1. Any other size becomes `IMAGE_SIDE` in inputs with at least four dimensions, and `LENGTH` in others.
     """
     inputs = [v for v in model.graph.inputs if v.name and v.shape is not None and not v.is_initializer()]
     batches = {_symbol(v.shape[0]) for v in inputs if v.shape} - {_UNNAMED}
@@ -141,7 +144,7 @@ def assumed_shapes(model: ir.Model, given: Mapping[str, Sequence[int]]) -> dict[
 
 
 def _symbol(size: object) -> str:
-    """Return the name of a symbolic size; `_UNNAMED` for a size without a name."""
+    """Return the name of a symbolic size, or `_UNNAMED` for a size without a name."""
     return str(size.value) if isinstance(size, ir.SymbolicDim) and size.value else _UNNAMED
 
 
@@ -155,7 +158,7 @@ def _conv(node: ir.Node, operands: Sequence[Shape], output: Shape) -> int:
     per_output = math.prod(weight[1:])
     if node.attributes.get_int("channels_last", 0):
         return math.prod(output) * per_output
-    # Channels come from the weight, because shape inference knows its shape even if the output's size is symbolic.
+    # The number of channels is read from the weight: its shape is known even if the size of the output is symbolic.
     return output[0] * weight[0] * math.prod(output[2:]) * per_output
 
 
@@ -177,7 +180,7 @@ def _matmul(node: ir.Node, operands: Sequence[Shape], output: Shape) -> int:
         b = (*b[:-2], b[-1], b[-2])
     rows = a[-2] if len(a) > 1 else 1
     columns = b[-1] if len(b) > 1 else 1
-    # The inner size may be known in one operand and symbolic in the other.
+    # The inner size may be a number in one operand and symbolic in the other.
     inner = max(a[-1], b[-2] if len(b) > 1 else b[0])
     return _broadcast(a[:-2], b[:-2]) * rows * columns * inner
 
@@ -194,7 +197,7 @@ def _recurrent(node: ir.Node, operands: Sequence[Shape], output: Shape) -> int:
 
 
 def _einsum(node: ir.Node, operands: Sequence[Shape], output: Shape) -> int:
-    # With two operands, each combination of all labels is one product. Ellipses are not supported.
+    # With two operands, every combination of values of all labels is one product. Ellipses are not supported.
     equation = node.attributes.get_string("equation", "").replace(" ", "")
     terms = equation.split("->")[0].split(",")
     if len(terms) < 2 or "..." in equation:
@@ -242,7 +245,8 @@ _RULES: Mapping[str, Callable[[ir.Node, Sequence[Shape], Shape], int]] = {
     "fused-attention": _fused_attention,
     "nbits": _matmul_nbits,
 }
-"""`Operator.mac_rule` → function that counts from a node, the shapes of its `mac_operands`, and the output's shape."""
+"""`Operator.mac_rule` → function that counts the multiply-accumulates of a node. Its arguments are the node, the shapes
+of its `mac_operands`, and the shape of its output."""
 
 
 def _broadcast(a: Shape, b: Shape) -> int:
@@ -259,11 +263,12 @@ class _Branch:
     """Describe a linear map of a tensor as a convolution.
 
     Attributes:
-        weight: float64[C_out, C_in / group, kernel...]; float64[channels] with the factors of a BatchNormalization.
+        weight: float64[C_out, C_in / group, kernel...]. For a BatchNormalization, float64[channels] with its factors.
         bias: float64[C_out].
-        start: position of the first tap on each axis, relative to the window's origin: minus the padding before it.
-        excess: for each axis, the padding on both sides minus the size that the kernel removes. Branches with equal
-            strides and excess have results of the same size for every input.
+        start: position of the first tap on each axis, relative to the window's origin. It is the negative of the
+            padding before the input.
+        excess: for each axis, the padding on both sides minus the number of elements that the kernel removes. Branches
+            with equal strides and excess have results of the same size for every input.
     """
 
     node: ir.Node
@@ -277,21 +282,22 @@ class _Branch:
 
     @property
     def kernel(self) -> tuple[int, ...]:
-        """Return the number of taps along each axis; () for a BatchNormalization."""
+        """Return the number of taps along each axis, or () for a BatchNormalization."""
         return self.weight.shape[2:]
 
 
 def merge_branches(model: ir.Model) -> int:
-    """Replace Adds and Subs of two convolutions, or of a convolution and a BatchNormalization, by one Conv, in place.
+    """Replace an Add or Sub of two convolutions, or of a convolution and a BatchNormalization, by one Conv, in place.
 
-    Both must have constant weights, read the same tensor, and have no other reader. One kernel must contain every tap
-    of the other, so that the merged layer needs no extra products. The Conv with the larger kernel keeps its name, and
-    its result takes over the name of the sum. New weights are computed in float64 and stored in their old type.
+    Both operands must have constant weights, read the same tensor, and have no other reader. One kernel must contain
+    every tap of the other; then the merged layer needs no extra products. The Conv with the larger kernel keeps its
+    name, and its result takes over the name of the sum. New weights are computed in float64 and stored in their old
+    type.
 
     Returns:
         The number of sums that were merged.
     """
-    return rewrite_nodes(model, _merge, "Add", "Sub")  # A merged sum may be a branch of the next sum.
+    return rewrite_nodes(model, _merge, "Add", "Sub")  # A merged sum can be a branch of the next sum.
 
 
 def _merge(total: ir.Node, editor: Editor) -> bool:
@@ -322,7 +328,7 @@ def _merge(total: ir.Node, editor: Editor) -> bool:
 
 
 def _branch(node: ir.Node) -> _Branch | None:
-    """Return the linear map of a node; None if it is not known to be linear with constant weights."""
+    """Return the linear map of a node. Return None unless the node is known to be linear and has constant weights."""
     if node.op_type == "BatchNormalization":
         factors = norm_factors(node)
         return None if isinstance(factors, str) else _Branch(node, *factors)
@@ -347,7 +353,9 @@ def _branch(node: ir.Node) -> _Branch | None:
 
 
 def _placed(branch: _Branch, into: _Branch) -> Array | None:
-    """Return the weights of a branch, padded to the kernel of `into`; None if they do not fit into it."""
+    """Return the weights of a branch, padded to the kernel of `into`. Return None if they do not fit into that
+    kernel.
+    """
     if into.weight.ndim < 3:
         return None
     placed = np.zeros_like(into.weight)
@@ -357,7 +365,7 @@ def _placed(branch: _Branch, into: _Branch) -> Array | None:
             return None
         one = (1,) * len(into.kernel)
         diagonal = np.zeros((channels, inputs, *one))
-        # Each group has as many inputs as outputs.
+        # Each group has as many input channels as output channels.
         diagonal[np.arange(channels), np.arange(channels) % inputs] = branch.weight.reshape(-1, *one)
         zero = (0,) * len(one)
         branch = _Branch(branch.node, diagonal, branch.bias, into.group, one, one, zero, zero)
@@ -378,9 +386,9 @@ def _placed(branch: _Branch, into: _Branch) -> Array | None:
 
 
 REASON = "a mask before Softmax: with its large numbers in the range, 8 bits could not distinguish the scores"
-# exp(-104) is 0 in float32, so a Softmax cannot distinguish scores that are this far apart.
+# exp(-104) is 0 in float32, so a Softmax gives 0 for a score that is this far below another.
 _FAR = 1e3
-# Elements of a mask of 2048 x 2048 positions. Larger constants are embedding tables and slow to read.
+# Number of elements of a mask for 2048 x 2048 positions. Larger constants are embedding tables and slow to read.
 _LARGEST = 2**22
 _PASSING = frozenset(
     {
@@ -390,15 +398,15 @@ _PASSING = frozenset(
 )  # fmt: skip
 _MOVING = frozenset(
     {"Cast", "Expand", "Identity", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze"}
-)  # Operators between a mask that is an input and the scores.
+)  # Operators that may come between a mask that is an input and the scores.
 _FLOATS = frozenset({ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16})
 
 
 def find_masks(model: ir.Model) -> frozenset[str]:
-    """Return the names of nodes of the main graph that make or read an attention mask.
+    """Return the names of nodes of the main graph that read or write an attention mask.
 
-    A mask starts at constants of 1000 or more, or at inputs that are only added to computed tensors. It is followed
-    through additions, selections and data movement to the Softmax.
+    A mask begins at constants with a magnitude of 1000 or more, or at inputs that are only added to computed tensors.
+    edgeq follows it through additions, selections and data movement to the Softmax.
     """
     reach = {name_of(value): _FAR for value in model.graph.inputs if value.dtype in _FLOATS and _is_added(value)}
     for node in model.graph:
@@ -415,7 +423,7 @@ def find_masks(model: ir.Model) -> frozenset[str]:
             continue
         seen.add(name)
         maker = value.producer()
-        if maker is None:  # an input
+        if maker is None:  # the value is an input of the model
             continue
         nodes.update(node.name or "" for node in (maker, *(use.node for use in value.uses())))
         pending.extend(maker.inputs)
@@ -423,10 +431,10 @@ def find_masks(model: ir.Model) -> frozenset[str]:
 
 
 def _is_added(value: ir.Value) -> bool:
-    """Return whether all readers of an input, directly or after data movement, add it to a computed tensor.
+    """Return whether all readers of an input add it to a computed tensor, directly or after data movement.
 
-    The graph does not contain the numbers of an input. In exported models such an input is a mask, whereas layers read
-    activations.
+    The graph does not contain the values of an input. In exported models an input that is only added is a mask, whereas
+    activations are read by layers.
     """
     uses = value.uses()
     return bool(uses) and all(_adds(use.node, value) for use in uses)
@@ -451,13 +459,13 @@ def _reach(value: ir.Value, reach: dict[str, float]) -> float:
 
 _SHORT = {ir.DataType.UINT8: "u8", ir.DataType.INT8: "s8"}
 LEAST = " with -128"
-"""Suffix of a kind of product: some weight has the smallest value of its type."""
+"""Suffix of a kind of product. It means that at least one weight has the smallest value of its type."""
 
 
 def integer_products(model: ir.Model) -> tuple[str, ...]:
-    """Return the kinds of integer products in a model, each once, such as "Conv u8s8" (types of activation and weight),
-    "MatMul s8s8 with -128" or "MatMulNBits 4 asymmetric level 4" (accuracy level 4). For Q/DQ models these are the
-    kinds that a runtime can fuse them to.
+    """Return the kinds of integer products in a model, each once. Examples are "Conv u8s8" (types of activation and
+    weight), "MatMul s8s8 with -128" and "MatMulNBits 4 asymmetric level 4" (accuracy level 4). For Q/DQ models, these
+    are the kinds that a runtime can create by fusion.
     """
     return tuple(dict.fromkeys(kind for node in every_node(model) for kind in _kinds(node)))
 
@@ -480,7 +488,9 @@ def _kinds(node: ir.Node) -> Iterator[str]:
 
 
 def integers(node: ir.Node, place: int) -> tuple[ir.Value | None, ...]:
-    """Return the integers at an input and their zero point, also if a DequantizeLinear reads them; () for floats."""
+    """Return the integers at an input and their zero point, or () if the input is a float. The input may also be a
+    dequantized tensor; then the integers are those before the DequantizeLinear.
+    """
     for places in operator_of(node).integers:
         if places.value == place:
             return node_input(node, place), node_input(node, places.zero_point)
@@ -492,7 +502,9 @@ def integers(node: ir.Node, place: int) -> tuple[ir.Value | None, ...]:
 
 
 def _type(values: tuple[ir.Value | None, ...]) -> str:
-    """Return the short name of the 8-bit type of integers or their zero point; "" for other types and floats."""
+    """Return the short name of the 8-bit type of integers or of their zero point. Return "" for other types and for
+    floats.
+    """
     known = [value.dtype for value in values if value is not None and value.dtype is not None]
     if not values:
         return ""

@@ -26,7 +26,7 @@ LIMITS: dict[ir.DataType, tuple[int, int]] = {
     ir.DataType.INT4: (-8, 7),
 }
 """Type → smallest and largest integer. Accelerators use 16-bit types for mixed precision. 4-bit types are for weights,
-int32 for biases."""
+and int32 is for biases."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,13 +34,14 @@ class QuantParams:
     """Describe how the integers of a tensor represent numbers.
 
     Attributes:
-        scale: one number, one per channel along `axis`, or one per block of `block` elements along `axis`. float32 as
-            in a model, or float64 for estimates without rounding; results have the type of the scale.
+        scale: one number, one per channel along `axis`, or one per block of `block` elements along `axis`. The dtype is
+            float32 for scales in a model, and float64 for estimates without rounding. Results have the dtype of the
+            scale.
         zero_point: integers in the shape of `scale`, or one integer.
         dtype: type of the integers.
         axis: the channel axis; may be negative.
         block: number of elements along `axis` that share a scale; 0 if the scale is not per block.
-        narrow: whether the smallest integer of a signed type stays unused (-127..127), so that the range is symmetric.
+        narrow: whether the smallest integer of a signed type is not used (-127..127), which makes the range symmetric.
     """
 
     scale: NDArray[Any]
@@ -54,14 +55,14 @@ class QuantParams:
     def from_range(
         cls, low: ArrayLike, high: ArrayLike, dtype: ir.DataType, *, symmetric: bool = False, narrow: bool = False
     ) -> QuantParams:
-        """Return the parameters (scale float64) that exactly fit the range low..high, widened to include 0, as ONNX
-        Runtime's quantizer computes them. An empty range has scale 0, with which nothing can be quantized.
+        """Return the parameters (scale float64) that exactly fit the range low..high, widened to include 0. They are
+        computed as in ONNX Runtime's quantizer. An empty range has scale 0, which cannot be used to quantize.
 
         Args:
             low, high: numbers, or arrays [channels] with one range per channel.
             symmetric: whether to put the zero point in the middle of the integers and widen the range to ±max(|low|,
                 |high|).
-            narrow: whether the smallest integer of a signed type stays unused.
+            narrow: whether the smallest integer of a signed type is not used.
         """
         low, high = np.minimum(low, 0.0), np.maximum(high, 0.0)
         if symmetric:
@@ -101,7 +102,7 @@ class QuantParams:
         return float(((self.low - zero_point) * scale).min()), float(((self.high - zero_point) * scale).max())
 
     def same(self, other: QuantParams) -> bool:
-        """Return whether both represent numbers in the same way: with equal type, scales and zero points."""
+        """Return whether both represent numbers in the same way, with the same type, scales and zero points."""
         return (
             self.dtype == other.dtype
             and np.array_equal(self.scale.reshape(-1), other.scale.reshape(-1))
@@ -109,7 +110,7 @@ class QuantParams:
         )
 
     def quantize(self, values: NDArray[Any]) -> NDArray[Any]:
-        """Quantize numbers of any shape to integers of `dtype`'s numpy type. Infinities saturate."""
+        """Quantize numbers of any shape to integers with `dtype`'s numpy type. Infinities saturate."""
         scale, zero_point = self.spread(values.shape)
         with np.errstate(over="ignore"):  # A quotient that overflows to infinity saturates as well.
             levels = np.rint(values.astype(self.scale.dtype, copy=False) / scale) + zero_point.astype(scale.dtype)
@@ -117,23 +118,23 @@ class QuantParams:
         return integers
 
     def dequantize(self, integers: NDArray[Any]) -> NDArray[Any]:
-        """Return the numbers that integers of any shape represent, in the scale's type."""
+        """Return the numbers that integers of any shape represent. The result has the dtype of the scale."""
         scale, zero_point = self.spread(integers.shape)
         numbers: NDArray[Any] = (integers.astype(np.int64) - zero_point).astype(scale.dtype) * scale
         return numbers
 
     def fake_quant(self, values: NDArray[Any]) -> NDArray[Any]:
-        """Quantize and dequantize numbers, and return the result in the scale's type."""
+        """Quantize and dequantize numbers. The result has the dtype of the scale."""
         scale, zero_point = self.spread(values.shape)
-        # asarray, because without axes `rint` returns a scalar
+        # `asarray` is needed because `rint` returns a scalar for an array without axes.
         steps = np.asarray(np.rint(values.astype(scale.dtype, copy=False) / scale))
         np.clip(steps, self.low - zero_point, self.high - zero_point, out=steps)
         steps *= scale
         return np.asarray(steps, scale.dtype)
 
     def saturated(self, values: NDArray[Any]) -> tuple[int, int]:
-        """Return the numbers of values below and above the range. Values within half a step of it do not count, because
-        clipping costs them no more than rounding would.
+        """Return how many values are below the range, and how many are above. Values less than half a step outside do
+        not count, because clipping changes them no more than rounding would.
         """
         scale, zero_point = self.spread(values.shape)
         below = values < (self.low - zero_point - 0.5) * scale
@@ -150,7 +151,7 @@ class QuantParams:
         axis = self.axis % len(shape)
         if self.block:
             return np.repeat(parameter, self.block, axis).take(range(shape[axis]), axis)
-        if parameter.ndim == 2 and len(shape) == 3:  # LSTM: directions and columns
+        if parameter.ndim == 2 and len(shape) == 3:  # The weights of an LSTM have scales for directions and columns.
             return parameter[:, None, :]
         spread = [1] * len(shape)
         spread[axis] = parameter.size
@@ -158,7 +159,7 @@ class QuantParams:
 
 
 def params_of(node: ir.Node) -> QuantParams | None:
-    """Return the parameters of a QuantizeLinear or DequantizeLinear; None in the cases of `params_at`."""
+    """Return the parameters of a QuantizeLinear or DequantizeLinear. Return None if `params_at` returns None."""
     integers = node.inputs[0] if node.op_type == "DequantizeLinear" else node.outputs[0]
     return params_at(node, 1, 2, integers=integers, axis=node.attributes.get_int("axis", 1))
 
@@ -166,12 +167,14 @@ def params_of(node: ir.Node) -> QuantParams | None:
 def params_at(
     node: ir.Node, scale: int, zero_point: int, *, integers: ir.Value | None = None, axis: int = 0
 ) -> QuantParams | None:
-    """Return the quantization parameters at two inputs of a node, scale as float32 and zero point as int64. Return None
-    if one of them is computed at run time or `LIMITS` does not contain the integer type.
+    """Return the quantization parameters that two inputs of a node contain, with the scale as float32 and the zero
+    point as int64. Return None if one of them is computed at run time, or if `LIMITS` does not contain the integer
+    type.
 
     Args:
         scale, zero_point: indices of the two inputs.
-        integers: the value that they quantize. Without a zero point its type is used, and the zero point is 0.
+        integers: the quantized value. If the node has no zero point, the type of this value is used, and the zero point
+            is 0.
     """
     steps, zero = constant(node_input(node, scale)), node_input(node, zero_point)
     if steps is None or (zero is not None and not is_constant(zero)):
@@ -191,8 +194,8 @@ def params_at(
 
 
 def dynamic_params(values: NDArray[Any]) -> QuantParams:
-    """Return the parameters that DynamicQuantizeLinear would use for `values`: 8 bits from the smallest to the largest
-    value, with zero included.
+    """Return the parameters that DynamicQuantizeLinear would use for `values`. They cover, in 8 bits, the range from
+    the smallest to the largest value, widened to include zero.
     """
     low, high = float(values.min(initial=0)), float(values.max(initial=0))
     if not np.isfinite([low, high]).all():  # An attention mask may contain infinities.
@@ -204,7 +207,7 @@ def dynamic_params(values: NDArray[Any]) -> QuantParams:
 
 @dataclass(frozen=True)
 class Grid:
-    """Describe the integers that activations are rounded to: their type, and whether the zero point is fixed
+    """Describe the integers to which activations are rounded: their type, and whether the zero point is fixed
     (`symmetric`).
     """
 
@@ -212,7 +215,7 @@ class Grid:
     symmetric: bool
 
     def params(self, low: ArrayLike, high: ArrayLike) -> QuantParams:
-        """Return scale (float64) and zero point for the range low..high, or for one range per channel."""
+        """Return the scale (float64) and the zero point for the range low..high, or for one range per channel."""
         narrow = self.dtype is ir.DataType.INT8
         return QuantParams.from_range(low, high, self.dtype, symmetric=self.symmetric, narrow=narrow)
 
@@ -224,8 +227,8 @@ class Grid:
 
 
 def grid_of(activation_type: str, symmetric: bool) -> Grid:
-    """Return the integers of an activation type. All asymmetric types share one grid, because only the number of
-    integers matters for them.
+    """Return the grid of an activation type. All asymmetric types share one grid, because for them only the number of
+    integers matters.
     """
     if symmetric and activation_type == "int8":
         return Grid(ir.DataType.INT8, True)

@@ -1,13 +1,13 @@
-"""Replace operators by others that compute the same and that integer kernels support.
+"""Replace operators by equivalent operators that integer kernels support.
 
-`join_slices` replaces strided slices that are joined to channels by one SpaceToDepth. Detectors that begin with a
-"focus" layer have eight Slices and a Concat there. A runtime copies strided slices element by element, before anything
-else can start: this takes 0.6 ms of 11 ms in a YOLOX-Nano, SpaceToDepth only 0.14 ms.
+`join_slices` replaces strided slices that are concatenated along the channels by one SpaceToDepth. Detectors that begin
+with a "focus" layer have eight Slices and a Concat there. A runtime copies strided slices element by element before any
+layer can start. In a YOLOX-Nano, this takes 0.6 ms of 11 ms, and SpaceToDepth takes 0.14 ms.
 
 `fold_affine` folds products and sums with constants into the weights and bias of the preceding layer. Exporters write a
 learnt scale, a bias or a normalization as separate nodes: Conv, Mul, Add. ONNX Runtime folds constants with one value
-for each channel, but not a single value for all channels. Each node that remains is quantized separately: an int8
-product takes time and rounds to 8 bits once more.
+per channel, but not a single value for all channels. Each node that remains is quantized separately: an int8 product
+takes time and rounds to 8 bits once more.
 
 `plain_gemms` brings Gemm into the form that quantizers accept: no factors, one bias for each output, and weights that
 all layers read in the same direction.
@@ -15,18 +15,18 @@ all layers read in the same direction.
     Y = alpha A B + beta C        C of any shape that broadcasts to Y
 
 ONNX Runtime's quantizer accepts C of shape [outputs] and fails on all others. alpha and beta have no integer form. If
-one layer reads B as it is and another reads it transposed, a single scale per output cannot fit both.
+one layer reads B unchanged and another reads it transposed, the same scales per output cannot fit both.
 
 `write_global_pools` replaces means over whole images by GlobalAveragePool. Exporters write the average of each channel
 (squeeze and excitation, the head of a classifier) as a ReduceMean over the spatial axes. GlobalAveragePool computes the
-same and has int8 kernels. ReduceMean has none, so the whole tensor would be converted to float.
+same result and has int8 kernels. ReduceMean has none, so the whole tensor would be converted to float.
 
-`write_hard_sigmoids` replaces hard sigmoids that exporters spell out by one operator:
+`write_hard_sigmoids` replaces hard sigmoids that consist of several nodes by one operator:
 
     HardSigmoid(x) = max(0, min(1, alpha x + beta)) = Clip(x + b, 0, m) / m        alpha = 1 / m, beta = b / m
 
-A hard swish is x HardSigmoid(x). Exporters write its division after the product: x Clip(x + 3, 0, 6) / 6. Spelled out,
-each step is quantized separately, which takes time and rounds to 8 bits again.
+A hard swish is x HardSigmoid(x). Exporters write its division after the product: x Clip(x + 3, 0, 6) / 6. As separate
+nodes, each step is quantized separately, which takes time and rounds to 8 bits again.
 
 `widen_half` replaces 16-bit floats by float32.
 """
@@ -49,7 +49,9 @@ _HEIGHT, _WIDTH = 2, 3
 
 @dataclass(frozen=True)
 class _Blocks:
-    """Describe a Concat of all phases of `source`: `order[p]` is the input with phase p = row * size + column."""
+    """Describe a Concat of all phases of `source`. A phase is the tensor sampled with a stride of `size` on both image
+    axes, starting at one row and column. `order[p]` is the input with phase p = row * size + column.
+    """
 
     source: ir.Value
     size: int
@@ -57,11 +59,11 @@ class _Blocks:
 
 
 def join_slices(model: ir.Model) -> int:
-    """Replace every Concat of all phases of a tensor by SpaceToDepth, in place. The Slices stay but nothing reads them.
-    Results do not change.
+    """Replace every Concat of all phases of a tensor by SpaceToDepth, in place. The Slices stay in the graph, but no
+    node reads them. Results do not change.
 
-    If the phases are in another order than those of SpaceToDepth, the input channels of the convolutions that read them
-    are reordered. If anything else reads such phases, the Concat stays.
+    If the phases are not in the order of SpaceToDepth, edgeq reorders the input channels of the convolutions that read
+    them. If any other node reads such phases, the Concat stays.
 
     Returns:
         The number of Concats that were replaced.
@@ -83,7 +85,7 @@ def _join(concat: ir.Node, blocks: _Blocks, editor: Editor) -> bool:
     if in_order:
         replace_value(joined, made, keep_name=True)
         return True
-    # It gets a new name, because its channels are in another order.
+    # The tensor gets a new name, because its channels are in another order.
     made.name = editor.free_value_name(f"{joined.name}/space_to_depth")
     for layer in layers:
         weight = float_constant(layer.inputs[1])
@@ -119,7 +121,7 @@ def _blocks(concat: ir.Node) -> _Blocks | None:
 
 
 def _phase(value: ir.Value | None) -> tuple[ir.Value | None, dict[int, tuple[int, int]]]:
-    """Return the source of a sliced value, and (start, step) of each axis. Slices that stop before the end of an axis
+    """Return the source of a sliced value, and (start, step) for each axis. Slices that end before the end of an axis
     are not followed.
     """
     found: dict[int, tuple[int, int]] = {}
@@ -147,8 +149,8 @@ def _most(size: int | ir.SymbolicDim) -> int:
 
 
 def _takes(layer: ir.Node, joined: ir.Value, blocks: _Blocks) -> bool:
-    """Return whether `layer` is a convolution of all channels with constant weights that reads `joined` only as its
-    data.
+    """Return whether `layer` is an ungrouped convolution with constant weights that reads `joined` as its data and
+    nowhere else.
     """
     plain = layer.op_type == "Conv" and layer.domain == "" and layer.attributes.get_int("group", 1) == 1
     if not plain or layer.inputs[0] is not joined or list(layer.inputs).count(joined) > 1:
@@ -162,8 +164,8 @@ _STEPS = ("Mul", "Div", "Add", "Sub")
 
 
 def fold_affine(model: ir.Model) -> int:
-    """Fold every Mul, Div, Add and Sub with a constant into a Conv, ConvTranspose or Gemm with constant weights, in
-    place.
+    """Fold every Mul, Div, Add and Sub with a constant into the preceding layer, in place. The layer must be a Conv,
+    ConvTranspose or Gemm with constant weights.
 
     The constant must be one number, or one for each channel, and the folded node must be the only reader of the layer's
     result. The layer keeps its name, and its result takes over the name of the last folded result. New weights are
@@ -176,7 +178,9 @@ def fold_affine(model: ir.Model) -> int:
 
 
 def _layer(step: ir.Node) -> ir.Node | None:
-    """Return the layer whose result is read only by `step`, a node with a constant operand; None if there is none."""
+    """Return the layer whose result is read only by `step`, a node with a constant operand. Return None if there is no
+    such layer.
+    """
     for place, value in enumerate(step.inputs[:2]):
         made = value.producer() if value is not None else None
         if value is not None and made is not None and is_op(made, *_LAYERS) and only_reader(value) is step:
@@ -214,8 +218,8 @@ def _fold(step: ir.Node, editor: Editor) -> bool:
 
 
 def _by_channel(layer: ir.Node, values: Array | None) -> Array | None:
-    """Return a constant that broadcasts to the layer's result as float64[channels]; None if it varies along another
-    axis.
+    """Return a constant that broadcasts to the layer's result as float64[channels]. Return None if it varies along
+    another axis.
     """
     weight = layer.inputs[1]
     if values is None or weight is None or weight.shape is None or not weight.shape.is_static():
@@ -233,7 +237,7 @@ def plain_gemms(model: ir.Model, *, add_nodes: bool = True) -> int:
     float32's accuracy.
 
     Args:
-        add_nodes: whether to move a bias that differs from row to row into a separate Add; if not, it stays.
+        add_nodes: whether to move a bias that differs from row to row into a separate Add. If not, such a bias stays.
 
     Returns:
         The number of nodes that were changed.
@@ -292,7 +296,7 @@ def _without_other_shapes(node: ir.Node, editor: Editor, add_nodes: bool) -> boo
         return True
     if not add_nodes:
         return False
-    # The bias differs from row to row, so a separate Add adds it.
+    # The bias differs from row to row, so a separate Add must add it.
     product = node.outputs[0]
     name = editor.free_value_name(f"{product.name}/product")
     node.resize_inputs(2)
@@ -303,8 +307,8 @@ def _without_other_shapes(node: ir.Node, editor: Editor, add_nodes: bool) -> boo
 
 
 def _one_way(layers: list[ir.Node], editor: Editor) -> int:
-    """Copy weights for layers that read them in another direction than the first reader, and return the number of
-    copies.
+    """Give a copy of the weights to each layer that reads them in another direction than their first reader. Return the
+    number of copies.
     """
     first: dict[ir.Value | None, int] = {}
     changed = 0
@@ -317,16 +321,18 @@ def _one_way(layers: list[ir.Node], editor: Editor) -> int:
     return changed
 
 
-# Layers whose input is quantized anyway. Before a normalization, a mean should stay in float.
+# Types of layers. Their input is quantized anyway, whereas a mean before a normalization should stay in float.
 _READERS = ("Conv", "Gemm", "MatMul")
 _CARRIERS = ("Flatten", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
-# Only images count: a mean over one axis may be a normalization over channels, which come last in transformers.
+# Smallest number of axes of a mean. Only images qualify, because a mean over one axis may be a normalization over
+# channels, which are the last axis in transformers.
 _LEAST_AXES = 2
 
 
 def write_global_pools(model: ir.Model) -> int:
     """Replace every ReduceMean over all axes except the first two by GlobalAveragePool, in place. The input must have
-    at least four axes and the result must go to a layer. If the axes are not kept, a Flatten follows.
+    at least four axes, and only layers may read the result. If the ReduceMean does not keep the axes, a Flatten
+    follows.
 
     Returns:
         The number of nodes that were replaced.
@@ -358,7 +364,7 @@ def _write_pool(mean: ir.Node, editor: Editor) -> bool:
 
 
 def _goes_to_layers(value: ir.Value) -> bool:
-    """Return whether only layers read a value, directly or after it was reshaped."""
+    """Return whether only layers read a value, directly or after nodes that reshape it."""
     if value.is_graph_output() or not value.uses():
         return False
     nodes = [use.node for use in value.uses()]
@@ -366,20 +372,22 @@ def _goes_to_layers(value: ir.Value) -> bool:
 
 
 def _axes(mean: ir.Node, rank: int) -> list[int]:
-    """Return the reduced axes, sorted; [] if they are computed, or left out, which means all axes."""
+    """Return the axes that a ReduceMean reduces, sorted. Return [] if they are computed or left out. (If they are left
+    out, all axes are reduced.)
+    """
     given = node_input(mean, 1)
     values = constant(given) if given is not None else None
     axes = mean.attributes.get_ints("axes", []) if given is None else [] if values is None else values.ravel().tolist()
     return sorted(axis % rank for axis in axes)
 
 
-# Relative tolerance for m, which exporters store as 6, or as 1 / 6 in float32.
+# Relative tolerance for m. Exporters store m as 6, or its reciprocal as 1 / 6 in float32.
 _SAME = 1e-6
 
 
 def write_hard_sigmoids(model: ir.Model) -> int:
-    """Replace every Clip(x + b, 0, m) followed by a Div by m, or a Mul by 1 / m, in place. A product may be in between.
-    Results stay the same to float32's accuracy.
+    """Replace every Clip(x + b, 0, m) that is followed by a Div by m or a Mul by 1 / m, in place. A product may be in
+    between. Results stay the same to float32's accuracy.
 
     Returns:
         The number of hard sigmoids that were replaced.
@@ -418,8 +426,8 @@ def _write_hard_sigmoid(clip: ir.Node, editor: Editor) -> bool:
 
 
 def _with_number(node: ir.Node) -> tuple[ir.Value | None, float]:
-    """Return the other operand of a node with a float32 scalar, and the scalar. The operand is None if neither input is
-    such a scalar. Other types do not count, because onnxruntime has HardSigmoid only in float32.
+    """For a node with a float32 scalar, return the other operand and the scalar. The operand is None if neither input
+    is a float32 scalar. Other types do not count, because onnxruntime has HardSigmoid only in float32.
     """
     for place in (0, 1):
         tensor = constant_tensor(node.inputs[place])
@@ -445,11 +453,11 @@ _TYPE_ATTRIBUTES = ("to", "dtype")
 def widen_half(model: ir.Model) -> int:
     """Replace all computation in float16 or bfloat16 by float32, in place.
 
-    Inputs and outputs of the model keep their types: a Cast follows each such input and precedes each such output.
+    Inputs and outputs of the model keep their types: a Cast follows each 16-bit input and precedes each 16-bit output.
     Constant nodes must have been turned into initializers before.
 
     Returns:
-        The number of widened weights; 0 if the model has no 16-bit floats, and then nothing changes.
+        The number of widened weights. It is 0 if the model has no 16-bit floats; then nothing changes.
     """
     widened = 0
     for graph in model.graphs():

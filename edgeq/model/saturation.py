@@ -1,9 +1,12 @@
 """Find the weights with which sums of two products can saturate in 16 bits.
 
-Some kernels multiply unsigned by signed bytes and add the products of two neighbours along k in 16 bits. An unsigned
-byte is at most 255, so a pair of weights w, v reaches at most 255 (max(w, 0) + max(v, 0)) and at least 255 (min(w, 0) +
-min(v, 0)). The sum fits if neither parenthesised sum exceeds `PAIR_LIMIT` in magnitude.
-targets/onnxruntime/saturation.toml lists the operators that use such kernels.
+Some kernels multiply unsigned by signed bytes, and add the products of two neighbours along k in 16 bits. An unsigned
+byte is at most 255. So the sum for two weights w and v has these limits:
+
+    255 (min(w, 0) + min(v, 0)) <= sum <= 255 (max(w, 0) + max(v, 0))
+
+It fits if the magnitude of neither sum in parentheses exceeds `PAIR_LIMIT`. targets/onnxruntime/saturation.toml lists
+the operators that use such kernels.
 """
 
 from __future__ import annotations
@@ -30,17 +33,17 @@ class SaturatingPath:
     """Describe a kernel that adds two products in 16 bits.
 
     Attributes:
-        operators: operator types of the optimised graph that use it.
-        left, right: dtypes of the operands of its matrix product.
+        operators: operator types of the optimised graph that use the kernel.
+        left, right: dtypes of the operands of the kernel's matrix product.
         swapped: whether the weight is the left operand instead of the right one.
         order: order of the elements along k in a convolution.
-        exact_depthwise: whether convolutions with one input channel per group use another, exact kernel.
-        any_neighbours: whether kernels differ in the elements that they pair (`possible_sums`).
-        even_channels: when a convolution pairs only channels of the same tap, so that the last of an odd number of
-            channels has no partner: "always", "ungrouped" if it has no groups, or "" for never.
+        exact_depthwise: whether convolutions with one input channel per group use another kernel, which is exact.
+        any_neighbours: whether different versions of the kernel pair different elements (`possible_sums`).
+        even_channels: when a convolution pairs only channels of the same tap: "always", "ungrouped" (only if it has no
+            groups), or "" for never. If it does, the last of an odd number of channels has no partner.
         exact_padding: whether a convolution adds the contribution of its padding in 32 bits.
-        features: features of the CPUs that have this kernel; none means all CPUs that no earlier path covers.
-        modelled: whether `edgeq.emulate.kernels` computes the operator.
+        features: features of the CPUs that have this kernel; empty for all CPUs that no earlier path covers.
+        modelled: whether `edgeq.emulate.kernels` can compute the operator.
     """
 
     operators: tuple[str, ...]
@@ -79,7 +82,9 @@ class SaturationTable:
     precision_operators: frozenset[str]
 
     def path(self, op_type: str, activation: str, weight: str) -> SaturatingPath | None:
-        """Return the saturating path of an operator with operands of these dtypes; None if the operator is exact."""
+        """Return the saturating path of an operator with operands of these dtypes. Return None if the operator is
+        exact.
+        """
         return next(
             (p for p in self.paths if op_type in p.operators and (p.activation, p.weight) == (activation, weight)), None
         )
@@ -103,7 +108,7 @@ class _File:
 def saturation_table(
     file: str = "onnxruntime/saturation.toml", features: frozenset[str] = frozenset()
 ) -> SaturationTable:
-    """Return the saturating kernels on a CPU with `features`, from a file under targets/. The default file describes
+    """Return the saturating kernels of a CPU with `features`, from a file under targets/. The default file describes
     ONNX Runtime's own kernels.
 
     Raises:
@@ -115,8 +120,8 @@ def saturation_table(
 
 
 def exact_options() -> dict[str, str]:
-    """Return the session options that make ONNX Runtime's own kernels exact on every CPU. They affect the operators in
-    `SaturationTable.precision_operators`.
+    """Return the session options that make ONNX Runtime's own kernels exact on every CPU. They only affect the
+    operators in `SaturationTable.precision_operators`.
     """
     return {saturation_table().precision_option: "1"}
 
@@ -129,8 +134,8 @@ def pairs_vary(depth: int, channels: int) -> bool:
 
 
 def with_even_channels(values: NDArray[Any], fill: int = 0, *, group: int = 1) -> NDArray[Any]:
-    """Return [N, C, ...] with one more channel, filled with `fill`, in each group if groups have an odd number of
-    channels.
+    """Return an array [N, C, ...] with an even number of channels in each group. If the number is odd, add to each
+    group one channel that is filled with `fill`.
     """
     n, channels, *rest = values.shape
     if channels // group % 2 == 0:
@@ -141,7 +146,9 @@ def with_even_channels(values: NDArray[Any], fill: int = 0, *, group: int = 1) -
 
 
 def as_pairs(rows: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return the weights [N, K] at even and at odd k, each [N, ceil(K / 2)]. If K is odd, the missing weight is 0."""
+    """Return the weights [N, K] at even k and those at odd k, each [N, ceil(K / 2)]. If K is odd, the missing weight is
+    0.
+    """
     first, second = rows[:, 0::2], rows[:, 1::2]
     if second.shape[1] < first.shape[1]:
         second = np.pad(second, ((0, 0), (0, 1)))
@@ -149,8 +156,11 @@ def as_pairs(rows: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
 
 
 def pair_sums(rows: NDArray[Any]) -> NDArray[Any]:
-    """Return the largest magnitude that each pair along k can reach, as [N, ceil(K / 2)]: the sum of its positive
-    weights or of its negative weights, whichever is larger. `rows` is [N, K]. The result of integers is int32.
+    """Return a bound for each pair along k, as [N, ceil(K / 2)]. The bound is the sum of the pair's positive weights or
+    the magnitude of the sum of its negative weights, whichever is larger.
+
+    Args:
+        rows: weights [N, K]. For integers, the result is int32.
     """
     if rows.dtype.kind in "iu":
         rows = rows.astype(np.int32)
@@ -162,14 +172,14 @@ def pair_sums(rows: NDArray[Any]) -> NDArray[Any]:
 
 
 def neighbour_sums(rows: NDArray[Any]) -> NDArray[Any]:
-    """Return `pair_sums` of every two neighbours along k, [N, K]. This covers kernels that split k at an odd place or
+    """Return `pair_sums` for every two neighbours along k, [N, K]. This covers kernels that split k at an odd index or
     leave the last channel of a tap without a partner.
     """
     return np.concatenate([pair_sums(rows), pair_sums(rows[:, 1:])], axis=1)
 
 
 def largest_two(rows: NDArray[Any]) -> NDArray[Any]:
-    """Return the largest of `pair_sums` over any two elements of a row, [N, 1]."""
+    """Return the largest value of `pair_sums` for any two elements of a row, [N, 1]."""
     ordered = np.sort(rows.astype(np.int32) if rows.dtype.kind in "iu" else rows, axis=1)
     above, below = np.maximum(ordered[:, -2:], 0).sum(axis=1), np.minimum(ordered[:, :2], 0).sum(axis=1)
     result: NDArray[Any] = np.maximum(above, -below)[:, None]
@@ -180,8 +190,8 @@ def possible_sums(rows: NDArray[Any], channels: int) -> NDArray[Any]:
     """Return `pair_sums` for all pairs that different kernels may form.
 
     Args:
-        channels: number of image channels that one output of a convolution reads; with 1, any two taps may be a pair; 0
-            for a matrix product.
+        channels: number of image channels that one output of a convolution reads. With 1, any two taps may be a pair.
+            Use 0 for a matrix product.
     """
     if channels == 1:
         return largest_two(rows)

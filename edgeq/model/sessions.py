@@ -1,4 +1,6 @@
-"""Open sessions of models in memory. Each model is converted once, and its parts are opened as protobufs."""
+"""Open sessions of models in memory. Each model is converted to protobuf once, and parts of it are opened as
+protobufs.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +22,14 @@ from edgeq.run.session import SessionSettings, open_session
 
 _HANDED_OVER = frozenset(getattr(onnx.TensorProto, name) for name in ("FLOAT", "FLOAT16", "DOUBLE", "INT8", "UINT8"))
 _LEAST = 1 << 12
-"""Smallest size in bytes of a weight that is passed separately. Smaller weights, and integers that may be a shape or
-axes, stay in the graph for shape inference and constant folding."""
+"""Smallest size in bytes of a weight that is passed to the session separately. Smaller weights, and integers that may
+be a shape or axes, stay in the graph for shape inference and constant folding."""
 _FOLDER = "session.model_external_initializers_file_folder_path"
 
 
 @dataclass(frozen=True)
 class Loadable:
-    """Hold a model in the form that sessions open.
+    """Hold a model in a form that sessions can open.
 
     Attributes:
         proto: the model, with references in place of large weights; it must not be changed.
@@ -56,7 +58,9 @@ class Loadable:
 
     @classmethod
     def of(cls, model: ir.Model | GraphIndex | Loadable) -> Loadable:
-        """Convert a model without changing it. An index keeps the result, and uses its file if it has one."""
+        """Convert a model without changing it. An index stores the result for later calls, and its file is used if it
+        has one.
+        """
         if isinstance(model, Loadable):
             return model
         if isinstance(model, GraphIndex):
@@ -86,8 +90,8 @@ class Loadable:
         return cls(to_proto(bare), weights, external_folder(model))
 
     def with_outputs(self, names: Iterable[str]) -> Loadable:
-        """Return a model that also outputs the tensors `names`, after its own outputs. Unknown types stay unknown: the
-        runtime infers them.
+        """Return a model that also outputs the tensors `names`, after its own outputs. The types of these outputs stay
+        unknown if the model does not state them; the runtime infers them.
         """
         proto = onnx.ModelProto()
         proto.CopyFrom(self.proto)
@@ -97,10 +101,10 @@ class Loadable:
         return replace(self, proto=proto)
 
     def only(self, names: Iterable[str], *, inputs: Collection[str] | None = None) -> Loadable:
-        """Return a model that outputs only `names`, with the nodes and constants that they need.
+        """Return a model that outputs only `names`. It contains only the nodes and constants that these outputs need.
 
         Args:
-            inputs: graph inputs to keep even if nothing reads them; None keeps all.
+            inputs: graph inputs to keep even if no node reads them; None keeps all.
         """
         outputs = list(dict.fromkeys(names))
         graph, wanted, nodes = self.proto.graph, set(outputs), []
@@ -138,7 +142,7 @@ class Loadable:
 
 
 def open_in_memory(model: ir.Model, settings: SessionSettings | None = None) -> Any:
-    """Open an `onnxruntime.InferenceSession` for a model in memory. External data is read from its own files.
+    """Open an `onnxruntime.InferenceSession` for a model in memory. External data is read from the model's data files.
 
     Args:
         model: the model, which is not changed.
@@ -155,13 +159,13 @@ def _is_large(tensor: ir.TensorProtocol) -> bool:
 
 
 def _refer(kept: onnx.TensorProto, name: str, data_type: int, dims: Iterable[int]) -> None:
-    """Make a tensor a reference to values that are passed to the session."""
+    """Turn a tensor into a reference to values that are passed to the session."""
     kept.name, kept.data_type, kept.data_location = name, data_type, onnx.TensorProto.EXTERNAL
     kept.dims.extend(dims)
     kept.external_data.add(key="location", value="weights")
 
 
 def _infos(graph: onnx.GraphProto) -> Any:
-    """Return a function that returns the description of a tensor by its name."""
+    """Return a function from a tensor's name to its description."""
     known = {value.name: value for value in (*graph.value_info, *graph.input, *graph.output)}
     return lambda name: known.get(name) or onnx.ValueInfoProto(name=name)

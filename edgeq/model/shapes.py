@@ -1,4 +1,6 @@
-"""Infer the shape of every tensor and limit sizes. If symbolic inference fails, onnx's own inference is used."""
+"""Infer the shape of every tensor, and check that sizes are within limits. If symbolic inference fails, edgeq uses
+onnx's own inference.
+"""
 
 from __future__ import annotations
 
@@ -22,17 +24,17 @@ from edgeq.model.tensors import skeleton, weight_bytes
 
 SYMBOLIC_LIMIT_S = 10.0
 SYMBOLIC_LIMIT_OF_NODE_S = 0.002
-"""CPU time allowed for symbolic inference, and the time added for each node. In some models the expressions grow
-without end."""
+"""CPU time in seconds that is allowed for symbolic inference, and the time that each node adds. In some models the
+expressions grow without end."""
 
 
 @dataclass(frozen=True)
 class SymbolicOptions:
-    """Set the options of ONNX Runtime's symbolic inference.
+    """Hold the options of ONNX Runtime's symbolic inference.
 
     Attributes:
         int_max: integers of at least this value mean "to the end", for example in Slice.
-        guess_output_rank: whether unknown operators get the rank of their first input.
+        guess_output_rank: whether the output of an unknown operator gets the rank of its first input.
         verbose: amount of logging, 0 to 3.
     """
 
@@ -42,11 +44,11 @@ class SymbolicOptions:
 
 
 def symbolic_shapes(bare: onnx.ModelProto, options: SymbolicOptions) -> onnx.ModelProto:
-    """Infer the shapes of a model without weights. The steps are called one by one, because the tool's own driver
-    leaves a file in the working directory if the inference is incomplete.
+    """Infer the shapes of a model without weights. edgeq calls the steps of the inference one by one, because the
+    tool's own driver leaves a file in the working directory if the inference is incomplete.
 
     Raises:
-        Exception: any kind that sympy and the tool raise; `reason` turns it into a message.
+        Exception: any exception that sympy and the tool raise; `reason` turns it into a message.
     """
     inference = _cautious()(options.int_max, True, options.guess_output_rank, options.verbose)
     inference._preprocess(bare)
@@ -64,7 +66,7 @@ def symbolic_shapes(bare: onnx.ModelProto, options: SymbolicOptions) -> onnx.Mod
 
 
 def reason(error: Exception) -> str:
-    """Return why the inference failed, for a reader who does not know its source."""
+    """Return why the inference failed, for a user who does not know the inference tool."""
     text = one_line(error, most=200)
     if isinstance(error, AssertionError | LookupError | AttributeError | TypeError) or not text:
         return "it does not know how to treat these shapes"
@@ -73,15 +75,15 @@ def reason(error: Exception) -> str:
 
 @cache
 def _cautious() -> type:
-    """Return a variant of onnxruntime's inference that uses a new symbol wherever the original assumes two sizes to be
-    equal.
+    """Return a variant of onnxruntime's inference class. Wherever the original assumes that two sizes are equal, the
+    variant uses a new symbol.
     """
     import sympy
     from onnxruntime.tools.symbolic_shape_infer import SymbolicShapeInference, is_literal
 
     class CautiousInference(SymbolicShapeInference):  # type: ignore[misc]
         def _forget(self, name: str, axes: Iterable[int]) -> None:
-            """Make the sizes of a tensor on `axes` unrelated to all others."""
+            """Replace the sizes of a tensor on `axes` by new symbols, which are unrelated to all other sizes."""
             for axis in axes:
                 self.known_vi_[name].type.tensor_type.shape.dim[axis].dim_param = self._fresh()
 
@@ -89,14 +91,18 @@ def _cautious() -> type:
             return str(self._new_symbolic_dim("unrelated", len(self.symbolic_dims_)))
 
         def _add_suggested_merge(self, symbols: Any, apply: bool = False) -> None:
-            """Merge nothing."""
+            """Do nothing, so no symbols are merged."""
 
         def _merge_symbols(self, dims: Sequence[Any]) -> Any:
-            """Return the common size of tensors that are joined along another axis: a number if one is known."""
+            """Return the common size of tensors that are joined along another axis. If one of `dims` is a number,
+            return the number.
+            """
             return next(filter(is_literal, dims), dims[0])
 
         def _broadcast_shapes(self, shape1: Sequence[Any], shape2: Sequence[Any]) -> list[Any]:
-            """Return the broadcast shape of two operands. A number wins over a symbol, because the symbol may be 1."""
+            """Return the broadcast shape of two operands. If a number meets a symbol, the result is the number, because
+            the symbol may be 1.
+            """
             rank = max(len(shape1), len(shape2))
             padded = ([1] * (rank - len(shape)) + list(shape) for shape in (shape1, shape2))
             met = [{size for size in sizes if size != 1} or {1} for sizes in zip(*padded, strict=True)]
@@ -106,7 +112,9 @@ def _cautious() -> type:
             return next(iter(sizes)) if len(sizes) == 1 else self._fresh()
 
         def _onnx_infer_single_node(self, node: Any) -> None:
-            """Infer with onnx. Sizes that it leaves open would end the inference, so they get new symbols."""
+            """Infer the outputs of a node with onnx. Sizes that onnx leaves open would end the inference, so they get
+            new symbols.
+            """
             super()._onnx_infer_single_node(node)
             for name in filter(None, node.output):
                 sizes = self.known_vi_[name].type.tensor_type.shape.dim
@@ -117,7 +125,7 @@ def _cautious() -> type:
             return not symbol or bool(self._is_none_dim(symbol))
 
         def _infer_Slice(self, node: Any) -> None:  # noqa: N802
-            """Treat a computed end as unknown, because the original only guesses whether it is inside the tensor."""
+            """Treat a computed end as unknown. The original only guesses whether such an end is inside the tensor."""
             super()._infer_Slice(node)
             ends, axes = (self._try_get_value(node, place) for place in (2, 3))
             if ends is not None:
@@ -127,7 +135,9 @@ def _cautious() -> type:
                 )
 
         def _infer_symbolic_compute_ops(self, node: Any) -> None:
-            """Discard the result of Equal for sizes that may be equal. onnxruntime takes two expressions as unequal."""
+            """Discard the result of Equal if the two sizes may be equal. onnxruntime assumes that two expressions are
+            unequal.
+            """
             if node.op_type != "Equal":
                 super()._infer_symbolic_compute_ops(node)
                 return
@@ -137,8 +147,8 @@ def _cautious() -> type:
                 self.sympy_data_[node.output[0]] = found
 
         def _onnx_infer_subgraph(self, node: Any, *given: Any, **named: Any) -> Any:
-            """Infer a body and discard its values. onnxruntime infers them with its original class, which merges
-            symbols.
+            """Infer a body and discard the values in it. onnxruntime infers a body with its original class, which
+            merges symbols.
             """
             inferred = super()._onnx_infer_subgraph(node, *given, **named)
             inferred.sympy_data_.clear()
@@ -164,7 +174,7 @@ def _cautious() -> type:
 
 
 def _within(limit: float, infer: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Return `infer` with a time limit: it raises TimeoutError once this thread has used `limit` more seconds of CPU
+    """Return `infer` with a time limit. It raises TimeoutError once this thread has used `limit` more seconds of CPU
     time.
     """
     ends = time.thread_time() + limit
@@ -179,12 +189,13 @@ def _within(limit: float, infer: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 MAX_ACTIVATION_BYTES = 2**36
-"""Largest number of bytes of one tensor. A larger static shape is treated as an attack or an error."""
+"""Largest permitted size of one tensor, in bytes. A larger static shape is treated as an attack or an error."""
 _OF_WHAT_IS_THERE = 64
-"""Bytes that one tensor may need for each byte of weights and inputs, besides `sample` of the budget. Real models with
-few weights have results of up to 25 times their input. Models with larger results have more weights."""
+"""Number of bytes that one tensor may need for each byte of weights and inputs, in addition to `sample` of the budget.
+Real models with few weights have results of up to 25 times the size of their input. Models with larger results have
+more weights."""
 _COPIES = 32
-"""Bytes that shape inference may use for each byte of a model without its weights."""
+"""Number of bytes that shape inference may use for each byte of a model without its weights."""
 _DEFAULT = SymbolicOptions()
 _ELEMENT_TYPES = frozenset(onnx.TensorProto.DataType.values())
 _PROPAGATED = 2**16
@@ -194,17 +205,19 @@ _PROPAGATED = 2**16
 def infer_shapes(
     model: ir.Model, symbolic: SymbolicOptions | None = _DEFAULT, bare: onnx.ModelProto | None = None
 ) -> tuple[dict[str, ir.Value], str]:
-    """Return tensor name → value with type and shape, for the main graph, and why symbolic inference failed ("" if it
-    did not).
+    """Infer the types and shapes of the tensors of the main graph.
 
-    A size is a number or a symbol of the inputs only if that is true for all sizes of the inputs. This matters because
-    ONNX Runtime uses the sizes in a file to reuse memory and fold constants. Shapes that a file states for its own
-    tensors may be left over from other sizes. If inputs have free sizes, only the stated ranks are used. Weights may be
-    external and are not read.
+    In the result, a size is a number or a symbol of the inputs only if it is correct for all possible sizes of the
+    inputs. This matters because ONNX Runtime uses the sizes in a file to reuse memory and to fold constants. The shapes
+    that a file states for inner tensors may come from other input sizes. So if inputs have free sizes, only the ranks
+    of these shapes are used. Weights may be external and are not read.
 
     Args:
         symbolic: options of symbolic inference; None uses only onnx's own inference.
         bare: the model's skeleton, if the caller already has it; it is changed.
+
+    Returns:
+        Tensor name → value with type and shape; and the reason why symbolic inference failed, "" if it did not.
     """
     bare = bare or skeleton(model)
     symbols, fixed = _symbols(bare.graph), _has_fixed_inputs(bare.graph)
@@ -215,7 +228,7 @@ def infer_shapes(
     if symbolic is not None and not is_complete(own.graph):
         try:
             _add(known, _described(symbolic_shapes(bare, symbolic).graph))
-        # sympy's errors, assertions and bare Exceptions of the tool; all of them mean that onnx's inference is used
+        # sympy's errors, assertions and bare Exceptions of the tool; in all cases onnx's own inference is used
         except Exception as error:
             problem = reason(error)
     _add(known, claims, numbers=fixed)
@@ -232,8 +245,8 @@ def _has_fixed_inputs(graph: onnx.GraphProto) -> bool:
 
 
 def _take_claims(graph: onnx.GraphProto) -> list[onnx.ValueInfoProto]:
-    """Remove the stated shapes of tensors from a graph and its bodies, in place, and return those of the main graph.
-    Outputs of bodies keep theirs.
+    """Remove the stated shapes of tensors from a graph and its bodies, in place. Return the stated shapes of the main
+    graph. Outputs of bodies keep their shapes.
     """
     for body in inner_graphs(graph.node):
         del body.value_info[:]
@@ -255,8 +268,8 @@ def _is_stated(kind: onnx.TypeProto) -> bool:
 
 
 def _inferred_alone(bare: onnx.ModelProto) -> onnx.ModelProto:
-    """Return the result of onnx's own inference, which takes milliseconds. Values are propagated only if some sizes are
-    still missing and no vector of integers is so long that following it takes time.
+    """Return the result of onnx's own inference, which takes milliseconds. edgeq lets it propagate values only if sizes
+    are still missing, and if no vector of integers is so long that propagation takes much time.
     """
     own = inferred_shapes(bare)
     long = any(
@@ -274,8 +287,8 @@ def _add(
     *,
     numbers: bool = True,
 ) -> None:
-    """Add types, ranks and sizes from `described` to `known`, in place, where less is known. Of the sizes, only those
-    in `symbols` and, with `numbers`, numbers are added.
+    """Add types, ranks and sizes from `described` to `known`, in place, wherever `known` lacks them. A size is added
+    only if it is a symbol in `symbols`, or a number and `numbers` is True.
     """
     for info in described:
         value = ir.serde.deserialize_value_info_proto(info, None)
@@ -300,8 +313,8 @@ def _is_open(size: int | ir.SymbolicDim) -> bool:
 
 
 def is_complete(graph: onnx.GraphProto) -> bool:
-    """Return whether all sizes of every tensor that a node makes are numbers or symbols of the inputs. A graph with
-    bodies is never complete.
+    """Return whether, for every tensor that a node computes, all sizes are numbers or symbols of the inputs. A graph
+    with bodies is never complete.
     """
     types = {value.name: value.type.tensor_type for value in (*graph.value_info, *graph.output)}
     symbols = _symbols(graph)
@@ -320,10 +333,11 @@ def inferred_shapes(bare: onnx.ModelProto, where: object = "the model", *, data_
     """Return the result of onnx's own inference on a model without its weights.
 
     Raises:
-        ModelError: types or shapes contradict each other so that inference cannot continue, or need too much memory.
+        ModelError: inference failed because types or shapes contradict each other, or because they need too much
+            memory.
     """
     try:
-        # A few nodes can double ranks and shape values until memory runs out.
+        # A few nodes are enough to double ranks and shape values until memory runs out.
         with allowance(largest_sample() + _COPIES * bare.ByteSize()):
             return onnx.shape_inference.infer_shapes(bare, data_prop=data_prop)
     except MemoryError as error:
@@ -337,7 +351,7 @@ def inferred_shapes(bare: onnx.ModelProto, where: object = "the model", *, data_
 
 
 def _described(graph: onnx.GraphProto) -> Iterator[onnx.ValueInfoProto]:
-    """Yield the descriptions of values in a graph and its bodies. Their names are unique."""
+    """Yield the descriptions of values in a graph and its bodies. All names are unique."""
     for scope in (*inner_graphs(graph.node), graph):
         yield from scope.value_info
         yield from scope.output
@@ -349,7 +363,7 @@ def write_shapes(
     """Write the result of `infer_shapes` to all inner tensors, and to outputs without a shape, in place.
 
     Args:
-        symbolic, bare: as for `infer_shapes`.
+        symbolic, bare: see `infer_shapes`.
 
     Returns:
         Why symbolic inference failed; "" if it did not.
@@ -364,14 +378,15 @@ def write_shapes(
 
 
 def unknown_shapes(model: ir.Model) -> tuple[str, ...]:
-    """Return the names of the tensors that nodes make and whose rank is not known."""
+    """Return the names of the node outputs whose rank is not known."""
     made = [value for node in model.graph for value in node.outputs]
     return tuple(value.name for value in made if value.name and value.shape is None)
 
 
 def element_types(model: ir.Model | GraphIndex) -> dict[str, ir.DataType]:
-    """Return tensor name → element type, for tensors of the main graph whose type the model has or onnx can infer.
-    Sequences, maps and other values that are not tensors are UNDEFINED. An index keeps the result.
+    """Return tensor name → element type, for tensors of the main graph whose type the model states or onnx can infer.
+    The type of sequences, maps and other values that are not tensors is UNDEFINED. An index stores the result for later
+    calls.
     """
     graph = indexed(model)
     return graph.once("element types", lambda: _element_types(graph))
@@ -388,20 +403,20 @@ def _element_types(graph: GraphIndex) -> dict[str, ir.DataType]:
 
 
 def describe(model: ir.Model, path: Path, bare: onnx.ModelProto | None = None) -> None:
-    """Write the result of onnx's own inference to the inner tensors, in place. If inputs have free sizes, it replaces
-    the shapes in the file; see `infer_shapes`.
+    """Write the result of onnx's own inference to the inner tensors, in place. If inputs have free sizes, the result
+    replaces the shapes in the file; see `infer_shapes`.
 
     Args:
         path: the model's file, for messages.
         bare: the model's skeleton, if the caller already has it; it is changed.
 
     Raises:
-        ModelError: a tensor is too large for any machine; it has not been allocated.
+        ModelError: a tensor is too large for any machine. It has not been allocated.
     """
     bare = bare or skeleton(model)
     check_sizes(model, path, bare)
     write_shapes(model, None, bare)
-    # The results of shape arithmetic are known now.
+    # Now the results of shape arithmetic are known.
     made = (value for graph in model.graphs() for node in graph for value in node.outputs)
     every = dict.fromkeys((*made, *(value for graph in model.graphs() for value in graph.outputs)))
     _check_sizes(bare.graph.input, map(ir.serde.serialize_value, every), weight_bytes(model), path)
@@ -411,7 +426,7 @@ def describe(model: ir.Model, path: Path, bare: onnx.ModelProto | None = None) -
 
 
 def check_sizes(model: ir.Model, path: Path, bare: onnx.ModelProto | None = None) -> None:
-    """Refuse a model with a tensor far larger than its inputs and weights, before its shapes are used further.
+    """Refuse a model with a tensor far larger than its inputs and weights, before the tensor's shape is used.
 
     Args:
         bare: the model's skeleton, if the caller already has it.
@@ -422,7 +437,7 @@ def check_sizes(model: ir.Model, path: Path, bare: onnx.ModelProto | None = None
     unclaimed = onnx.ModelProto()
     unclaimed.CopyFrom(bare or skeleton(model))
     _take_claims(unclaimed.graph)
-    # Data propagation stays off, because it computes values in any number.
+    # Data propagation stays off, because it may compute an unlimited number of values.
     inferred = inferred_shapes(unclaimed, path).graph
     _check_sizes(inferred.input, _described(inferred), weight_bytes(model), path)
 
@@ -430,7 +445,7 @@ def check_sizes(model: ir.Model, path: Path, bare: onnx.ModelProto | None = None
 def _check_sizes(
     inputs: Sequence[onnx.ValueInfoProto], made: Iterable[onnx.ValueInfoProto], weights: int, path: Path
 ) -> None:
-    """Refuse a tensor that has many times the bytes of the model's inputs and weights."""
+    """Refuse a tensor that needs many times the bytes of the model's inputs and weights."""
     most = largest_sample() + _OF_WHAT_IS_THERE * (weights + sum(map(_least_bytes, inputs)))
     limits = ((MAX_ACTIVATION_BYTES, inputs), (min(most, MAX_ACTIVATION_BYTES), made))
     for info, limit in ((info, limit) for limit, infos in limits for info in infos):
@@ -444,7 +459,7 @@ def _check_sizes(
 
 
 def _least_bytes(info: onnx.ValueInfoProto) -> int:
-    """Return the bytes of a tensor with 1 for each open size."""
+    """Return the size of a tensor in bytes, with 1 for each open size."""
     tensor = info.type.tensor_type
     elements: int = math.prod(d.dim_value for d in tensor.shape.dim if d.dim_value > 0)
     return elements * ELEMENT_BITS.get(tensor.elem_type, 8) // 8

@@ -1,4 +1,4 @@
-"""Locate tensors in ONNX files, and check that they have the right size."""
+"""Find the tensors in ONNX files, and check that they have the correct size."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ class ExternalSpan:
     """Locate the bytes of one external tensor.
 
     Attributes:
-        file: absolute path, proven to be inside the model's folder. If the model is a link, the folder of its target is
-            allowed as well.
-        location: the path as written in the model, relative to the model's folder.
-        offset, length: bytes, proven to be inside the file.
+        file: absolute path, checked to be inside the model's folder. If the model is a link, the folder of the link's
+            target is allowed too.
+        location: the path in the model, relative to the model's folder.
+        offset, length: position and number of the bytes, checked to be inside the file.
     """
 
     file: Path
@@ -49,7 +49,7 @@ class ExternalSpan:
 
 
 def iter_graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
-    """Yield `graph` and, depth first, the graphs of its If, Loop and Scan nodes."""
+    """Yield `graph` and the graphs of its If, Loop and Scan nodes, in depth-first order."""
     yield graph
     yield from inner_graphs(graph.node)
 
@@ -65,7 +65,7 @@ def iter_nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
 
 
 def iter_tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
-    """Yield every tensor of a model at any depth: initializers, tensor attributes and the parts of sparse tensors."""
+    """Yield every tensor of a model at any depth: initializers, tensor attributes, and the parts of sparse tensors."""
     for graph in all_graphs(model):
         yield from graph.initializer
     for node in iter_nodes(model):
@@ -94,8 +94,8 @@ def is_external(tensor: onnx.TensorProto) -> bool:
 
 
 def tensor_bytes(tensor: onnx.TensorProto) -> int:
-    """Return the size in bytes according to dtype and dims, without allocating memory. For strings it is the size of
-    the texts.
+    """Return the size in bytes that follows from dtype and dims, without allocating memory. For strings, return the
+    size of the texts.
     """
     if tensor.data_type == onnx.TensorProto.STRING:
         return sum(len(s) for s in tensor.string_data)
@@ -104,7 +104,7 @@ def tensor_bytes(tensor: onnx.TensorProto) -> int:
 
 
 def weight_bytes(model: ir.Model) -> int:
-    """Return the bytes of all initializers and tensor attributes, including those in bodies."""
+    """Return the size in bytes of all initializers and tensor attributes, including those in bodies."""
     return sum(int(tensor.nbytes) for tensor in weight_tensors(model))
 
 
@@ -140,8 +140,8 @@ def check_tensor(tensor: onnx.TensorProto, path: Path) -> None:
 
 
 def check_sparse_tensor(sparse: onnx.SparseTensorProto, path: Path) -> None:
-    """Refuse a sparse tensor that would be far too large when a runtime makes it dense. The limit is a hundred times
-    the bytes of its values plus the budget's `sample`.
+    """Refuse a sparse tensor that would be far too large in dense form. The limit is a hundred times the bytes of its
+    values plus the budget's `sample`.
 
     Raises:
         ModelError: the dense tensor would be too large.
@@ -156,11 +156,11 @@ def check_sparse_tensor(sparse: onnx.SparseTensorProto, path: Path) -> None:
 
 
 def check_external(tensors: Iterable[onnx.TensorProto], path: Path) -> int:
-    """Check all external tensors and return their bytes.
+    """Check all external tensors and return their total size in bytes.
 
     Raises:
-        ModelError: a tensor fails `external_span`, or too many tensors share the same bytes. Stored separately, all
-            tensors may need twice the size of the files plus the budget's `sample`.
+        ModelError: a tensor fails `external_span`, or too many tensors share the same bytes. The total size of the
+            tensors may be at most twice the size of the files plus the budget's `sample`.
     """
     spans = [external_span(tensor, path) for tensor in tensors]
     total = sum(span.length for span in spans)
@@ -171,15 +171,16 @@ def check_external(tensors: Iterable[onnx.TensorProto], path: Path) -> int:
 
 
 def external_span(tensor: onnx.TensorProto, model_path: Path, folder: Path | None = None) -> ExternalSpan:
-    """Check one external tensor and return the location of its bytes, which are not read.
+    """Check one external tensor and return the location of its bytes. The bytes are not read.
 
     Args:
-        folder: folder of external data; None for the model's folder. If `model_path` is a link, the folder of its
-            target is allowed as well, for caches that store files by their hashes. ONNX Runtime has the same rule.
+        folder: folder of external data; None for the model's folder. If `model_path` is a link, the folder of the
+            link's target is allowed too, because some caches store files by their hashes. ONNX Runtime has the same
+            rule.
 
     Raises:
-        ModelError: the location is absolute, leaves those folders (also through a symbolic link), is missing or is not
-            a regular file; or offset and length do not fit the file or the tensor.
+        ModelError: the location is absolute, leaves the allowed folders (directly or through a symbolic link), does not
+            exist or is not a regular file; or the offset and length do not fit the file or the tensor.
     """
     entries = {entry.key: entry.value for entry in tensor.external_data}
     location = entries.get("location", "")
@@ -203,7 +204,9 @@ def external_span(tensor: onnx.TensorProto, model_path: Path, folder: Path | Non
 
 
 def _contained(location: str, allowed: Sequence[Path], where: str) -> Path:
-    """Return the file at `location` in the first of the folders `allowed`. Its real path must be inside one of them."""
+    """Return the file at `location` in the first of the folders `allowed`. The file's real path must be inside one of
+    these folders.
+    """
     fix = "External data must be in the model's folder or below; put it there and export again"
     if not location or "\0" in location:
         raise ModelError(f"{where} names no data file", DAMAGED)
@@ -235,7 +238,9 @@ def _number(text: str, field: str, where: str) -> int:
 
 
 def _announced_and_held(tensor: onnx.TensorProto) -> tuple[int, int]:
-    """Return (expected, present) sizes: bytes for raw data, otherwise elements of the typed field."""
+    """Return the expected and the present size of a tensor's data. The unit is bytes for raw data, and elements for
+    data in a typed field.
+    """
     elements = math.prod(tensor.dims)
     data_type = tensor.data_type
     if data_type == onnx.TensorProto.STRING:
@@ -245,7 +250,7 @@ def _announced_and_held(tensor: onnx.TensorProto) -> tuple[int, int]:
     bits = ELEMENT_BITS.get(data_type, 0)
     if data_type in (onnx.TensorProto.COMPLEX64, onnx.TensorProto.COMPLEX128):
         elements *= 2
-    elif bits < 8:  # Packed types store several elements in a byte, and one byte in each int32.
+    elif bits < 8:  # Packed types store several elements in a byte, and each int32 contains one byte.
         elements = (elements * bits + 7) // 8
     fields = (tensor.float_data, tensor.int32_data, tensor.int64_data, tensor.double_data, tensor.uint64_data)
     return elements, sum(len(f) for f in fields)
@@ -259,12 +264,12 @@ def all_graphs(model: onnx.ModelProto) -> Iterator[onnx.GraphProto]:
 
 
 _STRINGS = {"value_string": 0, "value_strings": 1}
-"""Attribute → number of axes of the tensor that it describes."""
+"""Attribute → number of axes of the resulting tensor."""
 
 
 def settle_constants(model: onnx.ModelProto, path: Path) -> None:
-    """Keep only the first attribute of each Constant node, and turn strings into tensors, in place. onnx_ir would read
-    string attributes as ASCII.
+    """Keep only the first attribute of each Constant node, and turn string attributes into tensors, in place. onnx_ir
+    would read string attributes as ASCII.
 
     Args:
         path: the model file, for the message.
@@ -291,7 +296,9 @@ Array = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 
 
 def float_constant(value: ir.Value | None) -> Array | None:
-    """Return the values of a float constant as float64; None for computed values and other types."""
+    """Return the values of a float constant as float64. Return None for computed values and for constants of other
+    types.
+    """
     tensor = constant_tensor(value)
     if tensor is None or not tensor.dtype.is_floating_point():
         return None
@@ -308,8 +315,8 @@ def output_channels(layer: ir.Node, weight: tuple[int, ...]) -> int:
 
 
 def set_parameter(editor: Editor, layer: ir.Node, place: int, values: Array) -> None:
-    """Make `values` the weights (`place` 1) or the bias (2) of a layer, in the element type of its weights. If other
-    nodes read the old tensor, they keep it.
+    """Make `values` the weights (`place` 1) or the bias (2) of a layer, with the element type of its weights. If other
+    nodes read the old tensor, it does not change for them.
     """
     weight, old = layer.inputs[1], node_input(layer, place)
     assert weight is not None
@@ -319,17 +326,18 @@ def set_parameter(editor: Editor, layer: ir.Node, place: int, values: Array) -> 
 
 
 KEPT_BYTES = 1024
-"""Largest tensor that a skeleton keeps. It may be a shape, axes or a scale that shape inference and conversion read."""
+"""Size of the largest tensor, in bytes, that a skeleton keeps. Such a tensor may be a shape, axes or a scale that shape
+inference and conversion read."""
 
 
 def skeleton(model: ir.Model) -> onnx.ModelProto:
-    """Return the protobuf of `model` without large and external initializers of the main graph. They become graph
-    inputs of the same type and shape. Initializers of bodies stay, because a body cannot get additional inputs.
+    """Return the protobuf of `model` without the large and the external initializers of the main graph. These become
+    graph inputs of the same type and shape. Initializers of bodies stay, because a body cannot get additional inputs.
     """
     graph = model.graph
     large = {name for name, value in graph.initializers.items() if _is_large(value.const_value)}
     values = graph.initializers.values()
-    # A view takes a third of the time of a copy, which matters in models of many nodes.
+    # A view takes a third of the time of a copy, which matters for models with many nodes.
     view = ir.GraphView(
         [*graph.inputs, *(v for v in values if v.name in large and not v.is_graph_input())],
         graph.outputs,
@@ -359,7 +367,7 @@ def _is_large(tensor: ir.TensorProtocol | None) -> bool:
 
 
 def proto_skeleton(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return the `skeleton` of a protobuf, which may be unchecked."""
+    """Return the `skeleton` of a protobuf. The protobuf need not have been checked."""
     copy = without_initializers(model)
     inputs = {i.name for i in model.graph.input}
     for tensor in model.graph.initializer:
@@ -386,8 +394,8 @@ def without_initializers(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def shaped_skeleton(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return `proto_skeleton` with a shape on every input and output. onnx's checker requires one. ONNX Runtime does
-    not, and many exporters leave it out.
+    """Return `proto_skeleton` with a shape on every input and output. onnx's checker requires a shape. ONNX Runtime
+    does not, and many exporters leave it out.
     """
     bare = proto_skeleton(model)
     for value in [*bare.graph.input, *bare.graph.output]:
@@ -397,7 +405,7 @@ def shaped_skeleton(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def reattach(bare: onnx.ModelProto, model: ir.Model) -> ir.Model:
-    """Return the model of `bare` with the weights of `model`. `bare` is a skeleton of `model` and may have been
+    """Return the model of `bare` with the weights of `model`. `bare` is a skeleton of `model` that may have been
     changed.
     """
     whole = ir.serde.deserialize_model(bare)
@@ -425,7 +433,7 @@ def _assign(message: object, name: str, value: object) -> None:
 
 
 _ALIGNMENT = 4096
-"""Bytes: each weight starts at a page boundary, so that a runtime can map it."""
+"""Alignment in bytes. Each weight begins at a page boundary, so a runtime can map it into memory."""
 _SAFE = frozenset(string.ascii_letters + string.digits + "_-.")
 _FIELDS = ("raw_data", "float_data", "int32_data", "int64_data", "double_data", "uint64_data", "external_data")
 
@@ -433,13 +441,13 @@ _FIELDS = ("raw_data", "float_data", "int32_data", "int64_data", "double_data", 
 def save_external(
     model: onnx.ModelProto, path: Path, *, origin: Path, location: str | None = None, threshold: int = 1024
 ) -> None:
-    """Write a model, with its initializers of at least `threshold` bytes in data files next to it.
+    """Write a model. Its initializers of at least `threshold` bytes go to data files next to it.
 
     Args:
         model: the model; it is changed in place to refer to the new files.
-        path: the model file; its folder must not contain any of the files that are written.
-        origin: the model file that the external tensors of `model` refer to.
-        location: name of one file for all weights; None gives each weight its own file, named after it.
+        path: the model file. Its folder must not contain any of the files that are written.
+        origin: the model file whose folder contains the external data of `model`.
+        location: name of one file for all weights. None gives each weight its own file, named after the weight.
 
     Raises:
         UsageError: `location` is not the name of a file next to the model.
@@ -467,8 +475,8 @@ def save_external(
 
 
 def _own_name(tensor: str, taken: set[str]) -> str:
-    """Return a file name made from the tensor's name. It is unique among `taken`, also on file systems that ignore
-    case.
+    """Return a file name made from the tensor's name. It differs from all names in `taken`, even on file systems that
+    ignore case.
     """
     stem = "".join(c if c in _SAFE else "_" for c in tensor).strip(".")[:100] or "weight"
     name, number = stem, 1
@@ -479,7 +487,7 @@ def _own_name(tensor: str, taken: set[str]) -> str:
 
 
 def _move(tensor: onnx.TensorProto, origin: Path, file: IO[bytes], name: str) -> None:
-    """Append a tensor's bytes to a file, and make the tensor refer to them."""
+    """Append a tensor's bytes to a file, and let the tensor refer to them."""
     file.write(b"\0" * (-file.tell() % _ALIGNMENT))
     offset = file.tell()
     file.write(_bytes(tensor, origin))
@@ -508,14 +516,15 @@ def _clear(tensor: onnx.TensorProto) -> None:
 
 
 PROTOBUF_LIMIT = 2**31 - 1
-"""Largest number of bytes of a protobuf message. Larger models keep their weights in external data."""
+"""Largest size of a protobuf message, in bytes. Larger models keep their weights in external data."""
 
 
 def parse_model(path: Path) -> onnx.ModelProto:
-    """Return the protobuf in a file. It has a graph with nodes and an opset that onnx knows; nothing else is checked.
+    """Return the protobuf in a file. It always has a graph with nodes, and an opset that onnx knows. No other checks
+    are made.
 
     Raises:
-        ModelError: the file cannot be read or is not such a model.
+        ModelError: the file cannot be read, or is not a model with nodes and a known opset.
     """
     from google.protobuf.message import DecodeError
 
@@ -523,7 +532,7 @@ def parse_model(path: Path) -> onnx.ModelProto:
     model = onnx.ModelProto()
     try:
         model.ParseFromString(content)
-        # Many byte strings parse by chance, as unknown fields or as a message that is almost empty.
+        # Many byte strings happen to parse, as unknown fields or as a message that is almost empty.
         parsed = model.HasField("graph") and model.ir_version > 0 and bool(model.opset_import) and _text_is_text(model)
     except DecodeError:
         parsed = False
@@ -575,8 +584,8 @@ def opset_of_proto(model: onnx.ModelProto) -> int:
 
 
 def _text_is_text(message: Any) -> bool:
-    """Return whether every string in a message is UTF-8. The parser returns other strings as bytes, which break later
-    steps.
+    """Return whether every string in a message is valid UTF-8. The parser returns other strings as bytes, which cause
+    errors in later steps.
 
     The parser refuses messages nested deeper than 100, which limits the recursion.
     """

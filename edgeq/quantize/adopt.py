@@ -2,10 +2,11 @@
 
 The models contain Q/DQ pairs from PyTorch, TFLite converters or quantization-aware training.
 
-The float weights are the rounded ones. `tiles` finds their grid again, so a scale that the array can express is kept
-with its integers. Activation scales are kept if the zero point is 0. Other activations get the symmetric scale that
-covers the same values, and a note states how much the steps grow. If the integers began at zero, the quantization
-replaced a ReLU (quantizers remove a ReLU that it makes superfluous), so this ReLU is restored.
+The float weights have the rounded values. When `tiles` quantizes them again, it finds the same grid, so a scale that
+the array supports is kept with its integers. Activation scales are kept if the zero point is 0. Other activations get
+the symmetric scale that covers the same values, and a note states how much the steps grow. If the integers of a tensor
+could not represent negative values, its quantization replaced a ReLU, because quantizers remove a ReLU that has no
+further effect. edgeq then restores the ReLU.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ class Adoption:
 
     Attributes:
         model: file of the float model.
-        ranges: for each tensor, the symmetric range that covers the values that its quantization kept.
-        notes: what changed, in figures.
+        ranges: for each tensor, the symmetric range that covers all values that its old quantization could represent.
+        notes: sentences with figures on what changed.
     """
 
     model: Path
@@ -47,10 +48,11 @@ class Adoption:
 
 
 def adopt(source: Path, destination: Path) -> Adoption:
-    """Write `source`, a Q/DQ model, to `destination` without its conversions.
+    """Read the Q/DQ model `source` and write it to `destination` without its QuantizeLinear and DequantizeLinear nodes.
 
     Raises:
-        ModelError: the model is quantized in another form (such as QLinearConv), or with parameters that are computed.
+        ModelError: the model is quantized in another form (such as QLinearConv), or its scales are computed at run
+            time.
     """
     model = read_model(source)
     editor = Editor(model)
@@ -81,7 +83,7 @@ def adopt(source: Path, destination: Path) -> Adoption:
 
 
 def _origin(node: ir.Node, params: QuantParams, source: Path) -> ir.Value:
-    """Return the float tensor that the Q/DQ pair of a DequantizeLinear quantizes."""
+    """Return the float tensor that goes into the Q/DQ pair of a DequantizeLinear."""
     pair = node.inputs[0].producer() if node.inputs[0] is not None else None
     if pair is None or not is_op(pair, "QuantizeLinear") or pair.inputs[0] is None:
         raise ModelError(f"{source}: DequantizeLinear {node.name!r} has no QuantizeLinear before it", _FLOAT_FIX)
@@ -91,7 +93,7 @@ def _origin(node: ir.Node, params: QuantParams, source: Path) -> ir.Value:
 
 
 def _bypass(editor: Editor, node: ir.Node, value: ir.Value) -> None:
-    """Replace a node's output by `value` for all readers. An output of the model keeps its name."""
+    """Replace a node's output by `value` in all nodes that read it. An output of the model keeps its name."""
     output = node.outputs[0]
     for reader, place in tuple(output.uses()):
         reader.replace_input_with(place, value)
@@ -100,7 +102,7 @@ def _bypass(editor: Editor, node: ir.Node, value: ir.Value) -> None:
 
 
 def _nonnegative(tensor: ir.Value | None) -> bool:
-    """Return whether a tensor has no negative values in the current graph."""
+    """Return whether the current graph shows that a tensor has no negative values."""
     node = tensor.producer() if tensor is not None else None
     if node is None:
         return False
@@ -136,6 +138,6 @@ def _notes(steps: Mapping[str, QuantParams]) -> tuple[str, ...]:
 
 
 def _dequantized(node: ir.Node, params: QuantParams) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
-    """Return the float32 weights. Each product is rounded once. int32 biases are included."""
+    """Return the float32 values of weights or int32 biases. Each product is rounded only once."""
     exact = replace(params, scale=params.scale.astype(np.float64))
     return exact.dequantize(constant_values(node.inputs[0])).astype(np.float32)

@@ -1,17 +1,20 @@
-"""Store a constant matrix as blocks of few-bit integers, each with the scale and zero point of the least squared error.
+"""Store a constant matrix as blocks of few-bit integers. Each block has the scale and zero point with the least squared
+error.
 
-An integer q of a block means scale * (q - zero point). Rounding to nearest between a block's extremes spends steps on
-its few largest weights. So edgeq also tries ranges that are narrower at either end, for each block. A range gives the
-integers d = q - zero point. Their least-squares scale is sum(w x d) / sum(w d^2), which reduces the weighted error from
-sum(w x^2) by sum(w x d)^2 / sum(w d^2). The weights w are the mean squares of the inputs that meet x, if they are
-known. (The "k-quants" of llama.cpp search scale and minimum of a block in a similar way.)
+An integer q of a block represents scale * (q - zero point). If the range of a block covers all its weights, a few large
+weights use up most of the steps. So edgeq also tries, for each block, ranges that are narrower at either end. A range
+gives the integers d = q - zero point for the weights x. Their least-squares scale is sum(w x d) / sum(w d^2). It
+reduces the weighted error from sum(w x^2) by sum(w x d)^2 / sum(w d^2). If the mean squares of the inputs are known, w
+is the mean square of the input that is multiplied by x. (The "k-quants" of llama.cpp search for the scale and minimum
+of a block in a similar way.)
 
-Choose whether products with weights in blocks compute in int8 or float, by the noise of each on samples.
+Choose for each product with weights in blocks whether it computes in int8 or float, by its noise on samples.
 
-At accuracy level 4 the kernel quantizes each row of its input in blocks along k that are as long as the weights'
-blocks. Each block has the scale max |x| / 127, and the kernel multiplies integers. A few large values in a block round
-the others away, and with them the result (microsoft/onnxruntime 29849). Both noises are measured on rows of the float
-model's own inputs x, with W the float matrix, Q the values of its blocks, and q(x) the rounded input:
+At accuracy level 4 the kernel quantizes each row of its input in blocks along k that are as long as the blocks of the
+weights. Each block has the scale max |x| / 127, and the kernel multiplies integers. If a block contains a few large
+values, the others are rounded to zero, and the result is lost (microsoft/onnxruntime 29849). edgeq measures the noise
+of the weights and the noise of the activations on rows x of the float model's own inputs. W is the float matrix, Q the
+values of its blocks, and q(x) the rounded input:
 
     weights  |x Q - x W|^2        activations  |q(x) Q - x Q|^2
 
@@ -20,11 +23,13 @@ noise of 4-bit weights follows from this ratio of rounding noise:
 
     noise(b bits) / noise(4 bits) = ((2^4 - 1) / (2^b - 1))^2
 
-Find, read and write the products with weights in blocks (MatMulNBits) of a model, and set what they compute in.
+Find, read and write the products with weights in blocks (MatMulNBits) of a model, and set the type in which they
+compute.
 
-The operator's `accuracy_level` decides. At 4 the kernel quantizes its input to 8 bits, block by block, at run time. At
-1 it expands the weights to float32. Measured on AVX-512-VNNI with AMX, float takes up to twice the time of int8 for few
-rows, and 0.6 of it for many. With 8-bit weights it takes 2 to 30 times as long (onnxruntime 1.32).
+The operator's `accuracy_level` sets this type. At 4 the kernel quantizes its input to 8 bits, block by block, at run
+time. At 1 it expands the weights to float32. Measured on AVX-512-VNNI with AMX: for few rows, float takes up to twice
+as long as int8; for many rows, it takes 0.6 times as long. With 8-bit weights it takes 2 to 30 times as long
+(onnxruntime 1.32).
 """
 
 from __future__ import annotations
@@ -50,27 +55,27 @@ from edgeq.util.records import NOT_WRITTEN
 Floats = NDArray[np.float32]
 T = TypeVar("T", bound=np.generic)
 
-# Factors for both ends of a block's range: first every pair, then steps from the best pair. Every pair of a fine grid
-# would leave half a percent less error at thirty times the work (tests/backends/test_block_weights.py,
-# benchmarks/blocks.py).
+# Factors for both ends of a block's range. The search first tries every pair of these factors, then takes steps from
+# the best pair. If it tried every pair of a fine grid, the error would be half a percent smaller, at thirty times the
+# work (tests/backends/test_block_weights.py, benchmarks/blocks.py).
 _SHRUNK = (1.0, 0.9, 0.8, 0.7)
 _STEPS = (0.05, 0.025)
 _REFITS = 2
-# Number of weights that are searched at once, so that their data stay in the cache.
+# Number of weights that are searched at once. It is small enough for their data to stay in the cache.
 _AT_ONCE = 1 << 16
-# From this number of bits on, the steps are so fine that narrower ranges gain nothing.
+# With this number of bits or more, the steps are so fine that narrower ranges gain nothing.
 _FINE_BITS = 8
 
 
 @dataclass(frozen=True, eq=False)
 class BlockWeights:
-    """Hold a matrix [k, n] in blocks along k, as MatMulNBits stores it.
+    """Hold a matrix [k, n] in blocks along k, in the layout of MatMulNBits.
 
     The last block of a column is padded with zeros.
 
     Attributes:
         k: number of rows of the matrix.
-        bits: bits of an integer.
+        bits: number of bits of an integer.
         integers: uint8 [n, blocks, block size].
         scales: float32 [n, blocks].
         zero_points: uint8 [n, blocks].
@@ -105,12 +110,12 @@ class BlockWeights:
         return np.ascontiguousarray((self.differences * self.steps).astype(np.float32).T)
 
     def of_outputs(self, chosen: NDArray[np.int64]) -> BlockWeights:
-        """Return the blocks of some columns of the matrix."""
+        """Return the blocks of the columns in `chosen` only."""
         parts = {name: getattr(self, name)[chosen] for name in ("integers", "scales", "zero_points")}
         return replace(self, **parts)
 
     def with_differences(self, differences: NDArray[np.int64]) -> BlockWeights:
-        """Return the same blocks with other integers, given in the form of `differences`."""
+        """Return a copy with new integers. `differences` are these integers minus their zero points, int64 [n, k]."""
         padded = np.zeros((len(differences), self.integers[0].size), np.int64)
         padded[:, : self.k] = differences
         integers = padded.reshape(self.integers.shape) + self.zero_points[:, :, None]
@@ -129,20 +134,21 @@ def fit_blocks(
 
     Args:
         matrix: float32 [k, n].
-        bits: bits of an integer, 2 to 8.
+        bits: number of bits of an integer, 2 to 8.
         size: number of weights in a block.
         symmetric: whether the zero point is in the middle and is not stored.
-        importance: mean square of each input, float32 [k]; None weights all inputs alike.
+        importance: mean square of each input, float32 [k]; None gives all inputs the same weight.
 
     Returns:
-        The blocks. Each has the smallest weighted squared error of the candidates that were tried for it.
+        The blocks. Of the candidates that were tried, each block has the one with the smallest weighted squared error.
     """
     k, n = matrix.shape
     blocks = -(-k // size)
     padded = np.zeros((n, blocks * size), np.float32)
     padded[:, :k] = matrix.T
     weights = np.zeros(blocks * size, np.float32)
-    # Importance is scaled, because squares of small inputs would vanish in float32. Only ratios within a block matter.
+    # Importance is scaled, because the squares of small inputs would underflow in float32. Only ratios within a block
+    # matter.
     weights[:k] = 1 if importance is None else importance / np.maximum(importance.max(initial=0), np.float32(1e-30))
     rows = padded.reshape(n * blocks, size)
     per_block = np.maximum(weights.reshape(blocks, size), np.float32(1e-6)) * (np.arange(blocks * size) < k).reshape(
@@ -150,7 +156,7 @@ def fit_blocks(
     )
     scales, zeros = np.ones(len(rows), np.float32), np.zeros(len(rows), np.uint8)
     integers = np.empty(rows.shape, np.uint8)
-    step = max(1, _AT_ONCE // (blocks * size)) * blocks  # whole columns
+    step = max(1, _AT_ONCE // (blocks * size)) * blocks  # a whole number of columns
     for first in range(0, len(rows), step):
         part = slice(first, first + step)
         x = np.ascontiguousarray(rows[part].T)
@@ -165,7 +171,7 @@ def fit_blocks(
 def packed(integers: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
     """Pack integers [..., count] of 4 or 8 bits into bytes [..., ceil(count * bits / 8)].
 
-    Of two 4-bit integers, the first is in the lower half of the byte.
+    A byte contains two 4-bit integers, the first in its lower half.
     """
     if bits == 8:
         return integers
@@ -175,7 +181,7 @@ def packed(integers: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
 
 
 def unpacked(stored: NDArray[np.uint8], bits: int, count: int) -> NDArray[np.uint8]:
-    """Return the inverse of `packed`, for `count` integers."""
+    """Unpack `count` integers from the result of `packed`."""
     if bits == 8:
         return stored[..., :count]
     both = np.stack([stored & 15, stored >> 4], axis=-1)
@@ -185,7 +191,8 @@ def unpacked(stored: NDArray[np.uint8], bits: int, count: int) -> NDArray[np.uin
 class _Search:
     """Hold the best scale and zero point found so far for each of r blocks.
 
-    The weights x and their importance are [size, r], so that operations on all blocks at once read contiguous memory.
+    The weights x and their importance are arrays [size, r]. An operation on all blocks at once then reads contiguous
+    memory.
     """
 
     def __init__(self, x: Floats, weights: Floats, bits: int) -> None:
@@ -198,7 +205,7 @@ class _Search:
         self._zero = np.zeros(x.shape[1], np.float32)
 
     def asymmetric(self) -> tuple[NDArray[np.uint8], Floats, NDArray[np.uint8]]:
-        """Return integers, scales and zero points."""
+        """Search freely, and return integers, scales and zero points."""
         low, high = np.minimum(self._x.min(0), 0), np.maximum(self._x.max(0), 0)
         ends = np.ones((2, len(low)), np.float32)
 
@@ -220,9 +227,9 @@ class _Search:
         return self._found()
 
     def symmetric(self) -> tuple[NDArray[np.uint8], Floats, NDArray[np.uint8]]:
-        """Return integers, scales and zero points, with every zero point in the middle.
+        """Search with every zero point in the middle, and return integers, scales and zero points.
 
-        Scales may be negative, because there is one more step below zero.
+        Negative scales are tried too, because the integers have one more step below zero than above.
         """
         middle = np.full(self._x.shape[1], 1 << self._bits - 1, np.float32)
         widest = np.abs(self._x).max(0) / middle
@@ -241,9 +248,9 @@ class _Search:
         return nearest
 
     def _try(self, scale: Floats, zero: Floats) -> NDArray[np.bool_]:
-        """Fit the scale of a candidate for each block, and keep the candidate if it is better than the best so far.
+        """Try a candidate for each block: fit its scale, and keep it if it is better than the best so far.
 
-        Return where it is better, [r].
+        Return for each block whether the candidate is better, [r].
         """
         differences = self._differences(scale, zero)
         along = np.einsum("sr,sr->r", self._weighted, differences)
@@ -267,17 +274,19 @@ FLOAT_LEVEL, INT8_LEVEL = 1, 4
 
 
 def block_products(model: ir.Model) -> dict[str, ir.Node]:
-    """Return the products in blocks of the main graph, by their names in the float model."""
+    """Return the products with weights in blocks of the main graph, by their names in the float model."""
     return {float_name(node): node for node in model.graph if (node.domain, node.op_type) == (DOMAIN, OPERATOR)}
 
 
 def float_name(product: ir.Node) -> str:
-    """Return the name that a product in blocks had in the float model."""
+    """Return the name that a product with weights in blocks had in the float model."""
     return (product.name or "").rpartition("_Q")[0]
 
 
 def find_blocks(model: ir.Model) -> dict[str, ir.Node]:
-    """Return the products whose weights nothing else reads, by their names in the float model. These can be changed."""
+    """Return the products whose weights no other node reads, by their names in the float model. Such weights can be
+    changed.
+    """
     return {
         name: node
         for name, node in block_products(model).items()
@@ -286,7 +295,9 @@ def find_blocks(model: ir.Model) -> dict[str, ir.Node]:
 
 
 def read_blocks(product: ir.Node) -> BlockWeights:
-    """Return the weights of a product that `edgeq.quantize.weight_only` or ONNX Runtime's quantizer wrote."""
+    """Return the weights of a product. `edgeq.quantize.weight_only` or ONNX Runtime's quantizer must have written
+    them.
+    """
     k, size = (product.attributes[key].as_int() for key in ("K", "block_size"))
     bits = int(product.attributes.get_int("bits", 4))
     stored, scales = (constant_values(value) for value in product.inputs[1:3])
@@ -299,7 +310,7 @@ def read_blocks(product: ir.Node) -> BlockWeights:
 
 
 def store_blocks(product: ir.Node, blocks: BlockWeights) -> None:
-    """Replace the weights of a product that `read_blocks` can read, in place."""
+    """Replace the weights of a product, in place. `read_blocks` must be able to read the product."""
     for position, values in enumerate(operands(blocks).values(), 1):
         value = product.inputs[position]
         assert value is not None
@@ -307,7 +318,7 @@ def store_blocks(product: ir.Node, blocks: BlockWeights) -> None:
 
 
 def operands(blocks: BlockWeights) -> dict[str, NDArray[Any]]:
-    """Return the operands of a product in blocks after its input, in the operator's order."""
+    """Return the operands that follow the input of a MatMulNBits, in the operator's order."""
     stored: dict[str, NDArray[Any]] = {
         f"Q{blocks.bits}": packed(blocks.integers, blocks.bits),
         "scales": blocks.scales,
@@ -316,7 +327,7 @@ def operands(blocks: BlockWeights) -> dict[str, NDArray[Any]]:
 
 
 def attributes(blocks: BlockWeights) -> Mapping[str, int]:
-    """Return the attributes of a product with these weights that computes in int8."""
+    """Return the attributes of a MatMulNBits that has these weights and computes in int8."""
     size = blocks.integers.shape[-1]
     return {"K": blocks.k, "N": len(blocks.integers), "bits": blocks.bits, "block_size": size, LEVEL: INT8_LEVEL}
 
@@ -324,7 +335,7 @@ def attributes(blocks: BlockWeights) -> Mapping[str, int]:
 def set_compute(model: ir.Model, float_compute: Collection[str]) -> None:
     """Set the products named in `float_compute` to float and all others to int8, in place.
 
-    `ALL_NODES` does not include 8-bit products, which would be slower in float and gain little.
+    `ALL_NODES` does not include products with 8-bit weights: in float they would be slower and hardly more accurate.
     """
     for node in every_node(model):
         if (node.domain, node.op_type) == (DOMAIN, OPERATOR):
@@ -335,15 +346,17 @@ def set_compute(model: ir.Model, float_compute: Collection[str]) -> None:
 
 DETAIL = "block_compute"
 """Key of the `BlockCompute` in an artifact's `details`."""
-# Rows of one sample, and outputs of a product: some thousand pairs of rows and columns estimate the noise within a few
-# percent.
+# Number of rows of one sample, and number of outputs of a product. A few thousand pairs of rows and outputs are enough
+# to estimate the noise within a few percent.
 _POSITIONS, _OUTPUTS = 16, 512
 _LEAST_BITS = 4
 
 
 @dataclass(frozen=True)
 class ProductNoise:
-    """Hold the noise power over signal power at the output of one product, or zeros if it was not measured."""
+    """Hold the noise at the output of one product, as noise power over signal power. Both numbers are 0 if the noise
+    was not measured.
+    """
 
     name: str
     bits: int
@@ -359,12 +372,13 @@ class ProductNoise:
 
 @dataclass(frozen=True)
 class ProductKind:
-    """Group products that have the same bits and compute in the same type.
+    """Group products that have the same number of bits and compute in the same type.
 
     Attributes:
         count: number of products.
-        weights_db, activations_db: noise of the weights, and noise that int8 activations add, against the signal, as
-            the median of the products; None if it was not measured.
+        weights_db: noise of the weights relative to the signal; the median over the products; None if not measured.
+        activations_db: noise that int8 activations add, relative to the signal; the median over the products; None if
+            not measured.
     """
 
     bits: int
@@ -374,7 +388,7 @@ class ProductKind:
     activations_db: float | None = None
 
     def summary(self) -> str:
-        """Return one line for people."""
+        """Return one readable line."""
         text = f"{self.count} of {self.bits} bits in {self.compute}"
         if self.weights_db is None or self.activations_db is None:
             return text
@@ -386,12 +400,12 @@ class ProductKind:
 
 @dataclass(frozen=True)
 class BlockCompute:
-    """Describe what the products of a model compute in.
+    """Describe the types in which the products of a model compute.
 
     Attributes:
         float_compute: names of the products that compute in float, like `Scheme.float_compute`.
-        why: the reason, one sentence without a full stop.
-        kinds: the products by bits and type.
+        why: the reason for the choice, one sentence without a full stop.
+        kinds: the products, grouped by number of bits and type.
         noise: the noise of each product; empty if it was not measured.
         race: speed of float compute against int8 on this machine; None if they were not timed.
     """
@@ -404,7 +418,7 @@ class BlockCompute:
 
     @property
     def note(self) -> str:
-        """Return the reason as a sentence that also names its subject."""
+        """Return the reason, preceded by the subject that it explains."""
         return f"what products with weights in blocks compute in: {self.why}"
 
 
@@ -412,7 +426,7 @@ def choose_compute(model: ir.Model, prepared: PreparedModel, samples: Samples) -
     """Set each product of `model` to int8 or float, by its noise on samples, in place.
 
     Args:
-        model: `prepared` with products in blocks.
+        model: copy of `prepared` whose products have weights in blocks.
 
     Raises:
         DataError: ONNX Runtime refuses a sample.
@@ -429,10 +443,10 @@ def choose_compute(model: ir.Model, prepared: PreparedModel, samples: Samples) -
 
 
 def given_compute(model: ir.Model, float_compute: Collection[str] | None) -> BlockCompute:
-    """Set the named products of `model` to float and the others to int8, in place.
+    """Set the products named in `float_compute` to float and the others to int8, in place.
 
     Args:
-        float_compute: names of the products; None if there were no samples to choose by.
+        float_compute: names of the products; None if there were no samples for a choice.
     """
     set_compute(model, float_compute or ())
     compute = "float" if float_compute else "int8"
@@ -441,7 +455,7 @@ def given_compute(model: ir.Model, float_compute: Collection[str] | None) -> Blo
 
 
 def kinds_of(model: ir.Model, noise: Iterable[ProductNoise] = ()) -> tuple[ProductKind, ...]:
-    """Return the products of a model, grouped by bits and by what they compute in."""
+    """Return the products of a model, grouped by number of bits and by the type in which they compute."""
     known = {found.name: found for found in noise if found.weights or found.activations}
     kinds: dict[tuple[int, Literal["int8", "float32"]], list[str]] = {}
     for name, node in block_products(model).items():
@@ -460,15 +474,16 @@ def kinds_of(model: ir.Model, noise: Iterable[ProductNoise] = ()) -> tuple[Produ
 
 
 def in_float(product: ir.Node) -> bool:
-    """Return whether a product in blocks computes in float."""
+    """Return whether a product with weights in blocks computes in float."""
     return product.attributes.get_int(LEVEL, 0) in (0, FLOAT_LEVEL)
 
 
 def measure_noise(model: ir.Model, prepared: PreparedModel, samples: Samples) -> tuple[ProductNoise, ...]:
-    """Return the noise of weights in blocks and of int8 activations at each product of the main graph alone.
+    """Return, for each product of the main graph, the noise of its weights in blocks and the noise of int8 activations.
+    Each product is measured separately.
 
     Args:
-        model: `prepared` with products in blocks.
+        model: copy of `prepared` whose products have weights in blocks.
         samples: samples; a few of them run through the float model.
     """
     products = block_products(model)
@@ -507,9 +522,9 @@ def _noise(name: str, product: ir.Node, layer: ir.Node, rows: NDArray[np.float32
 
 
 def int8_rows(rows: NDArray[np.float32], size: int) -> NDArray[np.float32]:
-    """Return the input rows as the kernel rounds them at accuracy level 4, float32 [r, k].
+    """Return the input rows rounded as the kernel rounds them at accuracy level 4, float32 [r, k].
 
-    Each `size` values of a row are rounded to 127 steps on either side of zero.
+    Every `size` values of a row are rounded with one scale, to 127 steps on either side of zero.
     """
     count, k = rows.shape
     padded = np.zeros((count, -(-k // size) * size), np.float32)

@@ -1,6 +1,6 @@
-"""Write each BatchNormalization that was not folded into a layer as a depthwise convolution.
+"""Replace each BatchNormalization that was not folded into a layer by a depthwise convolution.
 
-This serves backends that have no integer form of BatchNormalization.
+This is for backends that have no integer form of BatchNormalization.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from edgeq.model.prepare import PreparedModel, rewritten
 def norms_as_convolutions(
     prepared: PreparedModel, ranges: Mapping[str, Range], path: Path
 ) -> tuple[PreparedModel, Mapping[str, Range]]:
-    """Return `prepared` with each unfolded BatchNormalization as a 1 x 1 depthwise convolution, and the extended
-    ranges.
+    """Return a copy of `prepared` in which each unfolded BatchNormalization is a 1 x 1 depthwise convolution, and the
+    extended ranges.
 
     The ranges also cover the new tensors. A file is written to `path` only if something changes.
     """
@@ -38,7 +38,9 @@ def norms_as_convolutions(
 
 
 def _as_convolution(norm: ir.Node, editor: Editor, ranges: dict[str, Range]) -> bool:
-    """Write y = x * factor + shift for each channel, in place, and return whether this was possible."""
+    """Replace a BatchNormalization by y = x * factor + shift for each channel, in place. Return whether this was
+    possible.
+    """
     source, result = norm.inputs[0], norm.outputs[0]
     shape, factors = sizes(source), norm_factors(norm)
     rank = len(source.shape) if source is not None and source.shape is not None else 0

@@ -1,32 +1,33 @@
-"""Write a float graph in Q/DQ form, for runtimes that fuse an operator with the pairs around it.
+"""Write a float graph in Q/DQ form, for runtimes that fuse an operator with the Q/DQ pairs around it.
 
-Each tensor that a quantized node reads or makes gets one pair, QuantizeLinear and DequantizeLinear, which all readers
-share. Weights are stored as integers before a DequantizeLinear. Biases are int32 with the scale of the products that
-they are added to. Operators that only move values keep the parameters of their input. A Relu or Clip disappears if the
-quantization of its result implies it.
-
-A tensor that a float node makes is dequantized only for quantized readers. Float readers get the original.
+Each tensor that a quantized node reads or writes gets one pair, QuantizeLinear and DequantizeLinear, which all readers
+share. Weights are stored as integers before a DequantizeLinear. Operators that only move values keep the parameters of
+their input. A Relu or Clip is removed if it has no effect because its result is quantized. Biases are int32:
 
     bias: scale = scale of the input x scale of the weight, zero point 0
 
-Scales of activations and weights come from `edgeq.quantize.quantizer`. The tests compare the result with what ONNX
-Runtime's quantizer writes with the same settings.
+If a float node writes a tensor, only quantized nodes read the tensor after its pair. Float nodes read the original
+tensor.
 
-Decide when a Relu or Clip may disappear into the quantization of its result.
+The scales of activations and weights are computed in `edgeq.quantize.quantizer`. The tests compare the result with the
+output of ONNX Runtime's quantizer for the same settings.
 
-QuantizeLinear saturates at both ends of its integers. A clamp to low..high before it changes nothing if those ends are
-the integers of `low` and `high`:
+Decide when a Relu or Clip can be removed because the quantization of its result has the same effect.
+
+QuantizeLinear saturates at both ends of its integer range. A clamp to low..high before it changes nothing if `low` and
+`high` are quantized to these ends:
 
     quantize(low) = smallest integer    and    quantize(high) = largest integer
 
 Only then does every number become the same integer with and without the clamp.
 
-Choose weight ranges that keep every sum of two products within 16 bits, and are only as wide as that requires.
+Choose weight ranges that keep every sum of two products within 16 bits, and that are no wider than this requires.
 
 `reduce_range` gives up one of the eight bits of every weight, because any two neighbours could both be large and have
-the same sign. Few do. So here only the output channels that contain such a pair get a larger scale, and only as much
-larger as their worst pair requires. If the worst pair of a channel adds up to 140, the scale is multiplied by about 1.1
-(140 / 128), which is a tenth of a bit. The kernels are the same, so this costs no time.
+the same sign. Few pairs are that large. So edgeq enlarges the scale only of the output channels that contain such a
+pair, and only as much as their worst pair requires. If the worst pair of a channel adds up to 140, the scale is
+multiplied by about 1.1 (140 / 128), which costs a tenth of a bit. The kernels stay the same, so this takes no extra
+time.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ from edgeq.scheme import Scheme
 
 
 def implies_clamp(params: QuantParams, low: float, high: float) -> bool:
-    """Return whether quantization with `params` saturates wherever a clamp to `low`..`high` would.
+    """Return whether quantization with `params` saturates all values that a clamp to `low`..`high` would change.
 
     Args:
         params: parameters of the clamp's result, with one scale.
@@ -82,9 +83,10 @@ def implies_clamp(params: QuantParams, low: float, high: float) -> bool:
 
 
 def may_disappear(clamp: ir.Node, params: QuantParams | None) -> bool:
-    """Return whether a clamp that is its input's only reader may be removed if its result is quantized with `params`.
+    """Return whether a clamp can be removed if its result is quantized with `params`. The clamp must be the only reader
+    of its input.
 
-    The caller must make sure that every reader of the result reads it after that quantization.
+    The caller must make sure that every node that reads the result reads it after this quantization.
     """
     bounds = clamp_bounds(clamp)
     return params is not None and bounds is not None and implies_clamp(params, *bounds)
@@ -93,11 +95,11 @@ def may_disappear(clamp: ir.Node, params: QuantParams | None) -> bool:
 def lasting_clamps(graph: ir.Graph, params_of: Callable[[ir.Value], QuantParams | None]) -> frozenset[str]:
     """Return the names of the Relu and Clip nodes that no quantizer may remove.
 
-    A node is one of them if its input has other readers, if a body of control flow reads its result directly, or if the
-    quantization of its result does not imply it.
+    These are nodes whose input has other readers, nodes whose result is read directly in a body of control flow, and
+    nodes that still have an effect when their result is quantized.
 
     Args:
-        params_of: returns the parameters that a tensor is quantized with; None for a tensor that stays in float.
+        params_of: function that returns the quantization parameters of a tensor; None for a tensor that stays in float.
     """
     alone = set(clamps(graph))
     kept = set()
@@ -113,8 +115,8 @@ def lasting_clamps(graph: ir.Graph, params_of: Callable[[ir.Value], QuantParams 
 QUANTIZE, DEQUANTIZE = "_QuantizeLinear", "_DequantizeLinear"
 _SELECTING = DATA_MOVEMENT | {"ReduceMax", "ReduceMin", "GatherElements", "TopK"}
 RESULTS: Mapping[str, Range] = {"Softmax": Range(0.0, 1.0)}
-"""Operator type → range of its result, whatever the samples gave."""
-# The largest integer of a bias, minus a margin for the rounding of float32 scales.
+"""Operator type → range of its result, which replaces the range from the samples."""
+# Largest integer of a bias, minus a margin for the rounding of float32 scales.
 _BIAS_LEVELS = (2**31 - 1) / 1.0001
 
 
@@ -132,17 +134,17 @@ def write_qdq(
     """Quantize `nodes` of a model in place.
 
     Args:
-        model: a prepared float model: named nodes, known types, weights as initializers.
-        ranges: range of every activation that the nodes read or make.
+        model: a prepared float model: its nodes have names, its types are known, and its weights are initializers.
+        ranges: range of every activation that the nodes read or write.
         scheme: the scheme; its types, symmetry, per_channel and reduce_range apply.
-        nodes: names of nodes to quantize. Operators that move or clamp values are skipped if their input stays in
+        nodes: names of the nodes to quantize. Operators that move or clamp values are skipped if their input stays in
             float.
         source: the model's file, for messages.
-        weight_bounds: weight → `bound` of `weight_params`, for weights with a wider range than their own.
+        weight_bounds: weight → `bound` for `weight_params`, for weights whose range must be wider than their values.
         float_results: operator types whose integer kernels can also return floats. Their result stays in float if only
             float nodes read it.
-        results: operator type → range of its result, instead of the range from the samples. It does not apply to a
-            Softmax over so many elements that it would leave few levels.
+        results: operator type → range of its result, which replaces the range from the samples. It does not apply to a
+            Softmax over so many elements that the range would leave few levels.
 
     Raises:
         CalibrationError: an activation has no range.
@@ -155,9 +157,9 @@ def write_qdq(
 
 @dataclass(frozen=True)
 class _Chosen:
-    """Hold the nodes to quantize, in the order of the graph, and the activations with their parameters.
+    """Hold the nodes to quantize, in graph order, and the activations with their parameters.
 
-    Dropped nodes and replaced tensors are removed from both.
+    Removed nodes and replaced tensors are deleted from both.
     """
 
     nodes: dict[ir.Node, None]
@@ -174,7 +176,7 @@ def _choose(
 ) -> _Chosen:
     chosen = _Chosen({}, {})
     among = frozenset(names)
-    # If a clamp is a tensor's only reader, it decides which of the tensor's values matter.
+    # If a tensor's only reader is a clamp, only the values that the clamp lets through matter.
     clamped = {
         node.inputs[0]: node.outputs[0]
         for node in clamps(graph)
@@ -182,7 +184,7 @@ def _choose(
     }
 
     def choose(value: ir.Value) -> None:
-        """Set a tensor's parameters by its own range, unless they are already set."""
+        """Set a tensor's parameters from its range, unless they are already set."""
         if value in chosen.tensors or value.dtype != ir.DataType.FLOAT:
             return
         last = value
@@ -227,9 +229,10 @@ def _choose(
 
 
 def _drop_clamps(graph: ir.Graph, chosen: _Chosen) -> None:
-    """Remove each chosen clamp that the quantization of its result implies.
+    """Remove each chosen clamp that has no effect because its result is quantized.
 
-    A chosen node then makes the result, so every reader reads it after the pair.
+    The node before the clamp must be chosen too. It then writes the result, so every node reads the result after the
+    Q/DQ pair.
     """
     for node in [node for node in clamps(graph) if node in chosen.nodes]:
         before, after = node.inputs[0], node.outputs[0]
@@ -242,10 +245,11 @@ def _drop_clamps(graph: ir.Graph, chosen: _Chosen) -> None:
 
 
 def insert_pair(editor: Editor, value: ir.Value, params: QuantParams, **place: Any) -> tuple[ir.Value, ir.Value]:
-    """Insert a QuantizeLinear of a tensor and its DequantizeLinear, and return their outputs. Nothing reads them yet.
+    """Insert a QuantizeLinear for a tensor and a DequantizeLinear after it, and return their outputs. No node reads
+    these outputs yet.
 
     Args:
-        place: `before` or `after`, as `Editor.node` takes them.
+        place: `before` or `after`, as for `Editor.node`.
     """
     name = name_of(value)
     parameters, pair = scale_and_zero(editor, name, params), [value]
@@ -267,7 +271,7 @@ def insert_pair(editor: Editor, value: ir.Value, params: QuantParams, **place: A
 def restore_constant(
     editor: Editor, name: str, values: NDArray[np.float32], params: QuantParams, before: ir.Node
 ) -> ir.Value:
-    """Write a constant's integers with a DequantizeLinear before the node `before`, and return the float tensor."""
+    """Store a constant as integers, insert a DequantizeLinear before the node `before`, and return the float tensor."""
     integers = editor.constant(f"{name}_quantized", params.quantize(values))
     return editor.node(
         "DequantizeLinear",
@@ -304,7 +308,7 @@ class _Writer:
         self._restored: dict[tuple[ir.Value, object], ir.Value] = {}
 
     def write(self) -> None:
-        """Write the weights and biases of all chosen nodes, then the pairs."""
+        """Write the weights and biases of all chosen nodes, then the Q/DQ pairs."""
         for node in self._chosen.nodes:
             self._measure_weights(node)
         for node in self._chosen.nodes:
@@ -314,7 +318,7 @@ class _Writer:
             self._write_pair(value, params)
 
     def _measure_weights(self, node: ir.Node) -> None:
-        """Choose the parameters of a node's weights. The scales are large enough for its bias to fit into 32 bits."""
+        """Choose the parameters of a node's weights, with scales so large that its bias fits into 32 bits."""
         for place in operator_of(node).weights:
             value, weight = node.inputs[place], _floats(node.inputs[place])
             if value is None or weight is None:
@@ -362,13 +366,17 @@ class _Writer:
     def _restore(
         self, key: tuple[ir.Value, object], values: NDArray[np.float32], params: QuantParams, node: ir.Node
     ) -> ir.Value:
-        """Return a constant restored from its integers. The first call writes them before `node`."""
+        """Return the float tensor of a constant that is stored as integers. The first call for a constant writes it
+        before `node`.
+        """
         if key not in self._restored:
             self._restored[key] = restore_constant(self._editor, name_of(key[0]), values, params, node)
         return self._restored[key]
 
     def _write_pair(self, value: ir.Value, params: QuantParams) -> None:
-        """Write a pair after a tensor: for all readers if a chosen node makes it, else only for chosen readers."""
+        """Write a Q/DQ pair after a tensor. If a chosen node writes the tensor, all readers read it after the pair;
+        otherwise only chosen readers do.
+        """
         name, maker = name_of(value), value.producer()
         made = maker in self._chosen.nodes
         readers = [(use.node, use.idx) for use in value.uses() if use.node in self._chosen.nodes]
@@ -398,13 +406,15 @@ def _first(node: ir.Node) -> ir.Value:
 
 
 def _floats(value: ir.Value | None) -> NDArray[np.float32] | None:
-    """Return the values of a float32 constant, or None for everything else."""
+    """Return the values of a float32 constant, or None for any other value."""
     tensor = constant_tensor(value)
     return np.asarray(tensor.numpy()) if tensor is not None and tensor.dtype == ir.DataType.FLOAT else None
 
 
 def _bias(node: ir.Node, scale: NDArray[np.float32]) -> NDArray[np.float32] | None:
-    """Return a node's constant bias in the shape of its weight's scales, or None if it has none of such a shape."""
+    """Return a node's constant bias in the shape of its weight's scales. Return None if it has no bias of such a
+    shape.
+    """
     bias = _floats(node_input(node, operator_of(node).bias))
     if bias is None or not scale.ndim:
         return bias
@@ -417,7 +427,7 @@ _LEVEL = 127
 # Float operator → the operator with integer weights and outputs that replaces it.
 _INTEGER_FORM = {row.float_form: name for name, row in OPERATORS.items() if row.weights and row.integer_output}
 _MOST_STEPS = 64
-# Weights that are fitted to samples tolerate sums that are larger than the samples' by this factor.
+# Factor by which later sums may exceed the sums on samples, for weights that are fitted to samples.
 _MARGIN = 1.1
 
 
@@ -425,7 +435,7 @@ def check_fit(scheme: Scheme) -> None:
     """Refuse options that cannot be combined with `fit_pairs`.
 
     Raises:
-        UsageError: the message names the field.
+        UsageError: an option cannot be combined; the message names its field.
     """
     if scheme.mode != "static" or scheme.format != "QDQ":
         raise UsageError("fit_pairs is for static QDQ quantization", "Use --reduce-range, or --format QDQ")
@@ -440,14 +450,14 @@ def check_fit(scheme: Scheme) -> None:
 def fitted_bounds(
     prepared: PreparedModel, scheme: Scheme, reach: Mapping[str, NDArray[np.float64]] | None = None
 ) -> dict[str, NDArray[np.float32]]:
-    """Return, for each weight that needs a wider range than its own, the magnitudes that its largest integers
-    represent.
+    """Return the bounds of the weights whose range must be wider than their values. A bound is the magnitude that the
+    largest integer represents.
 
-    There is one magnitude for each output channel, or one for all.
+    A weight has one bound for each output channel, or one for all channels.
 
     Args:
-        reach: node → largest sum of two products on samples, for each output channel, as a share of what 16 bits can
-            represent (`Backend.fitting`). Nodes that are not in it are fitted to any input.
+        reach: node → largest sum of two products on samples, for each output channel, as a share of the largest number
+            in 16 bits (`Backend.fitting`). Nodes without an entry are fitted to any input.
     """
     found: dict[str, tuple[NDArray[np.float32], int, NDArray[np.float32]]] = {}
     for node in prepared.model.graph:
@@ -482,13 +492,13 @@ def fit_factors(
     per_channel: bool = True,
     sums: Callable[[NDArray[Any]], NDArray[Any]] = pair_sums,
 ) -> NDArray[np.float32]:
-    """Return the factors by which each row's scale (largest magnitude / 127) must grow so that no pair in the row
-    exceeds `PAIR_LIMIT`.
+    """Return, for each row, the factor by which its scale (largest magnitude / 127) must grow so that no pair in the
+    row exceeds `PAIR_LIMIT`.
 
     Args:
         rows: float weights in the kernel's order, [N, K].
-        per_channel: False gives every row the same scale and so the same factor.
-        sums: returns the sums of pairs of rows, like `edgeq.model.saturation.pair_sums`.
+        per_channel: whether each row has its own scale. If not, all rows have the same scale and the same factor.
+        sums: function that returns the sums of pairs in rows, like `edgeq.model.saturation.pair_sums`.
     """
     largest = np.abs(rows).max(axis=1)
     if not per_channel:
@@ -502,7 +512,7 @@ def fit_factors(
         left, worst = left[worst > PAIR_LIMIT], worst[worst > PAIR_LIMIT]
         if not left.size:
             break
-        # Rounding may leave a pair one above the limit, so the factor grows at least a little.
+        # Because of rounding, a pair may stay one above the limit. So the factor always grows at least a little.
         factors[left] *= np.maximum(worst / np.float32(PAIR_LIMIT), np.float32(1.002))
     return factors
 
@@ -510,7 +520,7 @@ def fit_factors(
 def _worst_pairs(
     rows: NDArray[np.float32], limits: NDArray[np.float32], sums: Callable[[NDArray[Any]], NDArray[Any]]
 ) -> NDArray[np.float32]:
-    """Return the largest pair of each row in integers, if the weights `limits` become 127."""
+    """Return the largest sum of a pair in each row, in integers, if a weight of magnitude `limits` becomes 127."""
     scale = (limits / _LEVEL).astype(np.float32)
     worst: NDArray[np.float32] = sums(np.rint(rows / scale[:, None])).max(axis=1, initial=0)
     return worst

@@ -1,16 +1,16 @@
 """Quantize with onnxruntime's own quantizer if its formats are needed, and finish the output of any quantizer.
 
-The scale and zero point of a tensor that is written as integers are chosen as ONNX Runtime's quantizer chooses them:
+edgeq chooses the scale and zero point of a tensor in the same way as ONNX Runtime's quantizer:
 
     activations    scale = (high - low) / steps, zero point = round(smallest - low / scale)
     weights        scale = largest magnitude / largest integer, zero point 0, if they are symmetric
 
-`settle` keeps float layers in float in every session, with or without session options. At load, ONNX Runtime's
-WeightBiasQuantization quantizes the weights of a float Conv or Gemm between integer tensors, per tensor. A layer that
-was kept in float for accuracy then loses more accuracy than any other. A session option prevents this, but it is lost
-if the file is used alone. The optimizer looks for one scale on the tensor that the layer reads. So the layer gets a
-DequantizeLinear of its own, with the same scale repeated for each channel. The numbers are the same, but the optimizer
-does not match this form.
+`settle` keeps float layers in float in every session, with or without session options. When a model is loaded, ONNX
+Runtime's WeightBiasQuantization quantizes the weights of a float Conv or Gemm between integer tensors, with one scale
+per tensor. A layer that was kept in float for accuracy then loses more accuracy than any other. A session option
+prevents this, but it is lost if the file is used alone. The optimizer only matches a layer whose input is dequantized
+with one scale. So edgeq gives the layer its own DequantizeLinear, which repeats the same scale for each channel. The
+numbers are the same, but the optimizer does not match this form.
 """
 
 from __future__ import annotations
@@ -48,20 +48,21 @@ from edgeq.model.tensors import is_external, iter_tensors, parse_model
 from edgeq.run.session import onnxruntime
 from edgeq.scheme import IntegerType, Scheme
 
-# Smaller scales are subnormal numbers of float32, which processors may treat as zero.
+# Smaller scales are subnormal float32 numbers, which processors may treat as zero.
 _LEAST_SCALE = float(np.finfo(np.float32).tiny)
 
 
 def integer_type(name: IntegerType) -> ir.DataType:
-    """Return the element type that a scheme calls "int8" or "uint8"."""
+    """Return the ONNX element type for "int8" or "uint8", the names that a scheme uses."""
     return ir.DataType[name.upper()]
 
 
 def activation_params(found: Range, dtype: ir.DataType, *, symmetric: bool) -> QuantParams:
     """Return the parameters (float32 scale) of an activation with values in `found`.
 
-    An empty range gets scale 1. Unless `symmetric`, its zero point is the smallest integer: values that the samples
-    never showed are more likely positive, as after a Relu that let nothing through.
+    An empty range gets scale 1. Unless `symmetric`, its zero point is the smallest integer, which leaves all levels to
+    positive values. If the samples showed only zeros, other values are more likely positive, as after a Relu that let
+    nothing through.
     """
     low, high = np.float32(found.low), np.float32(found.high)
     narrow = symmetric and LIMITS[dtype][0] < 0
@@ -75,13 +76,13 @@ def activation_params(found: Range, dtype: ir.DataType, *, symmetric: bool) -> Q
 def spreads_thin(softmax: Range) -> bool:
     """Return whether a Softmax with this range has so many elements that a scale of 1/255 would leave it few levels.
 
-    A Softmax over few elements may give any value up to 1, whatever the samples gave.
+    A Softmax over few elements can return any value up to 1, whatever the samples showed.
     """
     return softmax.high < 1 / 2
 
 
 def scheme_params(found: Range, scheme: Scheme) -> QuantParams:
-    """Return `activation_params` with the types of a scheme."""
+    """Return `activation_params` for the activation type and the symmetry of a scheme."""
     return activation_params(found, integer_type(scheme.activation_type), symmetric=scheme.activation_symmetric)
 
 
@@ -91,9 +92,10 @@ def weight_params(
     """Return the parameters (float32 scale) of a weight.
 
     Args:
-        axis: axis of the channels that have a scale each; None for one scale. Scales per channel are symmetric.
-        bound: magnitude that the largest integer represents, for each channel or one for all; None uses the weight's
-            largest.
+        axis: axis of the channels if each channel has its own scale; None for one scale. Scales per channel are
+            symmetric.
+        bound: magnitude that the largest integer represents, for each channel or one for all. If it is None, the
+            largest magnitude of the weight is used.
     """
     dtype = integer_type(scheme.weight_type)
     symmetric = axis is not None or scheme.weight_symmetric
@@ -121,12 +123,12 @@ def weight_params(
 def quantizer_output(destination: Path, *, external: bool) -> Iterator[Path]:
     """Yield a path for the quantizer to write to. Afterwards, the model is at `destination`.
 
-    External weights are in `<name>.data` next to it. onnx refuses a data file with the name of a file in the *current*
-    folder, wherever the model is written. That folder often contains the model to be quantized with its own data file.
-    So the quantizer writes under a random name.
+    External weights are in `<name>.data` next to the model. onnx refuses to write a data file if a file of the same
+    name is in the *current* folder, wherever the model is written. The current folder often contains the model to be
+    quantized, with its own data file. So the quantizer writes under a random name.
 
     Args:
-        external: whether weights go into a file of their own; if not, the path is `destination`.
+        external: whether weights go into a separate file. If not, the path is `destination`.
     """
     if not external:
         yield destination
@@ -146,25 +148,25 @@ def quantizer_output(destination: Path, *, external: bool) -> Iterator[Path]:
 
 
 OLDEST = "1.27"
-"""The oldest onnxruntime whose quantizer reads ranges from a file. pyproject.toml has the same version."""
-# The smallest width of a range. Narrower ranges have scales that float32 cannot represent with full accuracy.
+"""Oldest onnxruntime whose quantizer can read ranges from a file. pyproject.toml requires the same version."""
+# Smallest width of a range. The scale of a narrower range cannot be represented in float32 with full accuracy.
 _LEAST_WIDTH = 2.0**-100
-# Protobuf refuses messages from 2 GiB on. The quantized file is smaller, but the intermediate files may not be.
+# Protobuf refuses messages of 2 GiB or more. The quantized file is smaller, but intermediate files may be that large.
 _EXTERNAL_DATA_FROM = 2**31 - 2**20
 # The quantizer raises all of these for models and options that it cannot handle.
 _REFUSALS = (ValueError, RuntimeError, TypeError, NotImplementedError, KeyError, IndexError, AttributeError)
 
 
 def quant_type(name: IntegerType) -> Any:
-    """Return onnxruntime's `QuantType` of an integer type."""
+    """Return onnxruntime's `QuantType` for an integer type."""
     from onnxruntime.quantization import QuantType
 
     return {"int8": QuantType.QInt8, "uint8": QuantType.QUInt8}[name]
 
 
 class _Silence:
-    """Switch Python's logging off while any thread needs this. The switch is global to the process, and threads
-    overlap.
+    """Switch Python's logging off while at least one thread needs this. The switch is global to the process, and
+    several threads may need it at the same time.
     """
 
     def __init__(self) -> None:
@@ -189,7 +191,7 @@ _SILENCE = _Silence()
 
 
 def quiet() -> _Silence:
-    """Return a context manager that silences onnxruntime's tools, which log every node."""
+    """Return a context manager that silences onnxruntime's tools. They would log a line for every node."""
     return _SILENCE
 
 
@@ -199,8 +201,8 @@ def refusals(source: str | Path, fix: str, *, fix_ranges: str = "") -> Iterator[
 
     Args:
         source: the model, for the message.
-        fix: the solution if the quantizer refuses the model.
-        fix_ranges: the solution if a tensor has no range.
+        fix: solution to suggest if the quantizer refuses the model.
+        fix_ranges: solution to suggest if a tensor has no range.
 
     Raises:
         ModelError: the quantizer refuses the model.
@@ -219,12 +221,12 @@ def refusals(source: str | Path, fix: str, *, fix_ranges: str = "") -> Iterator[
 def quantizer_files(
     source: Path, destination: Path, model: Path, fix: str, *, fix_ranges: str = "", external: bool = False
 ) -> Iterator[dict[str, Any]]:
-    """Prepare a run of the quantizer from one file to another, inside `refusals`. Yield its arguments that name the
-    files.
+    """Prepare a run of the quantizer from one file to another, inside `refusals`. Yield the quantizer's arguments that
+    name the files.
 
     Args:
         model, fix, fix_ranges: see `refusals`.
-        external: whether weights go into a file of their own, even if one file can contain all.
+        external: whether weights go into a separate file, even if one file can contain everything.
     """
     external = external or model_bytes(source) >= _EXTERNAL_DATA_FROM
     with refusals(model, fix, fix_ranges=fix_ranges), quantizer_output(destination, external=external) as written:
@@ -232,16 +234,16 @@ def quantizer_files(
 
 
 def check_clashes(prepared: PreparedModel, source: Path, written: Path) -> None:
-    """Refuse the quantizer's file if it gave the name of an input or output of the model to another tensor too.
+    """Refuse the file that the quantizer wrote if a new tensor has the name of an input or output of the model.
 
-    Inner tensors have no such names (`edgeq.model.clean`).
+    Other tensors cannot clash, because `edgeq.model.clean` renames them beforehand.
 
     Args:
         source: the file that the quantizer read.
-        written: the file that it wrote.
+        written: the file that the quantizer wrote.
 
     Raises:
-        ModelError: the message contains both names and a solution.
+        ModelError: names clash; the message contains both names and a solution.
     """
     clashes = clashing_names(name_of(value) for value in (*prepared.model.graph.inputs, *prepared.model.graph.outputs))
     if not clashes:
@@ -257,7 +259,7 @@ def check_clashes(prepared: PreparedModel, source: Path, written: Path) -> None:
 
 
 def _definitions(file: Path) -> Counter[str]:
-    """Count for each name the inputs, weights and node outputs that have it."""
+    """Count, for each name, the inputs, weights and node outputs with that name."""
     graph = parse_model(file).graph
     made = (name for node in graph.node for name in node.output)
     return Counter([*(value.name for value in graph.input), *(tensor.name for tensor in graph.initializer), *made])
@@ -274,17 +276,17 @@ def quantize_with_ranges(
     use_external_data_format: bool = False,
     **arguments: Any,
 ) -> None:
-    """Run onnxruntime's `quantize_static` from ranges instead of samples.
+    """Run onnxruntime's `quantize_static` with given ranges instead of samples.
 
     Args:
         float_nodes: names of nodes that are not quantized.
-        fix: the solution if the quantizer refuses the model.
-        fix_ranges: the solution if a range is missing.
+        fix: solution to suggest if the quantizer refuses the model.
+        fix_ranges: solution to suggest if a range is missing.
         arguments: further arguments of `quantize_static`.
 
     Raises:
         CalibrationError: a tensor has no range.
-        ModelError: the quantizer refuses the model, or the names of two of its inputs and outputs clash.
+        ModelError: the quantizer refuses the model, or a new tensor has the name of an input or output.
         RuntimeUnavailableError: onnxruntime is too old.
     """
     _check_version()
@@ -293,16 +295,18 @@ def quantize_with_ranges(
     pairs = arguments.get("quant_format", QuantFormat.QDQ) is QuantFormat.QDQ
     through = next((value.name for value in prepared.model.graph.outputs if value.is_graph_input()), None)
     if pairs and through is not None:
-        # The quantizer would rename the output to that of a DequantizeLinear, and the input with it.
+        # The quantizer would rename the output, and with it the input, to the name of a DequantizeLinear's output.
         raise ModelError(
             f"{prepared.source}: its output {through!r} is an unchanged input",
             "Export it without that output, or choose --format QOperator",
         )
 
-    # The folder is private: the quantizer leaves shape-inferred copies of big models next to the file it reads.
+    # The folder is private, because the quantizer leaves shape-inferred copies of big models next to the file that it
+    # reads.
     with tempfile.TemporaryDirectory(prefix="edgeq-ranges-") as folder:
         cache = Path(folder) / "ranges.json"
-        # quantize_static reads ranges only as "MinMax". It uses only the two numbers, whatever method derived them.
+        # quantize_static accepts given ranges only as "MinMax". It only uses the two numbers, so the method that
+        # derived them does not matter.
         save_tensors_data(tensors_data(ranges, "MinMax"), cache)
         files = quantizer_files(
             prepared.path, destination, prepared.source, fix, fix_ranges=fix_ranges, external=use_external_data_format
@@ -319,10 +323,10 @@ def quantize_with_ranges(
 
 
 def _check_version() -> None:
-    """Refuse an onnxruntime that is older than edgeq's requirement.
+    """Refuse an onnxruntime that is older than edgeq requires.
 
     Raises:
-        RuntimeUnavailableError: its quantizer cannot read ranges from a file.
+        RuntimeUnavailableError: the quantizer of the installed onnxruntime cannot read ranges from a file.
     """
     here = str(onnxruntime().__version__)
     if parse_version(here) < parse_version(OLDEST):
@@ -335,8 +339,8 @@ def chosen_params(
 ) -> Callable[[ir.Value], QuantParams | None]:
     """Return a function from a tensor to the parameters that onnxruntime's quantizer derives from `ranges`.
 
-    The function returns None for a tensor without a range or with an empty one, to which the quantizer gives scale 1
-    and zero point 0. It also returns None for integers without limits in `edgeq.model.quant_params`.
+    The function returns None for a tensor whose range is missing or empty; the quantizer gives such a tensor scale 1
+    and zero point 0. It also returns None for integer types that `edgeq.model.quant_params` does not list.
     """
 
     def params_of(value: ir.Value) -> QuantParams | None:
@@ -350,14 +354,16 @@ def chosen_params(
 
 
 def tensors_data(ranges: Mapping[str, Range], method: str) -> Any:
-    """Return ranges as onnxruntime's `TensorsData` (float32), under the name of one of its calibration methods."""
+    """Return ranges as onnxruntime's `TensorsData` (float32). `method` is the name of one of onnxruntime's calibration
+    methods.
+    """
     from onnxruntime.quantization import CalibrationMethod, TensorData, TensorsData
 
     data = {n: TensorData(lowest=np.float32(r.low), highest=np.float32(r.high)) for n, r in ranges.items()}
     return TensorsData(CalibrationMethod[method], data)
 
 
-# For layers that `guard_float_layers` cannot change.
+# Session option for layers that `guard_float_layers` cannot change.
 _DISABLED = "optimization.disable_specified_optimizers"
 _REQUANTIZER = "WeightBiasQuantization"
 _REQUANTIZED_AT_LOAD = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
@@ -365,7 +371,7 @@ _SUFFIX = "/kept_in_float"
 
 
 def guard_float_layers(model: ir.Model, names: Collection[str]) -> int:
-    """Give each of the named nodes that reads a dequantized tensor its own per-channel DequantizeLinear, in place.
+    """Give each named node that reads a dequantized tensor its own DequantizeLinear with per-channel scales, in place.
 
     Args:
         names: names of Conv, ConvTranspose, Gemm and MatMul nodes with constant weights.
@@ -383,7 +389,7 @@ def guard_float_layers(model: ir.Model, names: Collection[str]) -> int:
         if not all(number is not None and not number.ndim for number in parameters.values()):
             continue
         axis, channels = _channels(node, tuple(weight.shape.numpy()))
-        if channels == 1:  # one number per channel would be one scale again
+        if channels == 1:  # With one channel, a scale per channel would again be a single scale.
             axis, channels = next(
                 ((axis, n) for axis, n in enumerate(restored.shape or ()) if isinstance(n, int) and n > 1), (axis, 1)
             )
@@ -408,16 +414,16 @@ def guard_float_layers(model: ir.Model, names: Collection[str]) -> int:
 
 
 def requantized_at_load(model: ir.Model, names: Collection[str]) -> tuple[str, ...]:
-    """Return the named nodes that the optimizer may match.
+    """Return those of the named nodes whose weights ONNX Runtime may quantize when it loads the model.
 
-    These read a tensor that is dequantized with one scale, or with a scale that is not constant.
+    These nodes read a tensor that is dequantized with one scale, or with a scale that is not constant.
     """
     scales = [(node, constant(maker.inputs[1])) for node, maker in _behind_dequantize(model, names)]
     return tuple(str(node.name) for node, scale in scales if scale is None or scale.size == 1)
 
 
 def _behind_dequantize(model: ir.Model, names: Collection[str]) -> Iterator[tuple[ir.Node, ir.Node]]:
-    """Yield each named node that reads a dequantized tensor, with the DequantizeLinear."""
+    """Yield each named node that reads a dequantized tensor, together with the DequantizeLinear."""
     for node in model.graph:
         data = node.inputs[0] if node.name in names else None
         made = data.producer() if data is not None else None
@@ -426,7 +432,7 @@ def _behind_dequantize(model: ir.Model, names: Collection[str]) -> Iterator[tupl
 
 
 def _channels(node: ir.Node, weight: tuple[int, ...]) -> tuple[int, int]:
-    """Return the axis and the number of the channels that a node sums over in its data."""
+    """Return the axis of a node's data along which the node sums over channels, and the number of these channels."""
     if node.op_type == "Conv":
         return 1, weight[1] * node.attributes.get_int("group", 1)
     if node.op_type == "ConvTranspose":
@@ -442,15 +448,15 @@ def settle(
 ) -> tuple[dict[str, str], tuple[str, ...], bool]:
     """Make a quantized model correct and fast on ONNX Runtime's CPU kernels, in place.
 
-    edgeq changes the form of the graph if that is enough (`guard_float_layers`). Otherwise, it sets session options,
-    which the model's metadata carry.
+    If a change to the graph is enough, edgeq changes the graph (`guard_float_layers`). Otherwise it sets session
+    options, which are stored in the model's metadata.
 
     Args:
         given: options that are already set; the result includes them.
-        guard: whether the form of the graph may be changed.
+        guard: whether the graph may be changed.
 
     Returns:
-        The session options, the reason for each change, and whether the model was changed.
+        The session options, the reason for each change, and whether the graph was changed.
     """
     options = dict(given or {})
     disabled = [name for name in options.get(_DISABLED, "").split(";") if name]
@@ -481,12 +487,12 @@ def settle(
 
 
 def guard_products(model: ir.Model) -> int:
-    """Give the bias after each integer MatMul of known sizes as many axes as the product, in place, and return how
-    many.
+    """Find the biases that are added after integer MatMuls of known sizes, and give each as many axes as the product,
+    in place. Return how many were changed.
 
-    At load, ONNX Runtime's MatMulAddFusion makes a Gemm from a MatMul and an Add of a vector, even if the MatMul has
-    integer weights. The vector is not an integer bias, so the Gemm computes in float. The fusion does not match a bias
-    with more axes.
+    When ONNX Runtime loads a model, its MatMulAddFusion turns a MatMul and an Add of a vector into a Gemm, even if the
+    MatMul has integer weights. The vector is not an integer bias, so the Gemm computes in float. The fusion does not
+    match a bias with more axes.
     """
     editor, guarded = Editor(model), 0
     for node in [node for node in model.graph if is_op(node, "Add")]:
@@ -505,7 +511,9 @@ def guard_products(model: ir.Model) -> int:
 
 
 def _is_wide(product: ir.Value) -> bool:
-    """Return whether a tensor with at least three axes, all of known size, comes from a MatMul with integer weights."""
+    """Return whether a tensor is the result of a MatMul with integer weights and has at least three axes of known
+    size.
+    """
     node, shape = product.producer(), product.shape
     weight = node_input(node, 1) if node is not None and is_op(node, "MatMul") else None
     known = shape is not None and len(shape) > 2 and all(isinstance(size, int) for size in shape)

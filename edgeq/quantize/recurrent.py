@@ -1,7 +1,7 @@
 """Quantize GRU layers to integer products. The recurrence becomes a Scan, because ONNX Runtime has no integer GRU.
 
-A step reads one small vector and all the weights, so memory limits a wide layer. Weights of a quarter of the size are
-worth the Scan's overhead. The equations are those of ONNX's GRU:
+A step reads one small vector and all the weights, so memory limits the speed of a wide layer. Weights of a quarter of
+the size save more time than the Scan's overhead costs. The equations are those of ONNX's GRU:
 
     z, r = sigmoid(X W_zr' + W_bias + H R_zr' + R_bias)
     n    = tanh(X W_n' + W_bias + r * (H R_n' + R_bias))    with linear_before_reset, else
@@ -9,7 +9,7 @@ worth the Scan's overhead. The equations are those of ONNX's GRU:
     H    = (1 - z) * n + z * H  =  n + z * (H - n)
 
 X W' is one product for all steps. Every product is a DynamicQuantizeMatMul, which quantizes activations at run time.
-Weights have one scale for each gate row or for each gate matrix.
+Weights have one scale for each row of a gate, or one for each gate's matrix.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from edgeq.model.edit import Editor, drop_unused_initializers, replace_value
 from edgeq.model.graph import MICROSOFT, constant, is_op, node_input
 
 LEAST_MACS = 2**18
-"""From this number of products in a step on, the Scan is faster than ONNX Runtime's float GRU. Measured: the Scan has
-8 us of overhead a step. The float kernel takes 3.5 us for 98 thousand products, where the Scan has half its speed. It
-takes 33 us for 960 thousand, where the Scan is 1.7 times as fast."""
+"""Smallest number of products in a step for which the Scan is faster than ONNX Runtime's float GRU. The Scan has an
+overhead of 8 us a step. In measurements, the float kernel took 3.5 us for 98 thousand products and was twice as fast as
+the Scan. For 960 thousand products it took 33 us, and the Scan was 1.7 times as fast."""
 
 _GATES = 3
 Floats = NDArray[np.float32]
@@ -36,18 +36,20 @@ Floats = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class IntegerWeights:
-    """Describe how weights become integers.
+    """Set how weights become integers.
 
     Attributes:
         per_channel: True for one scale per output, False for one per matrix.
-        limit: largest integer; 63 leaves one bit free for kernels that add two products in 16 bits.
+        limit: largest integer. With 63, one bit is left free for kernels that add two products in 16 bits.
     """
 
     per_channel: bool
     limit: int
 
     def quantize(self, matrix: Floats) -> tuple[NDArray[np.int8], Floats]:
-        """Return a float32 matrix [inputs, outputs] as integers of the same shape, and its scales, [outputs] or []."""
+        """Quantize a float32 matrix [inputs, outputs]. Return integers of the same shape, and scales, [outputs] or
+        [].
+        """
         largest = np.abs(matrix).max(axis=0 if self.per_channel else None)
         scale = (np.where(largest > 0, largest, 1) / self.limit).astype(np.float32)
         return np.rint(matrix / scale).astype(np.int8), scale
@@ -58,8 +60,8 @@ def expand_grus(
 ) -> tuple[str, ...]:
     """Replace each GRU of the main graph that benefits by a Scan over integer products, in place.
 
-    Layers stay if they are narrow or excluded, or if they have computed weights, clipping, activations of their own,
-    sequence lengths or batch-first layout.
+    Some layers do not change: narrow or excluded layers, and layers with computed weights, clipping, activation
+    functions other than the default, sequence lengths or batch-first layout.
 
     Returns:
         Names of the replaced layers. Their new nodes are called "<name>/...".
@@ -94,14 +96,15 @@ class _Layer:
     directions: tuple[_Direction, ...]
 
     def expand(self, how: IntegerWeights, model: ir.Model) -> None:
-        """Replace the layer by nodes that compute those of its outputs that are used."""
+        """Replace the layer by nodes that compute its outputs, except outputs that nothing reads."""
         made = _Maker(str(self.node.name), Editor(model), self.node)
         states = self._initial_states(made)
         results = [
             _scan(made.within(str(index)), self, direction, how, state)
             for index, (direction, state) in enumerate(zip(self.directions, states, strict=True))
         ]
-        # Y [steps, directions, batch, hidden] contains all states, and Y_h [directions, batch, hidden] the last ones.
+        # Y [steps, directions, batch, hidden] contains all states. Y_h [directions, batch, hidden] contains the last
+        # states.
         for output, position, axis in zip(self.node.outputs, (1, 0), (1, 0), strict=False):
             if output.uses() or output.is_graph_output():
                 axes = made.integers(f"axis{axis}", [axis])
@@ -127,7 +130,7 @@ class _Layer:
 def _scan(
     made: _Maker, layer: _Layer, direction: _Direction, how: IntegerWeights, state: ir.Value
 ) -> Sequence[ir.Value]:
-    """Return the last state [batch, hidden] and all states [steps, batch, hidden], in the order of the steps."""
+    """Return the last state [batch, hidden], and all states [steps, batch, hidden] in the order of the steps."""
     hidden = layer.hidden
     always = slice(0, _GATES * hidden if not layer.reset_last else 2 * hidden)
     w_bias, r_bias = direction.w_bias.copy(), direction.r_bias.copy()
@@ -169,10 +172,10 @@ def _scan(
 
 
 class _Maker:
-    """Make nodes whose names begin with one prefix. Constants go to the main graph, once each.
+    """Create nodes whose names begin with one prefix. Constants are added to the main graph, each only once.
 
     Attributes:
-        graph: graph of the nodes: the main graph, or the body of a Scan that is not in the model yet.
+        graph: graph that the nodes are added to: the main graph, or the body of a Scan that is not in the model yet.
     """
 
     def __init__(self, prefix: str, constants: Editor, before: ir.Node | None, body: ir.Graph | None = None) -> None:
@@ -183,11 +186,11 @@ class _Maker:
         self.graph = self._editor.graph
 
     def within(self, part: str) -> _Maker:
-        """Return a maker of nodes in the same graph, with a longer prefix."""
+        """Return a maker that adds nodes to the same graph with a longer prefix."""
         return _Maker(self.name(part), self._constants, self._before)
 
     def body(self, inputs: Sequence[ir.Value]) -> _Maker:
-        """Return a maker of nodes in a new body with these inputs."""
+        """Return a maker that adds nodes to a new body with these inputs."""
         name = self.name("step")
         return _Maker(name, self._constants, None, ir.Graph(inputs, [], nodes=[], name=name))
 
@@ -235,12 +238,12 @@ class _Maker:
 
 
 def _row(name: str, size: int) -> ir.Value:
-    """Return an input of a body, float32 [batch, size]."""
+    """Return a new input for a body, float32 [batch, size]."""
     return ir.Value(name=name, shape=ir.Shape([None, size]), type=ir.TensorType(ir.DataType.FLOAT))
 
 
 def _read(node: ir.Node, least_macs: int) -> _Layer | None:
-    """Return the GRU layer of a node, or None if it cannot be expanded or is too small to benefit."""
+    """Return the GRU layer of a node. Return None if the layer cannot be expanded or is too small to benefit."""
     attributes = node.attributes
     if not is_op(node, "GRU") or "clip" in attributes or "activations" in attributes:
         return None

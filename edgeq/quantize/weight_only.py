@@ -1,28 +1,31 @@
-"""Quantize only weights, or quantize weights now and activations at run time.
+"""Quantize only the weights, or quantize the weights now and the activations at run time.
 
-Weight-only quantization: store constant matrices as blocks of 4- or 8-bit integers, one scale a block (MatMulNBits).
+Weight-only quantization: store constant matrices as blocks of 4- or 8-bit integers with one scale per block
+(MatMulNBits).
 
-Memory limits a product of few rows, so a quarter or an eighth of the bytes makes it that much faster. With many rows,
-the integer kernels of dynamic quantization are faster. `edgeq.quantize.block_weights` sets what the products compute
-in.
+Memory limits the speed of a product with few rows. If the weights take a quarter or an eighth of the bytes, the product
+is roughly four or eight times as fast. With many rows, the integer kernels of dynamic quantization are faster.
+`edgeq.quantize.block_weights` sets the type in which the products compute.
 
-GPTQ: choose the integers of the rows of a layer's weights that have the least expected error of the layer's output.
+GPTQ: choose integers for the rows of a layer's weights so that the expected error of the layer's output is small.
 
 The output error is dW x. Its expected square is sum_m dW[m] H dW[m]', where H is the second moment of x. Columns are
-rounded one after the other, and the following columns compensate the error of each. With H^-1 = U'U, U upper
+rounded one after the other, and the columns that follow compensate for the error of each. With H^-1 = U'U, U upper
 triangular, the error e of column i is spread as w[j] -= e U[i, j] / U[i, i] for j > i (Frantar and Alistarh 2022,
 "Optimal Brain Compression"; Frantar et al. 2022, "GPTQ"). A sweep of coordinate descent follows.
 
-Store tables of embeddings as integers: those of a product in blocks that has the same matrix, or 8-bit rows.
+Store embedding tables as integers. If a product has the same matrix in blocks, the table shares its integers. Any other
+table is stored in 8 bits, with a scale for each row.
 
-The head of a language model often multiplies by its embedding table. Blocks of a product's matrix [k, n] run along k.
-Those of the table [n, k] run along its rows. So they are the same integers, and such a table is not stored at all.
-GatherBlockQuantized reads the product's integers through a Reshape, because the two operators expect different shapes.
-ONNX Runtime folds the Reshape into a copy when it opens the model, so only the file gets smaller.
+The last layer of a language model often multiplies by the embedding table. Blocks of a product's matrix [k, n] run
+along k, and blocks of the table [n, k] run along its rows. So the integers are the same, and such a table need not be
+stored separately. GatherBlockQuantized reads the product's integers through a Reshape, because the two operators expect
+different shapes. When ONNX Runtime opens the model, it folds the Reshape into a copy, so only the file gets smaller.
 
-Any other table has 8-bit integers with a scale for each row. Both are gathered and then multiplied. ONNX Runtime's
-quantizer uses one scale for the table, which leaves few steps to rows of small values. With it, the embeddings of
-minilm_l6 have 26 dB (words) and 15 dB (positions). With a scale for each row, they have 42 and 39 dB.
+Any other table has 8-bit integers with a scale for each row. The model gathers both, then multiplies them. ONNX
+Runtime's quantizer uses one scale for the whole table, which leaves few steps to rows of small values. With one scale,
+the embeddings of minilm_l6 have an SQNR of 26 dB (words) and 15 dB (positions). With a scale for each row, they have 42
+and 39 dB.
 """
 
 from __future__ import annotations
@@ -60,8 +63,8 @@ from edgeq.scheme import IntegerType, Scheme
 
 TABLE_OPERATOR = "GatherBlockQuantized"
 SINCE = "1.23"
-"""The first release of onnxruntime in which a table can share the integers of a product."""
-# A scale takes four bytes. With shorter rows, it would use up what the integers save.
+"""First release of onnxruntime in which a table can share the integers of a product."""
+# A scale takes four bytes. For shorter rows, the scales would use up what the integers save.
 _SHORTEST = 16
 _STEPS = 127
 Matrices = Mapping[ir.Node, NDArray[np.float32]]
@@ -72,11 +75,12 @@ def write_tables(model: ir.Model, products: Matrices, exclude: Collection[str] =
     """Quantize the table [n, k] of every Gather of the main graph to integers, in place.
 
     Args:
-        products: products that may share a table's matrix; empty for a model without blocks.
+        products: products whose integers a table may share; empty for a model without blocks.
         exclude: names of nodes that stay unchanged.
 
     Returns:
-        The number of nodes that now have a scale for each row, and the number that share the integers of a product.
+        The number of nodes whose table now has a scale for each row, and the number of nodes whose table shares the
+        integers of a product.
     """
     editor = Editor(model)
     rows: dict[ir.Value, tuple[ir.Value, ir.Value]] = {}
@@ -98,7 +102,7 @@ def write_tables(model: ir.Model, products: Matrices, exclude: Collection[str] =
 
 
 def tables_note(count: int) -> str:
-    """Return the note on tables that have a scale for each row."""
+    """Return the note on Gather nodes whose tables have a scale for each row."""
     return f"the tables of {count} Gather nodes are in 8 bits with a scale for each row"
 
 
@@ -115,7 +119,9 @@ def table_of(node: ir.Node) -> ir.Value | None:
 
 
 def _tied(table: ir.Value, products: Matrices) -> ir.Node | None:
-    """Return the product whose matrix is `table` transposed and whose blocks fill its rows, or None."""
+    """Return the product whose matrix is `table` transposed, if its blocks fill the rows of the table. Return None if
+    there is no such product.
+    """
     values = constant_values(table)
     for product, matrix in products.items():
         own = product.graph is table.graph and matrix.shape == values.shape[::-1] and _fills_rows(product)
@@ -125,7 +131,7 @@ def _tied(table: ir.Value, products: Matrices) -> ir.Node | None:
 
 
 def _fills_rows(product: ir.Node) -> bool:
-    """Return whether each row of integers, and of zero points, ends with a whole block and a whole byte."""
+    """Return whether each row ends with a whole block, and each row of zero points with a whole byte."""
     k, size, bits = (product.attributes.get_int(key, 0) or 0 for key in ("K", "block_size", "bits"))
     return k % (size if node_input(product, 3) is None else size * 8 // bits) == 0
 
@@ -150,7 +156,7 @@ def _from_product(editor: Editor, gather: ir.Node, product: ir.Node) -> ir.Value
 
 
 def _in_rows(editor: Editor, table: ir.Value) -> tuple[ir.Value, ir.Value]:
-    """Return integers int8 [n, k] and scales float32 [n, 1]."""
+    """Quantize a table with a scale for each row. Return integers int8 [n, k] and scales float32 [n, 1]."""
     values = constant_values(table)
     scales = np.abs(values).max(1, keepdims=True).astype(np.float32) / np.float32(_STEPS)
     scales[scales == 0] = 1
@@ -175,13 +181,14 @@ def write_weight_only(
 ) -> tuple[BlockCompute, tuple[str, ...]]:
     """Write the model with its constant matrices in blocks.
 
-    The table of a Gather shares the integers of a product with the same matrix. Other tables get 8-bit rows.
+    The table of a Gather shares the integers of a product that has the same matrix. Other tables are stored in 8 bits,
+    with a scale for each row.
 
     Args:
-        samples: samples that decide what the products compute in, if the scheme leaves this open.
+        samples: samples by which edgeq chooses the type in which each product computes, if the scheme leaves this open.
 
     Returns:
-        What the products compute in, and notes.
+        The types in which the products compute, and notes.
 
     Raises:
         ModelError: there is no constant matrix to quantize.
@@ -209,7 +216,7 @@ def write_weight_only(
 
 
 def gemms_to_matmuls(model: ir.Model, exclude: tuple[str, ...] = ()) -> int:
-    """Replace each Gemm with a constant matrix and no scaling by MatMul and Add, in place. Return how many were
+    """Replace each Gemm that has a constant matrix and no scaling by MatMul and Add, in place. Return how many were
     replaced.
     """
     editor = Editor(model)
@@ -232,7 +239,9 @@ def gemms_to_matmuls(model: ir.Model, exclude: tuple[str, ...] = ()) -> int:
 
 
 def _plain_matrix(node: ir.Node) -> ir.Value | None:
-    """Return the constant matrix of a Gemm that is a plain product with at most a bias, or None for any other node."""
+    """Return the constant matrix of a Gemm that is a plain product with at most a bias. Return None for any other
+    node.
+    """
     if not is_op(node, "Gemm") or node.attributes.get_int("transA", 0) == 1:
         return None
     if any(node.attributes.get_float(factor, 1.0) != 1.0 for factor in ("alpha", "beta")):
@@ -242,7 +251,7 @@ def _plain_matrix(node: ir.Node) -> ir.Value | None:
 
 
 def _to_blocks(model: ir.Model, scheme: Scheme) -> dict[ir.Node, NDArray[np.float32]]:
-    """Quantize the constant matrix of every product to blocks, in place, and return the products with their float
+    """Quantize the constant matrix of every product to blocks, in place. Return the products with their float
     matrices.
     """
     fitted: dict[tuple[ir.Value, int], BlockWeights] = {}
@@ -265,7 +274,8 @@ def _to_blocks(model: ir.Model, scheme: Scheme) -> dict[ir.Node, NDArray[np.floa
 
 
 def _block_matrix(node: ir.Node) -> ir.Value | None:
-    """Return the constant float32 matrix [k, n] of a MatMul that can be written in blocks, or None for any other node.
+    """Return the constant float32 matrix [k, n] of a MatMul that can be stored in blocks. Return None for any other
+    node.
 
     A matrix with leading axes of length 1 qualifies only if the first operand has at least as many axes.
     """
@@ -298,22 +308,22 @@ def _replace_product(editor: Editor, node: ir.Node, matrix: ir.Value, blocks: Bl
     return maker(made)
 
 
-# Operator types that onnxruntime's quantizer rewrites. It first replaces every plain Gemm by a MatMul with this suffix
-# and an Add.
+# Operator types that onnxruntime's quantizer rewrites. It first replaces every plain Gemm by an Add and a MatMul whose
+# name ends with this suffix.
 _QUANTIZER = frozenset({"Attention", "Conv", "EmbedLayerNormalization", "Gather", "Gemm", "LSTM", "MatMul"})
 _GEMM_IS = {"Gemm": "MatMul"}
 _GEMM_SUFFIX = "_MatMul"
 _OURS = frozenset({"GRU"})
 OPERATORS = tuple(sorted(_QUANTIZER | _OURS))
-# Largest integer weight of 7 bits and of 8 bits.
+# Largest integer weight with 7 bits and with 8 bits.
 _LIMITS = {True: 63, False: 127}
 
 
 def check_dynamic(scheme: Scheme) -> None:
-    """Refuse a dynamic scheme that cannot build any model.
+    """Refuse a dynamic scheme that cannot be applied to any model.
 
     Raises:
-        UsageError: the scheme has no weight types, or names an operator type without one.
+        UsageError: the scheme has no weight types, or lists an operator type for which it has no weight type.
     """
     if not scheme.dynamic_weight_types:
         raise UsageError("dynamic quantization needs a weight type per operator type", "Choose a profile that has them")
@@ -325,7 +335,7 @@ def check_dynamic(scheme: Scheme) -> None:
 
 
 def write_dynamic(prepared: PreparedModel, scheme: Scheme, destination: Path) -> None:
-    """Write the output of onnxruntime's quantizer for the model. `finish_dynamic` does the rest.
+    """Run onnxruntime's dynamic quantizer on the model and write its output. `finish_dynamic` does the rest.
 
     Raises:
         ModelError: the quantizer refuses the model.
@@ -333,8 +343,8 @@ def write_dynamic(prepared: PreparedModel, scheme: Scheme, destination: Path) ->
     by_type: dict[IntegerType, list[str]] = {}
     for op_type in sorted(_QUANTIZER.intersection(scheme.quantized_types or ())):
         by_type.setdefault(scheme.dynamic_weight_types[op_type], []).append(op_type)
-    # The runtime's quantizer takes one weight type for each call. So there is one pass for each type, over the nodes
-    # that the previous pass left in float.
+    # The quantizer accepts one weight type per call. So there is one pass for each type, over the nodes that the
+    # previous pass left in float.
     source = prepared.path
     with tempfile.TemporaryDirectory(prefix="edgeq-dynamic-") as folder:
         for step, (weight_type, op_types) in enumerate(sorted(by_type.items())):
@@ -346,9 +356,9 @@ def write_dynamic(prepared: PreparedModel, scheme: Scheme, destination: Path) ->
 
 
 def finish_dynamic(model: ir.Model, scheme: Scheme) -> tuple[str, ...]:
-    """Quantize the parts of the scheme that onnxruntime's quantizer does not support or writes badly, and return notes.
+    """Quantize the parts that onnxruntime's quantizer does not support or quantizes badly, in place, and return notes.
 
-    These are tables of Gather, and GRU layers (`edgeq.quantize.recurrent`). The model changes in place.
+    These are the tables of Gather nodes, and GRU layers (`edgeq.quantize.recurrent`).
     """
     notes = []
     if _own_tables(scheme) and (tables := write_tables(model, {}, scheme.exclude)[0]):
@@ -362,14 +372,14 @@ def finish_dynamic(model: ir.Model, scheme: Scheme) -> tuple[str, ...]:
 
 
 def _own_tables(scheme: Scheme) -> bool:
-    """Return whether tables get signed integers with a scale for each row."""
+    """Return whether edgeq quantizes the tables itself, to signed integers with a scale for each row."""
     return "Gather" in (scheme.quantized_types or ()) and scheme.dynamic_weight_types["Gather"] == "int8"
 
 
 def standard_attentions(model: ir.Model) -> set[str]:
-    """Return the names of the Attention nodes of opset 23.
+    """Return the names of the nodes with ONNX's own Attention operator (opset 23).
 
-    They have no weights, but onnxruntime's quantizer mistakes them for its own operator.
+    They have no weights, but onnxruntime's quantizer mistakes them for onnxruntime's operator of the same name.
     """
     return {str(node.name) for node in model.graph if node.op_type == "Attention" and node.domain in MAIN_DOMAINS}
 
@@ -382,7 +392,8 @@ def quantize_types(
     weight_type: IntegerType,
     scheme: Scheme,
 ) -> None:
-    """Run onnxruntime's dynamic quantizer over operators of some types, `source` → `target`.
+    """Run onnxruntime's dynamic quantizer over the operators of some types, from the file `source` to the file
+    `target`.
 
     Raises:
         ModelError: the quantizer refuses the model.
@@ -429,17 +440,17 @@ def round_rows(
     scale: ArrayLike = 1.0,
     block: int = _BLOCK,
 ) -> NDArray[np.int64]:
-    """Return integers q for which scale * q approximates the rows with the least expected error (GPTQ).
+    """Return integers q such that scale * q approximates the rows with a small expected error (GPTQ).
 
     Args:
         rows: float64 [groups, m, k].
         metric: second moment of the inputs, float64 [groups, k, k], positive definite.
         low, high: limits of the integers, broadcastable to the rows.
         scale: scale of each weight, broadcastable to the rows; may be negative.
-        block: number of columns whose errors are spread together over the columns after them.
+        block: number of columns whose errors are collected before they are spread over the later columns.
     """
     upper = np.linalg.cholesky(np.linalg.inv(metric)).transpose(0, 2, 1)
-    # The loop reads and writes one column after the other, so columns are contiguous in memory here.
+    # The loop reads and writes one column after another, so the columns are contiguous in memory here.
     low, high, scale = (_columns(np.broadcast_to(values, rows.shape)) for values in (low, high, scale))
     columns = _columns(rows)
     remaining = columns.copy()
@@ -459,7 +470,7 @@ def round_rows(
 
 
 def _columns(rows: NDArray[T]) -> NDArray[T]:
-    """Convert [groups, m, k] to [groups, k, m] or back, contiguous in memory."""
+    """Swap the last two axes, [groups, m, k] to [groups, k, m] or back. The result is contiguous in memory."""
     return np.ascontiguousarray(rows.transpose(0, 2, 1))
 
 
@@ -472,9 +483,9 @@ def _descended(
     scale: Floats,
     block: int,
 ) -> NDArray[np.int64]:
-    """Set each column in turn to its best integers while the others stay, and return all integers.
+    """Set each column in turn to its best integers while the others are fixed, and return all integers.
 
-    No step raises the error. All arrays are [groups, k, m].
+    No step increases the error. All arrays are [groups, k, m].
     """
     slope = metric @ (columns - scale * integers)
     taps = columns.shape[1]
@@ -485,7 +496,8 @@ def _descended(
             moved = np.zeros(near.shape)
             for column in range(first, last):
                 own = metric[:, column, column, None] * scale[:, column]
-                # Rounded as a difference from the current integer, so that changes below half a step do not move it.
+                # The difference from the current integer is rounded, so a change of less than half a step does not move
+                # the integer.
                 steps = np.rint(near[:, column - first] / own).astype(np.int64)
                 steps = np.clip(integers[:, column] + steps, low[:, column], high[:, column]) - integers[:, column]
                 if steps.any():
@@ -497,7 +509,7 @@ def _descended(
 
 
 def damped(moment: Floats, step: float) -> Floats:
-    """Return a second moment [groups, k, k] with the input's rounding error added to its diagonal.
+    """Return a second moment [groups, k, k] with the rounding error of the inputs added to its diagonal.
 
     The result is positive definite.
     """
@@ -508,5 +520,5 @@ def damped(moment: Floats, step: float) -> Floats:
 
 
 def squared(errors: Floats, metric: Floats) -> Floats:
-    """Return the expected square of each output's error, float64 [groups, m], for weights that are off by `errors`."""
+    """Return the expected squared error of each output, float64 [groups, m], if the weights are off by `errors`."""
     return np.asarray(np.einsum("gmk,gmk->gm", errors @ metric, errors), np.float64)

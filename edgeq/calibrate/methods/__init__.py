@@ -1,5 +1,5 @@
-"""Find calibration methods by name. Each method is one file with an object `METHOD`. Plug-ins add methods by an entry
-point.
+"""Find calibration methods by name. Each method is one file with an object `METHOD`. Plug-ins add methods through an
+entry point.
 """
 
 from __future__ import annotations

@@ -1,13 +1,14 @@
-"""Choose thresholds that lose the least information: minimum Kullback-Leibler divergence.
+"""Choose the thresholds that lose the least information, by the minimum Kullback-Leibler divergence.
 
-For a threshold T, the reference P is the distribution with everything beyond ±T moved into the outermost bins. Q is the
-distribution inside ±T after quantization: its bins are joined into as many levels as the integer type has, and the
-weight of each level is spread evenly over those of its bins that are not empty. The threshold with the smallest D(P‖Q)
-is used (Migacz, "8-bit inference with TensorRT", GTC 2017). Exact zeros are left out, because every threshold
+For a threshold T, the reference P is the distribution with all values beyond ±T moved into the outermost bins. Q is the
+distribution inside ±T after quantization: its bins are joined into as many levels as the integer type has. The weight
+of each level is then spread evenly over those of its bins that are not empty. edgeq uses the threshold with the
+smallest D(P‖Q) (Migacz, "8-bit inference with TensorRT", GTC 2017). Exact zeros are left out, because every threshold
 represents them exactly.
 
-A window must contain half of the data. If no data are near zero, a window without data, or with only the smallest
-values, has everything in the outermost bin. P and Q are then equal, and the window would win with a divergence of zero.
+A window must contain at least half of the data. Otherwise, if no data are near zero, a window could contain no data, or
+only the smallest values. All other data would be in its outermost bin, P and Q would be equal, and the window would win
+with a divergence of zero.
 """
 
 from __future__ import annotations
@@ -21,11 +22,12 @@ from edgeq.calibrate.statistics import BINS, Float64s, Int64s, Linear, TensorSta
 from edgeq.model.quant_params import Grid
 
 CANDIDATES = 128
-"""Number of thresholds that are tried: every 32nd bin."""
+"""Number of thresholds to try: every 32nd bin."""
 LEAST_HELD = 0.5
-"""Share of the data that a window must contain."""
+"""Smallest share of the data that a window must contain."""
 FLOOR = 1e-4
-"""Weight, in elements, of a bin that is empty in Q but not in P. With zero the divergence would be infinite."""
+"""Weight, in elements, of a bin that is empty in Q but not in P. A weight of zero would make the divergence infinite.
+"""
 
 
 def entropy_range(linear: Linear, *, levels: int, symmetric: bool) -> tuple[float, float]:
@@ -34,7 +36,7 @@ def entropy_range(linear: Linear, *, levels: int, symmetric: bool) -> tuple[floa
     Args:
         linear: histogram of the tensor.
         levels: number of values of the integer type in use, such as 256.
-        symmetric: whether the window is always ±T. If not, it is cut off where the data end.
+        symmetric: whether the window is always ±T. If not, it ends where the data end.
     """
     start, stop = windows(linear.counts, levels, symmetric=symmetric)
     sums = _running(linear.counts)
@@ -44,7 +46,9 @@ def entropy_range(linear: Linear, *, levels: int, symmetric: bool) -> tuple[floa
 
 
 def windows(counts: Float64s, levels: int, *, symmetric: bool) -> tuple[Int64s, Int64s]:
-    """Return candidate windows as half-open ranges of bins. They grow, and the last one contains everything."""
+    """Return candidate windows as half-open ranges of bins. Each window is larger than the one before, and the last one
+    contains all bins with data.
+    """
     used = np.flatnonzero(counts)
     first, last = (int(used[0]), int(used[-1]) + 1) if used.size else (BINS - 1, BINS + 1)
     reach = max(BINS - first, last - BINS, 1)

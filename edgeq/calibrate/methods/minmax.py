@@ -1,4 +1,4 @@
-"""Choose the extrema of all samples. Values that calibration saw are never clipped."""
+"""Choose the smallest and the largest value of all samples. Values seen in calibration are never clipped."""
 
 from __future__ import annotations
 

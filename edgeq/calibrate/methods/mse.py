@@ -1,4 +1,4 @@
-"""Choose ranges with the smallest expected squared quantization error."""
+"""Choose the ranges with the smallest expected squared quantization error."""
 
 from __future__ import annotations
 
@@ -12,20 +12,21 @@ from edgeq.calibrate.statistics import BINS, Float64s, Linear, TensorStatistics,
 from edgeq.model.quant_params import Grid, QuantParams
 
 COARSE = 2.0 ** (-np.arange(13) / 2.0)
-"""Shares of the extrema that are tried first. The best one is then refined by smaller and smaller factors."""
+"""Shares of the extrema that are tried first. The best one is then refined with smaller and smaller factors."""
 REFINEMENTS = 2.0 ** (-1.0 / np.array([4.0, 8.0, 16.0, 32.0, 64.0]))
 
 TRIED = 16
-"""Number of ranges that are tried first, out of many. Most of the others can then be skipped."""
+"""Number of ranges that are tried first. Their errors show that most of the other ranges can be skipped."""
 ROUNDING = 1e-9
-"""Largest rounding error in the error of a range, relative to the power of all values."""
+"""Tolerance for rounding when errors of ranges are compared, relative to the power of all values."""
 
 
 def mse_range(linear: Linear, minimum: float, maximum: float, grid: Grid) -> tuple[float, float]:
-    """Return the range with the smallest squared error when the histogram is quantized. A coarse grid of ranges is
-    searched first, then refined.
+    """Return the range that gives the smallest squared error when the histogram is quantized. edgeq first searches a
+    coarse grid of ranges, then refines the best one.
 
-    If the data have both signs, both ends are searched. For a symmetric grid or data of one sign, one end is enough.
+    If the data have both signs, both ends are searched. For a symmetric grid, or for data of one sign, one end is
+    enough.
     """
     low, high = min(minimum, 0.0), max(maximum, 0.0)
     bound = max(-low, high)
@@ -53,7 +54,10 @@ def mse_range(linear: Linear, minimum: float, maximum: float, grid: Grid) -> tup
 
 @dataclass(frozen=True, eq=False)
 class Moments:
-    """Hold running sums over bins of counts, counts × centre and counts × centre², float64[2 × BINS + 1] each."""
+    """Hold running sums over the bins: of counts, of counts × centre, and of counts × centre².
+
+    Each array is float64[2 × BINS + 1].
+    """
 
     zeroth: Float64s
     first: Float64s
@@ -62,17 +66,17 @@ class Moments:
 
 
 def moments_of(linear: Linear) -> Moments:
-    """Return the running sums of a histogram. `squared_errors` computes the error of any range from them."""
+    """Return the running sums of a histogram. From them `squared_errors` computes the error of any range."""
     centres = linear.centres()
     weighted = linear.counts * centres
     return Moments(_running(linear.counts), _running(weighted), _running(weighted * centres), linear.width)
 
 
 def squared_errors(moments: Moments, params: QuantParams) -> Float64s:
-    """Return the summed squared error of the bins' centres for each of several scales.
+    """Return, for each of several scales, the summed squared error of the bins' centres.
 
-    The values of one level are between two midpoints. So running sums of counts, first and second moments give the
-    error in O(levels) for each scale.
+    The values that are rounded to a level are between two midpoints. So the running sums give the error of a scale in
+    O(levels).
     """
     levels = (np.arange(params.low, params.high + 1) - params.zero_point[:, None]) * params.scale[:, None]
     midpoints = (levels[:, :-1] + levels[:, 1:]) / 2
@@ -89,8 +93,10 @@ def _least(moments: Moments, share: Float64s, low: float, high: float, grid: Gri
 
 
 def _promising(moments: Moments, share: Float64s, low: float, high: float, grid: Grid) -> Float64s:
-    """Return `share` without ranges that cannot be best. These are ranges whose clipping error alone exceeds the total
-    error of one of the `TRIED` ranges that clip least.
+    """Return `share` without the ranges that cannot be best.
+
+    edgeq first computes the total error of the `TRIED` ranges that clip least. A range cannot be best if its clipping
+    error alone exceeds the smallest of these errors.
     """
     if len(share) <= TRIED:
         return share
@@ -105,8 +111,8 @@ def _ends(share: Float64s, low: float, high: float, grid: Grid) -> tuple[Float64
 
 
 def clipped_errors(moments: Moments, params: QuantParams) -> Float64s:
-    """Return the clipping error for each of several scales: the summed squared error of centres beyond the outermost
-    levels.
+    """Return the clipping error for each of several scales. It is the summed squared error of the bin centres beyond
+    the outermost levels.
     """
     ends = (np.array([[params.low], [params.high]]) - params.zero_point) * params.scale
     place = np.ceil(ends / moments.width - 0.5).clip(-BINS, BINS).astype(np.int64) + BINS
@@ -119,7 +125,7 @@ def clipped_errors(moments: Moments, params: QuantParams) -> Float64s:
 
 
 def _between(sums: Float64s, inner: np.ndarray) -> Float64s:
-    """Return the sums of each level from running sums. The first and the last level extend to infinity."""
+    """Return the sum for each level, computed from running sums. The first and the last level extend to infinity."""
     at = sums[inner]
     whole = np.empty((inner.shape[0], inner.shape[1] + 1))
     whole[:, 0] = at[:, 0]

@@ -14,9 +14,9 @@ from edgeq.model.quant_params import Grid
 def percentile_range(histogram: Histogram, percentile: float, *, symmetric: bool) -> tuple[float, float]:
     """Return the range that keeps `percentile` percent of the values.
 
-    Half of the removed values are at each end; with `symmetric`, they are the largest magnitudes. The ends are edges of
-    the bins that contain the exact order statistics (the smallest value such that at least the wanted share does not
-    exceed it), so these are inside the range.
+    Half of the removed values are at each end. With `symmetric`, the values with the largest magnitudes are removed.
+    The exact order statistic is the smallest value that at least the wanted share of all values does not exceed. Each
+    end of the range is an edge of the bin that contains the order statistic, so the range includes it.
 
     Args:
         percentile: share in percent, above 0 and at most 100.
@@ -35,7 +35,9 @@ def percentile_range(histogram: Histogram, percentile: float, *, symmetric: bool
 
 
 def _place(cumulated: np.ndarray, share: float, total: int) -> int:
-    """Return the index of the bin that contains the order statistic of rank ceil(share × total), at least 1."""
+    """Return the index of the bin that contains the order statistic of rank ceil(share × total). The rank is at least
+    1.
+    """
     rank = max(1, int(np.ceil(share * total)))
     return int(np.searchsorted(cumulated, min(rank, total)))
 
@@ -49,6 +51,6 @@ METHOD = RangeMethod(
     "the range that keeps a share of the values",
     _range,
     options=(Option("percentile", 99.99, "share of the values kept, in percent", above=0.0, most=100.0),),
-    # These clip one value in 100 000, 10 000 and 1000.
+    # These percentiles clip one value in 100 000, 10 000 and 1000.
     search=tuple({"percentile": share} for share in (99.999, 99.99, 99.9)),
 )
