@@ -4,7 +4,7 @@ Weight-only quantization: store constant matrices as blocks of 4- or 8-bit integ
 (MatMulNBits).
 
 Memory limits the speed of a product with few rows. If the weights take a quarter or an eighth of the bytes, the product
-is roughly four or eight times as fast. With many rows, the integer kernels of dynamic quantization are faster.
+is up to four or eight times as fast. With many rows, the integer kernels of dynamic quantization are faster.
 `edgeq.quantize.block_weights` sets the type in which the products compute.
 
 GPTQ: choose integers for the rows of a layer's weights so that the expected error of the layer's output is small.
