@@ -3,8 +3,8 @@
 The evaluators have the methods of ONNX Runtime's quantization examples: predict over one or several readers, then
 evaluate.
 
-evaluator = DetectionEvaluator("yolox.onnx", None, annotations="instances_val.json", decoder="yolox") for start in
-range(0, 5000, 1000):
+evaluator = DetectionEvaluator("yolox.onnx", None, annotations="instances_val.json", decoder="yolox")
+for start in range(0, 5000, 1000):
     evaluator.set_data_reader(YoloDataReader("val/", 416, 416, start, start + 1000, model_path="yolox.onnx"))
     evaluator.predict()
 evaluator.evaluate()["mAP50-95"]

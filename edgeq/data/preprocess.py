@@ -4,10 +4,11 @@ A declarative preprocessing is a `Spec` of ordered steps and source options. It 
 line of text. A user's function is registered by name or named as `path/to/file.py:function`. It gets one raw item and
 returns the model input or a dict of inputs.
 
-Text:   "resize=short:256:bilinear,crop=224,divide=255,mean=[0.485,0.456,0.406],layout=NCHW" TOML:   steps = [{op =
-"resize", size = 256, rule = "short"}, {op = "crop", size = 224}, ...]   (or the text)
+Text:   "resize=short:256:bilinear,crop=224,divide=255,mean=[0.485,0.456,0.406],layout=NCHW"
+TOML:   steps = [{op = "resize", size = 256, rule = "short"}, {op = "crop", size = 224}, ...]   (or the text)
         [source] key = "X", label = "Y", layout = "HWC"
-Both become the same values. `edgeq.util.records.plain` writes them out in full, defaults included.
+
+Both forms give the same values. `edgeq.util.records.plain` writes these out in full, including defaults.
 """
 
 from __future__ import annotations
