@@ -2,10 +2,13 @@
 
     python benchmarks/cross_target.py [--only SECTION ...] [--samples N]
 
-Sections: kernels (edgeq's model of saturating kernels, compared bit for bit with emulated kernels), accuracy (edgeq's
-choice for a CPU that saturates, compared with exact kernels), bundle (bytes of a bundle for five targets, compared with
-five models), time (of packaging for five targets, compared with packaging for one). Real data come from shared/data;
-without it, their rows are left out.
+Sections:
+- kernels: compare edgeq's model of saturating kernels with emulated kernels, bit for bit.
+- accuracy: compare edgeq's choice for a CPU that saturates with exact kernels.
+- bundle: compare the bytes of a bundle for five targets with the bytes of five models.
+- time: compare the time to package for five targets with the time for one target.
+
+Real data come from shared/data. If it does not exist, the rows that need it are left out.
 """
 
 from __future__ import annotations
@@ -211,7 +214,7 @@ def _models(folder: Path) -> Iterator[tuple[str, Path, Data, Data]]:
 
 
 def mobilenet() -> tuple[Path, Data, Data, Any] | None:
-    """Return model, calibration data, validation data and task, or None without shared data."""
+    """Return the model, calibration data, validation data and task, or None if there is no shared data."""
     root = shared_data()
     if root is None:
         return None

@@ -56,7 +56,7 @@ class ByHand:
 
 @dataclass(frozen=True)
 class Way:
-    """Describe one way to run a model: a file in an engine and, if the file is float, a precision."""
+    """Describe one way to run a model: a file, an engine, and the precision in which the engine computes floats."""
 
     built: Built
     engine: str

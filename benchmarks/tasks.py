@@ -1,7 +1,7 @@
 """Read the labelled tasks of `shared/data` as arrays without edgeq, so that edgeq and the other tools get the same
 samples.
 
-The arithmetic is that in each set's meta.json. `float32` contains the top-1 that meta.json records.
+The samples are preprocessed as each set's meta.json specifies. `float32` contains the top-1 that meta.json records.
 """
 
 from __future__ import annotations

@@ -381,7 +381,7 @@ def _report_lines(result: Reported) -> Lines:
         yield f"  {figure.label}: {figure.value}  {figure.note}".rstrip()
     yield from (styled(f"warning: {warning}", "yellow") for warning in verdict.warnings)
     for line in verdict.commands:
-        # A tuning record does not name its bundle, and may have none.
+        # A tuning record does not name a bundle, and the run may have written none.
         named = line if result.of_record else line.replace("BUNDLE", shlex.quote(str(result.bundle)))
         yield f"look closer: {named}"
     yield f"report: {result.page}"

@@ -360,7 +360,7 @@ def quantize_qat(
     nodes_to_exclude: Sequence[str] | None = None,
     use_external_data_format: bool = False,
 ) -> Written:
-    """Replace operators between DequantizeLinear and QuantizeLinear nodes by integer operators.
+    """Replace operators between DequantizeLinear and QuantizeLinear nodes with integer operators.
 
     ONNX Runtime runs the original model just as fast. To change only the integer types, use `edgeq retarget`.
 

@@ -194,7 +194,7 @@ class ReportRecord:
 
 @dataclass(frozen=True)
 class ReportData:
-    """Hold all data to draw."""
+    """Hold all the data that the page shows."""
 
     name: str
     variants: tuple[Variant, ...] = ()

@@ -129,7 +129,7 @@ class Dtype(Step):
     dtype: str = field(metadata=one_of("float16", "float32", "float64"))
 
     def apply(self, state: State, spec: TensorSpec | None) -> State:
-        """Return the values in that dtype.
+        """Return the values in the chosen dtype.
 
         Raises:
             DataError: the values take more bytes than a sample may.
