@@ -43,7 +43,7 @@ CPU, EMULATED = "cortex-a76", "arm64"
 
 
 def main() -> int:
-    """Measure, print, and return 1 if a limit is missed."""
+    """Measure and print the figures, and return 1 if a limit is missed."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     parser.add_argument("--model", type=Path, help="a chain of convolutions, where none is given")
     parser.add_argument("--data", type=Path)
@@ -143,7 +143,7 @@ def wait_until(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
 
 
 def pythons(given: argparse.Namespace) -> list[tuple[str, str]]:
-    """Return the names of the boards, each with the command of its Python."""
+    """Return the names of the boards, each with the command that starts the board's Python."""
     emulated = (
         [(EMULATED, shlex.join(emulated_command(emulator_named("arm64"), CPU).interpreter))] if given.arm64 else []
     )

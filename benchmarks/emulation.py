@@ -159,7 +159,7 @@ SECTIONS = {"setup": setup, "masking": masking, "arm64": arm64}
 
 
 def main() -> None:
-    """Run the chosen sections, and print and write their rows."""
+    """Run the chosen sections, then print and write their rows."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=SECTIONS, nargs="+", default=list(SECTIONS), help="sections to run")
     parser.add_argument("--images", type=int, default=100, help="samples for each model and board (100)")

@@ -29,7 +29,9 @@ MOST_FALSE_ALARMS, FEWEST_FOUND = 1 / 30, 29 / 30
 
 
 def chain(path: Path, layers: int, note: str) -> Path:
-    """Write `layers` convolutions of one shape, each with its own weights. `note` only changes the file's bytes."""
+    """Write a chain of `layers` convolutions of the same shape, each with its own weights. `note` only changes the
+    file's bytes.
+    """
     random = np.random.default_rng(0)
     nodes, weights = [], []
     for i in range(layers):

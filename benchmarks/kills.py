@@ -90,7 +90,7 @@ def cases() -> dict[str, Case]:
 
 
 def contents(place: Path, kept: tuple[str, ...] = ()) -> Contents:
-    """Return relative path → digest of every file that is not a draft."""
+    """Return relative path → digest for every file that is not a draft."""
     return {
         path.relative_to(place).as_posix(): sha256(path)
         for path in sorted(place.rglob("*"))
@@ -180,8 +180,8 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", nargs="+", choices=list(cases()), default=list(cases()))
     given = parser.parse_args()
-    # Give every model external data, as models of more than 1 GiB have. Writing such an output takes several moves of
-    # files, and this case tests them.
+    # Give every model external data, as models of more than 1 GiB have. Replacing such a model takes several moves of
+    # files, and this case must test them.
     assert load.save_model.__kwdefaults__ is not None
     load.save_model.__kwdefaults__["inline_limit"] = 1024
     chance, found = random.Random(given.seed), Counter[str]()

@@ -51,7 +51,9 @@ class Task:
 
 
 def shared_data() -> Path | None:
-    """Return `shared/data` next to the checkout, or the folder that EDGEQ_SHARED_DATA names, or None."""
+    """Return the folder that EDGEQ_SHARED_DATA names or, if it is not set, `shared/data` next to the checkout. Return
+    None if that folder does not exist.
+    """
     named = os.environ.get("EDGEQ_SHARED_DATA")
     candidates = [Path(named)] if named else [parent / "shared" / "data" for parent in REPOSITORY.parents]
     return next((c for c in candidates if c.is_dir()), None)

@@ -102,8 +102,8 @@ def cases(root: Path, workdir: Path) -> Iterator[Case]:
 
 
 def chosen(root: Path, folder: Path, only: Sequence[str] = ()) -> Iterator[tuple[Case, Path]]:
-    """Yield the cases whose names begin with a text in `only`, or all cases, each with its own empty folder in
-    `folder`.
+    """Yield the cases whose names begin with one of the texts in `only`, or all cases if `only` is empty. Each case
+    comes with its own empty folder in `folder`.
     """
     for case in cases(root, folder / "halves"):
         if not only or any(case.name.startswith(name) for name in only):

@@ -656,7 +656,9 @@ _RUN = ("models/model/plain/model.onnx", "selftest.npz", *_JSON_FILES[1:2])
 
 
 def _sealed(folder: Path) -> None:
-    """Add a model whose names onnxruntime logs, because it drops one weight and another weight has a wrong shape."""
+    """Add a model whose names appear in onnxruntime's log, because onnxruntime drops one of its weights and another
+    weight has a wrong shape.
+    """
     _bundle_cases(*_RUN, sealed=_SEAL[:1])(folder)
     head, data = (folder / "0.case").read_bytes().split(_SEAL[0], 1)
     model = onnx.load_from_string(data)

@@ -262,7 +262,7 @@ def _report(counts: LayerCounts, layer: Layer, seeds: list[Path], seed: int, ind
 
 
 def _ended(printed: bytes) -> str:
-    """Return the last printed line, in which `confine` gives the reason why the worker process was ended."""
+    """Return the last printed line, in which `confine` states why the worker process ended."""
     lines = printed.decode("utf-8", "backslashreplace").split("\n")
     return next((line.removeprefix("fuzz: ") for line in reversed(lines) if line), "ended without output")
 
@@ -351,7 +351,9 @@ def _data_bytes() -> int:
 
 
 def _watch(touched: list[str], own: tuple[Path, ...], work: Path) -> None:
-    """Record files that are changed outside of `own`, or read outside of `work` and of the installed files."""
+    """Record files that are changed outside of `own`, and files that are read outside of `work` and of the installed
+    files.
+    """
     inside = tuple(f"{os.path.realpath(path)}/" for path in own)
     installed = tuple(f"{os.path.realpath(p)}/" for p in (work, sys.prefix, sys.base_prefix, _REPOSITORY))
     system = (

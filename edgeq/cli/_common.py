@@ -33,7 +33,7 @@ _UNBOUND = 10_000
 """Width in columns if the output does not go to a terminal. It is so large that tables are as wide as their content."""
 
 Lines = Iterable[Any]
-"""Lines that a command prints for people: plain texts, tables, and texts with a style."""
+"""Lines that a command prints for people. A line is plain text, a table, or text with a style."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Printer:
 
     Attributes:
         budget: the memory and time limits of the process, or None. Each progress step renews them.
-        writes: whether the command writes a file or folder. With --quiet, such a command prints nothing.
+        writes: whether the command writes a file or folder. With --quiet, a command that writes prints nothing.
     """
 
     as_json: bool
@@ -72,7 +72,7 @@ class Printer:
             raise OutputError(f"standard output cannot be written: {error.strerror}", "Send it elsewhere") from error
 
     def lines(self, record: Any, lines: Lines) -> None:
-        """Print a command's result as `result` does. `lines` is not iterated if no text is printed."""
+        """Print a command's result as `result` does. If no text is printed, `lines` is not iterated."""
 
         def draw() -> None:
             console = self.console()
@@ -346,7 +346,7 @@ def choose_next(line: Callable[[], str | None], **words: object) -> None:
 
 
 def propose_check(bundle: Path, targets: Sequence[str] = ()) -> None:
-    """Propose, as the next line, the command that checks as much of `bundle` as this machine can run."""
+    """Set the next line to the command that checks as much of `bundle` as this machine can run."""
 
     def line() -> str | None:
         """Return the command that checks the variants in the bundle, which is read only when the line is printed."""

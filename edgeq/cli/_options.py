@@ -24,7 +24,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Renamed(click.Option):
-    """Define an option that still accepts its earlier names, which help does not show.
+    """Define an option that still accepts its earlier names, which the help does not show.
 
     Args:
         before: the earlier names.
@@ -253,7 +253,8 @@ def output_beside(
         if given or not model:
             return given
         placed = next_to(model, ending)
-        target = context.params.get("target")  # click reads a typed target before options that were not typed
+        # a typed target is known here, because click handles typed options before others
+        target = context.params.get("target")
         return placed.with_suffix(suffix(target)) if suffix is not None and target else placed
 
     shown = f"{help_text} [default: MODEL{ending}, next to the model]"
@@ -427,7 +428,7 @@ def task_options(*before: str) -> Callable[[F], F]:
 
 
 def comparison_options(function: F) -> F:
-    """Add the options for the data and the session with which two models are compared."""
+    """Add the options that set the data and the session for a comparison of two models."""
     options: tuple[Callable[[F], F], ...] = (
         click.option(
             "--data", help="Samples to run both models on: a folder, .npz, .npy, .pb or another source (docs/data.md)."
@@ -461,11 +462,11 @@ def build_options(function: F) -> F:
 
 
 def _with_classes(function: F) -> F:
-    """Pass the value of --classes together with --labels, as `edgeq.data.labels.Labels`."""
+    """Combine the values of --classes and --labels into an `edgeq.data.labels.Labels`, and pass it as `labels`."""
 
     @functools.wraps(function)
     def passing(*arguments: Any, classes: Path | None, **options: Any) -> None:
-        """Call the command with `Labels` in place of the two options."""
+        """Call the command with the combined value."""
         if classes is not None:
             from edgeq.data.labels import Labels
 

@@ -47,7 +47,7 @@ def typed_names(context: click.Context) -> list[str]:
 
 
 def written(context: click.Context) -> str:
-    """Return the recipe of the running command: the options and arguments that the user typed, as TOML.
+    """Return the recipe of the running command. It contains the options and arguments that the user typed, as TOML.
 
     Raises:
         UsageError: a value contains a password.
@@ -183,8 +183,8 @@ def several(value: Any) -> tuple[Any, ...]:
 
 
 def _toml(value: Any) -> str:
-    """Return a path, text, number, boolean or a list of these as TOML. This is JSON with escapes for invisible
-    characters.
+    """Return the TOML text of a path, text, number, boolean or list of these. The text is JSON in which invisible
+    characters are escaped.
 
     Raises:
         UsageError: a name is not UTF-8, so TOML cannot contain it.

@@ -1,4 +1,4 @@
-"""Build models and bundles: `edgeq quantize`, `tune` and `package`."""
+"""Implement `edgeq quantize`, `tune` and `package`, which build models and bundles."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compare two models: `edgeq compare` and `gate`."""
+"""Implement `edgeq compare` and `gate`, which compare two models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Write a quantized model in another form: `edgeq retarget` and `emit-c`."""
+"""Implement `edgeq retarget` and `emit-c`, which write a quantized model in another form."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def _retarget_lines(model: Path, result: Retargeted) -> Iterator[str]:
 @click.option("--params-header", type=PATH, help="gemmini_params.h of the chip. [default: one for the target's array]")
 @FORCE
 def emit_c_command(printer: Printer, program: Path, output: Path, **options: Any) -> None:
-    """Write C for a systolic array from the program that `quantize` or `package` wrote for such a target.
+    """Write C for a systolic array from a program that `quantize` or `package` wrote for that array.
 
     \b
     edgeq quantize model.onnx -t gemmini --data calib/ -o int8.onnx

@@ -195,7 +195,7 @@ def _share(value: float) -> str:
     help="Set the shape of an input with free sizes: x=1,3,224,224. Repeatable.",
 )
 def inspect_command(model: Path, targets: tuple[str, ...], shapes: tuple[str, ...], printer: Printer) -> None:
-    """Show a model's operators, shapes and MACs, and what runs in int8 on which target."""
+    """Show a model's operators, shapes and MACs, and the operators that run in int8 on a target."""
     from edgeq_device.arrays import parse_shapes
 
     from edgeq.measure.coverage import inspect
@@ -293,7 +293,7 @@ def _size(value: int) -> str:
 def debug_command(
     printer: Printer, session_options: Sequence[str], engine: str | None, memory: str | None, **options: Any
 ) -> None:
-    """Compare a quantized model with its float model, layer by layer, and name the layers that lose the accuracy.
+    """Compare a quantized model with its float model, layer by layer, and name the layers that lose accuracy.
 
     \b
     edgeq debug model.onnx int8.onnx --data calib/ --preprocess imagenet

@@ -118,7 +118,9 @@ def run_program(command: Callable[[], Any]) -> None:
 
 
 class ArgumentParser(argparse.ArgumentParser):
-    """Parse options that take lists of names (`--nodes_to_exclude conv1 conv2`), which click lacks."""
+    """Parse options that accept lists of names (`--nodes_to_exclude conv1 conv2`). click does not support these
+    options.
+    """
 
     def error(self, message: str) -> NoReturn:
         """Report wrong options as an edgeq error."""

@@ -42,12 +42,12 @@ def own_preprocess(text: str, model: Path) -> Preprocess:
     """Return the preprocessing "file.py:function".
 
     A function of one argument has edgeq's own form (see `edgeq.data.preprocess.register`). A function of three
-    arguments gets the path of an image (str), and the height and width of the model's first input. The names of its
-    arguments give the order of the two sizes.
+    arguments gets the path of an image (str), and the height and width of the model's first input. The names of the
+    function's arguments determine the order of the two sizes.
 
     Raises:
         DataError: the file or the function cannot be loaded.
-        UsageError: the function needs the sizes, and the model leaves them free.
+        UsageError: the function needs the sizes, but the model leaves them free.
     """
     loaded = load_preprocess(text)
     function = loaded.function

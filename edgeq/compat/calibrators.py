@@ -61,9 +61,9 @@ class CalibratorOptions:
     """Hold those options of onnxruntime's calibrators that determine ranges.
 
     Attributes:
-        symmetric: whether ranges are symmetric. For MinMax, the range is then -bound..bound. For Percentile, the
-            percentage then applies to the magnitudes. None means the method's default, which is True for Percentile.
-            Entropy always uses magnitudes.
+        symmetric: whether ranges are symmetric. If so, MinMax uses the range -bound..bound, and Percentile applies its
+            percentage to the magnitudes. None means the method's default, which is True for Percentile. Entropy always
+            uses magnitudes.
         moving_average: for MinMax: whether to use the mean of the samples' extrema.
         percentile: the share of values that Percentile keeps, in percent.
         per_channel: for MinMax: whether each channel along axis 1 has its own range.

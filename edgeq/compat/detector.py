@@ -47,7 +47,7 @@ class _Runs:
             yield self.reader.unfilled(run)
 
     def digest(self) -> str:
-        """Return the digest of the reader's samples. Stacking them in batches does not change it."""
+        """Return the digest of the reader's samples. Stacking the samples into batches does not change it."""
         return self.reader.samples.digest()
 
 

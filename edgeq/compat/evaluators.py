@@ -133,7 +133,7 @@ class DetectionEvaluator(Evaluator):
         return iter(reader.samples) if chooses(self.model_path) else reader.runs()
 
     def boxes(self) -> list[dict[str, Any]]:
-        """Return COCO's list of results {image_id, category_id, bbox, score} for all predictions."""
+        """Return all predictions as a COCO list of results {image_id, category_id, bbox, score}."""
         assert isinstance(self._meter, DetectionMeter)
         return self._meter.boxes()
 

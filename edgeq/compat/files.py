@@ -1,4 +1,4 @@
-"""Quantize files with the functions of ONNX Runtime's documentation, 2020 to 2026."""
+"""Provide the functions of ONNX Runtime's documentation from 2020 to 2026 that quantize files."""
 
 from __future__ import annotations
 

@@ -256,8 +256,8 @@ def _warn_of_conversion(model: onnx.ModelProto, opset: int) -> None:
 def _qlinear_nodes(
     model: ir.Model, chosen: Sequence[ir.Node], params: Mapping[str, QuantParams]
 ) -> tuple[dict[str, QuantParams], list[str]]:
-    """Return the parameters, merged across dropped Relu and Clip nodes, and the names of the nodes that can be
-    quantized.
+    """Return the parameters and the names of the nodes that can be quantized. The parameters are merged across dropped
+    Relu and Clip nodes.
     """
     computing = [node for node in chosen if node.op_type in _COMPUTING]
     products = [node for node in chosen if node.op_type in _PRODUCTS]

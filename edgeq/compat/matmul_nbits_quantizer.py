@@ -132,7 +132,7 @@ class MatMulNBitsQuantizer:
         self.model = own.model
 
     def _searches(self) -> bool:
-        """Return whether edgeq, and not onnxruntime's quantizer, writes the products for these options."""
+        """Return whether edgeq, and not onnxruntime's quantizer, quantizes the matrix products with these options."""
         config = self.algo_config
         return (
             config.algorithm in _SEARCHED

@@ -39,7 +39,9 @@ SCENARIOS = {
     "Offline": "offline",
 }
 VAL_MAP = "val_map.txt"
-"""The benchmark's file of ImageNet labels, next to the images. Each line has a file name and a class."""
+"""Name of the benchmark's file of ImageNet labels, which is next to the images. Each line has a file name and a
+class.
+"""
 _TABLES = toml_table(Path(__file__).with_suffix(".toml"), UsageError, "Install edgeq again")
 DATASETS: Mapping[str, Mapping[str, Any]] = _TABLES["datasets"]
 PROFILES: Mapping[str, str] = _TABLES["profiles"]

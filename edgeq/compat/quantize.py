@@ -1,6 +1,6 @@
 """Replace `onnxruntime.quantization.quantize`, both the module and the function of the same name.
 
-The function took a ModelProto until 2020. Since 2022 it takes files with a configuration.
+The function took a ModelProto until 2020. Since 2022, it takes files and a configuration.
 """
 
 from __future__ import annotations

@@ -28,7 +28,9 @@ from edgeq.signature import Signature
 Feed = dict[str, NDArray[Any]]
 
 RESNET50 = "preprocess_method2"
-"""The preprocessing of the CPU example: resize to the model's input, RGB, subtract the mean colour."""
+"""The preprocessing of the CPU example: resize to the size of the model's input, use RGB, and subtract the mean
+colour.
+"""
 IMAGENET = "imagenet"
 CLASSES = 1000
 

@@ -25,10 +25,10 @@ METHODS: Mapping[str, str] = {"MinMax": "minmax", "Entropy": "entropy", "Percent
 
 
 def member(enumeration: str, value: Any) -> Any:
-    """Return a member of `onnxruntime.quantization.<enumeration>`, given as the member or its name.
+    """Return a member of `onnxruntime.quantization.<enumeration>`. `value` is the member or its name.
 
     Raises:
-        UsageError: the enumeration has no such member.
+        UsageError: the enumeration does not have this member.
     """
     import onnxruntime.quantization
 
@@ -40,15 +40,15 @@ def member(enumeration: str, value: Any) -> Any:
 
 
 def name_of_member(value: Any) -> str:
-    """Return the name of an enumeration's member, given as the member or its name."""
+    """Return the name of an enumeration's member. `value` is the member or its name."""
     return str(getattr(value, "name", value))
 
 
 def quant_type(value: Any) -> Any:
-    """Return an integer QuantType, given as the member or its name.
+    """Return an integer QuantType. `value` is the member or its name.
 
     Raises:
-        UsageError: the type is unknown, or a float type.
+        UsageError: the type is unknown or is a float type.
     """
     found = member("QuantType", value)
     if "FLOAT" in found.name:
@@ -155,7 +155,7 @@ def listed(names: str | Iterable[str] | None) -> list[str]:
 
 
 def warn_unknown_nodes(model: ir.Model, *lists: Iterable[str] | None) -> None:
-    """Log a warning for each name that no node of the model has. The older functions ignored such names silently."""
+    """Log a warning for each name that no node of the model has. The older functions silently ignored these names."""
     known = {node.name for node in model.graph}
     for name in dict.fromkeys(name for names in lists for name in names or ()):
         if name not in known:

@@ -1,4 +1,4 @@
-"""Read .npy, .npz and IDX files: prepared model inputs, raw items, or image files inside arrays."""
+"""Read .npy, .npz and IDX files. They contain prepared model inputs, raw items, or image files inside arrays."""
 
 from __future__ import annotations
 

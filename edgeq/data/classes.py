@@ -79,7 +79,7 @@ class Classes:
         """Return the number of a class by its name.
 
         Raises:
-            DataError: the list has no such class, or several.
+            DataError: the list contains no class of that name, or several.
         """
         found = self.find(name)
         if found is None:
@@ -295,7 +295,7 @@ def class_folders(
 
 def _numbers(folders: Sequence[str], path: Path, scores: int | None) -> Mapping[str, int]:
     """Return the numbers that the list of classes at `path` gives to the folders. Return nothing if the file is not a
-    list of classes or if it lacks a folder.
+    list of classes or if the list lacks a folder.
     """
     if not path.is_file():
         return {}

@@ -186,7 +186,7 @@ def check_shapes(where: str, inputs: Mapping[str, Array], signature: Signature) 
 
 def _convert(where: str, array: Array, spec: TensorSpec, *, prepared: bool, others: Sequence[str]) -> Array:
     if spec.dtype.hasobject and (array.dtype.kind in "SU" or all(isinstance(text, str) for text in array.flat)):
-        return array.astype(str)  # texts, stored in a dtype that files support
+        return array.astype(str)  # texts in a dtype that files can store
     if array.dtype.kind in "OV" and array.dtype != spec.dtype:
         raise DataError(f"{where}: input {spec.name!r} holds Python objects", "Give numeric arrays of one shape")
     if array.dtype != spec.dtype:
@@ -261,7 +261,7 @@ def _missing_step(items: Mapping[str, Shape], signature: Signature) -> str:
 
 
 def _equal(sizes: Shape, wanted: Sequence[Dimension]) -> bool:
-    """Return whether sizes are equal to those that the model fixes. Return False if the model fixes none."""
+    """Return whether `sizes` agree with all the sizes that the model fixes. Return False if the model fixes none."""
     return any(isinstance(want, int) for want in wanted) and all(
         have == want for have, want in zip(sizes, wanted, strict=True) if isinstance(want, int)
     )

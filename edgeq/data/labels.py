@@ -170,7 +170,7 @@ def _named(rows: list[list[str]], path: Path) -> dict[str, Any]:
 
 
 def _table(pairs: Iterable[tuple[str, Any]], path: Path) -> dict[str, Any]:
-    """Return name → label.
+    """Return a dictionary of name → label.
 
     Raises:
         DataError: a name has two labels.

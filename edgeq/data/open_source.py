@@ -259,7 +259,7 @@ class Data(Displayed):
 
 
 def as_data(given: Any) -> Data | None:
-    """Return `given` as Data, or None for None. It may be a bare source, such as a path, a list or a
+    """Return `given` as Data, or None if it is None. `given` may also be only a source, such as a path, a list or a
     CalibrationDataReader.
     """
     return given if given is None or isinstance(given, Data) else Data(given)

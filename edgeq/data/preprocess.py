@@ -190,7 +190,7 @@ class Preprocess:
 
         Args:
             raw: the item. If an array has more axes than `source.layout`, it is a batch of items.
-            spec: the model input that the item feeds. If a step's size or layout is "model", it is taken from this input.
+            spec: the model input that the item feeds. A step's size or layout "model" is taken from this input.
 
         Raises:
             DataError: the item does not fit the steps, or the function failed.

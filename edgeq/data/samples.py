@@ -1,11 +1,11 @@
-"""Feed a model samples one at a time, from files or Python objects, each checked against the model.
+"""Read samples for a model from files or Python objects, one at a time, and check each sample against the model.
 
 samples = open_samples("calib/", signature, preprocess="imagenet", count=100)
 for sample in samples:
     session.run(None, sample.inputs)
 
-Samples can also be cut into shards for workers. A shard is a reference if workers can read the data themselves.
-Otherwise it contains the samples. The boundaries of shards depend only on the samples, not on the number of workers.
+Samples can also be cut into shards for workers. If workers can read the data themselves, a shard only refers to the
+samples. Otherwise it contains them. The boundaries of shards depend only on the samples, not on the number of workers.
 """
 
 from __future__ import annotations
@@ -493,7 +493,7 @@ class Shard:
         return f"samples {self.start} to {self.stop - 1}"
 
     def read(self, reference: SourceSamples | None) -> Iterator[Sample]:
-        """Yield the samples in a worker. `reference` is the `Sharded.reference` of the shard's origin."""
+        """Yield the samples in a worker. `reference` is the `reference` of the `Sharded` that made the shard."""
         if self.samples is not None:
             yield from self.samples
             return

@@ -129,7 +129,7 @@ class Packaged(Page):
     Attributes:
         bundle: the bundle with all variants, or the folder with one bundle for each target.
         bundles: variant's name → path of its bundle.
-        variants: the variants by name, in the order of a bundle.
+        variants: the variants by name, in the order in which a bundle lists them.
     """
 
     bundle: Path

@@ -351,9 +351,11 @@ def _fixes(signature: Signature, given: Shapes, tried: Shapes) -> str:
 
 
 LEAST_DB = 30.0
-"""The minimum SQNR in dB of a prepared model. 16-bit floats round differently, mostly at 40 to 60 dB."""
+"""The minimum SQNR in dB of a prepared model. 16-bit floats round differently, which mostly gives 40 to 60 dB."""
 _FAR_DB = 10.0
-"""A prepared model may have this many dB less than the SQNR between two optimisation levels of its source."""
+"""The SQNR of a prepared model may be this many dB lower than the SQNR between two optimisation levels of its
+source.
+"""
 
 
 def check_preparation(prepared: PreparedModel, samples: Samples) -> PreparedModel:

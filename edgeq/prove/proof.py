@@ -48,7 +48,7 @@ _POOR_COVERAGE = 0.25
 
 
 class NotFiniteError(CheckFailedError):
-    """Report an output that is NaN or infinite while the float model's output is a number."""
+    """Report an output that is NaN or infinite although the float model's output is a finite number."""
 
 
 @dataclass(frozen=True)
@@ -161,7 +161,9 @@ class Proof(Displayed):
 
     @property
     def drop(self) -> float | None:
-        """Return the accuracy lost against float32 in the task's primary metric, as a fraction; None without a task."""
+        """Return the loss of accuracy against float32 in the task's primary metric, as a fraction, or None if there is
+        no task.
+        """
         return self.accuracy[INT8].loss_against(self.accuracy[FLOAT]) if self.accuracy else None
 
     def falls_short(self, max_drop: float) -> bool:

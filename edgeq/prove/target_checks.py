@@ -150,7 +150,7 @@ def in_engine(
         decision: the decision on a mitigation of saturation in that engine.
 
     Raises:
-        EngineError: the engine crashes, hangs or refuses the model.
+        EngineError: the engine crashes, hangs or does not accept the model.
     """
     built = dataclasses.replace(variant.built, artifact=variant.built.artifact.in_engine(choice))
     proof = builds.prove(built, variant.scheme, native=variant.native)
@@ -231,7 +231,7 @@ def _count(job: Job, coverage: Coverage, route: ExecutionRoute) -> int:
 
 
 def verify_request(bundle: Path, variant: str | None, options: Mapping[str, Any]) -> VerifyRequest:
-    """Return the request of `edgeq verify --on` from its flat options.
+    """Return the request that the flat options of `edgeq verify --on` describe.
 
     Raises:
         UsageError: --max-drop is given without --task.

@@ -156,7 +156,7 @@ def _accuracy(short: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_path(key: str) -> bool:
-    """Return whether a session option was resolved to a path on this machine."""
+    """Return whether the value of a session option was resolved to a path on this machine."""
     return key.endswith("_path")
 
 

@@ -58,7 +58,7 @@ class Limits:
 
     Attributes:
         max_drop: the accuracy that B may lose, in the unit of the task's primary metric.
-        min_speedup: the minimum speed of B, as a multiple of A's.
+        min_speedup: the minimum speed of B, as a multiple of the speed of A.
         max_growth, max_memory_growth: the share by which B's size and peak memory may exceed A's.
     """
 

@@ -260,7 +260,7 @@ def _advice(source: ErrorSource) -> str:
 
 
 def _summed(times: Iterable[KernelTime]) -> dict[str, KernelTime]:
-    """Sum the times by node name. Several kernels of one node count together, under the operator type of the first."""
+    """Sum the times by node name. The kernels of one node are counted together, with the operator type of the first."""
     found: dict[str, KernelTime] = {}
     for time in times:
         known = found.get(time.name)
@@ -366,7 +366,7 @@ class TensorHistogram:
         edges: the ascending edges of the bins, one more than there are counts.
         zeros: the share of values that are exactly zero. They are not in `counts`.
         clipped: the share of values outside the range in use.
-        chosen: the method of the range in use.
+        chosen: the method that chose the range in use.
     """
 
     tensor: str

@@ -147,7 +147,7 @@ def metric_rows(variant: Variant) -> list[Row]:
 
 
 def output_table(variant: Variant) -> Table:
-    """Return a row for each output, and one for each of its slices with another scale."""
+    """Return a row for each output, and a row for each of its slices that has a different scale."""
     heads = ("output", "SQNR", "cosine", "largest error", "same top answer")
     rows = [row for output in variant.outputs[:24] for row in (_output_row(output), *_slice_rows(output))]
     return known_columns(heads, rows)
@@ -211,7 +211,7 @@ def reason_rows(coverage: Coverage) -> list[Row]:
 
 
 def float_node_rows(coverage: Coverage) -> tuple[str, list[Row]]:
-    """Return a title, and the nodes in float with the most MACs."""
+    """Return a title, and rows for the float nodes that have the most MACs."""
     nodes = sorted(coverage.float_nodes, key=lambda node: -node.macs)
     shown = nodes[:_TABLE_NODES]
     more = f" (the {len(shown)} largest of {len(nodes)})" if len(nodes) > len(shown) else ""

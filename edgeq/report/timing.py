@@ -102,7 +102,7 @@ class Timing:
 
 @dataclass(frozen=True)
 class BenchModel:
-    """Hold the known figures of a model other than its latency. `memory` has `process_peak_bytes`."""
+    """Hold what is known about a model besides its latency. `memory` has `process_peak_bytes`."""
 
     memory: Mapping[str, Amount] | None = None
 
@@ -227,7 +227,7 @@ def series(name: str, timing: Timing) -> str:
 
 
 def _occupied(timing: Timing) -> list[float]:
-    """Return the outer edges of the range of bins that are not empty, for each model."""
+    """For each model, return the outer edges of the range of bins that are not empty."""
     found = []
     edges = timing.histogram_edges_ms
     for model in timing.models.values():

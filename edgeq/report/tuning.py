@@ -48,7 +48,7 @@ def trial_settings(trial: TrialRecord) -> Pairs:
 
 
 def tuning_facts(tuning: TuningRecord) -> Pairs:
-    """Return the other facts of a run: objective, allowed loss, budget, seconds, number of candidates."""
+    """Return facts about a run: the objective, allowed loss, budget, seconds and number of candidates."""
     goal, drop, name = tuning.goal, tuning.goal.max_drop, tuning.metric.name
     loss = difference(name, drop).lstrip("+") + f" of {metric_name(name)}" if drop is not None else ""
     facts = [

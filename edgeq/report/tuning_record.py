@@ -110,8 +110,8 @@ class Assessment:
         """Return a value that `bound` on all samples will not fall below, with a certainty of 97.5 %. `share` is the
         share of all samples that this assessment uses.
 
-        The mean over a share s of the samples differs from the mean over all samples by the standard error of the
-        former times sqrt(1 - s). The doubt on all samples is the doubt on the share times sqrt(s).
+        The mean over a share s of the samples has a standard error. The mean over all samples differs from it by this
+        standard error times sqrt(1 - s). The doubt on all samples is the doubt on the share times sqrt(s).
         """
         moves = math.sqrt(1 - share)
         least = self.drop - (self.drop - self.low) * moves if self.high - self.low < 1 else self.low

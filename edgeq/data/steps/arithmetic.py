@@ -30,7 +30,7 @@ def _read_constant(value: Any) -> float | tuple[float, ...]:
 
 @dataclass(frozen=True)
 class Arithmetic(Step):
-    """Apply x (*, /, +, -) a constant, or one constant per channel."""
+    """Compute x * c, x / c, x + c or x - c. c is one constant, or one constant per channel."""
 
     sign: ClassVar[str]
     compute: ClassVar[Operator]
@@ -47,7 +47,7 @@ class Arithmetic(Step):
             DataError: the number of constants differs from the size of the channel axis.
         """
         array = floating(state.array)
-        with np.errstate(all="ignore"):  # a later check refuses values that are not finite, with the sample's name
+        with np.errstate(all="ignore"):  # a later check refuses values that are not finite and names the sample
             constant = np.asarray(self.value, array.dtype)
             if constant.ndim:
                 constant = _along_channels(constant, array, state.axes)

@@ -142,7 +142,7 @@ class Channels(Step):
     order: str = field(metadata=one_of("RGB", "BGR", "L"))
 
     def apply(self, state: State, spec: TensorSpec | None) -> State:
-        """Return the channels in the chosen order. An image that already has it is returned unchanged.
+        """Return the channels in the chosen order. An image that already has this order is returned unchanged.
 
         Raises:
             DataError: the item is not an image of three channels.
@@ -222,7 +222,7 @@ class Resize(Step):
         return scale, scale, (sides[0], sides[1])
 
     def describe(self) -> str:
-        """Describe how the new size is computed, and the filter."""
+        """Describe the filter and how the new size is computed."""
         target = describe_size(self.size)
         side = self.size if isinstance(self.size, str) else self.size[0]
         how = {
