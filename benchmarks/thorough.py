@@ -1,5 +1,5 @@
-"""Check whether `edgeq tune` finds the same candidate with its shortcuts as without them. The benchmark compares it
-with `edgeq tune --thorough`.
+"""Check whether `edgeq tune` finds the same candidate with its shortcuts as without them. The benchmark compares the
+search with `edgeq tune --thorough`.
 
     python benchmarks/thorough.py [--only NAME ...] [--json FILE]
 

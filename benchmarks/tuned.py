@@ -1,4 +1,6 @@
-"""Share code between the benchmarks of `edgeq tune`. Run it as a user does, time its bundle, and check a limit."""
+"""Provide functions that the benchmarks of `edgeq tune` share. They run it as a user does, time its bundle, and check a
+limit.
+"""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ class LayerCounts:
 
     Attributes:
         refused: number of cases that ended in one line.
-        contained: number of cases that ended by a limit or a crash in a library that runs graphs.
+        contained: number of cases that were ended by a limit, or by a crash in a library that runs graphs.
         findings: kind of finding → how often it occurred.
     """
 

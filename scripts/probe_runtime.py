@@ -250,7 +250,7 @@ def _architecture() -> str:
 
 def as_toml(found: list[tuple[str, dict[str, Any]]]) -> str:
     """Return the results in the form of targets/onnxruntime/versions.toml. For every architecture and model, the text
-    contains the oldest probed release that loads the model and after which all later releases also load it.
+    contains the oldest probed release such that it and all later releases load the model.
     """
     by_architecture: dict[str, list[dict[str, Any]]] = {}
     for architecture, findings in found:
@@ -287,8 +287,8 @@ def as_toml(found: list[tuple[str, dict[str, Any]]]) -> str:
 
 
 def _since(name: str, runs: list[dict[str, Any]]) -> str:
-    """Return the oldest release that loads `name` and after which all later releases also load it. Return "" if the
-    newest release does not load it.
+    """Return the oldest release such that it and all later releases load `name`. Return "" if the newest release does
+    not load it.
     """
     first = ""
     for run in runs:

@@ -312,8 +312,8 @@ NEXT = {
     "preprocess show": "edgeq quantize MODEL.onnx --data IMAGES --preprocess {name} -o int8.onnx",
     "extensions": "edgeq quantize MODEL.onnx --data SAMPLES --method NAME -o int8.onnx",
 }
-"""Command → the line to type next. The key also contains the subcommand, the action, or an option that changes what the
-command does.
+"""Command → the line to type next. The key may also contain the subcommand, the action, or an option that changes what
+the command does.
 
 Braces enclose a parameter's name, optionally followed by a bar and the text to use if the parameter was not given. An
 option without a value is left out. "..." means the options that the user typed and that the next command also accepts.

@@ -358,8 +358,8 @@ def report_command(printer: Printer, bundle: Path, output: Path | None, opened: 
 
 
 def _open(page: Path, printer: Printer) -> None:
-    """Open the page with the system's program for web pages. Neither that program nor the programs that it starts are
-    searched for in the working directory.
+    """Open the page with the system's program for web pages. The working directory is not searched for this program or
+    for the programs that it starts.
     """
     from edgeq.emulate.sysroot import search_path, which
 

@@ -1,4 +1,4 @@
-"""Implement `edgeq detect`, `doctor`, `targets` and others, which show this machine and the names that edgeq knows."""
+"""Implement `edgeq detect`, `doctor`, `targets` and others, which show this machine and list what edgeq supports."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Find the names that the modules of onnxruntime.quantization define. edgeq's own names take precedence over
 onnxruntime's.
 
-Most of those modules have no file in `edgeq.compat` and are only rows of a table here. `import
+Most of those modules have no file in `edgeq.compat` and are listed only in a table in this file. `import
 edgeq.compat.qdq_quantizer` still works, because a finder on `sys.meta_path` makes the module.
 """
 

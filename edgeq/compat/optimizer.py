@@ -38,8 +38,8 @@ from edgeq.util.display import SILENT, Progress
 from edgeq.util.outputs import check_apart, output_file
 
 LEAST_SQNR_DB = 40.0
-"""The minimum SQNR of the outputs. It is finite because fused operators add in a different order and may approximate
-Gelu differently.
+"""The minimum SQNR of the outputs in dB. Outputs need not be identical, because fused operators add in a different
+order and may approximate Gelu differently.
 """
 _HALF_SQNR_DB = 25.0
 _SIZE = 8

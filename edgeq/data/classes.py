@@ -127,8 +127,8 @@ def imagenet() -> Classes:
 
 
 def without_background(classes: Classes, scores: int | None) -> Classes:
-    """Return the list without its first class, the background, if the model has one score less than the list. Otherwise
-    return `classes`.
+    """If the model has one score less than the list, the first class is the background, and the result is the list
+    without it. Otherwise return `classes`.
     """
     first = {name for name, number in classes.numbers.items() if number == 0}
     if scores is None or classes.count != scores + 1 or not first & _BACKGROUND:
@@ -164,7 +164,7 @@ def load_classes(given: Any) -> Classes:
     numbers.
 
     Raises:
-        DataError: the list cannot be read, or has another form.
+        DataError: the list cannot be read, or has an unknown form.
     """
     if isinstance(given, Classes):
         return given

@@ -1,6 +1,6 @@
 """Choose a reader for the user's source of samples, and find the preprocessing that applies.
 
-The files are sorted. All of them have one kind. Files of other kinds are ignored and counted.
+The files are sorted, and all of them are of the same kind. Files of other kinds are ignored and counted.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Find the calibration samples and the validation samples of a data set by the names of folders, and find the files
-that are in both.
+"""Find the calibration samples and the validation samples of a data set by the names of sub-folders and files. Also
+find the files that are in both.
 
 The samples that give the ranges must not also prove the result, and training samples prove nothing.
 """

@@ -371,7 +371,7 @@ def load_preprocess(value: Preprocess | Spec | str | Path | Mapping[str, Any]) -
 
 
 class NoPreprocessingError(DataError):
-    """Report images for which no preprocessing is given. How to make model inputs from them is not known."""
+    """Report images for which no preprocessing is given, so edgeq cannot make model inputs from them."""
 
 
 def choices() -> str:

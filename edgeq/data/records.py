@@ -381,7 +381,7 @@ class SourceOptions:
         key: the array that contains the items (.npz).
         encoded, offsets: the array that contains concatenated image files (JPEG, PNG …), and the array of their n + 1
             positions (.npz). The positions are the beginnings of the n files and the end of the last file.
-        label: the array that contains the labels (.npz), or the column (text).
+        label: the array that contains the labels (.npz), or the column that contains them (text).
         labels: another source of the labels; see `edgeq.data.labels`.
         layout: the axes of one raw item, such as "HWC", "CHW", "TF". Additional leading axes count samples.
         channels: the order of the colour channels in raw arrays.

@@ -114,7 +114,7 @@ class SourceSamples(Displayed):
         preprocess: the preprocessing, or None if the data are already model inputs.
         hold: largest total size of the inputs, in bytes, for which all samples stay in memory after the first pass.
             Decoding them again often takes longer than running the model.
-        classes: classes that give each label that is a name its number, or None to leave names as they are.
+        classes: list of classes that maps labels that are names to numbers, or None to leave names as they are.
         score_names: names of the model's scores from a list of classes or from class folders, or empty.
     """
 
@@ -275,8 +275,8 @@ class SourceSamples(Displayed):
 
 @dataclass(frozen=True)
 class Subset(Displayed):
-    """Hold a selection of other samples. `selection` contains the numbers of the selected samples in ascending
-    order.
+    """Hold a selection from other samples. `selection` contains the numbers of the selected samples in
+    ascending order.
     """
 
     samples: Samples
@@ -476,7 +476,7 @@ def chosen_of(samples: Samples, numbers: Sequence[int]) -> Samples:
     return part if part is not None else Subset(samples, numbers)
 
 
-# So many shards that workers do not wait long for the last one, but so few that merging is cheap.
+# Make so many shards that workers do not wait long for the last one, but so few that merging is cheap.
 _SHARDS, _LEAST, _MOST = 16, 8, 512
 _STREAMED_BYTES = 1 << 23
 

@@ -398,8 +398,7 @@ def _in_plugin(engine: Engine, scheme: Scheme, op_type: str) -> str:
 
 
 def runtime_requirements(job: Job, target: Target, artifact: Artifact) -> tuple[Compatibility, Check]:
-    """Return what an artifact requires of onnxruntime, and the check whether the target's release meets these
-    requirements.
+    """Return what an artifact requires of onnxruntime, and a check that the target's release meets these requirements.
 
     Raises:
         CheckFailedError: the target's release is too old, or it computes some products wrongly on the target's CPU.

@@ -226,7 +226,7 @@ def build_derived(job: Job, target: Target, scheme: Scheme, derived: Derived, de
 
 
 def _fitting(job: Job, backend: Backend, scheme: Scheme, derived: Derived, beside: Path) -> Backend:
-    """Return the backend, supplied with the largest sums of two products that occur in the model with full ranges."""
+    """Give the backend the largest sums of two products that occur in the model with full ranges, and return it."""
     if job.calibration is None:
         raise UsageError("fit_seen needs calibration samples", "Use fit_pairs")
     full = scheme.replace(fit_pairs=False, fit_seen=False)

@@ -42,7 +42,7 @@ POOR_DROP = 0.05
 """The loss of accuracy, as a fraction, above which there is a warning. --max-drop sets the loss above which a result is
 refused.
 """
-# The minimum number of samples whose top-1 differs that allows a conclusion about other samples.
+# The minimum number of samples with a different top-1. With fewer, no conclusion about other samples is possible.
 _LEAST_CHANGED = 3
 _POOR_COVERAGE = 0.25
 
@@ -91,8 +91,8 @@ class Repair:
     Attributes:
         effort: "quick", "default" or "thorough".
         max_drop: the allowed loss as a fraction.
-        basis: "labels" or, without labels, "noise". Noise is the noise power of the worst output divided by its signal
-            power.
+        basis: "labels" or, without labels, "noise". For "noise", the loss is the noise power of the worst output
+            divided by its signal power.
         plain: the loss of the plain build that is expected on other samples. It is at least the loss on these samples.
         loss: the same loss for the chosen build.
         chosen: what was changed in the chosen build against the plain build.

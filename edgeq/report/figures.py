@@ -136,7 +136,7 @@ class Scale:
         return (value - self.low) / (self.high - self.low)
 
     def ticks(self, most: int = 6) -> tuple[float, ...]:
-        """Return round values between `low` and `high`, at most about `most`. On a logarithmic axis, they are based on
+        """Return about `most` or fewer round values between `low` and `high`. On a logarithmic axis, they are based on
         powers of ten.
         """
         return log_ticks(self.low, self.high, most) if self.log else nice_ticks(self.low, self.high, most)
@@ -145,7 +145,8 @@ class Scale:
 def scale_for(
     values: Sequence[float], start: float, end: float, *, log: bool | None = None, pad: float = 0.06
 ) -> Scale:
-    """Return a scale that contains all `values`, with a margin at both ends that is the share `pad` of its length.
+    """Return a scale that contains all `values` and has a margin at both ends. `pad` is the margin as a share of the
+    length.
 
     Args:
         log: True for a logarithmic axis, which needs positive values. With None, the spread of the values decides.

@@ -159,7 +159,7 @@ class Layer:
         saturated: the share of the output's values that are at an end of the integer range.
         float_us, int8_us: the median time of the layer's kernels in each model, in microseconds.
         error_source: True if the layer is listed among the layers that cost accuracy.
-        advice: what to do about it.
+        advice: what to do about the error.
     """
 
     name: str

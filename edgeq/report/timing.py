@@ -79,8 +79,8 @@ class Latency:
 
 @dataclass(frozen=True)
 class Timing:
-    """Hold latencies of models that were timed against each other, and other data from the same report. They are one
-    scenario of `edgeq bench --json`.
+    """Hold latencies of models that were timed against each other, and other data from the same report. The latencies
+    are those of one scenario of `edgeq bench --json`.
 
     Attributes:
         models: latencies by name, in the order in which they are drawn.
