@@ -1,7 +1,7 @@
 """Run the debugging command of ONNX Runtime's examples (run_qdq_debug.py): python -m edgeq.compat.run_qdq_debug.
 
 For each weight and each activation, the command prints how close the quantized model is to the float model, in dB.
-`edgeq debug` finds which of these layers lose accuracy, and why.
+`edgeq debug` finds which layers lose accuracy, and why.
 """
 
 from __future__ import annotations
