@@ -1,16 +1,17 @@
-"""Compare edgeq's 4-bit weights in blocks with ONNX Runtime's own MatMulNBitsQuantizer, which rounds between extremes.
+"""Compare edgeq's 4-bit weights in blocks with ONNX Runtime's own MatMulNBitsQuantizer, which rounds between the
+extremes of each block.
 
     python benchmarks/blocks.py [--only decoder minilm] [--minilm MODEL.onnx] [--layers N] [--json FILE]
 
-minilm: Spearman, bytes and latency, compared with the quantizer without options. make_model.py of shared/data makes its
-model. For each shape, `edgeq quantize` makes a model from samples of that shape, because the samples decide the type in
-which products compute. Timings use all cores.
+minilm: Spearman correlation, bytes and latency, compared with the quantizer without options. make_model.py of
+shared/data makes the model. For each shape, `edgeq quantize` makes a model from samples of that shape, because the
+samples decide the type in which products are computed. Timings use all cores.
 
-decoder: about 100 million structured weights (low rank, channels of unlike size, heavy tails), made here from a seed.
-The figure is the divergence of the next token's distribution from float32's, in nats per token (the logarithm of the
-growth of the perplexity). All contenders have blocks of 32 and zero points. "exhaustive" has the best of a fine grid of
-ranges in each block. This search covers an eighth of each product's outputs, drawn at random. It is compared in models
-that have only these outputs in blocks.
+decoder: about 100 million structured weights (low rank, channels of different magnitudes, heavy tails), made here from
+a seed. The benchmark measures how far the distribution of the next token diverges from that of float32, in nats per
+token. This is the logarithm of the factor by which perplexity grows. All contenders have blocks of 32 and zero points.
+"exhaustive" uses, in each block, the best range of a fine grid. This search covers an eighth of each product's outputs,
+chosen at random. For a fair comparison, there are models in which only these outputs are in blocks.
 
 Each part takes about five minutes.
 """
@@ -44,13 +45,13 @@ from edgeq.run.session import SessionSettings, open_session
 
 WIDTH, HEADS, VOCABULARY, BLOCK, TOKENS = 768, 12, 8192, 32, 96
 CALIBRATION, JUDGED = 16, 12
-# The exhaustive search covers one of this many outputs of each product.
+# The exhaustive search covers one in this many outputs of each product.
 PART = 8
 Floats = NDArray[np.float32]
 
 
 def structured(random: np.random.Generator, rows: int, columns: int) -> Floats:
-    """Return a matrix whose product with a vector has about the vector's size."""
+    """Return a random matrix whose product with a vector has about the same magnitude as the vector."""
     rank = min(rows, columns) // 6
     low_rank = random.normal(size=(rows, rank)) @ random.normal(size=(rank, columns)) / np.sqrt(rank)
     whole = (low_rank + 0.5 * random.standard_t(4, (rows, columns))) * np.exp(0.4 * random.normal(size=columns))
@@ -113,7 +114,7 @@ def decoder(path: Path, layers: int) -> Path:
 
 
 def nearest(model: Path, output: Path, **options: Any) -> Path:
-    """Quantize a model with MatMulNBitsQuantizer and its `options`, and return `output`."""
+    """Quantize a model with MatMulNBitsQuantizer and the given `options`, and return `output`."""
     quantizer = MatMulNBitsQuantizer(onnx.load(model), **options)
     quantizer.process()
     onnx.save(quantizer.model.model, output)
@@ -126,8 +127,8 @@ def in_blocks(model: Path, output: Path, *options: str) -> tuple[Path, dict[str,
 
 
 def exhaustive(matrix: Floats) -> Floats:
-    """Return the matrix, float32 [k, n], with the best quantization of each block. The search tries every pair of ends
-    on a grid of 0.02, each with its least-squares scale.
+    """Return the matrix (float32 [k, n]) with the best quantization of each block. The search tries every pair of range
+    ends on a grid of 0.02, each with the least-squares scale.
     """
     k, n = matrix.shape
     padded = np.zeros((-(-k // BLOCK) * BLOCK, n), np.float32)
@@ -140,7 +141,7 @@ def exhaustive(matrix: Floats) -> Floats:
 
 
 def _exhaust(x: Floats) -> Floats:
-    """Return the best quantization of each of r blocks, float32 [BLOCK, r]."""
+    """Return the best quantization of each block in `x`, which is float32 [BLOCK, number of blocks]."""
 
     def rounded(scale: Floats, zero: Floats) -> Floats:
         found: Floats = np.minimum(np.maximum(np.rint(x / scale), -zero), 15 - zero)
@@ -162,7 +163,7 @@ def _exhaust(x: Floats) -> Floats:
 
 
 def with_columns(model: Path, output: Path, columns: Mapping[str, tuple[NDArray[np.int64], Floats]]) -> Path:
-    """Replace some columns of the matrices of a float model's products, and return `output`."""
+    """Replace some columns of the matrices in a float model's matrix products, and return `output`."""
     changed = onnx.load(model)
     for tensor in changed.graph.initializer:
         if tensor.name.removesuffix(".w") in columns:
@@ -185,14 +186,14 @@ def divergence(model: Path, reference: list[Floats], ids: list[NDArray[np.int64]
 
 
 def log_softmax(logits: Floats) -> Floats:
-    """Return the logarithm of the softmax over the last axis, float64."""
+    """Return the logarithm of the softmax over the last axis in float64."""
     shifted = logits.astype(np.float64) - logits.max(-1, keepdims=True)
     return np.asarray(shifted - np.log(np.exp(shifted).sum(-1, keepdims=True)))
 
 
 def decoder_figures(work: Path, layers: int) -> dict[str, dict[str, float]]:
-    """Measure and print the divergence and size of each decoder, and return them with the divergence of the drawn
-    columns.
+    """Measure and print the divergence and size of each decoder. Return these figures and the divergence for the
+    randomly chosen columns.
     """
     model = decoder(work / "decoder.onnx", layers)
     random = np.random.default_rng(1)
@@ -243,7 +244,7 @@ def decoder_figures(work: Path, layers: int) -> dict[str, dict[str, float]]:
 
 
 def shaped(case: Case, make: Callable[[Feed], Feed], path: Path) -> tuple[str, ...]:
-    """Write the calibration samples in another shape to `path`, and return the options that name them."""
+    """Write the calibration samples to `path` in another shape, and return the options that name this file."""
     samples = open_samples(case.calibration, model_signature(case.model), preprocess=case.preprocess)
     feeds = [make(dict(sample.inputs)) for sample in samples]
     stacked: dict[str, Any] = {name: np.stack([feed[name] for feed in feeds]) for name in feeds[0]}
@@ -252,7 +253,7 @@ def shaped(case: Case, make: Callable[[Feed], Feed], path: Path) -> tuple[str, .
 
 
 def minilm_figures(model: Path, work: Path) -> dict[str, Any]:
-    """Measure and print Spearman, bytes and latency of minilm's models, and return them."""
+    """Measure and print the Spearman correlation, bytes and latency of minilm's models, and return these figures."""
     root = shared_data()
     assert root is not None, "shared/data is not next to this checkout"
     (case,) = (c for c in cases(root, model, work) if c.name == "minilm_l6")
@@ -267,7 +268,8 @@ def minilm_figures(model: Path, work: Path) -> dict[str, Any]:
         return known[content]
 
     exact = measured(plain)
-    most = max(0.0, (exact - measured(peer)) / 2)  # the peer may lose nothing, so avoid a division by zero
+    # the other tool's model may lose nothing, so avoid a division by zero
+    most = max(0.0, (exact - measured(peer)) / 2)
     print(f"\nminilm_l6: float32 {exact:.4f}, {peer.name} {measured(peer):.4f} and {peer.bytes():,} bytes")
     results: dict[str, Any] = {"float32": exact, peer.name: measured(peer)}
     for shape, make in case.shapes.items():
@@ -292,7 +294,7 @@ def minilm_figures(model: Path, work: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Run the chosen parts, and print and write their figures."""
+    """Run the chosen parts, then print and write their figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=("decoder", "minilm"), default=[])
     parser.add_argument("--minilm", type=Path, help="the model that minilm_l6/make_model.py made")

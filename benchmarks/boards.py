@@ -1,14 +1,14 @@
-"""Measure the cost of measuring over SSH. Pairs of runs compare `edgeq bench --on` with the same bench started by hand
-on the board, and the benchmark counts the bytes that a second run sends.
+"""Measure the cost of measuring over SSH. In pairs of runs, the benchmark compares `edgeq bench --on` with the same
+measurement started by hand on the board. It also counts the bytes that a second run sends.
 
-With `--cuts N` instead, it cuts the link of a small `edgeq tune --on` at N points from its first request to the last
-but one, once in each run, and resumes each run.
+With `--cuts N`, the benchmark instead does N runs of a small `edgeq tune --on`. It cuts the connection once in each
+run, at a point between the first request and the last but one, and then resumes the run.
 
     python benchmarks/boards.py [--model FILE.onnx] [--runs N] [--duration S] [--arm64] [--cuts N] [--json FILE]
 
-The boards are sshd servers on this machine, each with its own home folder. `--arm64` adds a board whose Python is the
-emulated ARM64 machine of `edgeq emulate setup arm64`. The benchmark needs openssh-server and, without `--cuts`, a quiet
-machine.
+The boards are sshd servers on this machine, each with its own home folder. `--arm64` adds a board whose Python runs in
+the emulated ARM64 machine that `edgeq emulate setup arm64` makes. The benchmark needs openssh-server and, without
+`--cuts`, a quiet machine.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ CPU, EMULATED = "cortex-a76", "arm64"
 
 
 def main() -> int:
-    """Measure, print, and return 1 if a limit is missed."""
+    """Measure and print the figures, and return 1 if a limit is missed."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     parser.add_argument("--model", type=Path, help="a chain of convolutions, where none is given")
     parser.add_argument("--data", type=Path)
@@ -79,15 +79,15 @@ def main() -> int:
 
 
 def cut_short(board: Sshd, given: argparse.Namespace) -> int:
-    """Cut the link at several points of a run, and return 1 if a run is not clean.
+    """Cut the connection at several points of a run, and return 1 if a run is not clean.
 
-    A run is clean if it ends with one line, if the resumed run gives the same bundle, and if the board has no files of
-    the session and runs nothing afterwards.
+    A run is clean if it ends with one line, if the resumed run gives the same bundle, and if afterwards the board has
+    no files of the session and runs nothing.
     """
     address, rows = f"ssh://{board.name}", []
     with steady_boards():
         whole = tuned(board.path / "whole", [address])
-        # The first run left its files on the board, and a run that finds them needs fewer requests.
+        # The first run leaves its files on the board. If a run finds these files, it needs fewer requests.
         with cut_at(0, board.cut) as requests:
             tuned(board.path / "second", [address])
         # The last request only ends the last session. A run that is cut there already has all results.
@@ -118,10 +118,11 @@ def cut_short(board: Sshd, given: argparse.Namespace) -> int:
 
 
 def cut_run(board: Sshd, address: str, number: int) -> tuple[Path, str]:
-    """Cut a run at a request, and return its output and the line with which it ends, or "" if it ended before the cut.
+    """Cut the connection of a run at a request. Return the run's output and the line with which it ends, or "" if the
+    run ended before the cut.
 
-    A profile decides how many layers the run tries in float, and so how many requests it needs. So this tries up to
-    five runs.
+    A measured profile decides how many layers the run tries in float, and so how many requests it needs. This function
+    therefore tries up to five runs.
     """
     for attempt in range(5):
         output = board.path / f"cut-{number}-{attempt}"
@@ -134,7 +135,7 @@ def cut_run(board: Sshd, address: str, number: int) -> tuple[Path, str]:
 
 
 def wait_until(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
-    """Return whether the condition becomes true in time."""
+    """Return whether the condition becomes true within `seconds`."""
     end = time.monotonic() + seconds
     while not condition() and time.monotonic() < end:
         time.sleep(0.05)
@@ -142,7 +143,7 @@ def wait_until(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
 
 
 def pythons(given: argparse.Namespace) -> list[tuple[str, str]]:
-    """Return the names of the boards, each with the command of its Python."""
+    """Return the names of the boards, each with the command that starts the board's Python."""
     emulated = (
         [(EMULATED, shlex.join(emulated_command(emulator_named("arm64"), CPU).interpreter))] if given.arm64 else []
     )
@@ -164,7 +165,7 @@ def started(network: Network, name: str, python: str) -> Sshd:
 def made(folder: Path) -> tuple[Path, Path]:
     """Write a model and samples, and return their paths.
 
-    The model is large enough that its latency does not depend on its place in memory. The latency of a very small model
+    The model is so large that its latency does not depend on where it is in memory. The latency of a very small model
     can differ by half from one process to the next.
     """
     random = np.random.default_rng(0)
@@ -173,7 +174,9 @@ def made(folder: Path) -> tuple[Path, Path]:
 
 
 def measured(board: Sshd, given: argparse.Namespace) -> dict[str, Any]:
-    """Return the figures of one board: p50 in pairs of runs, one over SSH and one by hand, and the bytes sent."""
+    """Return the figures of one board. They are the p50 of pairs of runs (one over SSH, one by hand), and the number of
+    bytes sent.
+    """
     bundle = board.path / "bundle"
     target = ("-t", "arm64-dotprod") if board.name == EMULATED else ()
     ran("package", given.model, "--data", given.data, *target, "--no-emulate", "-o", bundle)

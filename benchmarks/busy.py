@@ -1,16 +1,19 @@
-"""Check the speeds that `edgeq quantize` and `edgeq tune` claim or estimate on a busy machine against a quiet machine.
+"""Check the speeds that `edgeq quantize` and `edgeq tune` claim or estimate on a busy machine against those on a quiet
+machine.
 
     python benchmarks/busy.py [--models NAME ...] [--runs N] [--loops N] [--only quantize tune estimators]
                               [--budget TIME] [--json FILE]
 
-Start it on a quiet machine. The benchmark measures the quiet ratio before the runs next to busy loops. For `tune`, it
-measures the ratio after each run with the loops stopped, because every run may choose another candidate.
+Start the benchmark on a quiet machine. It measures the ratio on the quiet machine first, then does the runs while busy
+loops run. For `tune`, it stops the loops after each run and measures the ratio then, because every run may choose a
+different candidate.
 
-A run is right if the quiet ratio is in the interval that it claims, or in the spread that it estimates. A run is wrong
-if it calls a slower model faster, or the reverse. An estimate is only wrong if it does so by more than a tenth.
+A run is right if the quiet ratio is in the interval that the run claims, or in the spread that it estimates. A run is
+wrong if it calls a slower model faster, or a faster model slower. An estimate is wrong only if it does so by more than
+a tenth.
 
-`estimators` compares ways to estimate, on the same runs and with the same allowance. With EDGEQ_NICE=0 edgeq has no
-priority over the loops, as for users without the right to it.
+`estimators` compares ways to estimate the speed, on the same runs and with the same allowance. With EDGEQ_NICE=0, edgeq
+has no priority over the loops, as is the case for users who may not set priorities.
 """
 
 from __future__ import annotations
@@ -62,11 +65,11 @@ ESTIMATORS: dict[str, tuple[str, Reduce]] = {
         ("shortest", np.min),
     )
 }
-"""Title → the recorded times that an estimator uses, and the function that reduces those of a session to one."""
+"""Title → the recorded times that an estimator uses, and the function that reduces a session's times to one number."""
 
 
 class Recorded:
-    """Record the seconds of each run of a session, by the wall clock and by the processor time."""
+    """Record the duration of each run of a session in seconds, as wall-clock time and as processor time."""
 
     def __init__(self, run: Runner) -> None:
         self._run = run
@@ -87,8 +90,8 @@ class Recorded:
 
 @contextmanager
 def busy(loops: int) -> Iterator[None]:
-    """Run processes that only compute, in sessions of their own, so that they share the cores like other users'
-    processes.
+    """Run processes that only compute. Each has its own process session, so that they share the cores the way other
+    users' processes do.
     """
     command = [sys.executable, "-c", "while True: pass"]
     running = [subprocess.Popen(command, start_new_session=True) for _ in range(loops)]
@@ -101,7 +104,7 @@ def busy(loops: int) -> Iterator[None]:
 
 
 def quiet(float32: Sequence[Runner], int8: Sequence[Runner]) -> Claim:
-    """Return the ratio without loops, from many sessions and long runs."""
+    """Return the ratio without busy loops, from many sessions and long runs."""
     measured = measure_interleaved(
         {"float32": float32, "int8": int8}, min_duration_s=QUIET_S, patience_s=4 * QUIET_S, warmup=WarmUp()
     )
@@ -109,7 +112,7 @@ def quiet(float32: Sequence[Runner], int8: Sequence[Runner]) -> Claim:
 
 
 def runners(model: Path, settings: SessionSettings, feed: Feed, count: int = SESSIONS) -> list[Runner]:
-    """Return runners of `count` sessions of a file."""
+    """Return runners for `count` sessions of one file."""
     return [partial(open_session(model, settings).run, None, feed) for _ in range(count)]
 
 
@@ -139,7 +142,7 @@ def judge(name: str, pairs: Sequence[tuple[Claim, Claim]]) -> dict[str, Any]:
 
 
 def estimate(sides: Sequence[Sequence[Recorded]], field: str, reduce: Reduce) -> tuple[float, float, float]:
-    """Return the estimate of one of `ESTIMATORS` for a measurement, with its spread."""
+    """Return the estimate that one of `ESTIMATORS` makes from a measurement, and the spread of the estimate."""
     reduced = []
     for sessions in sides:
         times = [np.array(getattr(one, field)) for one in sessions]
@@ -152,7 +155,9 @@ def estimate(sides: Sequence[Sequence[Recorded]], field: str, reduce: Reduce) ->
 
 
 def run_estimators(model: Path, int8: Path, settings: SessionSettings, feed: Feed, runs: int, loops: int) -> Estimates:
-    """Return the quiet ratio, and by title the results of each estimator on the same runs next to busy loops."""
+    """Return the quiet ratio, and the results of each estimator keyed by title. All estimators use the same runs, made
+    while busy loops run.
+    """
     count = sessions_to_time(model)
     files = {"float32": (model, SessionSettings()), "int8": (int8, settings)}
     reference = quiet(*(runners(*file, feed, count) for file in files.values()))
@@ -209,7 +214,7 @@ def run_quantize(case: Case, workdir: Path, runs: int, loops: int) -> dict[str, 
 
 
 def run_tune(case: Case, workdir: Path, runs: int, loops: int, budget: str) -> dict[str, Any]:
-    """Check the claims of `edgeq tune` about its chosen candidate. A run that chooses nothing claims nothing."""
+    """Check the claims of `edgeq tune` about its chosen candidate. A run that chooses no candidate makes no claim."""
     feed = dict(next(iter(case.open(case.data, 1))).inputs)
     pairs = []
     for i in range(runs):
@@ -235,7 +240,7 @@ def run_tune(case: Case, workdir: Path, runs: int, loops: int, budget: str) -> d
 
 
 def main() -> None:
-    """Run the chosen sections on all models, and print and write the counts."""
+    """Run the chosen sections on all models, then print and write the counts."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", metavar="NAME", help="cases whose names begin with these")
     parser.add_argument("--runs", type=int, default=10, help="runs next to busy loops, for each model and command")

@@ -1,9 +1,9 @@
-"""Compare calibration with its limits and with ONNX Runtime's calibrators, side by side in one run.
+"""Compare edgeq's calibration with its limits and with ONNX Runtime's calibrators in one run.
 
     scripts/benchmark calibration             # everything, a few minutes
     scripts/benchmark calibration --quick    # fewer samples and rounds
 
-Each time is the shortest of several interleaved rounds, so that other work on the machine disturbs all rows alike.
+Each time is the shortest of several interleaved rounds, so that other work on the machine affects all rows equally.
 Samples are in memory. "Whole calibration" begins with the model file and ends with the ranges of every method.
 """
 
@@ -41,7 +41,9 @@ METHODS = REGISTERED.names()
 
 @dataclass(frozen=True)
 class Images:
-    """Iterate over `count` samples that repeat a few random images, so that memory does not depend on their number."""
+    """Iterate over `count` samples that repeat a few random images, so that memory does not depend on the number of
+    samples.
+    """
 
     count: int
     arrays: tuple[np.ndarray, ...]
@@ -80,7 +82,7 @@ def plain(session: Any, samples: Images) -> None:
 
 
 def interleaved(rounds: int, **runs: Callable[[], object]) -> dict[str, float]:
-    """Run each function in turns, and return its shortest time of `rounds` in seconds."""
+    """Run the functions in turns for `rounds` rounds, and return the shortest time of each function in seconds."""
     best = dict.fromkeys(runs, float("inf"))
     for _ in range(rounds):
         for name, run in runs.items():
@@ -92,8 +94,8 @@ def interleaved(rounds: int, **runs: Callable[[], object]) -> dict[str, float]:
 
 
 def bench_time(title: str, model: Path, samples: Images, rounds: int, bar: float | None) -> None:
-    """Print the time of a calibration as a ratio to float32. Hashing, loading, opening sessions and deriving ranges do
-    not grow with the samples.
+    """Print the time of a calibration as a ratio to the time of float32. The times for hashing, loading, opening
+    sessions and deriving ranges do not grow with the number of samples.
     """
     session = onnxruntime.InferenceSession(model)
     plain(session, samples)
@@ -118,8 +120,8 @@ def bench_time(title: str, model: Path, samples: Images, rounds: int, bar: float
 
 
 def breakdown(model: Path, samples: Images) -> dict[str, Callable[[], object]]:
-    """Return the parts of a calibration as separate runs: the model without outputs, with outputs, and all but the
-    ranges.
+    """Return the parts of a calibration as separate runs: the model without additional outputs, the model with them,
+    and everything except the ranges.
     """
     threads = usable_threads()
     at_once = min(MOST_AT_ONCE, threads)
@@ -134,7 +136,7 @@ def breakdown(model: Path, samples: Images) -> dict[str, Callable[[], object]]:
 
     reduced = opened()
     inputs = [(place, sample.inputs) for place, sample in enumerate(samples)]
-    with ThreadPoolExecutor(at_once) as pool:  # opens the second session, which is used after some samples
+    with ThreadPoolExecutor(at_once) as pool:  # opens the second session, which is used only after some samples
         list(pool.map(lambda item: reduced.observe(item[1], "", item[0] + len(inputs)), inputs[:2]))
 
     def side_by_side(run: Callable[[tuple[int, Mapping[str, np.ndarray]]], object]) -> None:
@@ -191,8 +193,8 @@ def onnxruntime_calibrator(method: str, model: Path, samples: Images) -> None:
 
 
 def bench_memory(model: Path) -> None:
-    """Print the peak resident memory with many samples as a ratio to few. Each run has its own process, which is
-    measured whole.
+    """Print the peak resident memory with many samples as a ratio to that with few samples. Each run has its own
+    process, and the memory is that of the whole process.
     """
     peaks = {}
     for count in (16, 256):
@@ -203,7 +205,7 @@ def bench_memory(model: Path) -> None:
 
 
 def bench_entropy() -> None:
-    """Print the time in which entropy derives the ranges of 100 tensors."""
+    """Print the time that the method entropy takes to derive the ranges of 100 tensors."""
     random = np.random.default_rng(0)
     tensors = {}
     for i in range(100):
@@ -223,7 +225,7 @@ def bench_entropy() -> None:
 
 
 def bench_real(rounds: int) -> None:
-    """Print the time of a calibration on real images of shared/data."""
+    """Print the time of a calibration on real images from shared/data."""
     from tasks import shared_data
 
     from edgeq.data.samples import open_samples
@@ -257,7 +259,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.memory_of:
         calibrate(Path(arguments.memory_of[0]), random_images(int(arguments.memory_of[1])))
-        # getrusage is not usable here: a child process begins with the peak of its parent.
+        # getrusage is not usable here, because a child process begins with the peak of its parent.
         status = Path("/proc/self/status").read_text()
         print(json.dumps({"peak_kb": int(status.split("VmHWM:")[1].split()[0])}))
         return

@@ -1,10 +1,11 @@
-"""Compare the interfaces of older tools with ONNX Runtime's own, in one run, and print limits and measurements.
+"""Compare edgeq's interfaces of older tools with ONNX Runtime's own tools in one run, and print limits and
+measurements.
 
     python benchmarks/compat.py [--only SECTION ...] [--seconds S]
 
 Sections: retarget (residual networks as S8S8 Q/DQ pairs, which are onnxruntime's default, and the same networks
-retargeted to U8S8), same (quantize_static of both tools with the same options). Latencies are interleaved on one
-thread. A ratio is of medians, on this machine. The limits of retarget are for x86 with VNNI.
+retargeted to U8S8), same (quantize_static of both tools with the same options). Latencies are measured interleaved on
+one thread. A ratio is the ratio of two medians on this machine. The limits for retarget are valid for x86 with VNNI.
 """
 
 from __future__ import annotations
@@ -35,15 +36,16 @@ from edgeq.retarget.run import retarget
 FASTER_BAR = 2.0
 CALIBRATION = 32
 COMPARED = 64
-# Relative to a range. Calibration runs an optimised session, which sums a convolution's products in another order.
+# Tolerance relative to a range. Calibration runs an optimised session, which sums a convolution's products in a
+# different order.
 FLOAT32_ROUNDING = 1e-5
 Row = tuple[str, str, str]
 Floats = NDArray[np.float32]
 
 
 def residual(path: Path, *, blocks: int = 4, channels: int = 64, size: int = 32) -> Path:
-    """Write a network with random weights: a stem and blocks of conv, relu, conv, add, relu. It has 9 convolutions and
-    4 skip branches.
+    """Write a network with random weights. It consists of a stem and of blocks of conv, relu, conv, add, relu. By
+    default, it has 9 convolutions and 4 skip branches.
     """
     random = np.random.default_rng(3)
     nodes: list[onnx.NodeProto] = []
@@ -81,8 +83,8 @@ def residual(path: Path, *, blocks: int = 4, channels: int = 64, size: int = 32)
 
 
 def networks(folder: Path) -> Iterator[tuple[str, Path, Floats]]:
-    """Yield name, float model and images of a residual network, of a trained ResNet-20 if shared/data exists, and of a
-    network of ResNet-50's shape.
+    """Yield the name, float model and images of each network. These are a residual network, a trained ResNet-20 if
+    shared/data exists, and a network with the shape of ResNet-50.
     """
     images = np.random.default_rng(1).standard_normal((COMPARED, 3, 32, 32), dtype=np.float32)
     yield "residual", residual(folder / "residual.onnx"), images
@@ -121,7 +123,9 @@ def retargeted(seconds: float) -> Iterator[Row]:
 
 
 def same(seconds: float) -> Iterator[Row]:
-    """Compare every combination of format, activation type, per channel and reduced range, with minimum and maximum."""
+    """Compare every combination of format, activation type, per channel and reduced range. All use the calibration
+    method MinMax.
+    """
     del seconds
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)

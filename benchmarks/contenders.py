@@ -1,4 +1,4 @@
-"""Build models in the two ways that the benchmarks compare, each with its own defaults."""
+"""Build models with the two tools that the benchmarks compare, each with the tool's own defaults."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from edgeq.run.session import SessionSettings, open_session
 
 @dataclass(frozen=True)
 class Built:
-    """Hold a model that is ready to run, the time of its build, and the builder's report."""
+    """Hold a model that is ready to run, the time that its build took, and the report of the tool that built it."""
 
     name: str
     model: Path
@@ -41,7 +41,9 @@ def float32(model: Path) -> Built:
 
 
 def onnxruntime_default(model: Path, calibration: NDArray[np.float32], workdir: Path) -> Built:
-    """Run `quant_pre_process`, as ONNX Runtime's documentation recommends, then `quantize_static` without options."""
+    """Quantize as ONNX Runtime's documentation recommends: run `quant_pre_process`, then `quantize_static` without
+    options.
+    """
     start = time.perf_counter()
     prepared, output = workdir / "prepared.onnx", workdir / "onnxruntime.onnx"
     name = open_session(model).get_inputs()[0].name

@@ -1,11 +1,14 @@
-"""Measure the limits of packaging for several targets, and print rows of "limit, measured", in one run.
+"""Check the limits for packaging for several targets in one run, and print rows of "limit, measured".
 
     python benchmarks/cross_target.py [--only SECTION ...] [--samples N]
 
-Sections: kernels (edgeq's model of saturating kernels, compared bit for bit with emulated kernels), accuracy (edgeq's
-choice for a CPU that saturates, compared with exact kernels), bundle (bytes of a bundle for five targets, compared with
-five models), time (packaging for five targets, compared with one). Real data come from shared/data; without it, their
-rows are left out.
+Sections:
+- kernels: compare edgeq's model of saturating kernels with emulated kernels, bit for bit.
+- accuracy: compare edgeq's choice for a CPU that saturates with exact kernels.
+- bundle: compare the bytes of a bundle for five targets with the bytes of five models.
+- time: compare the time to package for five targets with the time for one target.
+
+Real data come from shared/data. If it does not exist, the rows that need it are left out.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ from models import resnet50_shaped
 from tasks import shared_data
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(REPOSITORY))  # use the random operators of the tests
+sys.path.insert(0, str(REPOSITORY))  # the random operators come from the tests
 
 from edgeq.data.open_source import Data  # noqa: E402
 from edgeq.data.samples import open_samples  # noqa: E402
@@ -83,8 +86,8 @@ def saturation_model(samples: int) -> Iterator[Row]:
 
 
 def _network(folder: Path, models: Path) -> Any:
-    """Write the optimised graph of a quantized CNN, with every layer's output, into `models`, and return its
-    simulation.
+    """Write the optimised graph of a quantized CNN into `models`, with every layer's output, and return a simulation of
+    this graph.
     """
     given = mobilenet()
     if given is None:
@@ -155,7 +158,7 @@ def bundle(samples: int) -> Iterator[Row]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         for title, source, data, validation in _models(folder):
-            overrides = {"reduce_range": False}  # one scheme for all targets, so that their weights coincide
+            overrides = {"reduce_range": False}  # one scheme for all targets, so that their weights are identical
             done = package(
                 source, data, folder / "coincide", targets=FIVE, val=validation, overrides=overrides,
                 timed=False, emulate=False, force=True,
@@ -183,7 +186,9 @@ def _ratio(done: Any) -> str:
 
 
 def timing(samples: int) -> Iterator[Row]:
-    """Compare the time to package for five targets with the time for one, alternating, on the same data."""
+    """Compare the time to package for five targets with the time to package for one target. The runs alternate and use
+    the same data.
+    """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         for title, source, data, validation in _models(folder):
@@ -209,7 +214,7 @@ def _models(folder: Path) -> Iterator[tuple[str, Path, Data, Data]]:
 
 
 def mobilenet() -> tuple[Path, Data, Data, Any] | None:
-    """Return model, calibration data, validation data and task, or None without shared data."""
+    """Return the model, calibration data, validation data and task, or None if there is no shared data."""
     root = shared_data()
     if root is None:
         return None

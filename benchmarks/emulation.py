@@ -1,10 +1,12 @@
-"""Measure the limits of the emulated machines: their setup, masking against qemu, and ARM64 bundles on ARM64 kernels.
+"""Check the limits for emulated machines: their setup, masking compared with qemu, and ARM64 bundles on ARM64 kernels.
 
     python benchmarks/emulation.py [--only SECTION ...] [--images N] [--models N] [--json FILE]
 
-Sections: setup (a fresh ARM64 machine in an empty cache), masking (random integer models on this CPU masked to AVX2,
-compared with an emulated Haswell), arm64 (mobilenet_v1_0.25, resnet20 and yolox_nano of shared/data, for one board with
-dot-product instructions and one without: loading, self-test, and accuracy on N images compared with this machine).
+Sections:
+- setup: make a new ARM64 machine in an empty cache.
+- masking: run random integer models on this CPU, masked to AVX2, and compare with an emulated Haswell.
+- arm64: take mobilenet_v1_0.25, resnet20 and yolox_nano of shared/data, for one board with dot-product instructions and
+  one without. Load them, run the self-test, and compare the accuracy on N images with this machine.
 """
 
 from __future__ import annotations
@@ -109,7 +111,7 @@ def masking(arguments: argparse.Namespace) -> Iterator[Row]:
 
 
 def arm64(arguments: argparse.Namespace) -> Iterator[Row]:
-    """Package each model for both boards, and check it on each board's kernels."""
+    """Package each model for both boards, and check the bundle on each board's kernels."""
     data = shared_data()
     if data is None:
         print("arm64: skipped, shared/data is not next to this checkout (or set EDGEQ_SHARED_DATA)")
@@ -157,7 +159,7 @@ SECTIONS = {"setup": setup, "masking": masking, "arm64": arm64}
 
 
 def main() -> None:
-    """Run the chosen sections, and print and write their rows."""
+    """Run the chosen sections, then print and write their rows."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=SECTIONS, nargs="+", default=list(SECTIONS), help="sections to run")
     parser.add_argument("--images", type=int, default=100, help="samples for each model and board (100)")

@@ -1,15 +1,15 @@
-"""Compare edgeq's model of plug-in kernels that add two products in 16 bits with the kernels, and check edgeq's
+"""Compare plug-in kernels that add two products in 16 bits with edgeq's model of these kernels, and check edgeq's
 choices.
 
 `scripts/benchmark engine_saturation [--only layers|accuracy] [--layers N] [--seed N] [--samples N]`
 
-layers: compares 100 random layers each of MatMul and Conv with the model, bit for bit. It does so at each level of the
-instruction set below VNNI to which the engine can be capped. "plain": no groups, padding or strides, and at most 256
-products in a MatMul. "small": weights of at most 64. "fitted": weights from `fit_pairs`. No kernel may saturate on
-"small" and "fitted".
+layers: compares 100 random MatMul layers and 100 random Conv layers with the model, bit for bit. This is done at each
+instruction set level below VNNI to which the engine can be capped. "plain" means no groups, padding or strides, and at
+most 256 products in a MatMul. "small" means weights of at most 64. "fitted" means weights from `fit_pairs`. No kernel
+may saturate on "small" and "fitted".
 
-accuracy: the choices of `edgeq quantize` for a CPU that saturates and for one that does not. Each is measured in the
-engine, capped to that CPU.
+accuracy: measures the choices of `edgeq quantize` for a CPU that saturates and for one that does not. Each choice is
+measured in the engine, capped to that CPU.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # use the random layers of the tests
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the random layers come from the tests
 
 from cross_target import EXACT, MOBILENET, SATURATING, correlated_images, mobilenet
 from models import resnet50_shaped
@@ -56,7 +56,7 @@ def layers(engine: Engine, count: int, seed: int) -> None:
 
 
 def accuracy(engine: Engine, count: int) -> None:
-    """Print the quality of edgeq's choice for a saturating CPU, compared with its choice for an exact one."""
+    """Print the quality of edgeq's choice for a CPU that saturates, compared with edgeq's choice for an exact CPU."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         for title, model, data, validation, task in _models(folder, count):

@@ -1,11 +1,13 @@
-"""Measure the gain of several engines: `edgeq tune` with every installed engine, compared with `--engine onnxruntime`.
+"""Measure the gain from several engines by comparing `edgeq tune` with every installed engine to `--engine
+onnxruntime`.
 
     python benchmarks/engines.py [--only NAME ...] [--by-hand] [--keep DIR] [--minilm MODEL.onnx] [--json FILE]
 
-Each engine runs in its own process. The limits are ratios within one race. `--by-hand` instead races the winner against
-all that a user could build by hand: float32, edgeq's int8 and NNCF's int8, in onnxruntime and in the openvino package
-itself, in f32 and bf16, on one thread and on all. `--keep` stores the builds and uses stored ones. The benchmark needs
-onnxruntime-ep-openvino or openvino, and nncf for --by-hand. make_model.py makes minilm's model.
+Each engine runs in its own process. The limits are ratios between models that were timed against each other.
+`--by-hand` instead times the winner against everything that a user could build by hand: float32, edgeq's int8 and
+NNCF's int8, in onnxruntime and in the openvino package itself, in f32 and bf16, on one thread and on all. `--keep`
+stores the builds and reuses stored ones. The benchmark needs onnxruntime-ep-openvino or openvino, and also nncf for
+--by-hand. make_model.py makes minilm's model.
 """
 
 from __future__ import annotations
@@ -39,21 +41,23 @@ ACCURACY = {"yolox_nano": ("mAP50-95", 0.331)}
 LONGEST_S = {"yolox_nano": 300.0}
 TIMES_AS_LONG, SLOWER, BY_HAND = 1.6, 1.03, 1.05
 LOST_MORE = 0.005
-"""A build by hand counts if it loses at most this much more accuracy than the winner."""
+"""A hand-made build counts only if it loses at most this much more accuracy than the winner."""
 TOKENS = 32
 FASTER = {"ResNet-50-shaped": {"amx_int8": (1.25, 1.6), "avx512_vnni": (1.1, 1 / SLOWER)}}
-"""Smallest speed-up, by the first feature that the CPU has: with the best threads of each, and on one thread."""
+"""Model → CPU feature → minimum speed-up with the best number of threads for each build, and minimum speed-up on one
+thread. The first feature that the CPU has applies.
+"""
 
 
 Records = Mapping[str, Mapping[str, Any]]
 
 
 def open_tuned(stack: ExitStack, bundle: Path, record: Mapping[str, Any], model: Path, threads: int | None) -> Any:
-    """Open the candidate that tuning chose in its own process. If tuning ended without a bundle, open float32 in
+    """Open the candidate that tuning chose, in its own process. If tuning ended without a bundle, open float32 in
     onnxruntime.
 
     Args:
-        threads: number of threads; None uses the number that tuning chose.
+        threads: number of threads, or None for the number that tuning chose.
     """
     chosen = winner(record)
     choice = EngineChoice(load_engines()[chosen["engine"]], chosen["precision"])
@@ -69,7 +73,9 @@ def open_tuned(stack: ExitStack, bundle: Path, record: Mapping[str, Any], model:
 
 
 def p50s(model: Path, folder: Path, records: Records, feed: Mapping[str, Any], threads: int | None) -> dict[str, float]:
-    """Return the speed of each build as a ratio to the restricted build's, from one race."""
+    """Return the speed of each build as a ratio to the speed of the restricted build. All builds are timed against each
+    other.
+    """
     with ExitStack() as stack:
         everything = {**records, "float32": {"ended": ""}}.items()
         sessions = {name: open_tuned(stack, folder / name, record, model, threads) for name, record in everything}
@@ -78,7 +84,7 @@ def p50s(model: Path, folder: Path, records: Records, feed: Mapping[str, Any], t
 
 
 def judge_by_hand(case: Case, folder: Path, feed: Mapping[str, Any], run: Callable[[], dict[str, Any]]) -> Any:
-    """Race the winner of tuning against all builds by hand that lose at most half a point more."""
+    """Time the winner of tuning against all hand-made builds that lose at most half a point more than it does."""
     kept = folder / "record.json"
     if not kept.exists():
         kept.write_text(json.dumps(timed(run)), "utf-8")
@@ -114,7 +120,7 @@ def judge_by_hand(case: Case, folder: Path, feed: Mapping[str, Any], run: Callab
 
 
 def judge(name: str, model: Path, folder: Path, feed: Mapping[str, Any], records: Records) -> Any:
-    """Check the tuned builds against the limits of a case: speed, tuning time and accuracy. Return the figures."""
+    """Check the tuned builds against a case's limits on speed, tuning time and accuracy. Return the figures."""
     for which, record in records.items():
         print(f"    {which}: {record['verdict'][0]}; {record['took_s']:.0f} s", flush=True)
     best, single = (p50s(model, folder, records, feed, n) for n in (None, 1))
@@ -161,7 +167,7 @@ def subjects(place: Path, samples: int, minilm: Path | None) -> Iterator[Case]:
 
 
 def first_feed(case: Case) -> dict[str, Any]:
-    """Return the first sample. For tokens, this is one row of a usual length."""
+    """Return the inputs of the first sample. For tokens, this is one row of typical length."""
     feed = dict(next(iter(case.open(case.judged_on, 1))).inputs)
     if "attention_mask" not in feed:
         return feed
@@ -176,7 +182,7 @@ def tune_command(case: Case, output: Path, extra: tuple[str, ...]) -> dict[str, 
 
 
 def main() -> None:
-    """Run all chosen models, and print and write the figures."""
+    """Run all chosen models, then print and write the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="*", default=[], metavar="NAME", help="models, by their names")
     parser.add_argument("--by-hand", action="store_true")

@@ -1,11 +1,11 @@
-"""Count the errors of `edgeq gate` on a model that is not slower and on one that is 10 % slower.
+"""Count the errors that `edgeq gate` makes on a model that is not slower and on one that is 10 % slower.
 
     python benchmarks/gate.py [--runs 30] [--duration 5] [--json FILE]
 
-The baseline is a chain of equal convolutions. "Unchanged" is the same chain in other bytes, because edgeq does not time
-a file of the same bytes. "Slower" has a tenth more convolutions. The limit of the gate is 5 %. For 30 runs of each, at
-most one false alarm may occur (an inconclusive run counts as one), and at least 29 slower models must be found. The
-benchmark needs a quiet machine and takes 12 to 20 minutes.
+The baseline is a chain of equal convolutions. "Unchanged" is the same chain in a file with different bytes, because
+edgeq does not time identical files. "Slower" has a tenth more convolutions. The gate's limit is 5 %. Each model is
+checked 30 times. At most one false alarm may occur (an inconclusive run counts as one), and the slower model must be
+found at least 29 times. The benchmark needs a quiet machine and takes 12 to 20 minutes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ MOST_FALSE_ALARMS, FEWEST_FOUND = 1 / 30, 29 / 30
 
 
 def chain(path: Path, layers: int, note: str) -> Path:
-    """Write `layers` convolutions of one shape, each with its own weights. `note` only changes the file's bytes."""
+    """Write a chain of `layers` convolutions of the same shape, each with its own weights. `note` only changes the
+    file's bytes.
+    """
     random = np.random.default_rng(0)
     nodes, weights = [], []
     for i in range(layers):
@@ -41,14 +43,14 @@ def chain(path: Path, layers: int, note: str) -> Path:
     graph = helper.make_graph(nodes, "chain", [x], [y], weights)
     opsets = [helper.make_opsetid("", 17)]
     model = helper.make_model(graph, opset_imports=opsets, ir_version=8, doc_string=note)
-    # Both models have the same output, whatever their number of layers.
+    # The models have the same output, whatever their number of layers is.
     model.graph.output[0].name = model.graph.node[-1].output[0] = "y"
     onnx.save(model, path)
     return path
 
 
 def main() -> None:
-    """Run the gate on both models, and print and write the counts."""
+    """Run the gate on both models, then print and write the counts."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=30)
     parser.add_argument("--duration", type=float, default=5.0)

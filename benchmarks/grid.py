@@ -1,4 +1,6 @@
-"""Build, measure and time every setting of ONNX Runtime's own quantizer, as an expert would do without edgeq."""
+"""Build, measure and time a model with every setting of ONNX Runtime's own quantizer, as an expert would do without
+edgeq.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ TIMED_S = 1.0
 
 @dataclass(frozen=True)
 class Setting:
-    """Describe one point of the grid."""
+    """Describe one setting of the grid."""
 
     method: str
     pair: str
@@ -56,7 +58,7 @@ class Point:
 
 
 SIMPLE = Setting("MinMax", "U8S8", "QDQ", per_channel=True, reduce_range=False)
-"""The setting that most users would choose: every operator in integers, one scale per channel."""
+"""The setting that most users would choose, with every operator in integers and one scale per channel."""
 
 
 def settings() -> list[Setting]:
@@ -70,7 +72,7 @@ def settings() -> list[Setting]:
 def run_grid(
     model: Path, calibration: Samples, validation: Samples, task: Task, workdir: Path, chosen: Sequence[Setting]
 ) -> list[Point]:
-    """Build, evaluate and time each setting separately, as a script would."""
+    """Build, evaluate and time the model of each setting separately, as a script would do."""
     workdir.mkdir(parents=True, exist_ok=True)
     prepared = workdir / "prepared.onnx"
     with _quiet():
@@ -107,7 +109,8 @@ def _point(
         session = open_session(output)
         value = evaluate(session, validation, task).value
         p50 = _p50(session, inputs[0])
-    except Exception as error:  # the quantizer raises exceptions of any type; a failed setting is a row of the table
+    # the quantizer raises exceptions of many types, and a failed setting becomes a row of the table
+    except Exception as error:
         print(f"    {setting}: {type(error).__name__}: {str(error)[:100]}")
         return Point(setting, output, time.perf_counter() - start)
     return Point(setting, output, time.perf_counter() - start, value, p50)

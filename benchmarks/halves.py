@@ -3,13 +3,13 @@
     python benchmarks/halves.py [--only NAME ...] [--splits 5] [--max-drop 0.01 ...] [--json FILE]
 
 Several int8 models of each case run once over all labelled samples, and their outputs are stored. For each random
-split, `tune`'s own decision is made on one half, and the chosen model is judged on the other half. Then the halves
-change roles. The decision uses no timings: it takes the model with the most layers in int8 among those that keep the
-accuracy. No model is built twice.
+split, the decision of `tune` is made on one half, and the chosen model is judged on the other half. Then the two halves
+are swapped. The decision uses no timings. Among the models that keep the accuracy, it chooses the one with the most
+layers in int8. No model is built twice.
 
-The metrics are top-1 (whose uncertainty comes from one score per sample), mAP and AUC (computed anew over random
-halves), and F1. F1 is a task of this file that has only `update` and `result`. The detector's candidates are stored
-float32 boxes, disturbed in steps.
+The metrics are top-1 (whose uncertainty comes from one score per sample), mAP and AUC (recomputed over random halves),
+and F1. F1 is a task that this file defines, with only `update` and `result`. The detector's candidates are stored
+float32 boxes to which errors are added in steps.
 """
 
 from __future__ import annotations
@@ -53,13 +53,15 @@ from edgeq.tune.trials import Trials
 BAR = 0.1
 FLOAT = "float32"
 MOST = 900
-"""Largest number of samples of a case."""
+"""Largest number of samples in a case."""
 KEPT = (2, 4, 8)
-"""One layer in this many stays in int8, so that models that lose much in int8 approach float32 in steps."""
+"""One layer in this many stays in int8. So a model that loses much in int8 has candidates that come closer to float32
+in steps.
+"""
 
 
 class F1:
-    """Measure F1 of class 1 of two classes, a metric without a score for each sample."""
+    """Measure the F1 of class 1, with two classes. This metric has no score for each sample."""
 
     name, primary, higher_is_better, classes = "f1", "f1", True, True
 
@@ -85,7 +87,7 @@ class F1Meter:
 
 @dataclass
 class Stored:
-    """Hold the outputs of every model for every sample, reduced to the parts that the task uses."""
+    """Hold every model's outputs for every sample, reduced to the parts that the task uses."""
 
     case: str
     task: Task
@@ -95,7 +97,7 @@ class Stored:
 
 
 def collect(case: Case, task: Task, workdir: Path) -> Stored:
-    """Build the candidates of a case, run each once, and return the outputs."""
+    """Build the candidates of a case, run each candidate once, and return the outputs."""
     target = resolve("auto")
     validation = Data(case.judged_on, case.preprocess, count=MOST)
     request = Request(case.model, Data(case.data, case.preprocess, count=case.count), validation, None, None)
@@ -135,11 +137,11 @@ def collect(case: Case, task: Task, workdir: Path) -> Stored:
 
 
 def add_disturbed(stored: Stored) -> None:
-    """Add a detector's candidates: float32's boxes, moved and scored a little differently. They lose from 12 points to
-    none.
+    """Add candidates for a detector. Each consists of float32's boxes with slightly changed positions and scores. Their
+    losses range from 12 points to none.
 
-    Quantizing YOLOX-Nano without a search for its sensitive layers loses 7 points and more, so such models decide
-    nothing.
+    Without a search for its sensitive layers, a quantized YOLOX-Nano loses 7 points or more. With such models there
+    would be nothing to decide.
     """
     draw = np.random.default_rng(0)
     for step, amount in enumerate((0.8, 0.6, 0.45, 0.35, 0.25, 0.18, 0.12, 0.08, 0.05)):
@@ -155,7 +157,9 @@ def add_disturbed(stored: Stored) -> None:
 
 
 def reduce(task: Task, sample: Sample, outputs: Outputs) -> tuple[Sample, Outputs]:
-    """Return a sample and a model's outputs, reduced as far as `stored_task` still gives the same figures as `task`."""
+    """Return a sample and a model's outputs, both reduced. With the reduced outputs, `stored_task` still gives the same
+    figures as `task`.
+    """
     if isinstance(task, Detection) and task.decoder is not None:
         found = suppress(
             task.decoder(outputs, input_size(sample)), confidence=task.confidence, iou=task.iou, limit=task.limit
@@ -169,7 +173,7 @@ def reduce(task: Task, sample: Sample, outputs: Outputs) -> tuple[Sample, Output
 
 
 def stored_task(task: Task) -> Task:
-    """Return `task` for the outputs of `reduce`."""
+    """Return `task` in a form that works on the outputs of `reduce`."""
     if isinstance(task, Detection) and task.decoder is not None:
         return dataclasses.replace(
             task, decoder=lambda o, size: Detections(o["boxes"], o["scores"], np.asarray(o["classes"], np.int64))
@@ -178,7 +182,7 @@ def stored_task(task: Task) -> Task:
 
 
 def meter(stored: Stored, name: str, chosen: Sequence[int]) -> ResampledMeter:
-    """Return a meter with the stored outputs of a model for the chosen samples."""
+    """Return a meter that contains a model's stored outputs for the chosen samples."""
     found = ResampledMeter(stored.task)
     for i in chosen:
         found.update(stored.outputs[name][i], stored.samples[i])
@@ -186,7 +190,9 @@ def meter(stored: Stored, name: str, chosen: Sequence[int]) -> ResampledMeter:
 
 
 def decide_on(stored: Stored, chosen: Sequence[int], goals: Sequence[float]) -> dict[float, list[str]]:
-    """Return, for each allowed loss, the model that `tune` would choose from these samples, then all that qualify."""
+    """Return, for each allowed loss, the model that `tune` would choose on these samples, followed by all models that
+    qualify.
+    """
     reference = meter(stored, FLOAT, chosen).measured()
     assessments = {}
     for name in stored.screenings:
@@ -212,7 +218,7 @@ def decide_on(stored: Stored, chosen: Sequence[int], goals: Sequence[float]) -> 
 
 
 class Counted:
-    """Provide the part of an evaluator that `decide` needs if nothing is timed."""
+    """Provide the parts of an evaluator that `decide` needs if nothing is timed."""
 
     counts = True
 
@@ -234,7 +240,9 @@ def loss(stored: Stored, name: str, chosen: Sequence[int]) -> float:
 
 
 def run(stored: Stored, splits: int, goals: Sequence[float], first: int = 0) -> list[dict[str, Any]]:
-    """Return one row for each allowed loss: the number of decisions, and how many lost more on the other half."""
+    """Return one row for each allowed loss. It contains the number of decisions, and how many of them lost more on the
+    other half.
+    """
     counts = {goal: {"decided": 0, "exceeded": 0, "qualified": 0, "qualified_exceeded": 0} for goal in goals}
     lost: dict[float, list[float]] = {goal: [] for goal in goals}
     for seed in range(first, first + splits):
@@ -269,7 +277,7 @@ def run(stored: Stored, splits: int, goals: Sequence[float], first: int = 0) -> 
 
 
 def main() -> None:
-    """Run all splits of the chosen cases, and print and write the rows."""
+    """Run all splits of the chosen cases, then print and write the rows."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", metavar="NAME", default=(), help="cases whose names begin with these")
     parser.add_argument("--splits", type=int, default=5)
@@ -296,7 +304,7 @@ def main() -> None:
 
 
 def measured(known: Sequence[Case]) -> list[tuple[str, Case, Callable[[], Task]]]:
-    """Return name, case and task of each metric to measure."""
+    """Return the name, the case and the task for each metric to measure."""
     by_name = {case.name: case for case in known}
     found: list[tuple[str, Case, Callable[[], Task]]] = [
         (name, by_name[name], by_name[name].make_task) for name in ("yolox_nano", "ad", "kws", "resnet20")

@@ -1,4 +1,6 @@
-"""Build and run everything that a user could try by hand with one model on this machine: files, engines, precisions."""
+"""Build and run every combination of file, engine and precision that a user could try by hand with one model on this
+machine.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ class ByHand:
     """Run a model in the openvino package itself, with the interface of a session.
 
     Args:
-        feed: inputs for whose sizes the model is compiled; None compiles it for free sizes.
+        feed: inputs. The model is compiled for their sizes, or for free sizes if this is None.
     """
 
     def __init__(self, model: Path, precision: str, threads: int, feed: Feed | None = None) -> None:
@@ -48,13 +50,13 @@ class ByHand:
         return self._outputs
 
     def run(self, names: Any, feed: Feed) -> list[Any]:
-        del names  # always all of them
+        del names  # always returns all the outputs
         return list(self._request.infer(dict(feed), share_inputs=True).to_tuple())
 
 
 @dataclass(frozen=True)
 class Way:
-    """Describe a file in an engine. If the file is float, it has one precision."""
+    """Describe one way to run a model: a file, an engine, and the precision in which the engine computes floats."""
 
     built: Built
     engine: str
@@ -64,14 +66,14 @@ class Way:
         return f"{self.built.name} in {self.engine}:{self.precision}"
 
     def open(self, runtime: Any, threads: int, feed: Feed | None = None) -> Any:
-        """Open a session: in the process `runtime` for onnxruntime, in this process for openvino."""
+        """Open a session. onnxruntime runs in the process `runtime`, openvino in this process."""
         if self.engine == "openvino":
             return ByHand(self.built.model, self.precision, threads, feed)
         return runtime.open(self.built.model, SessionSettings(config=self.built.config, intra_op_threads=threads))
 
 
 def ways(case: Case, folder: Path) -> list[Way]:
-    """Return all ways. Their files are made in `folder`, or reused if they are there."""
+    """Return all the ways to run a case. Their files are made in `folder`, or reused if they are already there."""
     int8, report, nncf = folder / "int8.onnx", folder / "int8.json", folder / "nncf.xml"
     if not report.exists():
         data = ("--data", str(case.data), *case.preprocessing)
@@ -88,7 +90,7 @@ def ways(case: Case, folder: Path) -> list[Way]:
 
 
 def _nncf_int8(case: Case, output: Path) -> Path:
-    """Quantize with NNCF and the defaults that its documentation gives for this kind of model."""
+    """Quantize with NNCF, using the defaults that its documentation gives for this kind of model."""
     import nncf
     import openvino
 
@@ -107,7 +109,9 @@ def runtime() -> Iterator[Any]:
 
 
 def accuracies(case: Case, sessions: Sessions) -> dict[str, float]:
-    """Return the metric of each session, averaged over the samples that tuning saw and those that judge it."""
+    """Return the metric of each session. It is the average of two values: one for the samples that tuning saw, one for
+    those that judge the result.
+    """
     found = [
         evaluate_sessions(sessions, case.open(source), task=case.make_task()).accuracy
         for source in {case.tuned_on, case.judged_on}
@@ -116,16 +120,16 @@ def accuracies(case: Case, sessions: Sessions) -> dict[str, float]:
 
 
 def race(sessions: Sessions, feed: Feed, each_s: float = 2.0, patience_s: float = 60.0) -> dict[str, Distribution]:
-    """Return the interleaved latencies of all sessions. On a busy machine it runs up to `patience_s` longer for
-    undisturbed rounds.
+    """Time all sessions in interleaved runs and return their latencies. On a busy machine, this takes up to
+    `patience_s` longer to get undisturbed rounds.
     """
     runners = {name: query_runner(session, [feed]) for name, session in sessions.items()}
     return measure_interleaved(runners, min_duration_s=each_s, patience_s=patience_s, warmup=WarmUp(max_s=1))
 
 
 def times(slower: Distribution, faster: Distribution) -> float:
-    """Return the ratio of two latencies of one race. If no round was undisturbed for both, it is the ratio of the p50
-    over all rounds.
+    """Return the ratio of two latencies from one call of `race`. If there was no round in which both were undisturbed,
+    return the ratio of their p50 over all rounds.
     """
     found = ratio(slower, faster)
     return float(found.estimate) if found.pairs else slower.p50 / faster.p50

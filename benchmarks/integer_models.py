@@ -1,4 +1,4 @@
-"""Make random small integer models, on which saturating kernels give other outputs than exact kernels."""
+"""Make small random integer models for which saturating kernels give different outputs than exact kernels."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class IntegerModel:
 
 
 def random_model(seed: int) -> IntegerModel:
-    """Return a MatMulInteger, QLinearMatMul or QLinearConv model (dense, grouped or depthwise; padded, strided,
-    dilated), with u8 activations and s8 weights of the full range.
+    """Return a MatMulInteger, QLinearMatMul or QLinearConv model with u8 activations and s8 weights of the full range.
+    Convolutions are dense, grouped or depthwise, and may have padding, strides and dilations.
     """
     random = np.random.default_rng(seed)
     return (_matmul_integer, _qlinear_matmul, _qlinear_conv)[seed % 3](random)

@@ -1,11 +1,12 @@
-"""Kill quantize, package, calibrate and tune at random moments, and check the files that are left and the next run.
+"""Kill quantize, package, calibrate and tune at random moments, then check the files that are left and the next run.
 
     python benchmarks/kills.py [--kills N] [--seed N] [--only NAME ...]
 
-Each run replaces an earlier output of other content. It is killed (SIGKILL, with its children) at a random moment of
-the time of a whole run. Then the output must be the whole old or the whole new one. A model with external data may be
-missing; the next run must then find the old one. The next run continues (`--resume`) or starts again. Its output must
-be the output of a run without a kill, byte for byte, except for the times in tune's record.
+Each run replaces an earlier output with different content. It is killed (SIGKILL, including its children) at a random
+moment within the duration of a whole run. Afterwards, the output must be either the complete old one or the complete
+new one. A model with external data may be missing, but the next run must then find the old one. The next run continues
+(`--resume`) or starts again. Its output must be byte for byte the same as that of a run that is not killed, except for
+the times in tune's record.
 """
 
 from __future__ import annotations
@@ -39,9 +40,9 @@ class Case:
 
     Attributes:
         output: name of the output.
-        run: writes the output into a folder and replaces an existing one.
-        other: first writes another output there.
-        kept: suffixes of the files that must be the same in every run; if empty, all files must.
+        run: function that writes the output into a folder and replaces an existing output.
+        other: function that first writes a different output to the same place.
+        kept: suffixes of the files that must be the same in every run. If this is empty, all files must be the same.
     """
 
     output: str
@@ -51,7 +52,7 @@ class Case:
 
 
 def command(*arguments: str) -> Callable[[Path], object]:
-    """Return a function that runs `edgeq` with an output of the name in the last argument."""
+    """Return a function that runs `edgeq` with these arguments. The last argument is the name of the output."""
 
     def run(place: Path) -> None:
         try:
@@ -64,7 +65,7 @@ def command(*arguments: str) -> Callable[[Path], object]:
 
 
 def calibrate(place: Path) -> None:
-    """Calibrate with constant checkpoints."""
+    """Calibrate and save checkpoints all the time."""
     edgeq.calibrate(demo.MODEL, str(demo.CALIBRATION), place / "CAL", count=64, resume=True, checkpoint_seconds=0.01)
 
 
@@ -89,7 +90,7 @@ def cases() -> dict[str, Case]:
 
 
 def contents(place: Path, kept: tuple[str, ...] = ()) -> Contents:
-    """Return relative path → digest of every file that is not a draft."""
+    """Return relative path → digest for every file that is not a draft."""
     return {
         path.relative_to(place).as_posix(): sha256(path)
         for path in sorted(place.rglob("*"))
@@ -98,8 +99,8 @@ def contents(place: Path, kept: tuple[str, ...] = ()) -> Contents:
 
 
 def in_a_process(work: Callable[[], object], seconds: float | None = None) -> bool:
-    """Run `work` in its own process group, and return whether it ended by itself. With `seconds`, kill it after that
-    time.
+    """Run `work` in a process with its own process group, and return whether it ended by itself. With `seconds`, kill
+    the group after that time.
     """
     child = os.fork()
     if child == 0:
@@ -128,7 +129,7 @@ def whole(case: Case, place: Path) -> Contents:
 
 
 def killed(case: Case, place: Path, old: Contents, new: Contents, seconds: float) -> str:
-    """Kill one run after some seconds, and return one word for the files that were left."""
+    """Kill one run after `seconds`, and return a word that describes the files that were left."""
     ended = in_a_process(lambda: case.run(place), seconds)
     left = whole(case, place)
     if left == {} and old:
@@ -179,7 +180,8 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", nargs="+", choices=list(cases()), default=list(cases()))
     given = parser.parse_args()
-    # Give every model external data, as models of more than 1 GiB have, because this case needs several moves.
+    # Give every model external data, as models of more than 1 GiB have. Replacing such a model takes several moves of
+    # files, and this case must test them.
     assert load.save_model.__kwdefaults__ is not None
     load.save_model.__kwdefaults__["inline_limit"] = 1024
     chance, found = random.Random(given.seed), Counter[str]()

@@ -1,8 +1,8 @@
 """Build models of well-known shapes with random weights, so that benchmarks need no download.
 
 ResNet-50 (v1.5: the stride in the 3×3 convolution) and MobileNetV2 (width 1.0), 224×224, 1000 classes. Weights have He
-scaling (variance 2 / fan-in before a rectifier, 1 / fan-in elsewhere), and the BatchNormalization statistics are near
-identity. So activations have about the size that they have in a trained network.
+scaling (variance 2 / fan-in before a rectifier, 1 / fan-in elsewhere), and BatchNormalization is close to the identity.
+So activations have about the same magnitude as in a trained network.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def mobilenetv2_shaped(path: Path, seed: int = 0) -> Path:
     net = _Net(seed)
     x = net.conv_bn("input", 3, 32, 3, stride=2, activation="Clip")
     channels = 32
-    # Expansion, output channels, repeats, stride of the first block: table 2 of the MobileNetV2 paper.
+    # (expansion, output channels, repeats, stride of the first block), from table 2 of the MobileNetV2 paper.
     for expand, out, repeats, first_stride in (
         (1, 16, 1, 1),
         (6, 24, 2, 2),
@@ -68,7 +68,7 @@ def mobilenetv2_shaped(path: Path, seed: int = 0) -> Path:
 
 
 class _Net:
-    """Collect nodes and initializers. The name of every node and tensor describes its place."""
+    """Collect nodes and initializers. The name of every node and tensor describes its place in the network."""
 
     def __init__(self, seed: int) -> None:
         self._random = np.random.default_rng(seed)
@@ -118,7 +118,7 @@ class _Net:
         return self.node(activation, [x]) if activation else x
 
     def finish(self, x: str, channels: int, path: Path, name: str) -> Path:
-        """Add global average pooling and the classifier, and write the file."""
+        """Add global average pooling and the classifier, then write the file."""
         x = self.node("Flatten", [self.node("GlobalAveragePool", [x])])
         w = self.weight(self._random.normal(0.0, np.sqrt(1.0 / channels), (CLASSES, channels)))
         b = self.weight(self._random.normal(0.0, 0.01, CLASSES))

@@ -1,10 +1,10 @@
-"""Measure the limits of the TensorRT backend without a GPU: placement by the checker, simulated accuracy, tables,
-fallback.
+"""Check the limits for the TensorRT backend without a GPU: placement by the checker, simulated accuracy, calibration
+tables, and the fallback.
 
     python benchmarks/nvidia.py [--only SECTION ...] [--case NAME ...] [--target NAME]
 
-Accuracy is that of the float32 twin of the Q/DQ graph on a CPU (docs/nvidia.md describes what that means). Latency is
-not measured, because that needs a GPU.
+Accuracy is measured with the float32 twin of the Q/DQ graph on a CPU (docs/nvidia.md describes what this means).
+Latency is not measured, because that needs a GPU.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Row = tuple[str, str, bool]
 
 @dataclass(frozen=True)
 class Case:
-    """Describe a labelled model: calibration and validation samples, the task and its options."""
+    """Describe a model with labelled samples: the calibration and validation samples, the task and its options."""
 
     name: str
     folder: str
@@ -92,7 +92,7 @@ def placement(target: str, only: Sequence[str]) -> list[Row]:
 
 
 def accuracy(target: str, only: Sequence[str]) -> list[Row]:
-    """Measure the points lost against float32, without and with tuning, on all validation samples."""
+    """Measure how many points are lost against float32 on all validation samples, without and with tuning."""
     root = shared_data()
     if root is None:
         print("accuracy: skipped, shared/data is not next to this checkout (or set EDGEQ_SHARED_DATA)")
@@ -137,7 +137,7 @@ def accuracy(target: str, only: Sequence[str]) -> list[Row]:
 
 
 def tables(target: str, only: Sequence[str]) -> list[Row]:
-    """Read the calibration table back with the classes that onnxruntime generates from the schema."""
+    """Read the calibration table with the classes that onnxruntime generates from its schema."""
     from onnxruntime.quantization.CalTableFlatBuffers.TrtTable import TrtTable
 
     ranges = {
@@ -163,7 +163,7 @@ def tables(target: str, only: Sequence[str]) -> list[Row]:
 
 
 def fallback(target: str, only: Sequence[str]) -> list[Row]:
-    """Run the bundle for a GPU on this machine, in its own process."""
+    """Run a bundle that was made for a GPU on this machine, in its own process."""
     from edgeq import demo
     from edgeq.jobs.package import package
 
@@ -186,7 +186,7 @@ SECTIONS: dict[str, Callable[[str, Sequence[str]], list[Row]]] = {
 
 
 def print_rows(rows: Sequence[Row]) -> None:
-    """Print rows of limit and measurement."""
+    """Print rows, each with a limit and a measurement."""
     for bar, measured, met in rows:
         print(f"{'met   ' if met else 'MISSED'} | {bar} | {measured}", flush=True)
 

@@ -1,13 +1,14 @@
-"""Measure models for Qualcomm's NPU in its simulator: the delegated nodes, and the accuracy against float32 and the
-CPU.
+"""Measure models for Qualcomm's NPU in the NPU's simulator. The benchmark counts the nodes that run on the NPU, and
+compares the accuracy with that of float32 and of the CPU.
 
     python benchmarks/qnn.py [--only NAME ...] [--target hexagon-v73] [--count 50] [--wide NODE ...] [--helper]
     python benchmarks/qnn.py --tune 20m [--only NAME ...] [--count 200] [--seen 500]
 
-`--helper` builds with ONNX Runtime's own helper instead, get_qnn_qdq_config, with its defaults. `--tune` lets `edgeq
-tune` find the model within a budget, on samples that do not judge it. If a case has only one set, tuning sees every
-second sample, and the rest judge. The loss is then the loss of all judging samples on the CPU, plus the additional loss
-in the simulator on `--count` of them (docs/tune.md). The benchmark needs onnxruntime-qnn.
+`--helper` instead builds with get_qnn_qdq_config, ONNX Runtime's own helper, with its defaults. With `--tune`, `edgeq
+tune` finds the model within a time budget, on samples that are not used to judge it. If a case has only one set, tuning
+uses every second sample, and the others judge the model. With `--tune`, the reported loss is the loss on all judging
+samples on the CPU, plus the additional loss in the simulator on `--count` of them (docs/tune.md). The benchmark needs
+onnxruntime-qnn.
 """
 
 from __future__ import annotations
@@ -48,14 +49,14 @@ FLOAT, CPU, NPU = "float32", "CPU", "simulator"
 
 
 def spread(case: Case, count: int) -> Samples:
-    """Return about `count` samples, spread over all, because folders are sorted by class."""
+    """Return about `count` samples that are spread over all, because folders are sorted by class."""
     samples = case.open(case.judged_on)
     return open_samples(samples, model_signature(case.model), stride=max(1, len(samples) // count), count=count)
 
 
 def every_second(case: Case, source: Path, first: int, most: int | None = None) -> Samples:
-    """Return samples of `source`, spread over all. If tuning and judging share the set, return every second one from
-    `first`.
+    """Return samples of `source`, spread over all. If tuning and judging share one set, return every second sample from
+    `first` on.
     """
     stride = 1 + (case.tuned_on == case.judged_on)
     samples, first = case.open(source), first % stride
@@ -65,7 +66,9 @@ def every_second(case: Case, source: Path, first: int, most: int | None = None) 
 
 
 def sizes_of(case: Case) -> dict[str, int]:
-    """Return the free size of the batch. This is the number of rows of a sample, which is large for anomalies."""
+    """Return a number for the free batch size. It is the number of rows in a sample, which is large for anomaly
+    detection.
+    """
     rows: int = next(iter(next(iter(case.open(case.judged_on, 1))).inputs.values())).shape[0]
     return dict.fromkeys(free_sizes(read_model(case.model)), rows)
 
@@ -101,7 +104,9 @@ def with_helper(case: Case, folder: Path) -> tuple[Path, list[str]]:
 
 
 def with_tune(case: Case, target: Target, budget: str, seen: int, folder: Path) -> tuple[Path, list[str]]:
-    """Return the Q/DQ model in the bundle of `edgeq tune`, which saw `seen` samples, and a note on its choice."""
+    """Return the Q/DQ model from the bundle that `edgeq tune` wrote, and a note on its choice. Tuning uses `seen`
+    samples.
+    """
     tuned = edgeq.tune(
         case.model,
         Data(case.data, case.preprocess, count=case.count),
@@ -132,8 +137,8 @@ class Steps(Silent):
 
 
 def judged(case: Case, model: Path, there: Any, count: int, folder: Path) -> Assessment:
-    """Return the loss of a model in the simulator on samples that tuning did not see. All of them run on the CPU, and
-    `count` of them run on both.
+    """Return the loss of a model in the simulator on samples that tuning did not see. All these samples run on the CPU.
+    `count` of them also run in the simulator.
     """
     meter = AccuracyMeter(
         every_second(case, case.judged_on, 1), case.model, folder / "judged", task=case.make_task(), held="seen"
@@ -188,7 +193,7 @@ def run(
 
 
 def main() -> None:
-    """Run the chosen cases, and print and write their figures."""
+    """Run the chosen cases, then print and write their figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="*", help="names of cases")
     parser.add_argument("--target", default="hexagon-v73", help="target of the build")

@@ -1,10 +1,10 @@
-"""Compare edgeq's default with ONNX Runtime's default and float32, in one run on this machine, as figures and as
-ratios.
+"""Compare edgeq's default with ONNX Runtime's default and with float32 in one run on this machine. The results are
+figures and ratios.
 
     python benchmarks/quantize.py [--only SECTION ...] [--json FILE]
 
 Sections: speed (a ResNet-50-shaped model with random weights), accuracy (the labelled tasks of shared/data), demo,
-startup. Latencies are interleaved, so that a disturbance affects all models alike. A ratio is of medians.
+startup. Runs are interleaved, so that a disturbance affects all models equally. A ratio is the ratio of two medians.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def speed(seconds: float) -> Results:
 
 
 def accuracy(seconds: float) -> Results:
-    """Measure top-1 of the labelled tasks: float32, ONNX Runtime's default, edgeq's default."""
+    """Measure top-1 on the labelled tasks for float32, ONNX Runtime's default and edgeq's default."""
     root = shared_data()
     if root is None:
         print("\naccuracy: skipped, shared/data is not next to this checkout (or set EDGEQ_SHARED_DATA)")
@@ -75,14 +75,14 @@ def accuracy(seconds: float) -> Results:
 
 
 def demo(seconds: float) -> Results:
-    """Measure the embedded demo model."""
+    """Measure the built-in demo model."""
     task = demo_task()
     return {task.name: _one_task(task, seconds)}
 
 
 def startup(seconds: float) -> Results:
-    """Measure the wall clock of commands that must feel instant: the median of seven fresh processes, after one that
-    does not count.
+    """Measure the wall-clock time of commands that must feel instant. The result is the median over seven new
+    processes, after one that does not count.
     """
     del seconds
     results: Results = {}
@@ -176,7 +176,7 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 
 def main() -> None:
-    """Run the chosen sections, and print and write their figures."""
+    """Run the chosen sections, then print and write their figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=list(SECTIONS), default=list(SECTIONS), help="sections to run")
     parser.add_argument(

@@ -1,10 +1,11 @@
-"""Compare edgeq's models for Rockchip's NPUs with those of Rockchip's own quantizer, all in the compiler's simulator.
+"""Compare edgeq's models for Rockchip's NPUs with the models of Rockchip's own quantizer. All of them run in the
+compiler's simulator.
 
     python benchmarks/rknn.py [--only NAME ...] [--target rk3588] [--count 300] [--seen 300] [--json FILE]
 
-`edgeq quantize` sees labelled samples, and other samples judge. If a case has only one set, each gets every second
-sample. Rockchip's quantizer gets the same calibration samples, with its defaults. The benchmark needs rknn-toolkit2:
-`edgeq toolkit rknn --install`.
+`edgeq quantize` uses labelled samples, and other samples judge the result. If a case has only one set, each of the two
+uses every second sample. Rockchip's quantizer uses the same calibration samples and its own defaults. The benchmark
+needs rknn-toolkit2: `edgeq toolkit rknn --install`.
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ def run(case: Case, target: Target, count: int, seen: int, folder: Path) -> dict
 
 
 def main() -> None:
-    """Run the chosen cases, and print and write their figures."""
+    """Run the chosen cases, then print and write their figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="*", help="names of cases")
     parser.add_argument("--target", default="rk3588", help="target of the build")
@@ -108,7 +109,7 @@ def main() -> None:
         for case in cases(root, Path(name) / "halves"):
             if given.only and not any(case.name.startswith(wanted) for wanted in given.only):
                 continue
-            # The toolkit splits its list of samples at blanks.
+            # The toolkit splits its list of samples at spaces, so a path must not contain any.
             folder = Path(name) / str(len(rows))
             folder.mkdir()
             rows.append(run(case, resolve(given.target), given.count, given.seen, folder))

@@ -1,12 +1,14 @@
-"""Estimate a million samples on many workers, and a bench on a thousand boards: measure coefficients, then simulate.
+"""Estimate the time for a million samples on many workers and for `edgeq bench` on a thousand boards. To do so, measure
+coefficients, then simulate.
 
     python benchmarks/scale.py --measure          # coefficients, on this machine, two workers; about a minute
     python benchmarks/scale.py                    # the simulation, with the coefficients of docs/scale.md
     python benchmarks/scale.py --coefficients FILE.json
 
-The simulation models `edgeq.distributed.Workers.map` with its own shard sizes. Workers take shards as they become free.
-Results wait until they can be merged in order, at most four for each thread. The main process merges one after the
-other. The simulation does not model the internals of Dask: their cost for each shard is a measured coefficient.
+The simulation models `edgeq.distributed.Workers.map` with the shard sizes that it uses. A worker takes the next shard
+when it becomes free. Results wait until they can be merged in order, but at most four results wait for each thread. The
+main process merges one result at a time. The simulation does not model the internals of Dask. Their cost for each shard
+is a measured coefficient.
 """
 
 from __future__ import annotations
@@ -45,9 +47,9 @@ class Job:
     """Describe the cost of one kind of work.
 
     Attributes:
-        sample_s: seconds of a worker per sample: reading, preprocessing, running, counting.
-        result_bytes: bytes of the result of a shard of 512 samples.
-        merge_s: seconds of the main process per shard.
+        sample_s: seconds that a worker needs per sample to read, preprocess, run and count it.
+        result_bytes: size in bytes of the result of a shard of 512 samples.
+        merge_s: seconds that the main process needs to merge a shard.
     """
 
     sample_s: float
@@ -57,24 +59,24 @@ class Job:
 
 @dataclass(frozen=True)
 class Coefficients:
-    """Hold processor seconds that were measured on one machine, which docs/scale.md names."""
+    """Hold coefficients that were measured on the machine that docs/scale.md names. Times are processor seconds."""
 
     calibrate: Job = Job(0.0115, 3.7e6, 0.0076)
     evaluate: Job = Job(0.0069, 1.2e3, 0.0)
     sample_bytes: float = 22.6e3
-    """Bytes of an image file. As a streamed sample it has 602 kB."""
+    """Size of an image file in bytes. As a streamed sample, the image has 602 kB."""
     digest_s: float = 0.000058
-    """Seconds of the main process per sample by reference, for its digest."""
+    """Seconds that the main process needs per sample to compute the digest, if samples are sent by reference."""
     shard_s: float = 0.0111
-    """Seconds of the main process (client and scheduler) per shard, to send, assign, fetch and forget it."""
+    """Seconds that the main process (client and scheduler) needs per shard to send, assign, fetch and forget it."""
     reference_bytes: float = 51.0
-    """Bytes of the list of files per sample. The list is sent to each worker once."""
+    """Bytes per sample in the list of files, which is sent to each worker once."""
     restart_s: float = 3.0
-    """Seconds until a killed worker is back and has opened its models."""
+    """Seconds until a killed worker has restarted and opened its models."""
 
 
 class Nothing:
-    """Do nothing as a job, so that only the cost of Dask is left."""
+    """Define a job that does nothing, so that only the cost of Dask is left."""
 
     def open(self, stack: ExitStack) -> Callable[[int], int]:
         """See `edgeq.distributed.workers.Job`."""
@@ -82,7 +84,7 @@ class Nothing:
 
 
 def cost(run: Callable[[Shard], Any], merge: Callable[[Any], None]) -> Job:
-    """Return the cost of a job, measured on two shards of 100 samples. `merge` adds a result to the earlier ones."""
+    """Return the cost of a job, measured on two shards of 100 samples. `merge` adds a result to the earlier results."""
     run(Shard(0, 8))
     began = time.process_time()
     first, second = (run(Shard(start, start + 100)) for start in (0, 100))
@@ -111,7 +113,7 @@ def measure() -> Coefficients:
         task = make_task("classification", None)
         evaluate = EvaluationJob(model, samples, replace(task, class_offset=1), None).open(stack)  # type: ignore[type-var]
         merged = Merged(plan(prepared.model, names, {}), dict.fromkeys(names, TensorStatistics()))
-        jobs = [cost(calibrate, merged.add), cost(evaluate, [].append)]  # accuracy results merge at once
+        jobs = [cost(calibrate, merged.add), cost(evaluate, [].append)]  # results of accuracy take no time to merge
         began = time.process_time()
         samples.digest()
         digest_s = (time.process_time() - began) / len(samples)
@@ -142,7 +144,7 @@ class Played:
         main: share of the time in which the main process was busy.
         workers: share of the time in which the workers were busy.
         received: bytes received.
-        waiting: largest number of bytes of waiting results.
+        waiting: largest total size in bytes of the results that were waiting at one time.
         twice: number of samples that were run twice.
     """
 
@@ -161,7 +163,7 @@ def play(
     size = min(512, max(8, -(-samples // 16)))
     remaining = deque((start, min(size, samples - start)) for start in range(0, samples, size))
     order = deque(start for start, _ in remaining)
-    running: list[tuple[float, int, int]] = []  # end of the shard, its start, its samples
+    running: list[tuple[float, int, int]] = []  # (end of the shard, start of the shard, number of samples)
     dying = deque(sorted(deaths))
     done: set[int] = set()
     begun: set[int] = set()
@@ -208,7 +210,7 @@ def play(
 
 
 def clock(seconds: float) -> str:
-    """Return seconds as text in seconds, minutes or hours."""
+    """Return a number of seconds as text in seconds, minutes or hours."""
     return (
         f"{seconds:.0f} s"
         if seconds < 600
@@ -228,7 +230,7 @@ def size(value: float) -> str:
 
 
 def workers_table(known: Coefficients) -> None:
-    """Print the simulated runs as a table, by job and number of workers."""
+    """Print a table of the simulated runs for each job and number of workers."""
     print(f"{SAMPLES:,} samples by reference ({size(SAMPLES * known.sample_bytes)} of files, read once by a worker)\n")
     print("| job | workers | time | main process busy | workers busy | results received | waiting at most | one dies |")
     print("|---|---|---|---|---|---|---|---|")
@@ -248,8 +250,8 @@ def workers_table(known: Coefficients) -> None:
 
 
 def boards_table() -> None:
-    """Print an estimate of `edgeq bench --on fleet`: a bundle of 5 MB once to each board, 20 s of measuring, a report
-    of 20 kB.
+    """Print an estimate for `edgeq bench --on fleet`. Each board gets a bundle of 5 MB once, measures for 20 s, and
+    returns a report of 20 kB.
     """
     print("\n| boards | at once | uplink | bundles sent | time | the same again, nothing sent |")
     print("|---|---|---|---|---|---|")

@@ -1,12 +1,12 @@
-"""Compare edgeq with ONNX Runtime's own dynamic quantization on transformers, recurrent networks and multilayer
+"""Compare edgeq with ONNX Runtime's own dynamic quantization for transformers, recurrent networks and multilayer
 perceptrons.
 
     python benchmarks/sequence.py [--only NAME ...] [--minilm MODEL.onnx] [--tune] [--json FILE]
 
-minilm_l6's model is not in shared/data. Its make_model.py makes the model, and --minilm names it; this needs the
-package `tokenizers`. ONNX Runtime runs as its documentation recommends: `quantize_dynamic(per_channel=True)`, without
-other options. --tune adds the result of `edgeq tune` (minutes per model). Latencies are interleaved, and ratios are of
-medians.
+minilm_l6's model is not in shared/data. make_model.py in its folder makes the model, and --minilm names the file. This
+needs the package `tokenizers`. ONNX Runtime is used as its documentation recommends:
+`quantize_dynamic(per_channel=True)`, without other options. --tune adds the result of `edgeq tune` (minutes per model).
+Runs are interleaved, and ratios are ratios of medians.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ Feed = dict[str, Any]
 
 @dataclass(frozen=True)
 class Case:
-    """Describe a model, its data, and the limits for the quantized model.
+    """Describe a model, its data, and the limits that the quantized model must meet.
 
     Attributes:
-        options: options of `edgeq eval`, `quantize` and `tune`, after --task.
+        options: options of `edgeq eval`, `quantize` and `tune` that follow --task.
         preprocess: value of `--preprocess`.
-        shapes: name → function that makes a feed to time from the first validation sample's.
-        least: smallest value of the metric.
+        shapes: name → function that turns the inputs of the first validation sample into the inputs to time.
+        least: smallest allowed value of the metric.
         most_bytes, least_speed: limits relative to float32.
         drop: value of --max-drop.
     """
@@ -76,14 +76,16 @@ class Contender:
     config: Mapping[str, str] = field(default_factory=dict)
 
     def bytes(self) -> int:
-        """Return the bytes to deploy. For a bundle, these are its model files."""
+        """Return the number of bytes to deploy. For a bundle, this is the size of its model files."""
         if self.path.is_dir():
             return sum(f.stat().st_size for f in self.path.rglob("*") if f.suffix in (".onnx", ".data"))
         return sum(f.stat().st_size for f in model_files(self.path))
 
 
 def cases(root: Path, minilm: Path | None, work: Path) -> Iterator[Case]:
-    """Yield the cases that can be run. `work` gets links to the samples of folders that also contain other files."""
+    """Yield the cases that can be run. If a folder of samples also contains other files, links to the samples are made
+    in `work`.
+    """
     home = root / "nsnet2_gru"
 
     def frames(count: int) -> Callable[[Feed], Feed]:
@@ -214,7 +216,7 @@ def latencies(case: Case, contenders: list[Contender], seconds: float, threads: 
 
 
 def one_case(case: Case, options: argparse.Namespace) -> dict[str, Any]:
-    """Compare all contenders of a case, print the figures, and return them."""
+    """Compare all the contenders of a case, print the figures, and return them."""
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
         contenders = [
@@ -247,7 +249,7 @@ def _data(case: Case) -> tuple[str, ...]:
 
 
 def main() -> None:
-    """Run the chosen cases, and print and write their figures."""
+    """Run the chosen cases, then print and write their figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", metavar="NAME", help="models whose names begin with these")
     parser.add_argument("--minilm", type=Path, help="the model that minilm_l6/make_model.py made")

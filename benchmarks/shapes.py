@@ -1,8 +1,9 @@
-"""Measure the speed of int8 against float32 without regard to accuracy: `edgeq tune` on known shapes, random weights.
+"""Measure the speed of int8 against float32 without regard to accuracy. The benchmark runs `edgeq tune` on models of
+well-known shapes with random weights.
 
     python benchmarks/shapes.py [--samples N] [--json FILE]
 
-Accuracy here means how closely the outputs match float32's (SQNR), on random images.
+Here, accuracy means how closely the outputs on random images match those of float32 (SQNR).
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ SHAPES = {"ResNet-50-shaped": (resnet50_shaped, 3.0), "MobileNetV2-shaped": (mob
 
 
 def main() -> None:
-    """Tune each model, and print and write the figures."""
+    """Tune each model, then print and write the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--samples", type=int, default=32)
     parser.add_argument("--json", type=Path, help="also write all figures to this file")

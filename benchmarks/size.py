@@ -3,8 +3,8 @@
     scripts/benchmark size                  # about a quarter of an hour, 10 GB of disk
     scripts/benchmark size --only nodes     # weights, nodes or samples
 
-The benchmark prints the time, and the peak memory of any process of the command (resident, with mapped files). It also
-prints that memory less 1.3 times the weights, which is the constant of docs/security.md.
+The benchmark prints the time, and the peak memory of any process of the command (resident, including mapped files). It
+also prints this memory minus 1.3 times the size of the weights. The difference is the constant in docs/security.md.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ def chain(count: int) -> list[str]:
 
 
 def weights_case(folder: Path) -> tuple[Path, Path]:
-    """Write `LAYERS` products with square matrices of size `WIDTH`, in one file next to the model, and return model and
-    data.
+    """Write a model of `LAYERS` products with square matrices of size `WIDTH`. The matrices are in one file next to the
+    model. Return the model and its data.
     """
     random = np.random.default_rng(0)
     names = chain(LAYERS)
@@ -62,7 +62,7 @@ def weights_case(folder: Path) -> tuple[Path, Path]:
 
 
 def nodes_case(folder: Path, count: int = 10_000) -> tuple[Path, Path]:
-    """Write a chain of products and activations, and return model and data."""
+    """Write a chain of products and activations, and return the model and its data."""
     weight = numpy_helper.from_array(np.eye(8, dtype=np.float32) * 1.01, "w")
     names = chain(count)
     nodes = [
@@ -76,7 +76,7 @@ def nodes_case(folder: Path, count: int = 10_000) -> tuple[Path, Path]:
 
 
 def samples_case(folder: Path, count: int = 100_000) -> tuple[Path, Path]:
-    """Write a small network and many rows, and return model and data."""
+    """Write a small network and many rows of data, and return both."""
     random = np.random.default_rng(0)
     tensors = [
         numpy_helper.from_array(random.standard_normal((64, 64)).astype(np.float32) / 8, f"w{i}") for i in (0, 1)

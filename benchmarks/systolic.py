@@ -1,9 +1,9 @@
-"""Measure the limits of the systolic backend on the default array: exactness, accuracy, placement, speed.
+"""Check the limits for the systolic backend on the default array: exactness, accuracy, placement and speed.
 
     python benchmarks/systolic.py [--only MODEL ...] [--images N]
 
-Each row is a limit and a measurement. The integers of the simulator and of the host twin in stock ONNX Runtime are
-compared on every layer. Accuracy is the twin's, because the twin gives the same integers.
+Each row is a limit and a measurement. For every layer, the integers of the simulator are compared with those of the
+host twin in stock ONNX Runtime. Accuracy is measured with the twin, because the twin gives the same integers.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ CALIBRATION = 300
 
 
 def measure(task: Task, limit: int | None) -> None:
-    """Print the rows of one model. `limit` is the largest number of images per validation set."""
+    """Print the rows of one model. `limit` is the largest number of images to use from a validation set."""
     target = resolve("gemmini")
     scheme = target.profile.scheme
     with tempfile.TemporaryDirectory() as folder:
@@ -86,8 +86,8 @@ def measure(task: Task, limit: int | None) -> None:
 
 
 def exactness(program: Program, twin: onnx.ModelProto, task: Task, signature: Signature) -> tuple[int, float, int]:
-    """Return the number of differing integers over all layers, the simulated images per second, and the number of
-    accumulators that wrapped.
+    """Return the number of integers that differ over all layers, the number of images simulated per second, and the
+    number of accumulators that overflowed.
     """
     x = next(iter(task.validation.values()))[0][:COMPARED]
     simulator = Simulator(program)
@@ -97,7 +97,7 @@ def exactness(program: Program, twin: onnx.ModelProto, task: Task, signature: Si
         start = time.perf_counter()
         plain = simulator.run({task.input: x})
         seconds.append(time.perf_counter() - start)
-    rate = len(x) / min(seconds)  # the least disturbed run
+    rate = len(x) / min(seconds)  # use the least disturbed run
     found = simulator.run({task.input: x}, keep=names).tensors
     watched = onnx.ModelProto()
     watched.CopyFrom(twin)
@@ -108,7 +108,7 @@ def exactness(program: Program, twin: onnx.ModelProto, task: Task, signature: Si
 
 
 def top1(session: Any, task: Task, part: str, limit: int | None) -> float:
-    """Return the share of right answers on a validation set."""
+    """Return the share of correct answers on a validation set."""
     x, labels, _ = task.validation[part]
     x, labels = x[:limit], labels[:limit]
     scores = [session.run(None, {task.input: x[i : i + 50]})[0] for i in range(0, len(x), 50)]

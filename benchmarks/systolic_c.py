@@ -1,9 +1,11 @@
-"""Compare the simulator of the systolic array with the C bundle: differing values over every layer output.
+"""Compare the simulator of the systolic array with the C bundle, and count the values that differ in every layer's
+output.
 
     python benchmarks/systolic_c.py [--graphs 200] [--images 2]
 
-Models: the demo and those of shared/data, compiled for riscv64 and run under qemu-riscv64. Random graphs: compiled for
-this machine. Every mode runs (ws, ws with products for convolutions, cpu, os), with both generations of gemmini.h.
+The models are the demo and those of shared/data. They are compiled for riscv64 and run under qemu-riscv64. The random
+graphs are compiled for this machine. Each of them runs in every mode (ws, ws with products for convolutions, cpu, os)
+and with both generations of gemmini.h.
 """
 
 from __future__ import annotations
@@ -82,7 +84,7 @@ def graphs(count: int) -> int:
 
 
 def row(what: str, wrong: int, values: int) -> None:
-    """Print a row: differing values, all values, and whether the limit is met."""
+    """Print a row with the number of differing values, the number of all values, and whether the limit is met."""
     print(f"| {what} | {BAR} | {wrong} of {values} | {'met' if wrong <= BAR else 'MISSED'} |", flush=True)
 
 

@@ -1,6 +1,7 @@
-"""Read the labelled tasks of `shared/data` as arrays without edgeq, so that edgeq and its peers get the same samples.
+"""Read the labelled tasks of `shared/data` as arrays without edgeq, so that edgeq and the other tools get the same
+samples.
 
-The arithmetic is that of each set's meta.json. `float32` contains the top-1 that its meta.json records.
+The samples are preprocessed as each set's meta.json specifies. `float32` contains the top-1 that meta.json records.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ Labels = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Task:
-    """Hold a model with its calibration samples [N, ...], and validation sets by name as (samples [N, ...], labels [N],
-    recorded top-1).
+    """Hold a model, its calibration samples [N, ...], and its validation sets by name. A validation set is (samples [N,
+    ...], labels [N], recorded top-1).
 
-    class = argmax(output[class_offset:]).
+    The predicted class is argmax(output[class_offset:]).
     """
 
     name: str
@@ -40,7 +41,7 @@ class Task:
     class_offset: int = 0
 
     def top1(self, session: Any, part: str) -> float:
-        """Return the share of right answers, one sample at a time, as a device runs them."""
+        """Return the share of correct answers. The samples run one at a time, as on a device."""
         x, y, _ = self.validation[part]
         right = 0
         for i in range(len(x)):
@@ -50,7 +51,9 @@ class Task:
 
 
 def shared_data() -> Path | None:
-    """Return `shared/data` next to the checkout, or the folder that EDGEQ_SHARED_DATA names, or None."""
+    """Return the folder that EDGEQ_SHARED_DATA names or, if it is not set, `shared/data` next to the checkout. Return
+    None if that folder does not exist.
+    """
     named = os.environ.get("EDGEQ_SHARED_DATA")
     candidates = [Path(named)] if named else [parent / "shared" / "data" for parent in REPOSITORY.parents]
     return next((c for c in candidates if c.is_dir()), None)
@@ -74,7 +77,7 @@ def tasks(root: Path) -> Iterator[Task]:
 
 
 def demo_task() -> Task:
-    """Return the task of the embedded demo."""
+    """Return the task of the built-in demo."""
     with np.load(demo.CALIBRATION) as calibration, np.load(demo.VALIDATION) as validation:
         recorded = demo.provenance()["float32"]["validation"]
         parts = {"validation": (validation["image"], validation["label"].astype(np.int64), recorded)}

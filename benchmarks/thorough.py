@@ -1,10 +1,11 @@
-"""Check whether `edgeq tune` finds the same with its shortcuts as without: compare it with `edgeq tune --thorough`.
+"""Check whether `edgeq tune` finds the same candidate with its shortcuts as without them. The benchmark compares the
+search with `edgeq tune --thorough`.
 
     python benchmarks/thorough.py [--only NAME ...] [--json FILE]
 
-Both searches must choose the same candidate, or two that cannot be distinguished. Two candidates cannot be
-distinguished if interleaved timings do not show either to be more than 3 % faster, and if the loss of each is in the
-other's 95 % interval. If one search ends without a bundle, the other must, too.
+Both searches must choose the same candidate, or two candidates that cannot be distinguished. This means that
+interleaved timings do not show either one to be more than 3 % faster, and that the loss of each is in the 95 % interval
+of the other. If one search ends without a bundle, the other must also end without one.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def alike(case: Case, bundles: Mapping[str, Path], winners: Mapping[str, Mapping
 
 
 def run_case(case: Case, workdir: Path) -> dict[str, Any]:
-    """Run both searches of a case, and compare the chosen candidates."""
+    """Run both searches for a case, and compare the chosen candidates."""
     print(f"\n{case.name}", flush=True)
     bundles = {name: workdir / name for name in SEARCHES}
     records = {name: timed(partial(tune, case, bundles[name], options)) for name, options in SEARCHES.items()}
@@ -68,7 +69,7 @@ def run_case(case: Case, workdir: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Run the chosen cases, and print and write their figures."""
+    """Run the chosen cases, then print and write their figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", metavar="NAME", help="cases whose names begin with these")
     parser.add_argument("--json", type=Path, help="also write all figures to this file")

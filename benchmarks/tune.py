@@ -1,4 +1,4 @@
-"""Compare `edgeq tune` with float32 and with the exhaustive grid of ONNX Runtime's own options, in one run on this
+"""Compare `edgeq tune` with float32 and with an exhaustive grid of ONNX Runtime's own options, in one run on this
 machine.
 
     python benchmarks/tune.py [--quick] [--only NAME ...] [--grid N] [--budget TIME] [--json FILE]
@@ -6,7 +6,7 @@ machine.
 For each model, the benchmark prints the loss of the tuned bundle on the judging samples, its speed against float32, and
 the time of tuning. The grid builds, evaluates and times each of 72 settings separately. With --grid N (9 in --quick
 mode), it runs only N random settings, and the printed time of the grid is their time multiplied by 72 / N. The tuned
-bundle and the fastest setting of the grid that keeps the accuracy are timed interleaved.
+bundle is timed, interleaved, against the fastest setting of the grid that keeps the accuracy.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Results = dict[str, Any]
 
 
 def run_case(case: Case, workdir: Path, grid: int, budget: str | None) -> Results:
-    """Tune, judge, run the grid, compare."""
+    """Tune a case, judge the bundle, run the grid, and compare the two."""
     print(f"\n{case.name}")
     bundle = workdir / "tuned"
     start = time.perf_counter()
@@ -84,7 +84,7 @@ def _against_grid(
     count: int,
 ) -> Results:
     every = settings()
-    # At random with a fixed seed, because every n-th setting would be of one kind.
+    # Choose at random with a fixed seed, because every n-th setting would be of the same kind.
     drawn = random.Random(0).sample(every, min(count, len(every)))
     points = run_grid(case.model, case.open(case.data, case.count), validation, task, workdir / "grid", drawn)
     sign = 1 if task.higher_is_better else -1
@@ -117,7 +117,7 @@ def _against_grid(
 
 
 def main() -> None:
-    """Run the chosen cases, and print and write their figures."""
+    """Run the chosen cases, then print and write their figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", metavar="NAME", help="cases whose names begin with these")
     parser.add_argument(

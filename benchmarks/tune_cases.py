@@ -1,4 +1,4 @@
-"""Define the models on which `edgeq tune` is measured, with the limits of each."""
+"""Define the models on which `edgeq tune` is measured, and the limits for each model."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class Case:
 
     Attributes:
         tuned_on: labelled samples that tuning may see.
-        judged_on: labelled samples for the reported figure.
+        judged_on: labelled samples on which the reported figure is measured.
         max_drop: value of --max-drop.
-        bar: largest loss, in the metric's own scale.
+        bar: largest allowed loss, in the metric's own scale.
         count: number of calibration samples.
         options: options of the task, as on the command line.
-        against_int8: largest latency as a multiple of that of ONNX Runtime's own int8 model, whatever accuracy that
-            model loses.
+        against_int8: largest allowed latency, as a multiple of the latency of ONNX Runtime's own int8 model, however
+            much accuracy that model loses.
     """
 
     name: str
@@ -65,7 +65,7 @@ class Case:
 
 
 def cases(root: Path, workdir: Path) -> Iterator[Case]:
-    """Yield all cases. The halves of folders are made in `workdir`."""
+    """Yield all cases. If a folder is split into halves, these are made in `workdir`."""
     images = root / "imagenet-sample"
     even, odd = halves(images / "val", workdir)
     for name, (seen, unseen) in {"mobilenet, first half": (even, odd), "mobilenet, second half": (odd, even)}.items():
@@ -102,8 +102,8 @@ def cases(root: Path, workdir: Path) -> Iterator[Case]:
 
 
 def chosen(root: Path, folder: Path, only: Sequence[str] = ()) -> Iterator[tuple[Case, Path]]:
-    """Yield the cases whose names begin with a text in `only`, or all cases, each with its own empty folder in
-    `folder`.
+    """Yield the cases whose names begin with one of the texts in `only`, or all cases if `only` is empty. Each case
+    comes with its own empty folder in `folder`.
     """
     for case in cases(root, folder / "halves"):
         if not only or any(case.name.startswith(name) for name in only):
@@ -113,7 +113,9 @@ def chosen(root: Path, folder: Path, only: Sequence[str] = ()) -> Iterator[tuple
 
 
 def halves(folder: Path, workdir: Path) -> tuple[Path, Path]:
-    """Return two copies of `folder`: one with every second file from the first on, the other with the rest."""
+    """Return two copies of parts of `folder`. One contains every second file, beginning with the first. The other
+    contains the rest.
+    """
     made = []
     for start, name in enumerate(("even", "odd")):
         place = workdir / f"{folder.name}-{name}"

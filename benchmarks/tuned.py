@@ -1,4 +1,6 @@
-"""Share code of the benchmarks of `edgeq tune`: run it as a user does, race its bundle, and check a limit."""
+"""Provide functions that the benchmarks of `edgeq tune` share. They run it as a user does, time its bundle, and check a
+limit.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ def tune(case: Case, bundle: Path, options: Sequence[str] = (), *, labels: bool 
     """Write the tuned bundle of `case` to `bundle`, and return the record of the run.
 
     Args:
-        options: further options for the command line.
+        options: additional options for the command line.
         labels: whether tuning sees the labels of its samples.
     """
     data = ["--data", str(case.data), "--val", str(case.tuned_on), *case.preprocessing]
@@ -56,7 +58,9 @@ def winner(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def race(model: Path, bundle: Path, feed: Mapping[str, Any], name: str) -> float:
-    """Return the speed of `bundle` as a multiple of `model`'s, which runs with the threads that suit it best."""
+    """Return the speed of `bundle` as a multiple of the speed of `model`. `model` runs with the number of threads that
+    suits it best.
+    """
     threads = {
         f"{name}, {n or 'all'} threads": open_session(model, SessionSettings(intra_op_threads=n)) for n in (0, 1)
     }

@@ -1,9 +1,10 @@
-"""Measure the loss by missing labels: compare `edgeq tune` with and without labels on the same samples.
+"""Measure how much accuracy is lost if labels are missing, by running `edgeq tune` with and without labels on the same
+samples.
 
     python benchmarks/unlabelled.py [--only NAME ...] [--json FILE]
 
-Both bundles are judged with the labels. Without labels, edgeq estimates the accuracy from float32's own scores for the
-candidate's outputs (docs/tune.md, Accuracy).
+Both bundles are judged with the labels. Without labels, edgeq estimates the accuracy from the scores that float32 gives
+to the candidate's outputs (docs/tune.md, Accuracy).
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def run_case(case: Case, workdir: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Run the chosen cases, and print and write their figures."""
+    """Run the chosen cases, then print and write their figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", metavar="NAME", default=CASES, help="cases whose names begin with these")
     parser.add_argument("--json", type=Path, help="also write all figures to this file")

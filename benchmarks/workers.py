@@ -1,12 +1,15 @@
-"""Measure `--workers`: the speed of two processes against one, the bytes of the results, a killed worker, and memory.
+"""Check `--workers`: the speed of two processes against one, the bytes of the results, the effect of a killed worker,
+and the memory.
 
     python benchmarks/workers.py [--rounds 3] [--only speed killed memory] [--json FILE]
 
-Speed: `edgeq calibrate` and `edgeq eval` of MobileNet on the 900 images of shared/data, each worker with one thread. It
-measures whole commands, and also subtracts the start of a cluster (a command on eight images). Limits: two workers are
-at least 1.5 times as fast, and give the same bytes. Killed: one worker gets SIGKILL during the run; the bytes are the
-same. Memory: the peak of the main process with 50,000 samples is at most 1.1 times the peak with 5,000. The benchmark
-needs two free cores and takes about six minutes.
+- speed: run `edgeq calibrate` and `edgeq eval` for MobileNet on the 900 images of shared/data. Each worker has one
+  thread. The time is that of the whole command, with and without the time to start a cluster (that of a command on
+  eight images). Two workers must be at least 1.5 times as fast as one and give the same bytes.
+- killed: one worker gets SIGKILL during the run. The bytes must be the same.
+- memory: the peak of the main process with 50,000 samples must be at most 1.1 times the peak with 5,000.
+
+The benchmark needs two free cores and takes about six minutes.
 """
 
 from __future__ import annotations
@@ -45,11 +48,11 @@ class Done:
 
 
 def run(job: str, words: list[str], workers: int, output: Path, *, kill_after: float | None = None) -> Done:
-    """Run one command. With `kill_after`, one of its workers is killed after this many seconds of work."""
+    """Run one command. With `kill_after`, kill one of its workers after this many seconds of work."""
     extra = ["-o", str(output), "--force"] if job == "calibrate" else ["--task", "classification"]
     command = [sys.executable, "-m", "edgeq", job, *words, *extra, "--json", "-q", "--workers", str(workers)]
     began = time.monotonic()
-    # Without edgeq's process of limits, so that the watched process is the one that works.
+    # Run without edgeq's process for limits, so that the watched process is the one that works.
     here = {**os.environ, "EDGEQ_BUDGET": "off"}
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen([*command, "--threads", "1"], env=here, **pipes) as process:
@@ -78,7 +81,7 @@ def peak_bytes(pid: int) -> int:
 
 
 def status(pid: int) -> list[str]:
-    """Return the lines of /proc/PID/status, or nothing if the process has ended."""
+    """Return the lines of /proc/PID/status, or an empty list if the process has ended."""
     try:
         return Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:
@@ -146,7 +149,7 @@ def speed(folder: Path, rounds: int) -> dict[str, Any]:
 
 
 def killed(folder: Path) -> dict[str, Any]:
-    """Run each job with and without a killed worker, print whether the bytes are the same, and return the figures."""
+    """Run each job with and without killing a worker, print whether the bytes are the same, and return the figures."""
     found = {}
     for job in JOBS:
         whole = run(job, real(job), 2, folder / "whole")

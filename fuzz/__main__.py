@@ -46,7 +46,7 @@ def main() -> int:
     if given.case is not None:
         if len(chosen) != 1:
             parser.error("--case needs one LAYER")
-        confine("fuzz")  # relay what libraries print, as in a run
+        confine("fuzz")  # relay what libraries print, in the same way as in a run
         return _again(chosen[0], given.seed, given.case)
     by_layer: dict[str, LayerCounts] = {}
     for layer in chosen:

@@ -1,6 +1,8 @@
-"""Change one field of a protobuf message: remove it, repeat it, exchange it, move it, or set it to an extreme value.
+"""Change one field of a protobuf message. A change removes, repeats, exchanges or moves the field, or sets it to an
+extreme value.
 
-The field is drawn from all fields of the message's type and of nested messages. Absent fields are as likely as others.
+The field is chosen at random from all the fields of the message's type and of nested messages. Absent fields are as
+likely as other fields.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ _BITS = {
 
 
 def of_fields(kind: type[Message]) -> Mutation:
-    """Return a mutation that makes one such change to a message of this type, and sometimes two."""
+    """Return a mutation that makes one change, or sometimes two, to a message of this type."""
 
     def mutate(random: Random, data: bytes, others: Sequence[bytes]) -> bytes:
         message = kind()
@@ -39,7 +41,7 @@ def of_fields(kind: type[Message]) -> Mutation:
 
 
 def _changes(random: Random, whole: Message) -> list[Callable[[], object]]:
-    """Return the possible changes to one field of one of the messages."""
+    """Return the possible changes to one field of one message."""
     messages = list(_nested(whole))
     message = random.choice(messages)
     field = random.choice(message.DESCRIPTOR.fields)
@@ -93,15 +95,15 @@ def _nested(message: Message) -> Iterator[Message]:
 
 
 def _small(messages: Sequence[Message]) -> list[Message]:
-    """Return copies of the first and the last messages. Copies are needed because a message may contain the place where
-    it is inserted.
+    """Return copies of the first and the last messages. Copies are needed because a message may contain the place into
+    which it is inserted.
     """
     few = [m for m in (*messages[:2], *messages[-1:]) if m.ByteSize() < _LARGEST]
     return [type(m).FromString(m.SerializePartialToString()) for m in few]
 
 
 def _texts(messages: Sequence[Message]) -> list[str]:
-    """Return names from all parts of the message, and texts that are not in it."""
+    """Return names from all parts of the message, and texts that are not in the message."""
     named = [m.name for m in messages if "name" in m.DESCRIPTOR.fields_by_name and m.name]
     return [*_TEXTS, *list(dict.fromkeys(named))[:: max(1, len(set(named)) // 8)]]
 

@@ -1,4 +1,4 @@
-"""Fuzz the same layers, guided by the coverage of edgeq's own code, with atheris if it is installed."""
+"""If atheris is installed, fuzz the same layers guided by the coverage of edgeq's own code."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from fuzz.run import MEMORY, SECONDS, run_case
 
 
 def guided(layer: Layer, seed: int, seconds: float, save: Path) -> int:
-    """Run a layer for some seconds, and return 0 if nothing was found. Findings are saved under `save`. Their first
-    byte is the number of the seed whose file name the case has; the content of the file follows.
+    """Run a layer for some seconds, and return 0 if nothing was found. Findings are saved under `save`. The first byte
+    of a finding is the number of the seed whose file name the case has. The content of the file follows.
     """
     save.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="edgeq-fuzz-") as name:

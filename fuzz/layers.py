@@ -1,4 +1,4 @@
-"""Define the layers to fuzz. Each makes its own small files, and reads a changed file as edgeq does."""
+"""Define the layers to fuzz. Each layer makes its own small files and reads a mutated file the way edgeq does."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ class Layer:
     """Describe a reader of untrusted files.
 
     Attributes:
-        seeds: writes the layer's files into an empty folder.
-        read: reads the file at a path, which is in its own folder. It refuses a file with an EdgeqError or a
-            DeviceError.
-        mutate: changes a file.
-        cases: default number of cases; layers with slow cases have fewer.
-        native: whether libraries run untrusted graphs in the layer. `edgeq` does that in a process with limits. So a
-            crash there, or memory or time that runs out, is counted and is not a finding.
+        seeds: function that writes the layer's files into an empty folder.
+        read: function that reads the file at a path. The file is alone in its folder. If the function refuses the file,
+            it raises an EdgeqError or a DeviceError.
+        mutate: function that changes a file.
+        cases: default number of cases. Layers with slow cases have fewer.
+        native: whether libraries run untrusted graphs in the layer. `edgeq` runs them in a process with limits. So if
+            that process crashes or runs out of memory or time, this is counted but is not a finding.
     """
 
     name: str
@@ -47,7 +47,7 @@ class Layer:
 
 
 def _run(command: click.Command, *arguments: str) -> None:
-    """Run a command as the program does, and raise the error whose line it has printed."""
+    """Run a command the way the program does. If it prints an error, raise that error."""
     error = None
     try:
         command.main(arguments, f"edgeq {command.name}", standalone_mode=False)
@@ -197,7 +197,9 @@ def _rich_models(folder: Path) -> None:
 
 
 def _amplifying(folder: Path) -> None:
-    """Write models in which a few bytes set the size of a result: small sizes here, which mutations enlarge."""
+    """Write models in which a few bytes set the size of a result. The sizes are small here, but mutations
+    enlarge them.
+    """
     from tests.model.test_declared_sizes import ATTACKS, MANY, write
 
     for number, (weights, nodes) in enumerate(ATTACKS.values()):
@@ -539,7 +541,8 @@ def _read_program(path: Path) -> None:
     load_program(path)
 
 
-# Bundles. A case contains the name of a file, a line, whether to make the manifest agree, and the file's content.
+# Bundles. A case contains the name of a file, a line, a flag for making the manifest agree with the file, and the
+# file's content.
 
 _JSON_FILES = ("manifest.json", "models/model/component.json", "models/model/elsewhere/edgeq.json")
 _SEAL = (b"sealed\n", b"as it is\n")
@@ -585,7 +588,7 @@ def _of_case(random: Random, data: bytes, others: Sequence[bytes]) -> bytes:
 
 
 def _put(path: Path) -> Path:
-    """Put the case's file into the good bundle of this layer, and return the bundle's path."""
+    """Put the case's file into this layer's valid bundle, and return the bundle's path."""
     import shutil
 
     parts = path.read_bytes().split(b"\n", 2)
@@ -653,7 +656,9 @@ _RUN = ("models/model/plain/model.onnx", "selftest.npz", *_JSON_FILES[1:2])
 
 
 def _sealed(folder: Path) -> None:
-    """Add a model whose names onnxruntime logs, because it drops one weight and another weight has a wrong shape."""
+    """Add a model whose names appear in onnxruntime's log, because onnxruntime drops one of its weights and another
+    weight has a wrong shape.
+    """
     _bundle_cases(*_RUN, sealed=_SEAL[:1])(folder)
     head, data = (folder / "0.case").read_bytes().split(_SEAL[0], 1)
     model = onnx.load_from_string(data)
@@ -685,7 +690,7 @@ def _zips(folder: Path) -> None:
 
     write_bundle(small_spec(folder / "models"), folder / "whole.edgeq")
     _remove(folder / "models")
-    # Without the runner, because most of its bytes have no effect on a reader.
+    # Leave out the runner, because most of its bytes have no effect on a reader.
     with zipfile.ZipFile(folder / "whole.edgeq") as archive:
         kept = {name: archive.read(name) for name in archive.namelist() if not name.endswith((".py", "ines.json"))}
     manifest: dict[str, Any] = json.loads(kept["manifest.json"])
@@ -768,7 +773,7 @@ def _read_registry(path: Path) -> None:
 
 
 def expected(error: BaseException) -> bool:
-    """Return whether an error is one that ends a command in one line, whatever line breaks its text contains."""
+    """Return whether an error ends a command with one line, even if its text contains line breaks."""
     from edgeq_device.errors import DeviceError
 
     from edgeq.errors import EdgeqError
@@ -780,7 +785,7 @@ _SEEDS: dict[str, Path] = {}
 
 
 def seed_folder(name: str) -> Path:
-    """Return the folder with the files of a layer. `make_seeds` makes them at the first call in a process."""
+    """Return the folder with the files of a layer. At the first call in a process, `make_seeds` makes these files."""
     return _SEEDS[name]
 
 

@@ -1,4 +1,4 @@
-"""Mutate real files: their bytes, and the structure of JSON, TOML, zip and protobuf files."""
+"""Mutate the bytes of real files, and the structure of JSON, TOML, zip and protobuf files."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import DecodeError, Message
 
 Mutation = Callable[[Random, bytes, Sequence[bytes]], bytes]
-"""Function from a random generator, a file and all files of the layer to a changed file."""
+"""Function that takes a random generator, a file and all the files of the layer, and returns a changed file."""
 
 MOST_BYTES = 1 << 20
 SIZES = (-1, 0, 1, 2, 7, 127, 128, 255, 256, 65535, 65536, 10**6, 2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**62, 2**63 - 1)
 NUMBERS = (*SIZES, -(2**31), -(2**63), 2**64 - 1, 2**64, 10**30)
 SPOOF = "all variants passed"
 ESCAPES = ("\x1b]0;title\x07", "\x1b[2J", "\x9b2J", "\u202e", f"\n{SPOOF}\n", "\r")
-"""Texts that control a terminal, or that look like a line of edgeq."""
+"""Texts that control a terminal or look like a line that edgeq prints."""
 TEXTS = (
     "",
     " ",
@@ -161,7 +161,9 @@ def of_text(random: Random, data: bytes, others: Sequence[bytes]) -> bytes:
 
 
 def of_zip(inner: Mutation) -> Mutation:
-    """Return a mutation of an archive's bytes or of its members, one of which `inner` changes."""
+    """Return a mutation that changes an archive's bytes or its members. To change a member's content, it uses
+    `inner`.
+    """
 
     def mutate(random: Random, data: bytes, others: Sequence[bytes]) -> bytes:
         try:
@@ -196,8 +198,8 @@ def of_zip(inner: Mutation) -> Mutation:
 
 
 def of_names(kind: type[Message], inner: Mutation) -> Mutation:
-    """Return a mutation that replaces one or two names of a protobuf message with hostile ones. It replaces all uses of
-    a name, so that the message stays consistent. In half of the cases it then applies `inner`.
+    """Return a mutation that replaces one or two names in a protobuf message with hostile names. It replaces all uses
+    of a name, so that the message stays consistent. In half of the cases, it also applies `inner`.
     """
 
     def mutate(random: Random, data: bytes, others: Sequence[bytes]) -> bytes:
@@ -217,7 +219,7 @@ def of_names(kind: type[Message], inner: Mutation) -> Mutation:
 
 
 def _texts_of(message: Message) -> Iterator[tuple[str, Callable[[str], None]]]:
-    """Yield the names of nodes and tensors in a message, each with a function that replaces it."""
+    """Yield the names of nodes and tensors in a message, each with a function that replaces the name."""
     for field, value in message.ListFields():
         if field.type == FieldDescriptor.TYPE_MESSAGE:
             for inner in value if field.is_repeated else [value]:
@@ -230,7 +232,7 @@ def _texts_of(message: Message) -> Iterator[tuple[str, Callable[[str], None]]]:
 
 
 def of_message(kind: type[Message]) -> Mutation:
-    """Return a mutation of the fields of a protobuf message of this type, nested fields included."""
+    """Return a mutation that changes the fields of a protobuf message of this type, including nested fields."""
 
     def mutate(random: Random, data: bytes, others: Sequence[bytes]) -> bytes:
         if random.random() < 0.2:

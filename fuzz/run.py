@@ -1,5 +1,5 @@
-"""Run cases in forked processes with limits. These are findings: an error that is not one line, a crash, too much time
-or memory, access to a file outside of the case's folder, and output that moves a cursor.
+"""Run cases in forked processes with limits. The following are findings: an error that is not one line, a crash, too
+much time or memory, access to a file outside of the case's folder, and output that moves a cursor.
 
 A case runs like a command: `confine` relays what libraries print, and `ends_in_one_line` prints an error. All output
 goes to the file `printed`.
@@ -59,8 +59,8 @@ class LayerCounts:
 
     Attributes:
         refused: number of cases that ended in one line.
-        contained: number of cases that ended by a limit or a crash in a library that runs graphs.
-        findings: kind of finding → how often.
+        contained: number of cases that were ended by a limit, or by a crash in a library that runs graphs.
+        findings: kind of finding → how often it occurred.
     """
 
     cases: int = 0
@@ -71,8 +71,8 @@ class LayerCounts:
 
 
 def case_of(layer: Layer, seeds: list[Path], seed: int, index: int) -> tuple[str, bytes]:
-    """Return the name and the content of a case, which depend only on seed and index. The first cases are the unchanged
-    files.
+    """Return the name and the content of a case, which depend only on `seed` and `index`. The first cases are the
+    unchanged files.
     """
     random = Random(f"{seed} {layer.name} {index}")
     chosen = seeds[index] if index < len(seeds) else random.choice(seeds)
@@ -89,7 +89,7 @@ def _content(path: Path) -> bytes:
 
 
 def run_case(layer: Layer, name: str, content: bytes, folder: Path) -> BaseException | None:
-    """Read one case in `folder`, and return the exception that it raised, if any."""
+    """Read one case in `folder`, and return the exception that this raised, or None."""
     path = folder / "case" / name
     if not path.parent.is_dir():
         path.parent.mkdir()
@@ -104,7 +104,7 @@ def run_case(layer: Layer, name: str, content: bytes, folder: Path) -> BaseExcep
         for left in path.parent.iterdir():
             if left.is_file():
                 left.unlink()
-            elif left.name not in ("bundle", "good"):  # folders that a layer keeps from case to case
+            elif left.name not in ("bundle", "good"):  # a layer keeps these folders from case to case
                 shutil.rmtree(left)
     return None
 
@@ -176,11 +176,11 @@ def _run_batch(
     os.chdir(folder)
     tempfile.tempdir = str(temporary)
     os.environ.update(TMPDIR=str(temporary), HOME=str(work))
-    os.environ[VARIABLE] = "off"  # the limits below apply instead
+    os.environ[VARIABLE] = "off"  # the limits that are set below apply instead
     confine("fuzz")
     if layer.native:
         _let_onnxruntime_warn()
-    run_case(layer, *case_of(layer, seeds, seed, 0), folder)  # so that its imports do not count
+    run_case(layer, *case_of(layer, seeds, seed, 0), folder)  # so that the memory of its imports does not count
     resource.setrlimit(resource.RLIMIT_DATA, (_data_bytes() + MEMORY, resource.RLIM_INFINITY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     refused = contained = 0
@@ -224,7 +224,9 @@ def _run_batch(
 
 
 def _let_onnxruntime_warn() -> None:
-    """Let sessions log warnings, as another version or a plug-in may do, so that the relay has names to escape."""
+    """Let sessions log warnings, so that the relay has names to escape. Another version or a plug-in may also
+    log them.
+    """
     import onnxruntime
 
     made: Any = onnxruntime.SessionOptions
@@ -237,8 +239,8 @@ def _let_onnxruntime_warn() -> None:
 
 
 def _where(error: BaseException) -> str:
-    """Return the type of an error and the last line of edgeq's code in its traceback. Errors with the same text are one
-    finding.
+    """Return the type of an error and the last line of edgeq's code in its traceback. Errors for which this text is the
+    same count as one finding.
     """
     frames = [f for f in traceback.extract_tb(error.__traceback__) if "/edgeq" in f.filename]
     own = [f for f in frames if "site-packages" not in f.filename]
@@ -260,13 +262,15 @@ def _report(counts: LayerCounts, layer: Layer, seeds: list[Path], seed: int, ind
 
 
 def _ended(printed: bytes) -> str:
-    """Return the last printed line, in which `confine` gives the reason why the worker process was ended."""
+    """Return the last printed line, in which `confine` states why the worker process ended."""
     lines = printed.decode("utf-8", "backslashreplace").split("\n")
     return next((line.removeprefix("fuzz: ") for line in reversed(lines) if line), "ended without output")
 
 
 def _escapes_of_case(printed: BinaryIO) -> str | None:
-    """Return the result of `escapes` for the output since the last call, once the relay has written all of it."""
+    """Wait until the relay has written all output since the last call, and return the result of `escapes` for that
+    output.
+    """
     sys.stdout.flush()
     sys.stderr.flush()
     os.write(2, b"\n" + _END + b"\n")
@@ -280,8 +284,8 @@ def _escapes_of_case(printed: BinaryIO) -> str | None:
 
 
 def escapes(printed: bytes) -> str | None:
-    """Return the first line with a character that moves a cursor, has a direction or is invisible, or with a line break
-    from a name. Return None if there is no such line.
+    """Return the first line that contains a line break from a name or a character that moves a cursor, sets a text
+    direction or is invisible. Return None if there is no such line.
     """
     for line in printed.decode("utf-8", "surrogateescape").split("\n"):
         if line.startswith(SPOOF) or any(unicodedata.category(c) in _HIDDEN for c in line if c != "\t"):
@@ -290,7 +294,9 @@ def escapes(printed: bytes) -> str | None:
 
 
 def files_around(work: Path) -> dict[str, tuple[int, int]]:
-    """Return size and time of all files below `work`, except those in folders of cases and of temporary files."""
+    """Return the size and the time of all files below `work`, except files in the folders for cases and for temporary
+    files.
+    """
     found = {}
     for folder, inner, names in os.walk(work):
         own = Path(folder) == work
@@ -309,7 +315,9 @@ def _changed(before: dict[str, tuple[int, int]], now: dict[str, tuple[int, int]]
 
 
 def _in_child(work: Callable[[], object], printed: Path) -> int:
-    """Run `work` in a process whose standard output and error go to the file `printed`, and return its status."""
+    """Run `work` in a process whose standard output and standard error go to the file `printed`, and return the exit
+    status.
+    """
     sys.stdout.flush()
     child = os.fork()
     if not child:
@@ -343,7 +351,9 @@ def _data_bytes() -> int:
 
 
 def _watch(touched: list[str], own: tuple[Path, ...], work: Path) -> None:
-    """Record files that are changed outside of `own`, or read outside of `work` and of the installed files."""
+    """Record files that are changed outside of `own`, and files that are read outside of `work` and of the installed
+    files.
+    """
     inside = tuple(f"{os.path.realpath(path)}/" for path in own)
     installed = tuple(f"{os.path.realpath(p)}/" for p in (work, sys.prefix, sys.base_prefix, _REPOSITORY))
     system = (

@@ -7,8 +7,9 @@ This needs PyTorch and the three libraries, which edgeq itself does not need:
     python scripts/check_exports.py swin -t nvidia-t4
 
 Weights are random, and nothing is downloaded. Both exporters of torch.onnx export each model with a free batch. If the
-model has no table of positions, height and width, or the length, are free, too. The exit code is 1 if a file fails or
-gives another shape at a size that its source accepts. A model that edgeq refuses does not count as a failure.
+model has no table of positions, the height and width (or the length) are also free. The exit code is 1 if, at a size
+that its source accepts, a file fails or gives a different shape. A model that edgeq refuses does not count as a
+failure.
 """
 
 from __future__ import annotations
@@ -40,25 +41,25 @@ EXPORTED = 2
 
 
 class First(nn.Module):
-    """Return the first output of a model of transformers, and pass its inputs by position."""
+    """Wrap a model of transformers. The wrapper takes inputs by position and returns the model's first output."""
 
     def __init__(self, model: nn.Module, *names: str) -> None:
         super().__init__()
         self.model, self.names = model, names
 
     def forward(self, one: torch.Tensor, other: torch.Tensor | None = None) -> Any:
-        """Run the model on its inputs by name."""
+        """Run the model, with its inputs passed by name."""
         given = {name: value for name, value in zip(self.names, (one, other), strict=False) if value is not None}
         return self.model(**given, return_dict=False)[0]
 
 
 def swin() -> nn.Module:
-    """Make a Swin model: windows of 7 on images of any size, which are padded, shifted and cut back."""
+    """Make a Swin model. It uses windows of size 7 on images of any size, and pads, shifts and cuts these images."""
     return torchvision.models.SwinTransformer([4, 4], 24, [2, 2], [2, 4], [7, 7], num_classes=10)
 
 
 def segformer() -> nn.Module:
-    """Make a SegFormer model: attention over fewer keys than queries, and a decoder that resizes."""
+    """Make a SegFormer model. It has attention over fewer keys than queries, and a decoder that resizes."""
     sizes = {"hidden_sizes": [8, 16, 24, 32], "depths": [1, 1, 1, 1], "decoder_hidden_size": 16, "num_labels": 5}
     return First(transformers.SegformerForSemanticSegmentation(transformers.SegformerConfig(**sizes)), "pixel_values")
 
@@ -78,7 +79,7 @@ IMAGES: dict[str, tuple[Callable[[], nn.Module], int, bool]] = {
     "poolformer_s12": (lambda: timm.create_model("poolformer_s12", num_classes=10), 64, True),
     "segformer": (segformer, 64, True),
 }
-"""Name → the model, the side of its images, whether other sizes are allowed."""
+"""Name → (function that makes the model, side length of its images, whether other sizes are allowed)."""
 TEXTS: dict[str, Callable[[], nn.Module]] = {
     "bert": lambda: text("Bert", hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64),
     "distilbert": lambda: text("DistilBert", dim=32, n_layers=2, n_heads=2, hidden_dim=64),
@@ -87,7 +88,7 @@ TEXTS: dict[str, Callable[[], nn.Module]] = {
 
 
 def inputs(name: str, batch: int, sizes: Sizes, seed: int = 0) -> dict[str, Any]:
-    """Draw random inputs for a model, by name."""
+    """Return random inputs for a model, keyed by name."""
     random = np.random.default_rng(seed)
     if name in TEXTS:
         tokens = random.integers(0, TOKENS, (batch, *sizes))
@@ -116,7 +117,7 @@ def export(name: str, path: Path, sizes: Sizes, *, dynamo: bool) -> None:
 
 
 def results(name: str, folder: Path, target: str, *, dynamo: bool) -> Iterator[str]:
-    """Yield one text for each size: the SQNR in decibels, or the failure."""
+    """Yield one text for each size, which contains the SQNR in decibels or the failure."""
     side = IMAGES[name][1] if name in IMAGES else 0
     sizes: Sizes = (side, side) if side else (16,)
     source, output = folder / "model.onnx", folder / "int8.onnx"
@@ -140,7 +141,7 @@ def results(name: str, folder: Path, target: str, *, dynamo: bool) -> Iterator[s
         where = "×".join(map(str, (batch, *others)))
         try:
             wanted = before.run(None, given)[0]
-        except Exception:  # onnxruntime raises a dozen unrelated types here
+        except Exception:  # onnxruntime raises a dozen unrelated exception types here
             yield f"{where} refused by the source"
             continue
         try:

@@ -55,7 +55,7 @@ use_environment() {
   if [[ "$mode" == copy ]]; then
     wanted+=" $(fingerprint pyproject.toml README.md edgeq profiles targets)"
   else
-    # Files included from outside the package are copied, even so.
+    # Even in this mode, files that are included from outside the package are copied.
     wanted+=" $(fingerprint pyproject.toml profiles targets)"
   fi
   if [[ -f "$stamp" && "$(cat "$stamp")" == "$wanted" ]]; then

@@ -3,8 +3,8 @@ each onnxruntime release.
 
 A model contains its operator in several shapes, each with its own input and output. The file next to it, NAME.npz,
 contains the inputs ("x0" ...) and the expected outputs ("y0" ...). Weights are at most 64 in magnitude, so that kernels
-that add two products in 16 bits give the same outputs. The models called "extreme" use all bytes, including -128 times
--128.
+that add two products in 16 bits give the same outputs. The models called "extreme" use all byte values, including -128
+times -128.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from onnx import TensorProto, helper, numpy_helper
 PAIRS = (("uint8", "uint8"), ("uint8", "int8"), ("int8", "int8"), ("int8", "uint8"))
 _SHORT = {"uint8": "u8", "int8": "s8"}
 _KINDS = {"uint8": TensorProto.UINT8, "int8": TensorProto.INT8, "int32": TensorProto.INT32, "float": TensorProto.FLOAT}
-# Rows, products, columns: sizes near the limits at which kernels split a matrix.
+# (rows, products, columns), with sizes near the limits at which kernels split a matrix.
 _PRODUCTS = (
     (1, 4, 4), (1, 96, 33), (2, 27, 16), (5, 32, 32), (6, 64, 8), (16, 65, 24), (31, 64, 16), (32, 64, 64),
     (33, 128, 48), (48, 27, 32), (100, 256, 17),
 )  # fmt: skip
-# Channels, image size, output channels, kernel size, stride, groups.
+# (channels, image size, output channels, kernel size, stride, groups).
 _CONVOLUTIONS = (
     (3, 32, 24, 3, 2, 1), (8, 8, 16, 1, 1, 1), (16, 9, 33, 3, 1, 1), (64, 8, 64, 1, 1, 1), (16, 8, 16, 3, 1, 16),
     (8, 8, 12, 3, 1, 2),
@@ -36,7 +36,7 @@ Array = NDArray[Any]
 
 
 class _Model:
-    """Collect nodes, each with its own input and output."""
+    """Collect the nodes of a model. Each node has its own input and output."""
 
     def __init__(self) -> None:
         self.nodes: list[Any] = []
@@ -90,7 +90,7 @@ def write_answers(folder: Path) -> None:
         model = _Model()
         for shape in _PRODUCTS:
             x, w, _, zero = _bytes(rng, "uint8", b, shape, False, False, None)
-            x.ravel()[:2] = 0, 255  # so that the measured range has a step of 1
+            x.ravel()[:2] = 0, 255  # with these values, the measured range has a step of 1
             values = x.astype(np.float32)
             answer = (x.astype(np.int64) @ (w.astype(np.int64) - int(zero))).astype(np.float32)
             model.add("DynamicQuantizeMatMul", values, answer, [w, np.float32(1)[None], zero[None]])

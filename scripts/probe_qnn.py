@@ -1,10 +1,10 @@
-"""Run each operator alone in the simulator of Qualcomm's NPU, and write whether the NPU takes it and how exact its
-outputs are.
+"""Run each operator alone in the simulator of Qualcomm's NPU. Write whether the NPU supports the operator and how exact
+the outputs are.
 
     python scripts/probe_qnn.py --arch 68 73 -o targets/qnn/htp.toml --rules targets/backends/qnn.toml
 
-An operator is taken if the engine's assignment of nodes contains it. Its outputs are compared with the reference
-arithmetic: the same Q/DQ file on ONNX Runtime's CPU kernels, without optimisation.
+An operator is "taken" if the engine reports that it runs the operator's node. The outputs are compared with those of
+the reference arithmetic, which is the same Q/DQ file on ONNX Runtime's CPU kernels without optimisation.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ from edgeq.util.registry import shipped
 
 CASES = shipped("targets") / "qnn" / "operators.txt"
 SAMPLES = 4
-# SQNR that remains with errors of one or two steps of the output's scale.
+# SQNR in dB that remains if there are errors of one or two steps of the output's scale.
 LEAST_DB = 26.0
 UINT8: Mapping[str, Any] = {"weight_type": "uint8", "weight_symmetric": False, "per_channel": False}
-"""Scheme in which constants have the type of activations, not int8 with one scale per channel."""
-# Bits of activations, type of constants.
+"""Scheme in which constants have the type of the activations instead of int8 with one scale per channel."""
+# (bits of the activations, type of the constants).
 KINDS = ((8, "int8"), (16, "int8"), (8, "uint8"))
 
 
@@ -54,8 +54,8 @@ class Case:
     """Describe one operator in one form.
 
     Attributes:
-        graph: ONNX's text form. Inputs "x..." are fed, and all others are constants. Constants "p..." are positive.
-            Constants "v..." are positive and span several magnitudes.
+        graph: the graph in ONNX's text form. Inputs named "x..." are fed, and all other inputs are constants. Constants
+            named "p..." are positive. Constants named "v..." are positive and span several orders of magnitude.
     """
 
     operator: str
@@ -64,7 +64,7 @@ class Case:
 
     @property
     def has_constants(self) -> bool:
-        """Return whether the graph reads constant floats."""
+        """Return whether the graph has float constants."""
         inputs = self.graph.partition("=>")[0]
         return bool(re.search(r"\] [^x]", inputs))
 
@@ -75,7 +75,7 @@ class Answer:
 
     Attributes:
         taken: whether all nodes of the case run in the engine.
-        problem: the reason if the case is not taken, if the engine gives one.
+        problem: the reason why the case is not taken, if the engine gives one.
         db: SQNR of the engine's outputs against the reference arithmetic, in dB.
         float_db: SQNR of the reference arithmetic against float32, in dB.
         steps: largest difference in steps of the output's range, which has 255 or 65535 steps.
@@ -89,14 +89,14 @@ class Answer:
 
     @property
     def right(self) -> bool:
-        """Return whether the outputs differ from the reference arithmetic only by rounding: they are about as close to
-        it as it is to float32, or close in absolute terms.
+        """Return whether the outputs differ from the reference arithmetic only by rounding. This is so if they are
+        about as close to the reference as the reference is to float32, or if they are close in absolute terms.
         """
         return self.taken and self.db >= min(LEAST_DB, self.float_db - 1)
 
 
 def read_cases(path: Path = CASES) -> tuple[Case, ...]:
-    """Return the cases of a file. Each begins with "Operator, form:", and its graph is on the lines below."""
+    """Return the cases in a file. Each case begins with "Operator, form:", and its graph is on the lines below."""
     blocks = re.split(r"^(\w+), (.+):$", path.read_text("utf-8"), flags=re.MULTILINE)[1:]
     return tuple(Case(o, f, g.strip()) for o, f, g in zip(blocks[::3], blocks[1::3], blocks[2::3], strict=True))
 
@@ -113,9 +113,9 @@ def ask(case: Case, bits: int, engine: Any, engines: Engines, folder: Path, **sc
             continue
         model.graph.input.remove(value)
         array = random.normal(scale=0.3, size=shape)
-        if value.name.startswith("p"):  # positive
+        if value.name.startswith("p"):  # positive values
             array = np.abs(array) + 0.5
-        if value.name.startswith("v"):  # over several magnitudes, like variances
+        if value.name.startswith("v"):  # values over several orders of magnitude, like variances
             array = np.exp(10 * array)
         array = array.astype(np.float32)
         model.graph.initializer.append(onnx.numpy_helper.from_array(array, value.name))
@@ -192,7 +192,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def line(case: Case, bits: int, weights: str, found: Mapping[str, Answer]) -> dict[str, Any]:
-    """Return a row of the table: one result, and the architectures that gave it."""
+    """Return a row of the table, which contains one result and the architectures that gave it."""
     first = next(iter(found.values()))
     taken = [arch for arch, answer in found.items() if answer.taken]
     row: dict[str, Any] = {"operator": case.operator, "form": case.form, "bits": bits, "weights": weights}
@@ -219,8 +219,8 @@ def version() -> str:
 
 
 def rules(lines: Sequence[Mapping[str, Any]]) -> str:
-    """Return the backend's int8 rules. An operator has a rule if its plain form, which is its first, is taken and right
-    in 8 bits. Its constants are int8, or uint8 if only uint8 is taken.
+    """Return the backend's int8 rules. An operator has a rule if its first (plain) form is taken and its outputs are
+    correct in 8 bits. In the rule, constants are int8, or uint8 if only uint8 is taken.
     """
     first: dict[str, Mapping[str, Any]] = {}
     for row in lines:

@@ -1,14 +1,14 @@
 """Find out what each onnxruntime release can run: `python scripts/probe_runtime.py 1.16.3 1.24.4 ...`
 
-pip installs each release into its own environment in a temporary folder. There the script loads models of one operator
-each, and models of every IR version and opset. It runs the models whose outputs are known (probe_answers.py). It prints
-the results in the form of targets/onnxruntime/versions.toml; redirect them to that file. It prints wrong outputs as
-comments; add these to targets/onnxruntime/known_wrong.toml, with the hardware that they need. Without versions it
-probes the onnxruntime of this interpreter.
+pip installs each release into its own environment in a temporary folder. In each environment, the script loads one
+model per operator, and models of every IR version and opset. It runs the models whose outputs are known
+(probe_answers.py). It prints the results in the form of targets/onnxruntime/versions.toml. Redirect the output to that
+file. It prints wrong outputs as comments. Add these to targets/onnxruntime/known_wrong.toml, with the hardware on which
+they occur. Without versions, the script probes the onnxruntime of this interpreter.
 
-`--models DIR` only writes the models. `--inside DIR` only loads them, and needs nothing but onnxruntime and numpy. So
-it also runs on a device or under emulation (`qemu-aarch64 ... python probe_runtime.py --inside DIR`). Add its JSON to
-the results with `--add ARCHITECTURE=FILE`.
+`--models DIR` only writes the models. `--inside DIR` only loads them, and needs only onnxruntime and numpy. So it also
+works on a device or under emulation (`qemu-aarch64 ... python probe_runtime.py --inside DIR`). Add the JSON that it
+prints to the results with `--add ARCHITECTURE=FILE`.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def main() -> None:
 def load_all(folder: Path) -> dict[str, Any]:
     """Load each model with this interpreter's onnxruntime. Return model name → whether it loads, and "" → the version.
 
-    If a model that loads has known outputs, its value is the list of the shapes with wrong outputs.
+    If a model loads and has known outputs, its value is the list of the shapes with wrong outputs.
     """
     import onnxruntime
 
@@ -78,14 +78,14 @@ def load_all(folder: Path) -> dict[str, Any]:
             session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
             answers = path.with_suffix(".npz")
             found[path.stem] = _wrong(session, answers) if answers.is_file() else True
-        except Exception:  # any refusal, of whatever type, is a result
+        except Exception:  # an exception of any type is a result
             found[path.stem] = False
     return found
 
 
 def _wrong(session: Any, answers: Path) -> list[str]:
-    """Return the shapes of the inputs whose outputs differ from those in the file. Floats may differ as much as sums in
-    another order do.
+    """Return the shapes of the inputs whose outputs differ from those in the file. Floats may differ by as much as a
+    different order of summation changes them.
     """
     import numpy as np
 
@@ -103,9 +103,11 @@ def _wrong(session: Any, answers: Path) -> list[str]:
 
 
 def write_models(folder: Path) -> None:
-    """Write one model per operator and types ("ConvInteger u8s8.onnx"), IR version ("ir 9.onnx") and opset."""
+    """Write one model for each operator with each pair of types ("ConvInteger u8s8.onnx"), for each IR version ("ir
+    9.onnx"), and for each opset.
+    """
     from onnx import helper
-    from probe_answers import write_answers  # not needed with --inside, where onnx may be missing
+    from probe_answers import write_answers  # imported here because --inside does not need onnx, which may be missing
 
     folder.mkdir(parents=True, exist_ok=True)
     write_answers(folder)
@@ -247,8 +249,8 @@ def _architecture() -> str:
 
 
 def as_toml(found: list[tuple[str, dict[str, Any]]]) -> str:
-    """Return the results in the form of targets/onnxruntime/versions.toml. For every architecture and model, it names
-    the oldest probed release from which all later ones load the model.
+    """Return the results in the form of targets/onnxruntime/versions.toml. For every architecture and model, the text
+    contains the oldest probed release such that it and all later releases load the model.
     """
     by_architecture: dict[str, list[dict[str, Any]]] = {}
     for architecture, findings in found:
@@ -285,7 +287,9 @@ def as_toml(found: list[tuple[str, dict[str, Any]]]) -> str:
 
 
 def _since(name: str, runs: list[dict[str, Any]]) -> str:
-    """Return the first release from which all later ones load `name`, or "" if the newest does not load it."""
+    """Return the oldest release such that it and all later releases load `name`. Return "" if the newest release does
+    not load it.
+    """
     first = ""
     for run in runs:
         if not run.get(name):

@@ -6,12 +6,12 @@ This needs torch and scikit-learn, which edgeq itself does not need:
     python scripts/train_demo.py
 
 The data are the UCI "Optical Recognition of Handwritten Digits" images that come with scikit-learn: 1797 digits of 8×8
-pixels with values 0 to 16. They are enlarged to 16×16 bilinearly and divided by 16, so the model takes float32 [N, 1,
-16, 16] between 0 and 1.
+pixels with values 0 to 16. They are enlarged to 16×16 by bilinear interpolation and divided by 16, so the model takes
+float32 [N, 1, 16, 16] with values between 0 and 1.
 
 The network has the two structures on which quantization schemes differ most: a residual addition (an activation with
 two consumers) and depthwise convolutions (weight ranges that differ by channel). BatchNormalization stays unfolded in
-the exported file, as most exporters leave it.
+the exported file, as with most exporters.
 
 The seed and the thread count are fixed, so the same torch on the same CPU gives the same weights. Another CPU may round
 differently. The shipped files are therefore the reference, and `provenance.json` records their measured accuracy.
@@ -83,7 +83,7 @@ class Network(nn.Module):
 
 
 def digits() -> dict[str, tuple[NDArray[np.float32], NDArray[np.int64]]]:
-    """Return the "train", "calibration" (a part of train) and "validation" images [N, 1, 16, 16] and labels [N]."""
+    """Return the images [N, 1, 16, 16] and labels [N] of "train", "calibration" (a part of train) and "validation"."""
     bunch = load_digits()
     small = torch.from_numpy(bunch.images.astype(np.float32)[:, None])
     x = (functional.interpolate(small, (SIZE, SIZE), mode="bilinear", align_corners=False) / 16).numpy()
@@ -95,7 +95,7 @@ def digits() -> dict[str, tuple[NDArray[np.float32], NDArray[np.int64]]]:
 
 
 def jitter(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Apply a small random rotation, scaling and shift to each image, because 1257 digits are few."""
+    """Apply a small random rotation, scaling and shift to each image, because there are only 1257 digits."""
     n = len(x)
     angle = (torch.rand(n, generator=generator) - 0.5) * 0.4
     zoom = 1 + (torch.rand(n, generator=generator) - 0.5) * 0.2
@@ -138,7 +138,9 @@ def train(x: NDArray[np.float32], y: NDArray[np.int64]) -> Network:
 
 
 def to_onnx(weights: Mapping[str, NDArray[np.float32]]) -> onnx.ModelProto:
-    """Return the network as ONNX, opset 17, written by hand, because seven convolutions need no exporter."""
+    """Return the network as an ONNX model of opset 17. The graph is written by hand, because seven convolutions need no
+    exporter.
+    """
     nodes: list[onnx.NodeProto] = []
     used: list[str] = []
 

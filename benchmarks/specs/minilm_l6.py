@@ -1,7 +1,8 @@
-"""Preprocess text for all-MiniLM-L6-v2: two sentences in a row become token ids. This is an example of a preprocessing
-function for text.
+"""Preprocess text for all-MiniLM-L6-v2 by turning the two sentences in a row into token ids. This is an example of a
+preprocessing function for text.
 
-EDGEQ_TOKENIZER names the tokenizer.json. The package `tokenizers` must be installed.
+The environment variable EDGEQ_TOKENIZER contains the path of tokenizer.json. The package `tokenizers` must be
+installed.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ LENGTH = 128
 
 @functools.cache
 def tokenizer() -> Any:
-    """Return the tokenizer that EDGEQ_TOKENIZER names."""
+    """Return the tokenizer from the file that EDGEQ_TOKENIZER names."""
     from tokenizers import Tokenizer
 
     loaded = Tokenizer.from_file(os.environ["EDGEQ_TOKENIZER"])
@@ -31,7 +32,7 @@ def tokenizer() -> Any:
 
 @register("minilm", title="WordPiece ids of the two sentences of a row", reads="text", source={"label": "2"})
 def tokens(row: list[str]) -> dict[str, NDArray[np.int64]]:
-    """Return three int64 inputs [2, length of the longer] from a row [sentence, sentence, score]."""
+    """Return three int64 inputs of shape [2, length of the longer sentence] for a row [sentence, sentence, score]."""
     encoded = tokenizer().encode_batch(row[:2])
     return {
         "input_ids": np.array([e.ids for e in encoded], np.int64),

@@ -1,10 +1,11 @@
-"""Measure SI-SDR of a denoising mask over a short-time spectrum (nsnet2_gru.py). This is an example of your own task.
+"""Measure SI-SDR of a denoising mask over a short-time spectrum (nsnet2_gru.py). This is an example of a user's own
+task.
 
     --task benchmarks/specs/si_sdr.py:task --annotations FOLDER
 
-FOLDER contains the recordings, FILE.npz with `pcm` (int16): one utterance with several noises. The model's output [1,
-frames, bins] is the gain of each bin. The denoised recording is compared with the mean of the other recordings, in
-which the noises average out.
+FOLDER contains recordings of one utterance with different noises. Each is a file FILE.npz with `pcm` (int16). The
+model's output [1, frames, bins] is the gain of each bin. The denoised recording is compared with the mean of the other
+recordings, in which the noises average out.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ Signal = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class SiSdr:
-    """Define the task: the mean SI-SDR in dB over all samples."""
+    """Define the task. Its metric is the mean SI-SDR in dB over all samples."""
 
     folder: Path
     name: str = "si-sdr"
@@ -42,7 +43,7 @@ def task(options: TaskOptions) -> SiSdr:
     """Return the task for the recordings in the folder of --annotations.
 
     Raises:
-        UsageError: there is no folder.
+        UsageError: --annotations does not name a folder.
     """
     if options.annotations is None:
         raise UsageError("si-sdr needs the recordings", "Give their folder with --annotations")
@@ -70,7 +71,7 @@ class Meter:
 
 
 def recordings(folder: Path) -> dict[str, Signal]:
-    """Return file name → samples between -1 and 1 of each recording in `folder`.
+    """Return file name → samples (between -1 and 1) for each recording in `folder`.
 
     Raises:
         DataError: there are fewer than two recordings.
@@ -85,7 +86,9 @@ def recordings(folder: Path) -> dict[str, Signal]:
 
 
 def denoised(signal: Signal, gain: NDArray[np.float64]) -> Signal:
-    """Multiply the short-time spectrum by `gain` [frames, bins], and return the signal by overlap-add."""
+    """Multiply the short-time spectrum by `gain` [frames, bins], and return the signal that overlap-add
+    reconstructs.
+    """
     hann = 0.5 * (1 - np.cos(2 * np.pi * np.arange(FRAME - 1) / (FRAME - 1)))
     window = np.sqrt(np.append(hann, 0.0))
     made = np.zeros(len(signal))
@@ -96,8 +99,8 @@ def denoised(signal: Signal, gain: NDArray[np.float64]) -> Signal:
 
 
 def si_sdr(reference: Signal, estimate: Signal) -> float:
-    """Return SI-SDR in dB (Le Roux et al. 2019): the energy of the reference, scaled to fit the estimate, over the
-    energy of the rest.
+    """Return the SI-SDR in dB (Le Roux et al. 2019). The reference is scaled to fit the estimate. SI-SDR is the energy
+    of the scaled reference divided by the energy of the remainder.
     """
     target = (reference @ estimate) / (reference @ reference) * reference
     rest = estimate - target

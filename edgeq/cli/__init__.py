@@ -17,24 +17,24 @@ from edgeq.util.process import begin, ends_in_one_line
 FILES = {
     "build": {
         "quantize": "Quantize a model for a machine or a target and prove the result.",
-        "tune": "Find the best int8 model for this machine that keeps its accuracy.",
+        "tune": "Find the best int8 model that keeps the accuracy on this machine.",
         "package": "Quantize for one or more targets and write a bundle to deploy.",
     },
     "calibrate": {"calibrate": "Run the float model once over samples and save the statistics."},
     "measure": {
-        "verify": "Check a bundle: hashes, loading, self-test, also on other kernels.",
+        "verify": "Check a bundle's hashes, load it, and run its self-test.",
         "bench": "Measure latency and throughput of a model or a bundle.",
         "eval": "Measure accuracy of a model or a bundle on labelled data.",
     },
     "compare": {
         "compare": "Compare two models or bundles: size, accuracy, speed, coverage.",
-        "gate": "Fail a build whose model is worse than a baseline.",
+        "gate": "Fail a CI build if a model is worse than a baseline.",
     },
     "explain": {
         "inspect": "Show a model's operators, shapes and MACs, and what runs in int8.",
         "debug": "Find the layers that lose accuracy in a quantized model.",
         "report": "Write a bundle's report: one HTML file that opens offline.",
-        "audit": "List the layers of a quantized model that saturate on CPUs without VNNI.",
+        "audit": "List the layers that saturate on CPUs without VNNI.",
     },
     "info": {
         "detect": "Show this machine and the profile that fits it.",
@@ -42,38 +42,40 @@ FILES = {
         "toolkit": "List the vendors' toolkits that backends need, or install one.",
         "targets": "List deployment targets, or show one.",
         "profiles": "List hardware profiles, or show one with its reasons.",
-        "preprocess": "List preprocessings, or show one's arithmetic.",
+        "preprocess": "List preprocessings, or show the arithmetic of one.",
         "extensions": "List calibration methods, decoders, steps, recoveries and backends.",
     },
     "device": {
         "device": "List boards, prepare one over SSH, and make emulated machines.",
-        "emulate": "Make the machines on which other targets' kernels run.",
+        "emulate": "Make emulated machines that run other targets' kernels.",
     },
     "ship": {
         "sign": "Sign a bundle with a key, in the OpenSSF Model Signing format.",
         "push": "Upload a bundle to an OCI registry.",
-        "pull": "Get a bundle from an OCI registry, by its digest.",
+        "pull": "Download a bundle from an OCI registry by its digest.",
     },
     "convert": {
         "retarget": "Rewrite a quantized model for another runtime.",
         "emit-c": "Write C from a model that was quantized for a systolic array.",
     },
-    "demo": {"demo": "Run the main job on the embedded demo model."},
+    "demo": {"demo": "Quantize, prove, verify and time the built-in demo model."},
     "run": {"run": "Run a recipe: commands and their options in one TOML file."},
 }
 COMMANDS = {name: text for commands in FILES.values() for name, text in commands.items()}
 GROUPS = {
     "explain": "Show a model's content and where it loses accuracy: inspect, debug, report, audit.",
     "info": "Show this machine, and the targets, data steps and plug-ins that edgeq knows.",
-    "ship": "Sign a bundle, push it to a registry, pull it from one.",
+    "ship": "Sign a bundle, push it to a registry, or pull it from a registry.",
 }
-"""Groups: each contains the commands of the file of the same name. These can also be typed without the group."""
+"""Group → its help. A group contains the commands of the file with the same name. They can also be typed without the
+group.
+"""
 SHOWN = {
     "Build": ("quantize", "tune", "package", "calibrate"),
     "Prove": ("verify", "bench", "eval", "compare", "explain"),
     "Machines and delivery": ("info", "device", "ship"),
 }
-_ALSO = "Start with `edgeq demo`. More commands: run RECIPE.toml, retarget, gate, emit-c. Each one has --help."
+_ALSO = "Start with `edgeq demo`. More commands: run RECIPE.toml, retarget, gate, emit-c. Every command has --help."
 
 
 class _LazyGroup(click.Group):
@@ -81,7 +83,7 @@ class _LazyGroup(click.Group):
 
     Args:
         sections: the commands that the group's help shows, by title.
-        hidden: commands that can be typed but that the help does not show.
+        hidden: commands that can be typed but are not shown in the help.
     """
 
     def __init__(self, *, sections: Mapping[str, Iterable[str]], hidden: Iterable[str] = (), **attributes: Any) -> None:
@@ -90,7 +92,7 @@ class _LazyGroup(click.Group):
         self.names = list(dict.fromkeys([*(name for names in sections.values() for name in names), *hidden]))
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the commands in the order in which help shows them, then the hidden ones. click would sort them."""
+        """Return the commands in the order of the help, then the hidden commands. click would sort them by name."""
         return self.names
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
@@ -114,7 +116,7 @@ class _LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Return the command that the first argument names. If there is none, the error suggests commands of similar
+        """Return the command that the first argument names. If there is none, the error suggests commands with similar
         names.
         """
         if args and not args[0].startswith("-") and args[0] not in self.names:
@@ -140,7 +142,7 @@ class _LazyGroup(click.Group):
 )
 @click.version_option(__version__, prog_name="edgeq")
 def group() -> None:
-    """Quantize ONNX models for the hardware they will run on, prove the result, ship it as a bundle."""
+    """Quantize ONNX models for the hardware they will run on, prove the result, and ship it as a bundle."""
 
 
 def main() -> None:

@@ -1,4 +1,6 @@
-"""Share the output of commands: results as text or JSON, the next line, and errors as one line with an exit code."""
+"""Provide the output functions that commands share. They print results as text or JSON, the next line, and errors as
+one line with an exit code.
+"""
 
 from __future__ import annotations
 
@@ -28,10 +30,10 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 _UNBOUND = 10_000
-"""Columns of output that goes to no terminal, so that tables are as wide as their content."""
+"""Width in columns if the output does not go to a terminal. It is so large that tables are as wide as their content."""
 
 Lines = Iterable[Any]
-"""Lines that a command prints for people: plain texts, tables, and texts with a style."""
+"""Lines that a command prints for people. A line is plain text, a table, or text with a style."""
 
 
 @dataclass(frozen=True)
@@ -39,8 +41,8 @@ class Printer:
     """Print the result on stdout, as text or JSON, and print progress and notes on stderr.
 
     Attributes:
-        budget: the limits of memory and time of the process, if it has any; each step of progress renews them.
-        writes: whether the command writes a file or folder. With --quiet, such a command prints nothing.
+        budget: the memory and time limits of the process, or None. Each progress step renews them.
+        writes: whether the command writes a file or folder. With --quiet, a command that writes prints nothing.
     """
 
     as_json: bool
@@ -57,7 +59,8 @@ class Printer:
 
         try:
             if self.as_json:
-                click.echo(json_text(plain(record)).replace("\\u202f", " "))  # the narrow spaces in numbers for people
+                # replaces the narrow spaces in numbers for people
+                click.echo(json_text(plain(record)).replace("\\u202f", " "))
                 if (context := click.get_current_context(silent=True)) is not None:
                     context.meta[_PRINTED] = True
             elif not (self.quiet and self.writes):
@@ -69,7 +72,7 @@ class Printer:
             raise OutputError(f"standard output cannot be written: {error.strerror}", "Send it elsewhere") from error
 
     def lines(self, record: Any, lines: Lines) -> None:
-        """Print a command's result as `result` does. `lines` is not iterated if no text is printed."""
+        """Print a command's result as `result` does. If no text is printed, `lines` is not iterated."""
 
         def draw() -> None:
             console = self.console()
@@ -81,7 +84,7 @@ class Printer:
     def console(self) -> Console:
         """Return a rich console on stdout that raises on a broken pipe. If stdout is not a terminal, it wraps no lines.
 
-        Each text, in a line or in a table cell, stays on its line and cannot move the cursor.
+        A text in a line or in a table cell contains no line breaks and cannot move the cursor.
         """
         from rich.console import Console
 
@@ -89,7 +92,7 @@ class Printer:
             def on_broken_pipe(self) -> None:
                 raise  # rich calls this in its error handler, and would otherwise end the program itself
 
-            def render_str(self, text: str, **options: Any) -> Text:  # every string that is not a Text yet passes here
+            def render_str(self, text: str, **options: Any) -> Text:  # every plain string passes through this function
                 return super().render_str(_shown(text), **options)
 
         watched = sys.stdout.isatty()
@@ -112,7 +115,7 @@ def table(heads: Iterable[str], rows: Iterable[Iterable[Any]], *, numbers_from: 
     """Make a table of text.
 
     Args:
-        numbers_from: index of the first column that is aligned to the right, as are all columns after it.
+        numbers_from: index of the first right-aligned column. All later columns are right-aligned too.
         how: options of `rich.table.Table`.
     """
     from rich.table import Column, Table
@@ -132,7 +135,9 @@ def styled(text: str, style: str) -> Text:
 
 
 def _shown(text: str) -> str:
-    """Return the text for a terminal or a pipe. A plain space replaces the narrow one between a number and its unit."""
+    """Return the text for a terminal or a pipe, with the narrow space between a number and its unit replaced by a plain
+    one.
+    """
     return printable(text).replace("\u202f", " ")
 
 
@@ -147,7 +152,9 @@ _TOPICS = {
     "objective budget duration_s min_queries target_qps latency_bound_ms no_timing thorough memory",
     "Output": "output with_float selftest split force update as_markdown junit as_json quiet verbose print_recipe",
 }
-"""Title → names of the parameters that help shows under it. All others come first, under Options."""
+"""Title → names of the parameters that the help shows under this title. It shows all other parameters first, under
+Options.
+"""
 _FEW = 14
 
 
@@ -167,14 +174,14 @@ _MEANT = {
     "time": "--budget",
     "overwrite": "--force",
 }
-"""Name of an option in other tools → its name in edgeq."""
+"""Name of an option in another tool → name of the same option in edgeq."""
 
 
 class Command(click.Command):
     """Define a command. If it has many options, its help groups them by topic."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse `args`. If an option belongs to another tool, the error names edgeq's option."""
+        """Parse `args`. If the user typed another tool's option, the error names edgeq's option."""
         as_json = "--json" in args
         try:
             return super().parse_args(ctx, args)
@@ -204,11 +211,11 @@ class Command(click.Command):
 
 
 def command(name: str, within: click.Group | None = None) -> Callable[[Callable[..., None]], click.Command]:
-    """Make a command of a function, with the options --json, -q, -v (passed as `printer`) and --print-recipe. An error
-    ends the command with one line and an exit code.
+    """Make a command from a function and add the options --json, -q, -v (passed as `printer`) and --print-recipe. If
+    the function fails, the command prints one line and exits with the error's exit code.
 
     Args:
-        within: the group that gets the command, if any.
+        within: the group to which the command is added, or None.
     """
 
     def make(function: Callable[..., None]) -> click.Command:
@@ -239,7 +246,7 @@ def _common_options() -> Iterator[click.Option]:
 def _run(
     function: Callable[..., None], *, as_json: bool, quiet: bool, verbose: bool, print_recipe: bool, **given: Any
 ) -> None:
-    # onnxruntime's quantizer warns of steps that edgeq has done already.
+    # onnxruntime's quantizer warns about missing steps that edgeq has already done.
     logging.getLogger().setLevel(logging.ERROR)
     context = click.get_current_context()
     with ends_in_one_line(verbose=verbose):
@@ -305,10 +312,11 @@ NEXT = {
     "preprocess show": "edgeq quantize MODEL.onnx --data IMAGES --preprocess {name} -o int8.onnx",
     "extensions": "edgeq quantize MODEL.onnx --data SAMPLES --method NAME -o int8.onnx",
 }
-"""Command, with its subcommand, action or an option that changes its effect → the line to type next.
+"""Command → the line to type next. The key may also contain the subcommand, the action, or an option that changes what
+the command does.
 
-Braces contain a parameter. A bar precedes the text to use if the parameter was not given. An option without a value is
-left out. "..." means the options that the user typed and that the next command accepts, too.
+Braces enclose a parameter's name, optionally followed by a bar and the text to use if the parameter was not given. An
+option without a value is left out. "..." means the options that the user typed and that the next command also accepts.
 """
 
 _HERE = ("auto", "this-machine")
@@ -320,26 +328,28 @@ _NOT_CARRIED = frozenset({"as_json", "quiet", "verbose", "print_recipe", "dry_ru
 
 
 def fill_next(**words: object) -> None:
-    """Set words of the running command's next line, by name. No line is printed if a word that it needs is None."""
+    """Set the words that fill the placeholders in the running command's next line. If a needed word is None, no line is
+    printed.
+    """
     click.get_current_context().meta[_FOUND] = words
 
 
 def choose_next(line: Callable[[], str | None], **words: object) -> None:
-    """Replace the running command's next line, because of its result, and set words of that line.
+    """Replace the next line of the running command with one that depends on the result, and set words of that line.
 
     Args:
-        line: returns a line like those in `NEXT`, without "edgeq", or None to print none. It is called only if the line
-            is printed.
+        line: function that returns a line in the form of `NEXT`, without "edgeq", or None to print no line. It is
+            called only if a next line is to be printed.
     """
     fill_next(**words)
     click.get_current_context().meta[_CHOSEN] = line
 
 
 def propose_check(bundle: Path, targets: Sequence[str] = ()) -> None:
-    """Propose, as the next line, the command that checks as much of `bundle` as this machine can run."""
+    """Set the next line to the command that checks as much of `bundle` as this machine can run."""
 
     def line() -> str | None:
-        """Return the check for the variants in the bundle, which is read only if the line is printed."""
+        """Return the command that checks the variants in the bundle, which is read only when the line is printed."""
         from edgeq.backends.base import SIMULATORS
         from edgeq.emulate.check import next_check
 
@@ -368,7 +378,7 @@ def next_line(context: click.Context) -> str | None:
 
 
 def _keys(context: click.Context) -> Iterator[str]:
-    """Yield the keys of `NEXT` that fit the running command, the most specific first."""
+    """Yield the keys of `NEXT` that match the running command, most specific first."""
     names = typed_names(context)
     chosen = [str(context.params["action"])] if "action" in context.params else []
     chosen += [name for name in ("files", "dry_run", "on") if context.params.get(name)]

@@ -24,7 +24,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Renamed(click.Option):
-    """Define an option that still accepts its earlier names, which help does not show.
+    """Define an option that still accepts its earlier names, which the help does not show.
 
     Args:
         before: the earlier names.
@@ -42,7 +42,7 @@ class Renamed(click.Option):
 
 
 def complete_target(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
-    """Return, for the shell, the shipped targets and profiles whose names contain `incomplete`."""
+    """Return the names of the shipped targets and profiles that contain `incomplete`, for shell completion."""
     from edgeq.util.registry import shipped
 
     del ctx, parameter
@@ -51,7 +51,9 @@ def complete_target(ctx: click.Context, parameter: click.Parameter, incomplete: 
 
 
 def _completing(names: Callable[[], Iterable[str]]) -> Callable[[click.Context, click.Parameter, str], list[str]]:
-    """Return a shell completion for a value. It offers the `names` that begin with the typed text, else files."""
+    """Return a shell completion function for a value. It offers the `names` that begin with the typed text. If there
+    are none, it offers files.
+    """
 
     def complete(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[Any]:
         from click.shell_completion import CompletionItem
@@ -75,13 +77,13 @@ _COMPLETE_PREPROCESS = _completing(_preprocessings)
 
 
 def target_option(*names: str, **attributes: Any) -> Callable[[F], F]:
-    """Return the option `-t/--target`, which names a target or a profile and which the shell completes."""
+    """Return the option `-t/--target`, which takes a target or a profile and has shell completion."""
     attributes = {"shell_complete": complete_target, "metavar": "NAME", **attributes}
     return click.option("-t", "--target", *names, cls=Renamed, before=["--profile"], **attributes)
 
 
 def complete_board(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
-    """Return, for the shell, the boards in the devices files whose names begin with `incomplete`."""
+    """Return the boards in the devices files whose names begin with `incomplete`, for shell completion."""
     from edgeq.remote.devices import known_boards
 
     del ctx, parameter
@@ -116,7 +118,7 @@ def _checked_workers(context: click.Context, parameter: click.Parameter, given: 
     """Check the value of --workers before the command reads anything, and return it unchanged.
 
     Raises:
-        BadParameter: the value is not a number of processes or an address.
+        BadParameter: the value is neither a number of processes nor an address.
     """
     if given is not None:
         from edgeq.distributed.workers import check_workers
@@ -129,12 +131,12 @@ def _checked_workers(context: click.Context, parameter: click.Parameter, given: 
 
 
 def checked_reference(context: click.Context, parameter: click.Parameter, given: str) -> str:
-    """Check that `given` is a reference of an OCI registry, and return it unchanged.
+    """Check that `given` is an OCI registry reference, and return it unchanged.
 
-    The check comes before a recipe or a message shows the reference.
+    This check runs before any recipe or message shows the reference.
 
     Raises:
-        BadParameter: it is not such a reference.
+        BadParameter: `given` is not a reference.
     """
     from edgeq_device.registry import parse_reference
 
@@ -146,10 +148,11 @@ def checked_reference(context: click.Context, parameter: click.Parameter, given:
 
 
 class Output(click.Path):
-    """Mark a path that a command writes. `edgeq run` checks where that path is.
+    """Mark a path that a command writes. `edgeq run` checks whether that location is permitted.
 
     Args:
-        written: returns, from the command's parameters, whether the command writes the path. By default it always does.
+        written: function that takes the command's parameters and returns whether the command writes the path. By
+            default, the command always writes it.
     """
 
     def __init__(self, written: Callable[[Mapping[str, Any]], bool] = lambda given: True) -> None:
@@ -157,7 +160,7 @@ class Output(click.Path):
         self.written = written
 
 
-# click does not check that files can be read: the package that reads a file reports this, with its own exit code.
+# click does not check that files can be read. The package that reads a file reports such errors with its own exit code.
 PATH = click.Path(path_type=Path, readable=False)
 OUTPUT = Output()
 TASK_NAMES = f"{', '.join(TASKS.names())}, or your own: path.py:factory"
@@ -182,19 +185,19 @@ STRIDE = click.option(
     "--stride",
     type=click.IntRange(min=1),
     default=1,
-    help="Step between the samples: 10 uses every tenth. [default: 1]",
+    help="Step between the samples: 10 uses every tenth sample. [default: 1]",
 )
 THREADS = click.option(
     "--threads",
     type=click.IntRange(0, MOST_THREADS),
     default=0,
-    help="Threads inside an operator. 0 uses all cores. [default: 0]",
+    help="Threads within an operator. 0 uses all cores. [default: 0]",
 )
 WORKERS = click.option(
     "--workers",
     callback=_checked_workers,
     metavar="N|ADDRESS",
-    help="Share the samples among N processes, or among those of a Dask scheduler, such as tcp://host:8786 "
+    help="Distribute the samples over N processes, or over the workers of a Dask scheduler, such as tcp://host:8786 "
     "(docs/scale.md).",
 )
 SESSION_OPTIONS = click.option(
@@ -202,7 +205,8 @@ SESSION_OPTIONS = click.option(
     "session_options",
     multiple=True,
     metavar="KEY=VALUE",
-    help="Set a session option for a model file. It overrides the file's own. Bundles keep theirs. Repeatable.",
+    help="Set a session option for a model file. It overrides the option stored in the file. Bundles keep their own "
+    "options. Repeatable.",
 )
 ENGINE_HELP = "Engine that runs the model: NAME or NAME:PRECISION, such as openvino:bf16. `edgeq detect` lists engines."
 ENGINE = click.option("--engine", metavar="ENGINE", help=ENGINE_HELP)
@@ -216,7 +220,7 @@ TRUST = click.option(
 REQUIRE_SIGNATURE = click.option(
     "--require-signature",
     is_flag=True,
-    help="Refuse the bundle if no key is trusted, instead of skipping the check of signatures.",
+    help="Refuse the bundle if no trusted key is set, instead of skipping the check of the signature.",
 )
 FIX = click.option(
     "--fix",
@@ -227,28 +231,30 @@ FIX = click.option(
 )
 FORCE = click.option("--force", is_flag=True, help="Replace an existing output.")
 WITH_FLOAT = click.option(
-    "--with-float", is_flag=True, help="Include the float32 model, so that the device can time both."
+    "--with-float", is_flag=True, help="Include the float32 model, so that the device can time both models."
 )
 
 
 def output_beside(
     ending: str, metavar: str, help_text: str, *, suffix: Callable[[str], str] | None = None
 ) -> Callable[[F], F]:
-    """Add `-o/--output`. Without the option, the command writes next to its model.
+    """Add `-o/--output`. Without the option, the command writes its output next to the model.
 
     Args:
-        ending: what follows the model's name, such as ".int8.onnx".
-        suffix: returns the file's suffix for the target that the user typed.
+        ending: text that is appended to the model's name, such as ".int8.onnx".
+        suffix: function that returns the suffix of the output for the target that the user typed.
     """
 
     def place(context: click.Context, parameter: click.Parameter, given: Path | None) -> Path | None:
-        """Return the given path, or the path next to the model."""
+        """Return the given path. If there is none, return the default path next to the model."""
         del parameter
-        model: Path | None = context.params.get("model")  # None while the shell completes a line without a model
+        # the model is None while the shell completes a line without one
+        model: Path | None = context.params.get("model")
         if given or not model:
             return given
         placed = next_to(model, ending)
-        target = context.params.get("target")  # click reads a typed target before options that were not typed
+        # a typed target is known here, because click handles typed options before others
+        target = context.params.get("target")
         return placed.with_suffix(suffix(target)) if suffix is not None and target else placed
 
     shown = f"{help_text} [default: MODEL{ending}, next to the model]"
@@ -259,7 +265,7 @@ _DECODING = (
     click.option(
         "--classes",
         type=PATH,
-        help="Class names in the order of the scores, for class folders and labels: labels.txt or JSON.",
+        help="File with the class names in the order of the scores (labels.txt or JSON), for class folders and labels.",
     ),
     click.option("--annotations", type=PATH, help="Detection: annotations in a COCO instances file."),
     click.option(
@@ -282,7 +288,7 @@ _DECODING = (
 
 
 def _task_output(*before: str) -> Callable[[F], F]:
-    """Add `--task-output`, which also accepts its earlier names."""
+    """Add `--task-output`, which also accepts the earlier names `before`."""
     help_text = "Model output that the task reads, if the model has several."
     return click.option("--task-output", cls=Renamed, before=before, metavar="NAME", help=help_text)
 
@@ -295,12 +301,12 @@ _DATA = (
     click.option(
         "--calibration",
         type=PATH,
-        help="Folder of `edgeq calibrate` with the statistics to use, instead of a pass over --data.",
+        help="Folder with statistics from `edgeq calibrate`, to use instead of a pass over --data.",
     ),
     PREPROCESS,
     click.option("--count", type=click.IntRange(min=1), help="Use at most this many calibration samples."),
-    click.option("--labels", help="Labels of the --val samples, if they are not with the data."),
-    click.option("--task", shell_complete=COMPLETE_TASK, help=f"Task to measure on --val: {TASK_NAMES}."),
+    click.option("--labels", help="Labels of the --val samples, if they are not stored with the samples."),
+    click.option("--task", shell_complete=COMPLETE_TASK, help=f"Task for measuring accuracy on --val: {TASK_NAMES}."),
     *_DECODING,
     _task_output(),
     FIX,
@@ -359,7 +365,7 @@ _SCHEME = (
         "--weight-only",
         type=click.Choice(["8", "4"]),
         metavar="BITS",
-        help="Quantize only the weights of matrix products, in blocks, to 8 or 4 bits.",
+        help="Quantize only the weights of matrix products, block by block, to 8 or 4 bits.",
     ),
     click.option(
         "--eight-bit", multiple=True, metavar="NODE", help="Use 8 bits for this node with --weight-only 4. Repeatable."
@@ -367,7 +373,7 @@ _SCHEME = (
     click.option(
         "--block-compute",
         type=click.Choice(["int8", "float32"]),
-        help="Type in which the products of --weight-only compute. [default: chosen by samples and timings]",
+        help="Type in which --weight-only computes its products. [default: chosen by accuracy and timings]",
     ),
     click.option("--op-type", "op_types", multiple=True, help="Quantize only this operator type. Repeatable."),
     click.option("--exclude", multiple=True, metavar="NODE", help="Keep this node in float. Repeatable."),
@@ -375,7 +381,7 @@ _SCHEME = (
         "--wide",
         multiple=True,
         metavar="NODE",
-        help="Use 16-bit activations for this node, or with * for all. Repeatable.",
+        help="Use 16-bit activations for this node, or for all nodes with *. Repeatable.",
     ),
 )
 
@@ -383,11 +389,11 @@ _BARS = (
     click.option(
         "--max-drop",
         metavar="DROP",
-        help="Largest loss of accuracy: 0.01, 1% or 1pt. edgeq repairs a larger loss, or fails. Needs --task. "
-        "[default: repair above 1pt, never fail]",
+        help="Largest loss of accuracy to accept: 0.01, 1% or 1pt. edgeq repairs a larger loss, or fails. Needs "
+        "--task. [default: repair above 1pt, never fail]",
     ),
-    click.option("--require-coverage", metavar="SHARE", help="Fail if a smaller part of the MACs is in int8: 0.95 "
-    "or 95%."),
+    click.option("--require-coverage", metavar="SHARE", help="Fail if less than this share of the MACs is in int8: "
+    "0.95 or 95%."),
     click.option(
         "--effort",
         type=click.Choice(["quick", "default", "thorough"]),
@@ -395,39 +401,41 @@ _BARS = (
         show_default=True,
         help="Effort to repair a result that misses --max-drop or, without labels, 20 dB SQNR.",
     ),
-    click.option("--as-is", is_flag=True, help="Do not repair the plain build, however far it is from float32."),
+    click.option("--as-is", is_flag=True, help="Do not repair the result, however far it is from float32."),
     click.option("--no-timing", is_flag=True, help="Do not time int8 against float32."),
-    click.option("--no-emulate", is_flag=True, help="Do not emulate other machines' kernels; forecast coverage."),
+    click.option("--no-emulate", is_flag=True, help="Forecast coverage instead of emulating other machines' kernels."),
     FORCE,
 )  # fmt: skip
 
 
 def data_options(function: F) -> F:
-    """Add the options for the data."""
+    """Add the options that select the data."""
     return _added(_with_classes(function), _DATA)
 
 
 def task_options(*before: str) -> Callable[[F], F]:
-    """Add the options for labels and for reading the outputs: --labels, --annotations, --decoder and so on.
+    """Add the options for labels and for reading the outputs, such as --labels, --annotations and --decoder.
 
     Args:
         before: earlier names of --task-output.
     """
 
     def add(function: F) -> F:
-        labels = click.option("--labels", help="Labels of the samples, if they are not with the data.")
+        labels = click.option("--labels", help="Labels of the samples, if they are not stored with the samples.")
         return _added(_with_classes(function), (labels, *_DECODING, _task_output(*before)))
 
     return add
 
 
 def comparison_options(function: F) -> F:
-    """Add the options for the data and the session with which two models are compared."""
+    """Add the options that set the data and the session for a comparison of two models."""
     options: tuple[Callable[[F], F], ...] = (
         click.option(
-            "--data", help="Samples to run both on: a folder, .npz, .npy, .pb or another source (docs/data.md)."
+            "--data", help="Samples to run both models on: a folder, .npz, .npy, .pb or another source (docs/data.md)."
         ),
-        click.option("--task", shell_complete=COMPLETE_TASK, help=f"Task to measure against labels: {TASK_NAMES}."),
+        click.option(
+            "--task", shell_complete=COMPLETE_TASK, help=f"Task for measuring accuracy against labels: {TASK_NAMES}."
+        ),
         OWN_PREPROCESS,
         task_options(),
         click.option("--count", type=click.IntRange(min=1), help="Use at most this many samples."),
@@ -438,7 +446,9 @@ def comparison_options(function: F) -> F:
 
 
 def comparison_arguments(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `options`, with the values of `comparison_options` as fields of `edgeq.report.compare.CompareRequest`."""
+    """Return `options` with the values of `comparison_options` renamed to fields of
+    `edgeq.report.compare.CompareRequest`.
+    """
     from edgeq.measure.task import split_task_options
     from edgeq.run.session import given_options
 
@@ -447,16 +457,16 @@ def comparison_arguments(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def build_options(function: F) -> F:
-    """Add all options for the data, the scheme and the limits."""
+    """Add all the options for the data, the scheme and the limits."""
     return _added(_with_classes(function), (*_DATA, *_SCHEME, *_BARS))
 
 
 def _with_classes(function: F) -> F:
-    """Pass the value of --classes together with --labels, as `edgeq.data.labels.Labels`."""
+    """Combine the values of --classes and --labels into an `edgeq.data.labels.Labels`, and pass it as `labels`."""
 
     @functools.wraps(function)
     def passing(*arguments: Any, classes: Path | None, **options: Any) -> None:
-        """Call the command."""
+        """Call the command with the combined value."""
         if classes is not None:
             from edgeq.data.labels import Labels
 

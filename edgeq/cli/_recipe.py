@@ -1,4 +1,4 @@
-"""Run recipes: commands and their options as TOML. A recipe may contain exactly the parameters that click knows."""
+"""Run recipes, which are commands and their options in TOML. A recipe may contain only parameters that click knows."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from edgeq.cli import COMMANDS
 from edgeq.errors import UsageError, suggest
 from edgeq.util.records import parse, toml_table
 
-# Options for the printing of results belong to `edgeq run` itself, which passes them on.
+# The options that control how results are printed belong to `edgeq run` itself, which passes them to the commands.
 _NOT_KEPT = {"as_json", "quiet", "verbose", "print_recipe"}
 _FIX = "See docs/recipe.md; every command prints its recipe with --print-recipe"
 
@@ -36,8 +36,8 @@ class Step:
 
 
 def typed_names(context: click.Context) -> list[str]:
-    """Return the names of the running command. For `edgeq info detect` this is only `detect`, because recipes and next
-    lines leave out the group.
+    """Return the words that name the running command. For `edgeq info detect` this is only `detect`, because recipes
+    and next lines leave out the group.
     """
     names: list[str] = []
     while context.parent is not None:
@@ -47,7 +47,7 @@ def typed_names(context: click.Context) -> list[str]:
 
 
 def written(context: click.Context) -> str:
-    """Return the recipe of the running command: the options and arguments that the user typed, as TOML.
+    """Return the recipe of the running command. It contains the options and arguments that the user typed, as TOML.
 
     Raises:
         UsageError: a value contains a password.
@@ -66,7 +66,8 @@ def written(context: click.Context) -> str:
 
 
 def read(path: Path, group: click.Group) -> list[Step]:
-    """Return the commands of the recipe at `path` in its order. Each is checked like a command line.
+    """Return the commands of the recipe at `path`, in the recipe's order. Each command is checked like a typed command
+    line.
 
     Raises:
         UsageError: the file is not a recipe; the message names the file, the key and the fix.
@@ -88,7 +89,7 @@ def read(path: Path, group: click.Group) -> list[Step]:
 def _tables(
     content: Mapping[str, Any], group: click.Group, place: tuple[str, ...], path: Path
 ) -> Iterator[tuple[tuple[str, ...], click.Command, Mapping[str, Any]]]:
-    """Yield the tables that name commands, as place, command and content."""
+    """Yield the place, the command and the content of each table that names a command."""
     context = click.Context(group)
     for key, value in content.items():
         if not isinstance(value, Mapping):
@@ -124,13 +125,15 @@ def _step(
         context = command.make_context(" ".join(names), list(arguments), parent=root)
     except click.UsageError as error:
         raise UsageError(f"{path}: [{'.'.join(place)}]: {' '.join(error.format_message().split())}", _FIX) from error
-    except ValueError as error:  # a path with a null byte
+    except ValueError as error:  # the path contains a null byte
         raise UsageError(f"{path}: [{'.'.join(place)}]: {error}", _FIX) from error
     return Step((*(name.replace("_", "-") for name in names), *arguments), context)
 
 
 def parameters_of(command: click.Command) -> dict[str, click.Parameter]:
-    """Return the keys that a recipe may contain: each option's longest name, without dashes, and each argument's."""
+    """Return the keys that a recipe may contain for `command`: each option's longest name, without dashes, and each
+    argument's name.
+    """
     return {
         (_long(p) if isinstance(p, click.Option) else p.name or "").lstrip("-").replace("-", "_"): p
         for p in command.params
@@ -143,7 +146,9 @@ def _long(option: click.Option) -> str:
 
 
 def _field(key: str, parameter: click.Parameter) -> tuple[Any, ...]:
-    """Return name, type and, if the parameter is optional, default. A text may also be a number: max_drop = 0.01."""
+    """Return the name and the type, and also the default if the parameter is optional. A parameter that takes text also
+    accepts a number: max_drop = 0.01.
+    """
     is_flag = isinstance(parameter, click.Option) and parameter.is_flag
     kind: Any = str | int | float
     if is_flag:
@@ -158,7 +163,7 @@ def _field(key: str, parameter: click.Parameter) -> tuple[Any, ...]:
 
 
 def _arguments(parameters: Mapping[str, click.Parameter], step: Any) -> tuple[str, ...]:
-    """Return the command line with the values of `step`."""
+    """Return the command line that passes the values of `step`."""
     options, positional = [], []
     for key, parameter in parameters.items():
         value = getattr(step, key)
@@ -178,8 +183,8 @@ def several(value: Any) -> tuple[Any, ...]:
 
 
 def _toml(value: Any) -> str:
-    """Return a path, text, number, boolean or a list of these as TOML. This is JSON with escapes for invisible
-    characters.
+    """Return the TOML text of a path, text, number, boolean or list of these. The text is JSON in which invisible
+    characters are escaped.
 
     Raises:
         UsageError: a name is not UTF-8, so TOML cannot contain it.

@@ -1,4 +1,4 @@
-"""Build models and bundles: `edgeq quantize`, `tune` and `package`."""
+"""Implement `edgeq quantize`, `tune` and `package`, which build models and bundles."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _OUTPUTS_SHOWN = 4
 
 
 def draw_proof(proof: Proof, *, verbose: bool) -> Lines:
-    """Yield coverage, agreement, accuracy, speed and warnings."""
+    """Yield the lines for coverage, agreement, accuracy, speed and warnings."""
     from edgeq_device.claim import SLOWER
 
     from edgeq.run.engines import DEFAULT
@@ -72,7 +72,7 @@ def draw_proof(proof: Proof, *, verbose: bool) -> Lines:
             (name, *(metric(key, value) for key, value in one.metrics.items())) for name, one in proof.accuracy.items()
         )
         yield table(("", *map(metric_name, next(iter(proof.accuracy.values())).metrics)), rows)
-    if proof.speed is not None and proof.speed.ratio.verdict != SLOWER:  # a warning covers a slower result
+    if proof.speed is not None and proof.speed.ratio.verdict != SLOWER:  # if the result is slower, a warning reports it
         yield proof.speed.ratio.sentence("int8", "float32")
     if proof.repair is not None and proof.repair.met:
         yield proof.repair.sentence
@@ -82,7 +82,7 @@ def draw_proof(proof: Proof, *, verbose: bool) -> Lines:
 
 
 def draw_repair(repair: Repair) -> Lines:
-    """Yield a table of all builds that were tried to repair a result."""
+    """Yield a table of all the builds that edgeq tried in order to repair a result."""
     rows = (
         (
             step.name,
@@ -96,8 +96,8 @@ def draw_repair(repair: Repair) -> Lines:
 
 
 def closeness(found: Agreement | OutputAgreement) -> str:
-    """Describe how closely outputs match others: by the share of equal values if the outputs are indices, by the share
-    of equal top-1 if they are class scores, else by their cosine.
+    """Describe how closely outputs match the reference: by the share of identical values for indices, by the share of
+    identical top-1 classes for class scores, and otherwise by the cosine.
     """
     if not found.compared:
         return "nothing could be compared"
@@ -110,7 +110,7 @@ def closeness(found: Agreement | OutputAgreement) -> str:
 
 
 def draw_decision(decision: Decision, *, verbose: bool) -> Lines:
-    """Yield the decision about saturating kernels. If `verbose`, also yield the quality and the cost of each
+    """Yield lines on the decision about saturating kernels. If `verbose`, also yield the quality and the cost of each
     mitigation.
     """
     yield f"16-bit sums: {decision.why}"
@@ -128,7 +128,7 @@ def draw_decision(decision: Decision, *, verbose: bool) -> Lines:
 
 
 def _suffix_for(target: str) -> str:
-    """Return the suffix of the file for a target, because not all targets take ONNX files."""
+    """Return the suffix of the output file for a target. Not all targets take ONNX files."""
     from edgeq.hardware.target import resolve
     from edgeq.jobs.quantize import file_suffix
 
@@ -152,7 +152,7 @@ def _suffix_for(target: str) -> str:
     help=f"Apply an accuracy recovery (docs/recover.md): {', '.join(RECOVERIES.names())}. Repeatable.",
 )
 @click.option(
-    "--min-sqnr", type=float, metavar="DB", help="Keep layers in float until the outputs have this SQNR, in dB."
+    "--min-sqnr", type=float, metavar="DB", help="Keep layers in float until the outputs reach this SQNR, in dB."
 )
 @ENGINE
 @build_options
@@ -192,7 +192,7 @@ def _quantize_lines(result: Quantized, *, verbose: bool) -> Lines:
     for key, value in result.session_options.items():
         yield f"run it with the session option {key}={value}"
     yield from (f"note: {note}" for note in result.notes)
-    if verbose:  # the time of each step
+    if verbose:  # print the time of each step
         seconds = {**result.seconds, "all": sum(result.seconds.values())}
         rows = ((title, f"{taken:.2f}") for title, taken in seconds.items())
         yield table(("stage", "seconds"), rows, numbers_from=1, box=None)
@@ -211,7 +211,11 @@ def _quantize_lines(result: Quantized, *, verbose: bool) -> Lines:
 @output_beside(".edgeq", "DIR|FILE.edgeq", "Path of the bundle.")
 @WITH_FLOAT
 @click.option(
-    "--selftest", type=click.IntRange(min=1), default=2, show_default=True, help="Samples to include as test vectors."
+    "--selftest",
+    type=click.IntRange(min=1),
+    default=2,
+    show_default=True,
+    help="Number of samples to include as test vectors.",
 )
 @click.option(
     "--split", is_flag=True, help="Write one bundle for each target, OUTPUT/NAME.edgeq, instead of one for all."
@@ -221,7 +225,7 @@ def _quantize_lines(result: Quantized, *, verbose: bool) -> Lines:
     "engines",
     multiple=True,
     metavar="ENGINE",
-    help="Add a variant for this plug-in engine: NAME or NAME:PRECISION. Repeatable, the best first.",
+    help="Add a variant for this plug-in engine: NAME or NAME:PRECISION. Repeatable, in order of preference.",
 )
 @build_options
 def package_command(printer: Printer, engines: tuple[str, ...], **options: Any) -> None:
@@ -276,7 +280,9 @@ _LOSERS_SHOWN = 10
 @command("tune")
 @click.argument("model", type=PATH)
 @data_options
-@click.option("--max-drop", metavar="DROP", help="Largest loss of accuracy: 1%, 0.5pt or 0.005.", show_default="1%")
+@click.option(
+    "--max-drop", metavar="DROP", help="Largest loss of accuracy to accept: 1%, 0.5pt or 0.005.", show_default="1%"
+)
 @click.option(
     "--objective",
     type=click.Choice(["latency", "throughput", "size", "memory"]),
@@ -284,7 +290,7 @@ _LOSERS_SHOWN = 10
     show_default=True,
     help="Property to optimize, among the candidates that keep the accuracy and are not slower than float32.",
 )
-@click.option("--budget", metavar="TIME", help="Limit of the wall-clock time: 90s, 10m, 1h30m.")
+@click.option("--budget", metavar="TIME", help="Limit on wall-clock time: 90s, 10m, 1h30m.")
 @target_option(
     default="auto",
     show_default=True,
@@ -304,22 +310,26 @@ _LOSERS_SHOWN = 10
     multiple=True,
     metavar="BOARD",
     shell_complete=complete_board,
-    help="Time and check every candidate on this board. Repeatable: boards of one kind take turns.",
+    help="Time and check every candidate on this board. Repeatable: boards of the same kind take turns.",
 )
 @output_beside(".edgeq", "DIR|FILE.edgeq", "Path of the bundle.")
 @WITH_FLOAT
 @click.option("--resume", is_flag=True, help="Continue an interrupted run.")
 @click.option("--no-memory", is_flag=True, help="Ignore the results of earlier searches, and store none.")
 @click.option(
-    "--strict", is_flag=True, help="Write a bundle only if the measurements prove the goal, else exit with 11."
+    "--strict",
+    is_flag=True,
+    help="Write a bundle only if the measurements prove that the goal is met. Otherwise exit with code 11.",
 )
-@click.option("--thorough", is_flag=True, help="Dismiss no candidate early, to check the search. Takes longer.")
+@click.option(
+    "--thorough", is_flag=True, help="Do not dismiss any candidate early. This checks the search but takes longer."
+)
 @click.option("--dry-run", is_flag=True, help="List the candidates and the plan, and do nothing else.")
 @FORCE
 def tune_command(
     printer: Printer, model: Path, engines: tuple[str, ...], on: tuple[str, ...], dry_run: bool, **options: Any
 ) -> None:
-    """Measure int8 forms of MODEL on this machine, and write the best one as a bundle.
+    """Build int8 versions of MODEL, measure them on this machine, and write the best one as a bundle.
 
     \b
     edgeq tune model.onnx --data calib/ --preprocess imagenet -o tuned/
@@ -411,8 +421,7 @@ def _draw_timed(record: Mapping[str, Any], *, verbose: bool) -> Lines:
     first, *details = record["verdict"]
     yield styled(first, "bold")
     yield from details
-    # The ratio and the milliseconds of a row come from the same runs. Different candidates may come from different
-    # races.
+    # The ratio and the milliseconds of a row come from the same runs. Two rows may come from different series of runs.
     heads = ("", "times float32", "interval, milliseconds", "points lost", "at most", "MB", "")
     rows = []
     float32 = record["float32"]

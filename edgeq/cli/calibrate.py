@@ -1,4 +1,4 @@
-"""Implement `edgeq calibrate`: collect statistics, merge them, show them."""
+"""Implement `edgeq calibrate`, which collects, merges and shows statistics."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class _CollectByDefault(click.Group):
-    """Define a group whose first argument may be left out: `calibrate MODEL` means `calibrate collect MODEL`."""
+    """Define a group whose subcommand `collect` may be left out: `calibrate MODEL` means `calibrate collect MODEL`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Insert `collect` before the arguments, unless they begin with a subcommand or a request for help."""
@@ -58,13 +58,15 @@ def calibrate_command() -> None:
 @click.option(
     "--stride", type=click.IntRange(min=1), default=1, help="Step between the samples, for shards. [default: 1]"
 )
-@click.option("--memory", metavar="SIZE", help="Limit of the memory for activations, such as 500MB or 2GB.")
+@click.option("--memory", metavar="SIZE", help="Memory limit for activations, such as 500MB or 2GB.")
 @click.option("--skip", multiple=True, metavar="TENSOR", help="Do not record this tensor. Repeatable.")
 @FIX
 @THREADS
 @WORKERS
 @click.option(
-    "--every-element", is_flag=True, help="Count every element of very large tensors, not a part of them (slower)."
+    "--every-element",
+    is_flag=True,
+    help="Count every element of very large tensors instead of a part of them (slower).",
 )
 @click.option("--resume", is_flag=True, help="Continue an interrupted run.")
 @FORCE
@@ -81,7 +83,7 @@ def collect(
     """Run MODEL once over samples and write the statistics. This is what `edgeq calibrate MODEL` does."""
     from edgeq.distributed.workers import open_workers
 
-    # workers start while this process imports these modules
+    # the workers start up while this process imports these modules
     with open_workers(workers, ["edgeq.calibrate.collect"]) as opened:
         from edgeq.jobs.calibrate import calibrate, parse_bytes
         from edgeq.model.compatibility import parse_sizes
@@ -99,7 +101,9 @@ def collect(
 @click.option("-o", "--output", type=OUTPUT, required=True, metavar="CAL/", help="Folder for the merged statistics.")
 @FORCE
 def merge(printer: Printer, parts: tuple[Path, ...], output: Path, force: bool) -> None:
-    """Merge statistics of one model that were collected on different samples, in any order."""
+    """Merge statistics that were collected on different samples of the same model. The order of the folders does not
+    matter.
+    """
     from edgeq.jobs.calibrate import merge_to
 
     statistics = merge_to(parts, output, force=force)
@@ -115,15 +119,15 @@ def merge(printer: Printer, parts: tuple[Path, ...], output: Path, force: bool) 
     type=click.Choice(["int8", "uint8"]),
     default="uint8",
     show_default=True,
-    help="Integer type for which entropy and mse choose thresholds.",
+    help="Integer type for which the methods entropy and mse choose thresholds.",
 )
 @click.option("--symmetric", is_flag=True, help="Center the ranges on zero.")
 @click.option("--force", is_flag=True, help="Replace the SVG if it exists.")
 def show(printer: Printer, path: Path, svg: Path | None, force: bool, **options: Any) -> None:
-    """List and plot statistics with the thresholds of every method, or list a calibration table.
+    """List and plot statistics with the thresholds that every method derives, or list a calibration table.
 
-    PATH is a folder that `edgeq calibrate` wrote, a folder with ONNX Runtime's three tables, one of those tables, a
-    native TensorRT cache, or the calibration.zip of a bundle.
+    PATH can be a folder that `edgeq calibrate` wrote, a folder with ONNX Runtime's three tables, one of those tables, a
+    native TensorRT cache, or a bundle's calibration.zip.
     """
     from edgeq.calibrate.show import open_shown, write_svg
     from edgeq.util.outputs import check_apart, check_outside

@@ -1,4 +1,4 @@
-"""Compare two models: `edgeq compare` and `gate`."""
+"""Implement `edgeq compare` and `gate`, which compare two models."""
 
 from __future__ import annotations
 
@@ -21,7 +21,12 @@ if TYPE_CHECKING:
 @click.argument("b", type=PATH)
 @comparison_options
 @click.option(
-    "--duration", "duration_s", type=float, default=2.0, show_default=True, help="Seconds to time each model."
+    "--duration",
+    "duration_s",
+    type=float,
+    default=2.0,
+    show_default=True,
+    help="Time each model for this many seconds.",
 )
 @click.option("--no-timing", is_flag=True, help="Do not time the models.")
 @click.option(
@@ -31,16 +36,18 @@ if TYPE_CHECKING:
     "--min-speedup",
     type=click.FloatRange(min=0, min_open=True),
     metavar="TIMES",
-    help="Fail unless the timings show that B is this many times as fast as A, such as 1.5.",
+    help="Fail unless the timings show that B is at least this many times as fast as A, such as 1.5.",
 )
 @click.option(
     "--limits",
     type=PATH,
     metavar="gate.toml",
-    help="Check B against A by the limits in this file (docs/gate.md), as `edgeq gate B --baseline A` does.",
+    help="Check B against A with the limits in this file (docs/gate.md), as `edgeq gate B --baseline A` does.",
 )
 def compare_command(printer: Printer, a: Path, b: Path, limits: Path | None, **options: Any) -> None:
-    """Compare A and B, each a model or a bundle: inputs and outputs, size, coverage, agreement, latency.
+    """Compare the inputs and outputs, size, coverage, agreement and latency of A and B.
+
+    A and B can be models or bundles.
 
     \b
     edgeq compare float.onnx int8.onnx --data val/ --preprocess imagenet
@@ -90,7 +97,7 @@ def _compare_lines(found: Comparison) -> Lines:
     "--limits",
     type=PATH,
     metavar="gate.toml",
-    help="File with the limits (docs/gate.md). [default: 5 % slower or larger]",
+    help="File with the limits (docs/gate.md). [default: at most 5 % slower or larger]",
 )
 @comparison_options
 @click.option(
@@ -99,7 +106,7 @@ def _compare_lines(found: Comparison) -> Lines:
     type=float,
     default=5.0,
     show_default=True,
-    help="Seconds to time each model. If the result is not clear, edgeq times both again for twice as long.",
+    help="Time each model for this many seconds. If the result is not clear, edgeq times both again for twice as long.",
 )
 @click.option("--update", is_flag=True, help="Make MODEL the new baseline, whatever the result.")
 @click.option("--markdown", "as_markdown", is_flag=True, help="Print Markdown, for the summary of a CI job.")
@@ -109,8 +116,8 @@ def _compare_lines(found: Comparison) -> Lines:
 def gate_command(printer: Printer, model: Path, baseline: Path, **options: Any) -> None:
     """Fail if MODEL is slower, less accurate or larger than a baseline by more than the limits allow.
 
-    edgeq measures both in turns, on this machine or on a board. The exit code is 13 if MODEL is worse, and 14 if the
-    machine was too busy for a clear result.
+    edgeq measures MODEL and the baseline in turns, on this machine or on a board. The exit code is 13 if MODEL is
+    worse, and 14 if the machine was too busy for a clear result.
 
     \b
     edgeq gate new.edgeq --baseline baseline.edgeq --update

@@ -1,4 +1,4 @@
-"""Write a quantized model in another form: `edgeq retarget` and `emit-c`."""
+"""Implement `edgeq retarget` and `emit-c`, which write a quantized model in another form."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 @click.option("--weight-type", type=INTEGER, help="Integer type of weights.")
 @FORCE
 def retarget_command(printer: Printer, model: Path, output: Path, force: bool, **options: Any) -> None:
-    """Rewrite a quantized MODEL for another runtime, without changing the numbers that it represents.
+    """Rewrite a quantized MODEL for another runtime without changing the values that it represents.
 
     Without options, the result suits this machine.
 
@@ -66,12 +66,12 @@ def _retarget_lines(model: Path, result: Retargeted) -> Iterator[str]:
     type=click.Choice(["2023", "2021"]),
     default="2023",
     show_default=True,
-    help="Calls of gemmini.h: 2023 has rows and columns apart, 2021 has only square images.",
+    help="Version of gemmini.h: 2023 takes rows and columns separately, 2021 takes only square images.",
 )
 @click.option("--params-header", type=PATH, help="gemmini_params.h of the chip. [default: one for the target's array]")
 @FORCE
 def emit_c_command(printer: Printer, program: Path, output: Path, **options: Any) -> None:
-    """Write C for a systolic array from the program that `quantize` or `package` wrote for such a target.
+    """Write C for a systolic array from a program that `quantize` or `package` wrote for that array.
 
     \b
     edgeq quantize model.onnx -t gemmini --data calib/ -o int8.onnx

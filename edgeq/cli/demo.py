@@ -1,4 +1,4 @@
-"""Implement `edgeq demo`: the main job on the embedded demo model."""
+"""Implement `edgeq demo`, which runs the main workflow on the built-in demo model."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     help="Replace an existing output. The bundle of an earlier demo is replaced without --force.",
 )
 def demo_command(printer: Printer, output: Path, files: Path | None, force: bool) -> None:
-    """Quantize the embedded digit classifier for this machine, prove it, bundle it, verify it and time it."""
+    """Quantize the built-in digit classifier for this machine, prove it, bundle it, verify it and time it."""
     from edgeq.jobs.demo import demonstrate, write_files
 
     if files is not None:

@@ -1,4 +1,4 @@
-"""Implement `edgeq device` and `emulate`: boards over SSH and emulated machines."""
+"""Implement `edgeq device` and `emulate`, for boards over SSH and emulated machines."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ BOARD = click.argument("board", metavar="BOARD", shell_complete=complete_board)
 
 @click.group("device")
 def device_command() -> None:
-    """List boards, prepare one over SSH, remove edgeq's files from it, and make emulated machines."""
+    """List boards, prepare a board over SSH, remove edgeq's files from a board, or make emulated machines."""
 
 
 @command("list", within=device_command)
 def list_boards(printer: Printer) -> None:
-    """List the boards in your devices.toml and in the devices.toml of this folder."""
+    """List the boards in your devices.toml and in this folder's devices.toml."""
     from edgeq.remote.devices import known_boards
 
     boards = known_boards()
@@ -48,7 +48,7 @@ def set_board_up(printer: Printer, board: str, wheels: Path | None) -> None:
 @command("clean", within=device_command)
 @BOARD
 def clean_board(printer: Printer, board: str) -> None:
-    """Remove everything that edgeq keeps on BOARD: bundles, its programs, the environment."""
+    """Remove everything that edgeq keeps on BOARD: bundles, programs and the Python environment."""
     from edgeq.remote.machine import clean
 
     found = clean(board_of(board))
@@ -57,7 +57,7 @@ def clean_board(printer: Printer, board: str) -> None:
 
 @click.group("emulate")
 def emulate_command() -> None:
-    """Run other machines' kernels on this one, so that bundles can be checked before they are deployed."""
+    """Run other machines' kernels on this machine, to check bundles before they are deployed."""
 
 
 device_command.add_command(emulate_command)
@@ -74,7 +74,7 @@ device_command.add_command(emulate_command)
 @click.option("--sources", type=PATH, metavar="FILE", help="Use this apt sources file instead of the system's.")
 @click.option("--force", is_flag=True, help="Make the machine again.")
 def set_machine_up(printer: Printer, machine: str, **options: Any) -> None:
-    """Make an emulated machine (arm64) in your cache folder, without root and without changes to the system.
+    """Make an emulated machine (arm64) in your cache folder, without root rights and without changes to the system.
 
     \b
     edgeq emulate setup arm64

@@ -1,4 +1,6 @@
-"""Show the content of models and the layers that lose accuracy: `edgeq inspect`, `debug`, `report`, `audit`."""
+"""Implement `edgeq inspect`, `debug`, `report` and `audit`, which show the content of models and the layers that lose
+accuracy.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,7 @@ if TYPE_CHECKING:
     from edgeq.prove.saturation import Audited
     from edgeq.report.bundle import Reported
 
-# The bar of a layer's own error is empty at this SQNR or better, and full at 0 dB.
+# The bar that shows a layer's own error is empty at this SQNR or better, and full at 0 dB.
 _CLEAN_DB = 50.0
 _BAR = 10
 _WEIGHTS_SHOWN = 5
@@ -45,7 +47,7 @@ _LEAST_SHARE = 0.0001
 
 
 def draw_diagnosis(found: Diagnosis, *, verbose: bool) -> Lines:
-    """Yield the outputs first, then the error sources, then the layers in execution order."""
+    """Yield lines on the outputs, then on the error sources, then on the layers in execution order."""
     variant = f", variant {found.variant}" if found.variant else ""
     yield f"{found.quantized}{variant} against {found.float_model}, {found.comparison.samples} samples"
     yield from (f"note: {note}" for note in found.notes)
@@ -79,7 +81,7 @@ def _draw_error_sources(found: Diagnosis) -> Lines:
 
 
 def _draw_exclusions(found: Diagnosis) -> Lines:
-    """Yield the set of nodes that helps most in float, and the single node that helps most."""
+    """Yield lines on the set of nodes and on the single node that help most if they stay in float."""
     from edgeq.measure.agreement import HEALTHY_DB
 
     if found.verdict == "healthy":
@@ -101,7 +103,8 @@ def _draw_layers(found: Diagnosis, *, verbose: bool) -> Lines:
     from edgeq.measure.agreement import worst_db
 
     ranks = {error_source.name: rank for rank, error_source in enumerate(found.error_sources, 1)}
-    # The width that the figures leave in the line. rich would cut names at the end, where they differ.
+    # The width that the other columns leave for the name. rich would cut off the end of a name, which is the part that
+    # differs.
     width = max(_LEAST_NAME, (Console().width - _FIGURES) // 2)
     activations = found.comparison.activations
     shown = {id(a) for a in sorted(activations, key=lambda a: -a.noise.own)[: found.worst]}
@@ -192,7 +195,7 @@ def _share(value: float) -> str:
     help="Set the shape of an input with free sizes: x=1,3,224,224. Repeatable.",
 )
 def inspect_command(model: Path, targets: tuple[str, ...], shapes: tuple[str, ...], printer: Printer) -> None:
-    """Show a model's operators, shapes and MACs, and what runs in int8 on which target."""
+    """Show a model's operators, shapes and MACs, and the operators that run in int8 on a target."""
     from edgeq_device.arrays import parse_shapes
 
     from edgeq.measure.coverage import inspect
@@ -205,7 +208,7 @@ def inspect_command(model: Path, targets: tuple[str, ...], shapes: tuple[str, ..
     if report.quantized:
         choose_next(lambda: "compare FLOAT.onnx {model} --data SAMPLES")
     elif not any(node.verdict == "int8" for target in report.targets for node in target.nodes):
-        fill_next(model=None)  # nothing to quantize, so no next line
+        fill_next(model=None)  # nothing can be quantized, so print no next line
 
 
 def _show(report: ModelReport, *, verbose: bool) -> Lines:
@@ -285,12 +288,12 @@ def _size(value: int) -> str:
 )
 @SESSION_OPTIONS
 @click.option(
-    "--memory", metavar="SIZE", help="Limit of the memory for tensors, such as 500MB. A lower limit needs more passes."
+    "--memory", metavar="SIZE", help="Memory limit for tensors, such as 500MB. A lower limit needs more passes."
 )
 def debug_command(
     printer: Printer, session_options: Sequence[str], engine: str | None, memory: str | None, **options: Any
 ) -> None:
-    """Compare a quantized model with its float model, layer by layer, and name the layers that lose the accuracy.
+    """Compare a quantized model with its float model, layer by layer, and name the layers that lose accuracy.
 
     \b
     edgeq debug model.onnx int8.onnx --data calib/ --preprocess imagenet
@@ -327,14 +330,14 @@ def debug_command(
     "--fleet",
     type=PATH,
     metavar="FILE.json",
-    help="Add a section on boards from the output of `bench --on FLEET.toml --json`.",
+    help="Add a section on boards, made from the output of `bench --on FLEET.toml --json`.",
 )
 @click.option("--open", "opened", is_flag=True, help="Open the page in the browser.")
 @click.option(
     "--force", is_flag=True, help="Replace an existing output. An earlier report is replaced without --force."
 )
 def report_command(printer: Printer, bundle: Path, output: Path | None, opened: bool, **options: Any) -> None:
-    """Write the report of BUNDLE (a directory or an .edgeq file): one HTML file that opens offline.
+    """Write the report of BUNDLE (a directory or an .edgeq file) as one HTML file that opens offline.
 
     edgeq makes the report from the figures in the bundle and does not change the bundle. For a tuning run that wrote no
     bundle, give the record that `edgeq tune --json` printed.
@@ -355,13 +358,13 @@ def report_command(printer: Printer, bundle: Path, output: Path | None, opened: 
 
 
 def _open(page: Path, printer: Printer) -> None:
-    """Open the page with the system's program for pages. That program looks for no other programs in the working
-    directory.
+    """Open the page with the system's program for web pages. The working directory is not searched for this program or
+    for the programs that it starts.
     """
     from edgeq.emulate.sysroot import search_path, which
 
     if os.name == "nt":
-        click.launch(str(page))  # Windows chooses the program by the kind of the file, not through PATH
+        click.launch(str(page))  # Windows chooses the program by file type, not through PATH
         return
     program = which({"darwin": "open"}.get(sys.platform, "xdg-open"))
     if program is None:
@@ -378,7 +381,7 @@ def _report_lines(result: Reported) -> Lines:
         yield f"  {figure.label}: {figure.value}  {figure.note}".rstrip()
     yield from (styled(f"warning: {warning}", "yellow") for warning in verdict.warnings)
     for line in verdict.commands:
-        # A tuning record does not name its bundle, and may have none.
+        # A tuning record does not name a bundle, and the run may have written none.
         named = line if result.of_record else line.replace("BUNDLE", shlex.quote(str(result.bundle)))
         yield f"look closer: {named}"
     yield f"report: {result.page}"
@@ -391,7 +394,7 @@ def _report_lines(result: Reported) -> Lines:
 @click.option(
     "--count", type=click.IntRange(min=1), help="Number of samples to simulate. [default: 2 to 8, by the model's size]"
 )
-@click.option("--float", "reference", type=PATH, help="Float32 model, to measure the loss by saturation.")
+@click.option("--float", "reference", type=PATH, help="Float32 model, to measure the loss caused by saturation.")
 @click.option("--variant", metavar="NAME", help="Variant to audit, if MODEL is a bundle.")
 @click.option(
     "--engine", metavar="ENGINE", help="Engine whose kernels to audit. [default: the variant's, else onnxruntime's own]"
@@ -401,10 +404,10 @@ def _report_lines(result: Reported) -> Lines:
 )
 @SESSION_OPTIONS
 def audit_command(printer: Printer, model: Path, data: str | None, **options: Any) -> None:
-    """List the layers of MODEL, a quantized model or a bundle, that saturate on x86 CPUs without VNNI.
+    """List the layers that saturate on x86 CPUs without VNNI. MODEL is a quantized model or a bundle.
 
-    Their kernels add two products in 16 bits. The weights show which output channels can overflow such a sum. With
-    --data, edgeq computes the model as such a CPU does, and compares the outputs.
+    The kernels of these CPUs add two products in 16 bits. The weights show in which output channels the sum can
+    overflow. With --data, edgeq also simulates these kernels and compares the outputs.
 
     \b
     edgeq audit int8.onnx

@@ -1,4 +1,4 @@
-"""Show this machine and the things that edgeq knows: `edgeq detect`, `doctor`, `targets` and others."""
+"""Implement `edgeq detect`, `doctor`, `targets` and others, which show this machine and list what edgeq supports."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from edgeq.errors import UsageError, suggest
 @command("detect")
 @on_board
 def detect_command(printer: Printer, on: str | None) -> None:
-    """Show this machine, the profile that fits it and the engines for it. With -v, every CPU feature.
+    """Show this machine, the profile that fits it and the engines for it. With -v, also show every CPU feature.
 
     \b
     edgeq detect
@@ -46,10 +46,10 @@ def detect_command(printer: Printer, on: str | None) -> None:
 
 
 @command("doctor")
-@click.option("--gpu", is_flag=True, help="Build, run and time the demo model on the GPU too. Takes minutes.")
+@click.option("--gpu", is_flag=True, help="Also build, run and time the demo model on the GPU. Takes minutes.")
 @on_board
 def doctor_command(printer: Printer, gpu: bool, on: str | None) -> None:
-    """Show what is installed here and what works. With --gpu, run the demo model on the GPU.
+    """Show what is installed here and what works. With --gpu, also run the demo model on the GPU.
 
     \b
     edgeq doctor
@@ -121,7 +121,9 @@ def _named(what: str, action: str, name: str | None, why: bool) -> str | None:
 
 ACTION = click.argument("action", type=click.Choice(["list", "show"]), default="list")
 NAME = click.argument("name", required=False, shell_complete=complete_target)
-WHY = click.option("--why", is_flag=True, help="With show: print the reason for each default, and its source.")
+WHY = click.option(
+    "--why", is_flag=True, help="With show: print the reason for each default and the source of that reason."
+)
 
 
 @command("targets")
@@ -129,7 +131,7 @@ WHY = click.option("--why", is_flag=True, help="With show: print the reason for 
 @NAME
 @WHY
 def targets_command(printer: Printer, why: bool, **given: Any) -> None:
-    """List deployment targets, or show the target NAME, which can be a .toml file."""
+    """List deployment targets, or show one. NAME can be the name of a target or a .toml file."""
     from edgeq.hardware import show
     from edgeq.hardware.target import load_targets, resolve
 
@@ -145,9 +147,9 @@ def targets_command(printer: Printer, why: bool, **given: Any) -> None:
 @NAME
 @WHY
 def profiles_command(printer: Printer, why: bool, **given: Any) -> None:
-    """List hardware profiles, or show the profile NAME, which can be a .toml file.
+    """List hardware profiles, or show one. NAME can be the name of a profile or a .toml file.
 
-    If NAME is a target, the command shows the target's profile with its overrides.
+    If NAME is a target, the command shows the target's profile with the target's overrides.
     """
     from edgeq.hardware import show
     from edgeq.hardware.profile import load_profiles
@@ -164,12 +166,12 @@ def profiles_command(printer: Printer, why: bool, **given: Any) -> None:
 
 @click.group("preprocess")
 def preprocess_command() -> None:
-    """List preprocessings, or show one's arithmetic."""
+    """List preprocessings, or show the arithmetic of one."""
 
 
 @command("list", within=preprocess_command)
 def list_preprocess(printer: Printer) -> None:
-    """List the names, steps and source options that --preprocess takes."""
+    """List the names, steps and source options that --preprocess accepts."""
     from edgeq.data.preprocess import list_preprocessings
 
     plain = list_preprocessings()
@@ -188,7 +190,7 @@ def list_preprocess(printer: Printer) -> None:
 @command("show", within=preprocess_command)
 @click.argument("name")
 def show_preprocess(name: str, printer: Printer) -> None:
-    """Show the exact arithmetic of NAME: a name, a .toml file, file.py:function, or steps."""
+    """Show the exact arithmetic of a preprocessing. NAME can be a name, a .toml file, file.py:function, or steps."""
     from edgeq.data.preprocess import show_preprocessing
 
     plain = show_preprocessing(name)
@@ -205,7 +207,7 @@ def show_preprocess(name: str, printer: Printer) -> None:
 def extensions_command(printer: Printer) -> None:
     """List calibration methods with their options, tasks, decoders, preprocessing steps, recoveries and backends.
 
-    The lists include those of installed plug-ins, with the package of each (docs/extending.md).
+    The lists include what installed plug-ins add, with the name of each plug-in's package (docs/extending.md).
     """
     from edgeq.backends import base
     from edgeq.calibrate import methods

@@ -1,4 +1,4 @@
-"""Check and measure: `edgeq verify`, `bench` and `eval`."""
+"""Implement `edgeq verify`, `bench` and `eval`, which check and measure models."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ if TYPE_CHECKING:
     multiple=True,
     metavar="TARGET|BOARD|all",
     shell_complete=complete_target,
-    help="Run the variant for this target, on the target's kernels. `all` runs each variant on its target. A board "
-    "is an ssh:// address or a name from devices.toml. Repeatable.",
+    help="Run the variant for this target on the target's kernels. `all` runs each variant on its own target. For a "
+    "board, give its ssh:// address or its name in devices.toml. Repeatable.",
 )
 @click.option(
     "--data",
@@ -73,13 +73,15 @@ if TYPE_CHECKING:
     help="Use at most this many samples of --data.",
 )
 @click.option("--preprocess", help="Preprocessing of the samples. [default: the bundle's]")
-@click.option("--task", shell_complete=COMPLETE_TASK, help=f"Also measure accuracy, by this task: {TASK_NAMES}.")
+@click.option("--task", shell_complete=COMPLETE_TASK, help=f"Also measure accuracy with this task: {TASK_NAMES}.")
 @task_options()
 @click.option(
     "--max-drop", metavar="DROP", help="Fail if accuracy on the target falls by more than this: 0.005, 0.5% or 0.5pt."
 )
 def verify_command(printer: Printer, bundle: Path, variant: str | None, **options: Any) -> None:
-    """Check BUNDLE (a folder or an .edgeq file): hashes, signature, loading, self-test of variants that can run here.
+    """Check the hashes and signature of BUNDLE (a folder or an .edgeq file), load it, and run its self-test.
+
+    edgeq loads and tests the variants that can run on this machine.
 
     \b
     edgeq verify dist/ --trust build.pub
@@ -112,7 +114,7 @@ def verify_command(printer: Printer, bundle: Path, variant: str | None, **option
 
 @command("bench")
 @click.argument("model", type=PATH, metavar="MODEL|BUNDLE")
-@click.option("--against", type=PATH, help="Compare with this model, timed in turns with MODEL.")
+@click.option("--against", type=PATH, help="Compare with this model. edgeq times it in turns with MODEL.")
 @VARIANT
 @click.option(
     "--engine", "engines", multiple=True, metavar="ENGINE", help=f"{ENGINE_HELP} Repeatable, to compare engines."
@@ -122,7 +124,7 @@ def verify_command(printer: Printer, bundle: Path, variant: str | None, **option
     type=click.Choice(["single-stream", "multi-stream", "server", "offline", "all"]),
     default="single-stream",
     show_default=True,
-    help="MLPerf scenario, which sets the size and the arrival of queries.",
+    help="MLPerf scenario. It sets the size of the queries and when they arrive.",
 )
 @THREADS
 @SESSION_OPTIONS
@@ -169,7 +171,7 @@ def verify_command(printer: Printer, bundle: Path, variant: str | None, **option
     "--seed",
     type=click.IntRange(min=0),
     default=0,
-    help="Seed of sample order, interleaving and arrivals. [default: 0]",
+    help="Seed for the order of the samples and models, and for the arrival of queries. [default: 0]",
 )
 @click.option(
     "--on",
@@ -186,9 +188,10 @@ def bench_command(
     shapes: tuple[str, ...],
     **options: Any,
 ) -> None:
-    """Measure latency and throughput of a model or a bundle on this machine.
+    """Measure the latency and throughput of a model or a bundle on this machine.
 
-    For a bundle, edgeq times the quantized model in turns with its float32 model. -v draws the distributions.
+    For a bundle, edgeq times the quantized model and its float32 model in turns. With -v, it also draws the
+    distributions.
 
     \b
     edgeq bench int8.onnx --against float.onnx --data val/ --preprocess imagenet
@@ -229,7 +232,7 @@ def bench_command(
 
 
 def _on_fleet(printer: Printer, boards: Sequence[Board], run: Callable[..., Measurement]) -> FleetRecord:
-    """Measure on all boards. On a terminal, one table shows the current step of each board."""
+    """Measure on all the boards. On a terminal, a table shows the current step of each board."""
     from edgeq.remote.jobs import measure_fleet
 
     if printer.quiet or not sys.stderr.isatty():
@@ -251,7 +254,7 @@ def _on_fleet(printer: Printer, boards: Sequence[Board], run: Callable[..., Meas
 @command("eval")
 @click.argument("model", type=PATH, metavar="MODEL|BUNDLE")
 @click.option("--data", required=True, help="Samples: a folder, .npz, .npy, .pb or another source (docs/data.md).")
-@click.option("--task", shell_complete=COMPLETE_TASK, help=f"Task to measure: {TASK_NAMES}.")
+@click.option("--task", shell_complete=COMPLETE_TASK, help=f"Task for measuring accuracy: {TASK_NAMES}.")
 @click.option("--reference", type=PATH, help="Model or bundle to compare with, on the same samples.")
 @OWN_PREPROCESS
 @click.option(
@@ -268,13 +271,13 @@ def _on_fleet(printer: Printer, boards: Sequence[Board], run: Callable[..., Meas
     "--optimization",
     type=click.Choice(["none", "basic", "extended", "all"]),
     default="all",
-    help="Graph optimisation level for a model file. Bundles keep theirs. [default: all]",
+    help="Graph optimisation level for a model file. Bundles keep their own level. [default: all]",
 )
 @SESSION_OPTIONS
 @WORKERS
 @on_board
 def eval_command(printer: Printer, on: str | None, **options: Any) -> None:
-    """Measure accuracy of a model or a bundle on labelled data, or its agreement with another.
+    """Measure the accuracy of a model or a bundle on labelled data, or its agreement with a reference model.
 
     \b
     edgeq eval m.onnx --data val/ --task classification --preprocess imagenet
@@ -290,7 +293,7 @@ def eval_command(printer: Printer, on: str | None, **options: Any) -> None:
         raise UsageError("--workers does not go with --try-preprocess or --on", "Leave one of them out")
     if trial and on is not None:
         raise UsageError("--try-preprocess runs only on this machine", "Leave --on out")
-    # workers start while this process imports these modules
+    # the workers start up while this process imports these modules
     with open_workers(workers, ["edgeq.measure.evaluation"]) as opened:
         from edgeq.measure.evaluation import request_from_options, run_evaluation
 

@@ -1,4 +1,4 @@
-"""Run a recipe within the permissions that the user typed, because somebody else may have written the recipe."""
+"""Run a recipe with only the permissions that the user typed. Somebody else may have written the recipe."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ from edgeq.util.registry import names_function
 PROGRAMS = {"sysroot", "sources", "onnxruntime", "wheels"}
 """Parameters that name the source of programs that edgeq runs or installs."""
 HOSTS = {"on", "board", "reference", "workers"}
-"""Parameters that name other machines. A scheduler of workers sends pickles, which can run code."""
+"""Parameters that name other machines. A scheduler for workers is one of them because it sends pickles, which can run
+code.
+"""
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,7 @@ class Permissions:
 
 
 def missing(recipe: Path, steps: Sequence[Step], given: Permissions) -> list[UsageError]:
-    """Return an error for each permission that `steps` of the recipe need and that the user did not type. Each error
+    """Return an error for each permission that the `steps` of the recipe need but the user did not give. Each error
     names the option to type.
     """
     return [error for step in steps for error in _missing(recipe, step.context, given)]
@@ -115,13 +117,13 @@ def run_command(
     allow_hosts: bool,
     allow_outputs: tuple[Path, ...],
 ) -> None:
-    """Run the commands of RECIPE, in its order and with its options. The first command that fails ends the run.
+    """Run the commands of RECIPE in order, with the options in it. If a command fails, the run ends.
 
     Each table is a command, and its keys are the command's options. Keys at the top apply to every command that has
-    them. Relative paths start from the recipe's folder. Every command prints its recipe with --print-recipe.
+    these options. Paths are relative to the recipe's folder. Every command prints its own recipe with --print-recipe.
 
     Without the options below, RECIPE runs no code, connects to no other machine, replaces no output, and writes only
-    below its folder.
+    inside its folder.
 
     \b
     edgeq quantize model.onnx --data calib/ -o int8.onnx --print-recipe > recipe.toml

@@ -1,4 +1,4 @@
-"""Sign bundles and move them: `edgeq sign`, `push` and `pull`."""
+"""Implement `edgeq sign`, `push` and `pull`, which sign and transfer bundles."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ def sign_command(printer: Printer, bundle: Path, **options: Any) -> None:
 @click.argument("bundle", type=PATH)
 @click.argument("reference", metavar="REF", callback=checked_reference)
 def push_command(printer: Printer, bundle: Path, reference: str) -> None:
-    """Upload BUNDLE, with its signature, to the OCI registry at REF, as HOST/REPOSITORY[:TAG].
+    """Upload BUNDLE and its signature to an OCI registry. REF is HOST/REPOSITORY[:TAG].
 
-    The command prints the reference by digest, which `edgeq pull` needs. It uses the logins of `docker login`. It fails
-    if the registry takes under 1,000 bytes a second or does not answer within 60 s.
+    The command prints the reference with the digest, which `edgeq pull` needs. It uses the credentials of `docker
+    login`. It fails if the registry accepts less than 1,000 bytes per second or does not answer within 60 s.
 
     \b
     edgeq push dist/ registry.example.com/models/net:1.2
@@ -69,10 +69,10 @@ def push_command(printer: Printer, bundle: Path, reference: str) -> None:
 @REQUIRE_SIGNATURE
 @FORCE
 def pull_command(printer: Printer, reference: str, output: Path, **options: Any) -> None:
-    """Get the bundle at REF, HOST/REPOSITORY@sha256:…, from an OCI registry, and check it as `verify` does.
+    """Download a bundle from an OCI registry, and check it as `verify` does. REF is HOST/REPOSITORY@sha256:….
 
-    The command loads no model of the bundle. It fails if the registry sends under 1,000 bytes a second or does not
-    answer within 60 s. On a device, `edgeq_run.py pull` does the same.
+    The command does not load the models in the bundle. It fails if the registry sends less than 1,000 bytes per second
+    or does not answer within 60 s. On a device, use `edgeq_run.py pull` instead.
 
     \b
     edgeq pull registry.example.com/models/net@sha256:0123… -o dist/ --trust build.pub

@@ -1,4 +1,4 @@
-"""Share the common parts of the older tools' command lines: their spelling of booleans, and errors in one line."""
+"""Provide what the older tools' command lines have in common: the spelling of booleans, and errors in one line."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _YEARS = 1 << 30
 
 
 class PrintedProgress:
-    """Print the notes of a command on stderr and nothing else, because users redirect the output."""
+    """Print a command's notes on stderr and print no progress. Users redirect the output of these commands."""
 
     @contextmanager
     def stage(self, title: str, total: int | None = None) -> Iterator[Advance]:
@@ -46,7 +46,7 @@ def say(*lines: str) -> None:
 
 
 def says(run: Callable[..., Iterable[str]]) -> Callable[..., None]:
-    """Return a function that prints the lines that `run` returns."""
+    """Return a function that calls `run` and prints the lines that it returns."""
 
     @functools.wraps(run)
     def saying(**options: Any) -> None:
@@ -58,13 +58,13 @@ def says(run: Callable[..., Iterable[str]]) -> Callable[..., None]:
 def switch(*names: str, help: str) -> Callable[[F], F]:
     """Define a boolean option with an optional value (`--flag`, `--flag True`, `--flag=false`, `--flag 0`).
 
-    The older tools read some of their booleans as text. Any text counted as true, even "False".
+    The older tools read some booleans as text, and any text counted as true, even "False".
     """
     return click.option(*names, is_flag=False, flag_value="true", default="false", type=click.BOOL, help=help)
 
 
 class OneOf(click.ParamType):  # type: ignore[type-arg]  # not generic in click 8.1
-    """Take one value. The older tool took a comma-separated list and ran once for each value."""
+    """Accept one value. The older tool accepted a comma-separated list and ran once for each value."""
 
     def __init__(self, value: click.ParamType) -> None:  # type: ignore[type-arg]
         self._value, self.name = value, value.name
@@ -84,8 +84,8 @@ class OneOf(click.ParamType):  # type: ignore[type-arg]  # not generic in click 
 
 
 class Command(click.Command):
-    """Define a command that prints at most one line for an error and exits with the error's code. Wrong options are
-    errors as well.
+    """Define a command that prints at most one line for an error and exits with the error's code. This includes errors
+    in the options.
     """
 
     def main(self, *args: Any, **options: Any) -> Any:
@@ -96,26 +96,31 @@ class Command(click.Command):
 
 
 def run_printed(run: Callable[[Sequence[str]], str]) -> None:
-    """Run a command that has its own parser on the arguments of the process, and print the text that it returns."""
+    """Call `run`, which parses the arguments itself, with the arguments of the process, and print the text that it
+    returns.
+    """
     with ends_in_one_line():
         print(run(sys.argv[1:]))
 
 
 def run_program(command: Callable[[], Any]) -> None:
-    """Run a module's command as the program that `python -m` started, under the limits of a budget.
+    """Run a module's command as the program that `python -m` started, within memory and time limits.
 
-    The module must not have imported onnxruntime before. onnxruntime starts threads, and a forked process loses them.
+    The module must not have imported onnxruntime before this call, because onnxruntime starts threads, which a forked
+    process loses.
     """
     budget = begin()
     if budget is not None and budget.seconds:
-        # Only the work on a model's shapes has a time limit. Progress renews the limit, and many of these commands
-        # report none.
+        # Only the work on a model's shapes has a time limit. Progress would renew a limit, but many of these commands
+        # do not report progress.
         renew(replace(budget, seconds=_YEARS))
     command()
 
 
 class ArgumentParser(argparse.ArgumentParser):
-    """Parse options that take lists of names (`--nodes_to_exclude conv1 conv2`), which click lacks."""
+    """Parse options that accept lists of names (`--nodes_to_exclude conv1 conv2`). click does not support these
+    options.
+    """
 
     def error(self, message: str) -> NoReturn:
         """Report wrong options as an edgeq error."""
@@ -123,10 +128,10 @@ class ArgumentParser(argparse.ArgumentParser):
 
 
 def images_or_arrays(dataset: str, for_images: str) -> str | None:
-    """Return the preprocessing `for_images` if a data set consists of images and has no record of its own
-    preprocessing. Otherwise return None: then the record applies, or arrays stay as they are.
+    """Return the preprocessing `for_images` if a data set consists of images and has no preprocessing file. Otherwise
+    return None: then the file applies, or arrays stay as they are.
     """
-    if find_sidecar([Path(dataset)]) is not None:  # the record may choose among several kinds of files
+    if find_sidecar([Path(dataset)]) is not None:  # the preprocessing file may choose among several kinds of files
         return None
     found = find_files(dataset)
     return for_images if found.kind == "images" and find_sidecar([found.root]) is None else None

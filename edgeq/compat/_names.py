@@ -1,7 +1,8 @@
-"""Find the names of the modules of onnxruntime.quantization: first among edgeq's own names, then among onnxruntime's.
+"""Find the names that the modules of onnxruntime.quantization define. edgeq's own names take precedence over
+onnxruntime's.
 
-Most of those modules are rows of a table here and have no file. `import edgeq.compat.qdq_quantizer` works all the same,
-because a finder on `sys.meta_path` makes the module.
+Most of those modules have no file in `edgeq.compat` and are listed only in a table in this file. `import
+edgeq.compat.qdq_quantizer` still works, because a finder on `sys.meta_path` makes the module.
 """
 
 from __future__ import annotations
@@ -36,9 +37,9 @@ _OWN = {
     **dict.fromkeys(("YoloV3VariantDataReader", "YoloV3VisionDataReader"), "readers"),
     **dict.fromkeys(("ImageClassificationEvaluator", "YoloV3Evaluator", "YoloV3VariantEvaluator"), "evaluators"),
 }
-"""Names of onnxruntime and of its examples that edgeq replaces, each with edgeq's module for it."""
+"""Name in onnxruntime or its examples that edgeq replaces → the module of edgeq that defines it."""
 _WITH_ALL = ("calibrate", "quant_utils", "quantize")
-"""Modules from which `import *` gives edgeq's functions."""
+"""Modules for which `import *` imports edgeq's functions."""
 _FILES = (
     *("calibrate", "matmul_4bits_quantizer", "matmul_bnb4_quantizer", "matmul_nbits_quantizer", "preprocess"),
     *("qdq_loss_debug", "quant_utils", "quantize", "static_quantize_runner"),
@@ -50,7 +51,7 @@ _HANDED_ON = (
     *("execution_providers.qnn.mixed_precision_overrides_utils", "execution_providers.qnn.preprocess"),
     "execution_providers.qnn.quant_config",
 )
-"""Modules without a file. Their names are onnxruntime's, except for those that edgeq replaces."""
+"""Modules without a file. The names in them come from onnxruntime, except for the names that edgeq replaces."""
 _PASS = "It is a pass of qnn_preprocess_model. Call edgeq.compat.execution_providers.qnn.qnn_preprocess_model"
 LEFT_OUT: Mapping[str, str] = {
     "execution_providers.qnn.fusion_lpnorm": _PASS,
@@ -61,11 +62,13 @@ LEFT_OUT: Mapping[str, str] = {
     "operators": "Its classes write single operators for onnxruntime's quantizer, and edgeq does not use them. "
     "Import them from onnxruntime.quantization.operators",
 }
-"""Modules of onnxruntime.quantization without a counterpart: one sentence on the reason, one on what to do instead."""
+"""Module of onnxruntime.quantization without a counterpart → one sentence on the reason and one on what to do
+instead.
+"""
 
 
 def find(name: str, module: str = "") -> Any:
-    """Return the object that `edgeq.compat`, or its module `module`, has under a name.
+    """Return the object called `name` in `edgeq.compat` or in its module `module`.
 
     Raises:
         AttributeError: neither edgeq nor onnxruntime's module has the name, or edgeq leaves the module out.
@@ -80,7 +83,7 @@ def find(name: str, module: str = "") -> Any:
         return list(_FUNCTIONS)
     if name in _OWN:
         return getattr(importlib.import_module(_PACKAGE + _OWN[name]), name)
-    if name.startswith("_"):  # the import system reads __path__
+    if name.startswith("_"):  # the import system looks up __path__
         raise AttributeError(f"module {(_PACKAGE + module).rstrip('.')!r} has no attribute {name!r}")
     return getattr(quantization_tools(module), name)
 
@@ -107,23 +110,23 @@ def quantization_tools(module: str = "") -> Any:
 
 
 def why(module: str) -> str:
-    """Return one line: why edgeq leaves a module out, and what to do instead."""
+    """Return one line that states why edgeq leaves a module out and what to do instead."""
     return f"edgeq.compat has no {module}. {LEFT_OUT[module]}"
 
 
 class _HandedOn(ModuleType):
-    """Pass on the names of onnxruntime's module of the same name."""
+    """Give access to the names in onnxruntime's module of the same name."""
 
     def __getattr__(self, name: str) -> Any:
         return find(name, self.__name__.removeprefix(_PACKAGE))
 
 
 class _Finder(MetaPathFinder, Loader):
-    """Make the modules that have no file, and refuse modules that are left out."""
+    """Make the modules that have no file, and refuse to import modules that edgeq leaves out."""
 
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: Any = None) -> ModuleSpec | None:
-        """Return the spec of a module that is passed on. Return None for other names, so that other finders search for
-        them.
+        """Return the spec of a module that has no file here. Return None for other names, so that other finders search
+        for them.
         """
         module = fullname.removeprefix(_PACKAGE)
         if module == fullname or module not in (*LEFT_OUT, *_HANDED_ON):
@@ -133,11 +136,11 @@ class _Finder(MetaPathFinder, Loader):
         return ModuleSpec(fullname, self, is_package=any(known.startswith(f"{module}.") for known in _HANDED_ON))
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        """Return a module that passes on onnxruntime's names."""
+        """Return a module that gives access to onnxruntime's names."""
         return _HandedOn(spec.name)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Run nothing: a name of the module is looked up when a script reads it."""
+        """Do nothing. A name in the module is looked up when a script uses it."""
 
 
 sys.meta_path.append(_Finder())

@@ -1,6 +1,6 @@
 """Run the calibrate command of ONNX Runtime's 2020 tool and of its RISC-V fork: python -m edgeq.compat.calibrate.
 
-The command takes the same options and the same data sets: a folder of images, test_data_set_N folders, a folder with
+The command accepts the same options and the same data sets: a folder of images, test_data_set_N folders, a folder with
 input_0.pb, or one stacked .pb. It makes the same choices:
 
 - Static int8 gives the fork's dialect for the systolic array, and next to it a model that stock ONNX Runtime runs.
@@ -35,19 +35,19 @@ from edgeq.util.outputs import check_apart, output_file
 from edgeq.util.public import make_callable
 
 _SIZES = 3
-"""A function of the older form has this many arguments: the path of the image and two sizes."""
+"""Number of arguments of a function in the older form: the path of the image and two sizes."""
 
 
 def own_preprocess(text: str, model: Path) -> Preprocess:
     """Return the preprocessing "file.py:function".
 
     A function of one argument has edgeq's own form (see `edgeq.data.preprocess.register`). A function of three
-    arguments gets the path of an image (str), and the height and width of the model's first input. The names of its
-    arguments give the order of the two sizes.
+    arguments gets the path of an image (str), and the height and width of the model's first input. The names of the
+    function's arguments determine the order of the two sizes.
 
     Raises:
         DataError: the file or the function cannot be loaded.
-        UsageError: the function needs the sizes, and the model leaves them free.
+        UsageError: the function needs the sizes, but the model leaves them free.
     """
     loaded = load_preprocess(text)
     function = loaded.function
@@ -77,7 +77,9 @@ _ARRAY = "gemmini"
 _PREPROCESS = {name: name for name in ("mxnet", "caffe", "caffe2", "rcnn", "preprocess_method1", "preprocess_method2")}
 _PREPROCESS |= {"method1": "preprocess_method1", "method2": "preprocess_method2", "None": "none", "none": "none"}
 _MODES = {"int8": "int8", "int": "int8", "uint8": "uint8"}
-"""`int` comes from the fork's notes on object detection; the fork's parser did not know it."""
+"""Value of --mode → weight type. `int` appears in the fork's notes on object detection, but the fork's parser did not
+accept it.
+"""
 _METHODS = {"naive": "minmax", "minmax": "minmax", "mean": "moving-average", "percentile": "percentile"}
 _METHODS |= {"entropy": "entropy", "mse": "mse"}
 _TRUE = ("true", "1", "yes")
@@ -85,8 +87,9 @@ _FASTEST = {
     **dict.fromkeys(("Attention", "EmbedLayerNormalization", "GRU", "Gather", "Gemm", "LSTM", "MatMul"), "int8"),
     "Conv": "uint8",
 }
-"""Operator types that become integer operators without --static → the weight type of their fastest kernels. In
-onnxruntime 1.31, MatMulInteger takes 2.4 times as long with uint8, ConvInteger 4.8 times as long with int8."""
+"""Operator type that becomes an integer operator without --static → the weight type of its fastest kernels. In
+onnxruntime 1.31, MatMulInteger takes 2.4 times as long with uint8, and ConvInteger takes 4.8 times as long with int8.
+"""
 _UPSTREAM = (
     "static uint8 for stock ONNX Runtime, as in 2019 and 2020; for the systolic array add --static=True --mode=int8"
 )
@@ -174,7 +177,7 @@ def command(
 
 
 def _preprocess(given: str, model: Path) -> Any:
-    """Return the value of `--data_preprocess` in the form that `load_preprocess` takes."""
+    """Return the value of `--data_preprocess` in a form that `load_preprocess` accepts."""
     if given in _PREPROCESS:
         return _PREPROCESS[given]
     if ".py:" in given:

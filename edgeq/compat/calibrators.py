@@ -1,6 +1,6 @@
 """Provide the calibrators of ONNX Runtime's documentation of 2021 to 2026, and compute ranges for the older functions.
 
-The built-in calibrators observe the model as it is, in edgeq's one pass. They work for any shapes, need constant
+The built-in calibrators observe the unchanged model in edgeq's single pass. They work for any shapes, need constant
 memory, and add no outputs to the graph. A user's own class derives from `CalibraterBase`. It adds outputs to the graph
 itself and gets a session of the model that it wrote.
 """
@@ -52,20 +52,21 @@ from edgeq.run.session import SessionSettings, open_session
 from edgeq.util.outputs import output_file
 
 Span = tuple[NDArray[np.float32], NDArray[np.float32]]
-"""The lowest and highest value of a tensor, each float32[] or float32[channels]. Zero may be outside."""
+"""The lowest and highest value of a tensor, each float32[] or float32[channels]. Zero may be outside this range."""
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
 
 
 @dataclass(frozen=True)
 class CalibratorOptions:
-    """Hold the options of onnxruntime's calibrators that decide ranges.
+    """Hold those options of onnxruntime's calibrators that determine ranges.
 
     Attributes:
-        symmetric: for MinMax: the range -bound..bound. For Percentile: the share is cut from the magnitudes. None means
-            the method's default, which is True for Percentile. Entropy always looks at magnitudes.
-        moving_average: for MinMax: the mean of the samples' extrema.
+        symmetric: whether ranges are symmetric. If so, MinMax uses the range -bound..bound, and Percentile applies its
+            percentage to the magnitudes. None means the method's default, which is True for Percentile. Entropy always
+            uses magnitudes.
+        moving_average: for MinMax: whether to use the mean of the samples' extrema.
         percentile: the share of values that Percentile keeps, in percent.
-        per_channel: for MinMax: one range per channel, along axis 1.
+        per_channel: for MinMax: whether each channel along axis 1 has its own range.
         num_bins, num_quantized_bins: for Entropy, which searches among the windows of at least `num_quantized_bins`
             bins. With the default, both are equal, and the only window is the whole range.
     """
@@ -79,7 +80,7 @@ class CalibratorOptions:
 
     @classmethod
     def read(cls, given: Mapping[str, Any]) -> CalibratorOptions:
-        """Read options by name. None means the default; for `symmetric` it means False, as in onnxruntime.
+        """Read options by name. None means the default. For `symmetric`, it means False, as in onnxruntime.
 
         Raises:
             UsageError: a value is not a number, or is out of its bounds.
@@ -99,11 +100,11 @@ def statistics_of(
     """Run the float model over a reader's samples and return the statistics of every float tensor.
 
     Args:
-        reader: a CalibrationDataReader, or anything else that `edgeq.open_samples` takes.
+        reader: a CalibrationDataReader, or anything else that `edgeq.open_samples` accepts.
         stride: the number of samples per part, for a reader that has a length and `set_range`. It must divide the
             length.
-        per_channel: True to keep the extrema of each channel as well, along axis 1 of tensors that are known to have
-            it.
+        per_channel: True to also keep the extrema of each channel. Channels are along axis 1 of the tensors that are
+            known to have that axis.
     """
     source = _in_parts(reader, stride) if stride else reader
     samples = open_samples(source, prepared.signature, model=prepared.source)
@@ -113,8 +114,8 @@ def statistics_of(
 
 
 def activations(model: ir.Model) -> tuple[str, ...]:
-    """Return the names of the inputs and of every node's outputs that may contain floats. The list is complete, because
-    the model keeps all its nodes.
+    """Return the names of the inputs and the node outputs that may contain floats. The list is complete, because the
+    model keeps all its nodes.
     """
     types = element_types(model)
     made = [value for node in model.graph for value in node.outputs]
@@ -130,16 +131,16 @@ def _with_channels(model: ir.Model, names: tuple[str, ...]) -> list[str]:
 
 
 def ranges_of(statistics: Statistics, method: Any, options: CalibratorOptions) -> dict[str, Range]:
-    """Return the ranges of `spans_of`, widened to include zero, which quantization needs.
+    """Return the ranges of `spans_of`, widened to include zero because quantization needs that.
 
     Raises:
-        UsageError: see `spans_of`.
+        UsageError: for the same reasons as in `spans_of`.
     """
     return as_ranges(spans_of(statistics, method, options))
 
 
 def spans_of(statistics: Statistics, method: Any, options: CalibratorOptions) -> dict[str, Span]:
-    """Return for each tensor the range that `compute_data` of onnxruntime's calibrator computes.
+    """Return, for each tensor, the range that onnxruntime's calibrator computes in `compute_data`.
 
     Args:
         method: a CalibrationMethod or its name.
@@ -167,7 +168,7 @@ def _span(tensor: TensorStatistics, method: str, options: CalibratorOptions) -> 
         ends = percentile_range(tensor.histogram, options.percentile, symmetric=options.symmetric is not False)
     elif options.num_bins // 2 > options.num_quantized_bins // 2:
         ends = entropy_range(linear_of(tensor.histogram), levels=options.num_quantized_bins, symmetric=True)
-    # Both methods clip their ranges, symmetric ones included, to the extrema of the samples.
+    # Both methods clip their ranges, including symmetric ones, to the extrema of the samples.
     return _pair(max(ends[0], tensor.minimum), min(ends[1], tensor.maximum))
 
 
@@ -212,7 +213,9 @@ def as_ranges(data: Any) -> dict[str, Range]:
 
 
 def _range(value: Any) -> Range:
-    """Return the range of a tensor. If each channel has its own range, return one range over all channels."""
+    """Return the range of a tensor. If each channel has its own range, return one range that covers all the
+    channels.
+    """
     if hasattr(value, "range_value"):
         value = value.range_value
     low, high = (np.asarray(end, np.float64) for end in value)
@@ -244,7 +247,7 @@ def _in_parts(reader: Any, size: Any) -> Iterator[Any]:
         set_range = reader.set_range
         if not rest:
             set_range(start_index=0, end_index=size)
-    # onnxruntime's CalibrationDataReader has both methods, and they raise.
+    # onnxruntime's CalibrationDataReader has both methods, but they only raise an error.
     except (NotImplementedError, AttributeError, TypeError) as error:
         raise UsageError(
             f"CalibStridedMinMax is {size}, but {type(reader).__name__} has no length or no set_range",
@@ -260,10 +263,10 @@ def _in_parts(reader: Any, size: Any) -> Iterator[Any]:
 
 
 def write_calibration_table(calibration_cache: Mapping[str, Any], dir: str | Path = ".") -> None:
-    """Write calibration.flatbuffers, calibration.json and calibration.cache, replacing existing ones.
+    """Write calibration.flatbuffers, calibration.json and calibration.cache, and replace existing files.
 
-    Each tensor gets its largest magnitude, which the TensorRT provider reads. onnxruntime's function writes the upper
-    end of the range instead, so that a tensor of negative numbers loses its scale.
+    For each tensor, the files contain its largest magnitude, which the TensorRT provider reads. onnxruntime's function
+    writes the upper end of the range instead, so a tensor of negative numbers loses its scale.
 
     Args:
         calibration_cache: the result of compute_data or compute_range, or a dict of pairs or of magnitudes.
@@ -286,16 +289,16 @@ def calibrate(
     white_nodes: Sequence[str] = (),
     augmented_model_path: str = "augmented_model.onnx",
 ) -> dict[str, list[Any]]:
-    """Return the scales and zero points of the inputs and outputs of some operators, for the `quantization_params` of
-    `quantize`.
+    """Return the scales and zero points of the inputs and outputs of the chosen operators. The result can be passed to
+    `quantize` as `quantization_params`.
 
     Args:
         op_types: the operator types. Nodes in `white_nodes` are added, and nodes in `black_nodes` are left out.
-        augmented_model_path: accepted; no augmented model is needed.
+        augmented_model_path: accepted but not used, because no augmented model is needed.
 
     Returns:
-        {tensor: [zero point (uint8), scale (float32)]}, from minima and maxima. A tensor that only a Relu or Clip reads
-            gets the range of that node's output, so that the node can be dropped.
+        {tensor: [zero point (uint8), scale (float32)]}, from minima and maxima. If only a Relu or Clip reads a tensor,
+            the tensor gets the range of that node's output, so that the node can be dropped.
     """
     del augmented_model_path
     with tempfile.TemporaryDirectory(prefix="edgeq-calibrate-") as folder:
@@ -327,7 +330,7 @@ class CalibraterBase:
     `compute_range`.
 
     Attributes:
-        model: the model with shapes, to be augmented in place or copied.
+        model: the model with shapes. `augment_graph` may change it in place or copy it.
         augmented_model_path: the file that `augment_graph` writes and `create_inference_session` opens.
         infer_session: the session, after `create_inference_session` opened it.
     """
@@ -364,8 +367,8 @@ class CalibraterBase:
         self.infer_session = open_session(Path(self.augmented_model_path), settings)
 
     def select_tensors_to_calibrate(self, model: onnx.ModelProto) -> tuple[set[str], dict[str, onnx.ValueInfoProto]]:
-        """Return the names of the float inputs and outputs of nodes of the chosen types, without weights. Return with
-        them the value infos of the model by name.
+        """Return the names of the float inputs and outputs of nodes of the chosen types, without weights. Also return
+        the model's value infos by name.
         """
         graph = model.graph
         infos = {value.name: value for value in [*graph.value_info, *graph.output, *graph.input]}
@@ -381,7 +384,7 @@ class CalibraterBase:
         }, infos
 
     def get_augment_model(self) -> onnx.ModelProto:
-        """Return the model in the state after `augment_graph`."""
+        """Return the model as it is after `augment_graph`."""
         return self.model
 
     def augment_graph(self) -> Any:
@@ -389,17 +392,19 @@ class CalibraterBase:
         raise NotImplementedError(f"{type(self).__name__}.augment_graph")
 
     def collect_data(self, data_reader: Any) -> None:
-        """Run the session over the reader's data. Further calls add more data."""
+        """Run the session over the reader's data. More calls add more data."""
         raise NotImplementedError(f"{type(self).__name__}.collect_data")
 
     def compute_data(self) -> Any:
-        """Return ranges by tensor as onnxruntime's `TensorsData`, from the pairs that `compute_range` returns."""
+        """Return the range of each tensor as onnxruntime's `TensorsData`, made from the pairs that `compute_range`
+        returns.
+        """
         if type(self).compute_range is CalibraterBase.compute_range:
             raise NotImplementedError(f"{type(self).__name__}.compute_data")
         return tensors_data(as_ranges(self.compute_range()), "MinMax")
 
     def compute_range(self) -> dict[str, tuple[Any, Any]]:
-        """Return ranges by tensor as pairs, the form of 2021 and 2022."""
+        """Return the range of each tensor as a pair. This is the form of 2021 and 2022."""
         return {name: (r.low, r.high) for name, r in as_ranges(self.compute_data()).items()}
 
 
@@ -407,7 +412,7 @@ CalibratorBase = CalibraterBase
 
 
 class EdgeqCalibrater(CalibraterBase):
-    """Calibrate with a built-in method. Collect once, then derive ranges by any method, any number of times."""
+    """Calibrate with a built-in method. Collect data once, then derive ranges any number of times, with any method."""
 
     def __init__(
         self,
@@ -430,21 +435,24 @@ class EdgeqCalibrater(CalibraterBase):
         self._statistics: Statistics | None = None
 
     def augment_graph(self) -> None:
-        """Do nothing: the model is observed as it is."""
+        """Do nothing, because the unchanged model is observed."""
 
     def create_inference_session(self) -> None:
-        """Do nothing: `collect_data` opens sessions, on the CPU."""
+        """Do nothing, because `collect_data` opens sessions on the CPU."""
 
     def collect_data(self, data_reader: Any) -> None:
-        """Observe more samples. Raises DataError if the reader has no samples."""
+        """Observe more samples. This raises DataError if the reader has no samples."""
         more = statistics_of(self._prepared, data_reader, per_channel=self.per_channel)
         if self._statistics is None:
             self._statistics = more
-        elif more.data_digest not in self._statistics.data_digest.split("+"):  # otherwise this data was counted before
+        # otherwise these data have already been counted
+        elif more.data_digest not in self._statistics.data_digest.split("+"):
             self._statistics = self._statistics.merge(more)
 
     def compute_data(self) -> Any:
-        """Return ranges by tensor as onnxruntime's `TensorsData`. Raises CalibrationError if no data was collected."""
+        """Return the range of each tensor as onnxruntime's `TensorsData`. This raises CalibrationError if no data was
+        collected.
+        """
         from onnxruntime.quantization import TensorData, TensorsData
 
         spans = self._spans().items()
@@ -452,8 +460,8 @@ class EdgeqCalibrater(CalibraterBase):
         return TensorsData(self.method, data)
 
     def compute_range(self) -> dict[str, tuple[Any, Any]]:
-        """Return ranges by tensor as pairs of numbers, or as pairs of arrays if each channel has its own range. Raises
-        CalibrationError if no data was collected.
+        """Return the range of each tensor as a pair of numbers, or as a pair of arrays if each channel has its own
+        range. This raises CalibrationError if no data was collected.
         """
         return {
             name: (low.tolist(), high.tolist()) if not low.ndim else (low, high)
@@ -477,15 +485,15 @@ def create_calibrator(
     providers: Sequence[str] | None = None,
     extra_options: Mapping[str, Any] | None = None,
 ) -> EdgeqCalibrater:
-    """Return a calibrator that is ready to collect.
+    """Return a calibrator that is ready to collect data.
 
     Args:
         calibrate_method: a CalibrationMethod or its name.
         augmented_model_path: the file that readers open to see the model's inputs. If it does not exist, edgeq copies
             the model to it.
-        use_external_data_format, providers: accepted.
-        extra_options: the options of `CalibratorOptions`. averaging_constant and max_intermediate_outputs are accepted:
-            neither the number of calls nor the number of samples changes the result or the memory.
+        use_external_data_format, providers: accepted but not used.
+        extra_options: the options of `CalibratorOptions`. averaging_constant and max_intermediate_outputs are accepted
+            but not used, because neither the result nor the memory depends on how the samples are divided.
     """
     del providers
     calibrater = EdgeqCalibrater(

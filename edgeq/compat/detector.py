@@ -1,7 +1,7 @@
 """Run the object detection example of ONNX Runtime's quantization tools, end to end: python -m edgeq.compat.detector.
 
-The command calibrates a detector on a folder of images, part by part, and writes the tables for the TensorRT provider.
-Then it measures the mean average precision of the model on annotated images.
+The command calibrates a detector on a folder of images, one part at a time, and writes the tables for the TensorRT
+provider. Then it measures the model's mean average precision on annotated images.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ TABLES = "calibration.flatbuffers, calibration.json and calibration.cache"
 
 @dataclass(frozen=True)
 class _Runs:
-    """Give calibration the runs of a reader, without the rows that fill up the last batch."""
+    """Provide the runs of a reader for calibration, without the rows that fill up the last batch."""
 
     reader: DataReader
 
@@ -47,7 +47,7 @@ class _Runs:
             yield self.reader.unfilled(run)
 
     def digest(self) -> str:
-        """Return the digest of the reader's samples. Stacking them in batches does not change it."""
+        """Return the digest of the reader's samples. Stacking the samples into batches does not change it."""
         return self.reader.samples.digest()
 
 
@@ -55,11 +55,11 @@ def collect_readers(model_path: str | Path, readers: Iterable[DataReader]) -> St
     """Return the statistics of a model's tensors over all readers. The readers may be parts of one data set, because
     merging statistics is exact.
 
-    The model is observed as it is, so that the tensors keep the names that a runtime looks up.
+    The unchanged model is observed, so the tensors keep the names that a runtime looks up.
 
     Raises:
         UsageError: there are no readers.
-        DataError, CalibrationError: see `edgeq.calibrate.collect`.
+        DataError, CalibrationError: for the same reasons as in `edgeq.calibrate.collect`.
     """
     path = Path(model_path)
     digest, model = model_digest(path), read_model(path)
@@ -125,7 +125,7 @@ def command(
     if validation_dataset is not None:
         if annotations is None or decoder is None:
             raise UsageError("an evaluation needs annotations and a decoder", "Give --annotations and --decoder")
-        # Open the evaluator first: a wrong option then fails before the calibration, which takes minutes.
+        # Open the evaluator first, so that a wrong option fails before the calibration, which takes minutes.
         evaluator = DetectionEvaluator(model, None, providers=[provider], annotations=annotations, decoder=decoder)
     if calibration_dataset is not None:
         statistics = collect_readers(model, readers(calibration_dataset))

@@ -1,4 +1,4 @@
-"""Measure a model's accuracy by a task of edgeq, reader by reader, and write detectors' boxes in COCO's form.
+"""Measure a model's accuracy with a task of edgeq, one reader at a time, and return detectors' boxes in COCO's format.
 
 The evaluators have the methods of ONNX Runtime's quantization examples: predict over one or several readers, then
 evaluate.
@@ -33,10 +33,11 @@ from edgeq.run.session import SessionSettings, open_session
 
 
 class Evaluator:
-    """Measure a model's accuracy by a task of edgeq, reader by reader.
+    """Measure a model's accuracy with a task of edgeq, one reader at a time.
 
     Args:
-        data_reader: the first reader. `set_data_reader` sets it later, and again for each further part of the data.
+        data_reader: the first reader, or None. `set_data_reader` sets the reader later and for each additional part of
+            the data.
         providers: execution providers, in order of preference.
     """
 
@@ -61,7 +62,7 @@ class Evaluator:
         """Run the model over all of the reader's samples.
 
         Raises:
-            DataError: a sample lacks the label that the task needs, or the model refuses it.
+            DataError: a sample lacks the label that the task needs, or the model does not accept the sample.
         """
         if self.data_reader is None:
             raise UsageError("there is no data reader", "Give one, or set it with set_data_reader")
@@ -81,7 +82,9 @@ class Evaluator:
         return self._meter.result()
 
     def evaluate(self, result: Mapping[str, float] | None = None) -> Mapping[str, float]:
-        """Print `result` in the form of the examples and return it. If `result` is None, use that of `get_result`."""
+        """Print `result` in the form of the examples and return it. If `result` is None, use the result of
+        `get_result`.
+        """
         return printed(result if result is not None else self.get_result())
 
 
@@ -93,14 +96,15 @@ def printed(found: Mapping[str, float]) -> Mapping[str, float]:
 
 
 class DetectionEvaluator(Evaluator):
-    """Measure a detector's COCO mean average precision. `width` and `height` are accepted; the model and the reader
-    determine them.
+    """Measure a detector's COCO mean average precision. `width` and `height` are accepted but not used, because the
+    model and the reader determine the size.
 
     Args:
         annotations: COCO instances file.
         decoder: the decoder of the model's head: a registered name such as "yolox", or "path.py:function".
         confidence, iou: see `edgeq eval`.
-        class_file: names of the model's classes, one per line. Without it, class i is the i-th category.
+        class_file: names of the model's classes, one per line. Without this file, class i is the i-th category of the
+            annotations.
     """
 
     def __init__(
@@ -123,24 +127,24 @@ class DetectionEvaluator(Evaluator):
         super().__init__(model_path, data_reader, task, providers)
 
     def _runs(self, reader: DataReader) -> Iterable[Sample]:
-        """Return the reader's runs. If the model chooses boxes itself, return single images: the boxes that it chooses
-        for a batch are not sorted by image.
+        """Return the reader's runs. If the model itself selects boxes, return single images, because its boxes for a
+        batch are not sorted by image.
         """
         return iter(reader.samples) if chooses(self.model_path) else reader.runs()
 
     def boxes(self) -> list[dict[str, Any]]:
-        """Return COCO's list of results {image_id, category_id, bbox, score} for all predictions."""
+        """Return all predictions as a COCO list of results {image_id, category_id, bbox, score}."""
         assert isinstance(self._meter, DetectionMeter)
         return self._meter.boxes()
 
 
 def chooses(model: Path) -> bool:
-    """Return whether the model suppresses boxes itself, which integer outputs (indices) show."""
+    """Return whether the model itself suppresses boxes. Integer outputs (indices) show this."""
     return any(spec.dtype.kind == "i" for spec in model_signature(model).outputs)
 
 
 class YoloV3Evaluator:
-    """Collect a detector's boxes in COCO's form, part by part, as in the example.
+    """Collect a detector's boxes in COCO's format, one part of the data at a time, as in the example.
 
     for start in range(0, 5000, 1000):
         evaluator = YoloV3Evaluator("yolov3.onnx", YoloV3DataReader("val2017", start_index=start, size_limit=1000))
@@ -149,10 +153,11 @@ class YoloV3Evaluator:
     evaluator.evaluate(results, "annotations/instances_val2017.json")
 
     Args:
-        width, height, ground_truth_object_class_file: accepted; the reader has the size, the annotations have the
-            classes.
-        onnx_object_class_file: names of the model's classes, one per line. Without it, class i is the i-th category.
-        annotations: COCO instances file; the reader's file if not given.
+        width, height, ground_truth_object_class_file: accepted but not used. The size comes from the reader and the
+            classes from the annotations.
+        onnx_object_class_file: names of the model's classes, one per line. Without this file, class i is the i-th
+            category of the annotations.
+        annotations: COCO instances file. The default is the reader's file.
         decoder: the decoder of the model's head. The default is "yolov3-nms" for a model that suppresses boxes itself,
             else "yolov3".
         confidence, iou: see `edgeq eval`.
@@ -221,7 +226,7 @@ class YoloV3VariantEvaluator(YoloV3Evaluator):
 
 
 def _with_classes(task: Detection, class_file: Path) -> Detection:
-    """Return the task with the class names of a file instead of the order of the annotations."""
+    """Return the task with classes from the names in a file instead of from the order of the annotations."""
     names = {name: category for category, name in task.annotations.names.items()}
     order = [_SYNONYMS.get(line.strip(), line.strip()) for line in read_text(class_file).split("\n") if line]
     missing = next((name for name in order if name not in names), None)
@@ -250,7 +255,7 @@ _SYNONYMS = {
     "sofa": "couch",
     "tvmonitor": "tv",
 }
-"""Darknet's name of a class → COCO's name."""
+"""Darknet's name for a class → COCO's name for it."""
 
 
 __all__ = [
@@ -264,7 +269,7 @@ __all__ = [
 
 
 class ClassificationEvaluator(Evaluator):
-    """Measure ImageNet accuracy, top-1 and top-5, against the reader's labels.
+    """Measure ImageNet top-1 and top-5 accuracy against the reader's labels.
 
     Args:
         class_offset: the number of scores before class 0 that are not classes.
@@ -283,10 +288,10 @@ class ClassificationEvaluator(Evaluator):
 
 
 class ImageClassificationEvaluator:
-    """Measure ImageNet accuracy in the way of the image classification example for TensorRT.
+    """Measure ImageNet accuracy as in the image classification example for TensorRT.
 
     Args:
-        synset_id: one-hot labels, [samples, classes]; see `ImageNetDataReader.get_synset_id`.
+        synset_id: one-hot labels of shape [samples, classes]; see `ImageNetDataReader.get_synset_id`.
         data_reader: any object with `get_next`.
     """
 
@@ -311,7 +316,7 @@ class ImageClassificationEvaluator:
         return self.prediction_result_list
 
     def evaluate(self, prediction_results: Sequence[Sequence[NDArray[Any]]]) -> Mapping[str, float]:
-        """Print top-1 and top-5 of the first output, and return them as metric → value.
+        """Print the top-1 and top-5 accuracy of the first output, and return them as metric → value.
 
         Raises:
             DataError: the numbers of labels and results differ.

@@ -1,4 +1,4 @@
-"""Quantize files with the functions of ONNX Runtime's documentation, 2020 to 2026."""
+"""Provide the functions of ONNX Runtime's documentation from 2020 to 2026 that quantize files."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from edgeq.quantize.weight_only import standard_attentions
 from edgeq.retarget.run import retarget
 from edgeq.util.outputs import output_file
 
-# onnxruntime's quantizer, which writes the model here as well, reads these options.
+# These options are read by onnxruntime's quantizer, which also writes the model here.
 WRITER = frozenset(
     {
         "ActivationRestrictedAsymmetric",
@@ -63,7 +63,7 @@ WRITER = frozenset(
         "extra.Sigmoid.nnapi",
     }
 )
-# edgeq's calibration reads these options.
+# These options are read by edgeq's calibration.
 CALIBRATION = frozenset(
     {
         "CalibMaxIntermediateOutputs",
@@ -79,17 +79,18 @@ _CALIBRATORS = {
     "CalibMovingAverage": "moving_average",
     "CalibPercentile": "percentile",
 }
-"""Extra option → option of a calibrator."""
+"""Extra option → name of the calibrator's option."""
 _SMOOTH = ("SmoothQuant", "SmoothQuantAlpha", "SmoothQuantFolding")
 
 
 def check_options(given: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return a copy of the options.
 
-    Unknown keys are ignored, as the older functions ignored them, but a warning names each.
+    Unknown keys are ignored, as in the older functions, but a warning names each key.
 
     Raises:
-        UsageError: the options are not a mapping, or SmoothQuant is set. No release of its dependency supports it.
+        UsageError: the options are not a mapping, or SmoothQuant is set. The package that SmoothQuant needs has no
+            release that supports it.
     """
     if given is not None and not isinstance(given, Mapping):
         raise UsageError(f"extra_options are given as {type(given).__name__}", "Give a dict of names and values")
@@ -107,7 +108,7 @@ def check_options(given: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def writer_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options that the quantizer that writes the model reads. `None` means not set."""
+    """Return the options for the quantizer that writes the model. `None` means that an option is not set."""
     chosen = {name: value for name, value in options.items() if name in WRITER and value is not None}
     if "TensorQuantOverrides" in chosen:
         # The quantizer needs arrays instead of numpy scalars.
@@ -141,23 +142,23 @@ def quantize_static(
     *,
     optimize_model: bool | None = None,
 ) -> Written:
-    """Calibrate and quantize a model. Every parameter has the meaning of ONNX Runtime's documentation.
+    """Calibrate and quantize a model. Every parameter has the meaning that ONNX Runtime's documentation gives.
 
     edgeq quantizes the model node by node as onnxruntime's quantizer does, but with ranges from edgeq's calibration.
     docs/migration.md describes the differences and their reasons.
 
     Args:
-        quant_format: QuantFormat or its name. The other enumerations can be names as well.
+        quant_format: QuantFormat or its name. Members of the other enumerations can also be given by name.
         calibration_data_reader: a CalibrationDataReader or other data; None if the calibration cache exists.
         calibrate_method: a CalibrationMethod, a class derived from CalibraterBase, or an instance of such a class that
             is ready to collect.
-        calibration_providers: accepted; edgeq calibrates on the CPU.
-        calibration_cache_path: a file of ranges. edgeq reads it if it exists and writes it if not.
-        optimize_model: a parameter of 2021 to 2022; accepted. edgeq never optimises here: `edgeq preprocess` and ONNX
-            Runtime do that.
+        calibration_providers: accepted but not used, because edgeq calibrates on the CPU.
+        calibration_cache_path: a file of ranges. If it exists, edgeq reads it. If not, edgeq writes it.
+        optimize_model: a parameter of 2021 to 2022, accepted but not used. edgeq never optimises here; `edgeq
+            preprocess` and ONNX Runtime do that.
 
     Raises:
-        UsageError, ModelError, DataError, CalibrationError: wrong arguments, model, data or cache.
+        UsageError, ModelError, DataError, CalibrationError: the arguments, the model, the data or the cache are wrong.
         RuntimeUnavailableError: ONNX Runtime cannot open the result.
     """
     del calibration_providers, optimize_model
@@ -198,7 +199,8 @@ def quantize_static(
             quantize_with_ranges(prepared, draft, ranges, float_nodes=kept, **arguments)
             return checked(draft, output, notes)
         except RuntimeUnavailableError:
-            # Between the Q/DQ nodes that onnxruntime's quantizer writes, some nodes (a dilated AveragePool) cannot run.
+            # Some nodes, such as a dilated AveragePool, cannot run between the Q/DQ nodes that onnxruntime's quantizer
+            # writes.
             predicted = predict_int8(prepared.model, int8_rules("cpu"))
             float_only = {node.name for node in predicted if node.verdict == "float"} - kept
             if not float_only:
@@ -211,8 +213,8 @@ def quantize_static(
 def _kept_clamps(
     model: ir.Model, ranges: Mapping[str, Range], activation_type: Any, options: Mapping[str, Any]
 ) -> frozenset[str]:
-    """Return the Relu and Clip nodes that onnxruntime's quantizer must not drop (see `edgeq.quantize.qdq`), and the
-    Relu and Clip nodes whose input has a scale set by the user.
+    """Return the Relu and Clip nodes that onnxruntime's quantizer must keep. These are the nodes that `lasting_clamps`
+    returns, and those for whose input the user set a scale.
     """
     dtype, symmetric = ir.DataType(int(activation_type.tensor_type)), bool(options.get("ActivationSymmetric"))
     overridden = options.get("TensorQuantOverrides") or ()
@@ -223,9 +225,9 @@ def _kept_clamps(
 
 
 def _with_plain_gemms(prepared: PreparedModel, folder: Path) -> PreparedModel:
-    """Return the model with plain Gemm nodes: without factors, and with one bias value per output. onnxruntime's
-    quantizer multiplies a bias by beta and still keeps beta, computes its scale as if alpha were 1, and per channel
-    expects one value per output. The change adds no node, so that a user's names and ranges still fit.
+    """Return the model with plain Gemm nodes, which have no factors and one bias value per output. onnxruntime's
+    quantizer multiplies a bias by beta but keeps beta, and computes the bias's scale as if alpha were 1. Per channel,
+    it expects one bias value per output. The change adds no node, so a user's names and ranges still fit.
     """
     model = prepared.model.clone()
     changed = plain_gemms(model, add_nodes=False)
@@ -290,17 +292,18 @@ def quantize_dynamic(
     optimize_model: bool | None = None,
     quant_format: Any = "QOperator",
 ) -> Written:
-    """Quantize weights; the runtime measures the ranges of activations. The parameters are those of the documentation.
+    """Quantize weights. The runtime measures the ranges of activations. The parameters are those of ONNX Runtime's
+    documentation.
 
     Args:
-        weight_type: QuantType or its name. Matrix products take QInt8 and QUInt8; the tables of Gather take other types
-            as well.
-        activation_type: a parameter of 2020 to 2022; the runtime supports only QUInt8.
-        optimize_model: a parameter of 2021 to 2022; accepted.
-        quant_format: a parameter of 2022. QDQ is refused, because onnxruntime's function does not take it either.
+        weight_type: QuantType or its name. Matrix products support QInt8 and QUInt8. The tables of Gather also support
+            other types.
+        activation_type: a parameter of 2020 to 2022. The runtime supports only QUInt8.
+        optimize_model: a parameter of 2021 to 2022, accepted but not used.
+        quant_format: a parameter of 2022. QDQ is refused, because onnxruntime's function does not accept it either.
 
     Raises:
-        UsageError, ModelError: wrong arguments or model.
+        UsageError, ModelError: the arguments or the model are wrong.
         RuntimeUnavailableError: ONNX Runtime cannot open the result.
     """
     from onnxruntime.quantization import quantize_dynamic as write
@@ -357,21 +360,22 @@ def quantize_qat(
     nodes_to_exclude: Sequence[str] | None = None,
     use_external_data_format: bool = False,
 ) -> Written:
-    """Replace operators between DequantizeLinear and QuantizeLinear nodes by integer operators.
+    """Replace operators between DequantizeLinear and QuantizeLinear nodes with integer operators.
 
     ONNX Runtime runs the original model just as fast. To change only the integer types, use `edgeq retarget`.
 
     Args:
         activation_type: QuantType or its name. int8 activations become uint8 exactly, by a shift of the zero points.
         weight_type: QuantType or its name; None keeps the type that training chose.
-        per_channel, reduce_range: accepted; training decided them.
-        op_types_to_quantize, nodes_to_quantize, nodes_to_exclude: the choice of operators to rewrite. None or empty
-            means all.
-        use_external_data_format: accepted; large models always keep their weights next to the file.
+        per_channel, reduce_range: accepted but not used, because training determined them.
+        op_types_to_quantize, nodes_to_quantize, nodes_to_exclude: the operators to rewrite. None or empty means all
+            operators.
+        use_external_data_format: accepted but not used, because large models always have their weights next to the
+            file.
 
     Raises:
-        ModelError: the model has no Q and DQ nodes with constant scales, or is damaged.
-        CheckFailedError: the rewritten model gives other outputs.
+        ModelError: the model is damaged, or has no Q and DQ nodes with constant scales.
+        CheckFailedError: the outputs of the rewritten model differ.
     """
     del use_external_data_format
     if per_channel or reduce_range:
@@ -380,7 +384,7 @@ def quantize_qat(
     types, included, excluded = map(listed, (op_types_to_quantize, nodes_to_quantize, nodes_to_exclude))
 
     def wanted(node: ir.Node) -> bool:
-        """Return whether the arguments let this node be quantized."""
+        """Return whether the arguments allow this node to be quantized."""
         return (
             (not types or node.op_type in types)
             and (not included or node.name in included)

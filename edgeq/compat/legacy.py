@@ -1,9 +1,10 @@
-"""Provide the `quantize` of 2019 to 2020 (and of the RISC-V fork) on a ModelProto, for today's runtime.
+"""Provide the `quantize` function of 2019 to 2020 and of the RISC-V fork, which quantizes a ModelProto. The result runs
+in today's runtime.
 
-IntegerOps gives ConvInteger and MatMulInteger. QLinearOps gives QLinearConv and similar operators. This module mends
+IntegerOps gives ConvInteger and MatMulInteger. QLinearOps gives QLinearConv and similar operators. This module corrects
 three faults of the old function:
 
-- A model of an older opset is converted, not only relabelled.
+- A model with an older opset is converted. The old function only changed the opset number.
 - Relu and Clip are dropped only if a scale clips the values in the same way.
 - If the input scale of a QLinearConv is measured at run time, its bias is quantized at run time as well.
 """
@@ -45,7 +46,8 @@ _TYPES = {"uint8": ir.DataType.UINT8, "int8": ir.DataType.INT8}
 def read_params(
     names: frozenset[str], both: Given | None, inputs: Given | None, outputs: Given | None
 ) -> dict[str, tuple[NDArray[Any], np.float32]]:
-    """Return {tensor: [zero point, scale]}, checked and merged from the three arguments of the old function.
+    """Return {tensor: [zero point, scale]}. Check the values and merge them from the three arguments of the old
+    function.
 
     Args:
         names: tensors of the model. Other names are ignored with a warning.
@@ -74,8 +76,8 @@ def read_params(
 
 
 def in_type(given: Mapping[str, tuple[NDArray[Any], np.float32]], dtype: str) -> dict[str, QuantParams]:
-    """Return the same quantization with integers of one type. A shift by 128 changes no number that the integers
-    represent.
+    """Return the same quantization with all integers of one type. Shifting integers and zero points by 128 changes no
+    number that they represent.
     """
     wanted = _TYPES[dtype]
     shifted = {}
@@ -90,10 +92,10 @@ def fold_clamps(
 ) -> tuple[dict[str, QuantParams], frozenset[str]]:
     """Find the Relu and Clip nodes that a scale makes unnecessary, and give their input the scale of their output.
 
-    The older tool dropped every Relu and Clip after a quantized node, whatever the scales.
+    The older tool dropped every Relu and Clip after a quantized node, whatever the scales were.
 
     Args:
-        quantized: tensors that quantized nodes produce.
+        quantized: names of the tensors that quantized nodes produce.
 
     Returns:
         The changed parameters, and the names of the nodes that can be dropped.
@@ -106,7 +108,7 @@ def fold_clamps(
         if source not in quantized or chosen is None or bounds is None:
             continue
         low, high = chosen.range
-        slack = float(chosen.scale) / 2  # a bound between two levels is rounded to one of them anyway
+        slack = float(chosen.scale) / 2  # a bound between two levels would be rounded to one of them in any case
         if low >= bounds[0] - slack and high <= bounds[1] + slack:
             merged[source] = merged[result] = chosen
             gone.add(str(node.name))
@@ -133,7 +135,8 @@ def _pair(argument: str, name: str, value: Any) -> tuple[NDArray[Any], np.float3
 _FIRST_QUANTIZED_OPSET = 10
 _PRODUCTS = frozenset({"Conv", "MatMul"})
 _INTEGER = _PRODUCTS | {"Gather", "Transpose", "Attention", "EmbedLayerNormalization"}
-# _COMPUTING: operators whose outputs need their own parameters. _HANDING_ON: operators that pass on their input's.
+# _COMPUTING: operators whose outputs need their own parameters. _HANDING_ON: operators whose outputs have the
+# parameters of the input.
 _COMPUTING = frozenset(
     {"Add", "Mul", "Gemm", "LeakyRelu", "Sigmoid", "AveragePool", "GlobalAveragePool", "Concat", "Softmax", "Where"}
 )
@@ -164,18 +167,19 @@ def quantize_model(
         per_channel: True for one scale per output channel of a Conv's weights, which are then int8; QLinearOps only.
         nbits: 8, or 7 for weights of 7 bits.
         quantization_mode: QuantizationMode or its name.
-        static: True if activations use the given parameters, False if the runtime measures them. The output of a
-            QLinear node needs parameters in both cases.
-        force_fusions: accepted; edgeq always fuses where it matters.
+        static: True if activations use the given parameters, False if the runtime measures their ranges. The output of
+            a QLinear node needs parameters in both cases.
+        force_fusions: accepted but not used. edgeq always fuses where it matters.
         asymmetric_input_types: True for int8 weights instead of uint8; activations are uint8 (2019 to early 2020).
         symmetric_activation, symmetric_weight: True for int8 instead of uint8 (from 2020 on).
         input_quantization_params, output_quantization_params, quantization_params: {tensor: [zero_point, scale]}. A
-            zero point may have either type. edgeq shifts all of them to the type of the activations, which is exact.
-        nodes_to_quantize, nodes_to_exclude: names of nodes. `op_types_to_quantize`: operator types. None or empty means
-            all.
+            zero point may be int8 or uint8. edgeq shifts all zero points to the type of the activations, which is
+            exact.
+        nodes_to_quantize, nodes_to_exclude: names of nodes. `op_types_to_quantize`: operator types. For each of these,
+            None or empty means all.
 
     Raises:
-        UsageError: a parameter is missing or contradicts another, or no operator has this combination.
+        UsageError: a parameter is missing or contradicts another, or no operator supports this combination.
         ModelError: the model is not a float model that can be quantized.
     """
     del force_fusions
@@ -186,7 +190,7 @@ def quantize_model(
         prepared = as_given(model, Path(folder))
         graph = prepared.model.clone()
         _warn_of_conversion(model, opset_of(graph))
-        ir.external_data.load_to_model(graph)  # the result is one message without files next to it
+        ir.external_data.load_to_model(graph)  # the result is one ModelProto without files next to it
         warn_unknown_nodes(graph, nodes_to_quantize, nodes_to_exclude)
         chosen = [
             node
@@ -202,8 +206,8 @@ def quantize_model(
             )
         given = read_params(_tensors(graph), quantization_params, input_quantization_params, output_quantization_params)
         weights = "int8" if symmetric_weight or asymmetric_input_types else "uint8"
-        # int8 activations with uint8 weights have no kernels, and uint8 activations represent the same numbers.
-        # Activations that are measured at run time are uint8 as well: DynamicQuantizeLinear gives only uint8, and its
+        # There are no kernels for int8 activations with uint8 weights. uint8 activations represent the same numbers.
+        # Activations that are measured at run time are also uint8: DynamicQuantizeLinear returns only uint8, and its
         # steps are finer.
         activations = "int8" if symmetric_activation and weights == "int8" and static else "uint8"
         params = in_type(given, activations)
@@ -252,8 +256,8 @@ def _warn_of_conversion(model: onnx.ModelProto, opset: int) -> None:
 def _qlinear_nodes(
     model: ir.Model, chosen: Sequence[ir.Node], params: Mapping[str, QuantParams]
 ) -> tuple[dict[str, QuantParams], list[str]]:
-    """Return the parameters, merged across dropped Relu and Clip nodes, and the names of the nodes that can be
-    quantized.
+    """Return the parameters and the names of the nodes that can be quantized. The parameters are merged across dropped
+    Relu and Clip nodes.
     """
     computing = [node for node in chosen if node.op_type in _COMPUTING]
     products = [node for node in chosen if node.op_type in _PRODUCTS]
@@ -275,7 +279,9 @@ def _qlinear_nodes(
 def _check_inputs(
     model: ir.Model, names: Sequence[str], params: Mapping[str, QuantParams], *, quantized_outputs: bool
 ) -> None:
-    """Refuse a Conv or MatMul that has an input of unknown scale: not given, and not passed on by a quantized node."""
+    """Refuse a Conv or MatMul that has an input of unknown scale. A scale is known if it is given, or if a quantized
+    node passes it on.
+    """
     taken = [node for node in model.graph if node.name in names]
     known = {o for node in taken if quantized_outputs or node.op_type in _HANDING_ON for o in node.outputs}
     for node in taken:
@@ -314,7 +320,7 @@ def _written(
         ]
         for name, p in params.items()
     }
-    # the overrides replace it, but the quantizer needs a value
+    # the overrides replace this value, but the quantizer needs one
     nothing = TensorData(lowest=np.float32(0), highest=np.float32(1))
     biases = _take_biases(model, names) if mode == "QLinearOps" and not static else {}
     op_types = sorted({"MatMul", *(node.op_type for node in model.graph)})
@@ -346,8 +352,8 @@ def _written(
 
 
 def _take_biases(model: ir.Model, names: Sequence[str]) -> dict[str, tuple[str, NDArray[Any]]]:
-    """Remove the constant biases from the Conv nodes of these names, in place. Return the name and values of each bias
-    by node name.
+    """Remove the constant biases from the Conv nodes with these names, in place. Return the name and values of each
+    bias, keyed by node name.
     """
     taken = {}
     for node in model.graph:
@@ -360,8 +366,8 @@ def _take_biases(model: ir.Model, names: Sequence[str]) -> dict[str, tuple[str, 
 
 
 def _with_biases(quantized: onnx.ModelProto, biases: Mapping[str, tuple[str, NDArray[Any]]]) -> onnx.ModelProto:
-    """Return the model with the biases of its QLinearConv nodes restored. A bias is int32 in units of input scale times
-    weight scale, and these are known only when the model runs.
+    """Return the model with the biases of its QLinearConv nodes restored. A bias is int32, in units of the input scale
+    times the weight scale. The input scale is known only when the model runs.
     """
     model = from_proto(quantized)
     editor = Editor(model)

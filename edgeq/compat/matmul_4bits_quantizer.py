@@ -1,4 +1,6 @@
-"""Replace `onnxruntime.quantization.matmul_4bits_quantizer` of 2023 to 2025, now `matmul_nbits_quantizer`."""
+"""Replace `onnxruntime.quantization.matmul_4bits_quantizer` of 2023 to 2025. Its name is now
+`matmul_nbits_quantizer`.
+"""
 
 from __future__ import annotations
 

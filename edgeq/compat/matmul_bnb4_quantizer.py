@@ -1,5 +1,5 @@
-"""Replace `onnxruntime.quantization.matmul_bnb4_quantizer`, which puts weights of MatMul into 4-bit floats (FP4 or
-NF4).
+"""Replace `onnxruntime.quantization.matmul_bnb4_quantizer`, which converts the weights of MatMul to 4-bit floats (FP4
+or NF4).
 
 The module is also a command: `python -m edgeq.compat.matmul_bnb4_quantizer`. onnxruntime's own code computes the
 integers.
@@ -32,7 +32,7 @@ def __getattr__(name: str) -> Any:
 
 
 class MatMulBnb4Quantizer:
-    """Provide the quantizer of the documentation with the same arguments. Call `process()`, then
+    """Provide the quantizer of ONNX Runtime's documentation with the same arguments. Call `process()`, then
     `model.save_model_to_file(path)`.
 
     Attributes:
@@ -59,7 +59,7 @@ class MatMulBnb4Quantizer:
         """Quantize the model.
 
         Raises:
-            ModelError: the quantizer refuses the model, or the model has no MatMul with a constant matrix.
+            ModelError: the quantizer does not accept the model, or the model has no MatMul with a constant matrix.
         """
         with refusals("the model", "Keep the node in float with nodes_to_exclude"):
             self._quantizer.process()

@@ -1,9 +1,10 @@
-"""Replace `onnxruntime.quantization.matmul_nbits_quantizer`, which puts weights into blocks of 4 or 8 bits.
+"""Replace `onnxruntime.quantization.matmul_nbits_quantizer`, which quantizes weights to 4 or 8 bits in blocks.
 
 The module is also a command: `python -m edgeq.compat.matmul_nbits_quantizer`.
 
-With onnxruntime's default algorithm, RTN and k_quant, edgeq searches the scales of matrix products. The file keeps its
-form and size. onnxruntime's own quantizer does everything else: QDQ, tables of Gather, other algorithms, and float16.
+For the algorithms RTN, k_quant and onnxruntime's default, edgeq searches for the best scales of matrix products. The
+format and size of the file stay the same. onnxruntime's own quantizer does everything else: QDQ, tables of Gather,
+other algorithms, and float16.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from edgeq.scheme import ALL_NODES, BLOCK_SIZES, WEIGHT_BITS, Scheme
 from edgeq.util.outputs import output_file
 
 _SEARCHED = ("DEFAULT", "RTN", "k_quant")
-"""Algorithms that differ only in the scale and zero point of a block."""
+"""Algorithms that differ only in how they choose the scale and zero point of a block."""
 _OWN_WAYS = ("channel_wised_quantize", "ratios", "customized_weight_config")
 """Options that only onnxruntime's own quantizer supports."""
 _HALVES = (onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
@@ -47,7 +48,7 @@ def __getattr__(name: str) -> Any:
 
 
 class MatMulNBitsQuantizer:
-    """Provide the quantizer of the documentation with the same arguments. Call `process()`, then
+    """Provide the quantizer of ONNX Runtime's documentation with the same arguments. Call `process()`, then
     `model.save_model_to_file(path)`.
 
     Attributes:
@@ -104,8 +105,8 @@ class MatMulNBitsQuantizer:
         """Quantize the model.
 
         Raises:
-            UsageError: onnxruntime's quantizer does not take these options.
-            ModelError: the model is damaged, or the quantizer refuses it.
+            UsageError: onnxruntime's quantizer does not support these options.
+            ModelError: the model is damaged, or the quantizer does not accept it.
             RuntimeUnavailableError: the algorithm needs a package that is not installed.
         """
         model = self._source
@@ -131,7 +132,7 @@ class MatMulNBitsQuantizer:
         self.model = own.model
 
     def _searches(self) -> bool:
-        """Return whether edgeq, and not onnxruntime's quantizer, writes the products for these options."""
+        """Return whether edgeq, and not onnxruntime's quantizer, quantizes the matrix products with these options."""
         config = self.algo_config
         return (
             config.algorithm in _SEARCHED
@@ -146,8 +147,8 @@ class MatMulNBitsQuantizer:
         )
 
     def _chosen(self, option: str) -> Any:
-        """Return the value of an option in the configuration. If the configuration does not have it, return the
-        argument.
+        """Return the value of an option from the configuration. If the configuration does not have the option, return
+        the argument's value.
         """
         return getattr(self.algo_config, option, self._how[option])
 
@@ -168,7 +169,7 @@ class MatMulNBitsQuantizer:
 
 
 def _with_level(model: onnx.ModelProto, level: int | None) -> onnx.ModelProto:
-    """Set the accuracy level of all products and return `model`. None leaves the level to the kernels."""
+    """Set the accuracy level of all products and return `model`. With None, the kernels choose the level."""
     for node in model.graph.node:
         if node.op_type == OPERATOR:
             others = [attribute for attribute in node.attribute if attribute.name != LEVEL]
@@ -185,7 +186,7 @@ def in_blocks(model: ModelInput, output: Path, **options: Any) -> Written:
         options: the options of `MatMulNBitsQuantizer`.
 
     Raises:
-        ModelError: the model is damaged or refused, or nothing in it was quantized.
+        ModelError: the model is damaged or is not accepted, or nothing in it was quantized.
         RuntimeUnavailableError: onnxruntime cannot open the result.
     """
     with output_file(output, force=True, beside=siblings(model, output)) as draft:

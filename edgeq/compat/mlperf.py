@@ -4,9 +4,9 @@
         --accuracy --count 500
     python -m edgeq.compat.mlperf onnxruntime resnet50 cpu --accuracy --count 5000        # as in run_local.sh
 
-With --accuracy, it measures top-1 or mean average precision over the first --count items. Without it, it measures
-latency and throughput in a scenario. It measures like `edgeq eval` and `edgeq bench`. The result is not a submission,
-and loadgen is not needed.
+With --accuracy, the command measures top-1 or mean average precision over the first --count items. Without it, the
+command measures latency and throughput in a scenario. It measures in the same way as `edgeq eval` and `edgeq bench`.
+The result is not a submission, and loadgen is not needed.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ SCENARIOS = {
     "Offline": "offline",
 }
 VAL_MAP = "val_map.txt"
-"""The benchmark's file of ImageNet labels, next to the images. Each line has a file name and a class."""
+"""Name of the benchmark's file of ImageNet labels, which is next to the images. Each line has a file name and a
+class.
+"""
 _TABLES = toml_table(Path(__file__).with_suffix(".toml"), UsageError, "Install edgeq again")
 DATASETS: Mapping[str, Mapping[str, Any]] = _TABLES["datasets"]
 PROFILES: Mapping[str, str] = _TABLES["profiles"]
@@ -165,8 +167,8 @@ def run(
 
 
 def _named(words: Sequence[str]) -> str | None:
-    """Return the model among the words of run_local.sh: backend, model and device, in any order. Return None without
-    words.
+    """Return the model's name from the words that run_local.sh passes: backend, model and device, in any order. Return
+    None if there are no words.
     """
     found = [word for word in words if word in FILES]
     other = next((word for word in words if word not in (*FILES, BACKEND, DEVICE)), None)
@@ -203,7 +205,7 @@ def line_of(result: Mapping[str, Any]) -> str:
 
 
 def _speed(model: Path, data: BenchData, settings: BenchSettings) -> dict[str, float]:
-    """Measure a model in one scenario and return the figures."""
+    """Measure a model in one scenario and return the measured values."""
     with device_errors():
         settings.check()
     found = bench(model, data=data, settings=settings, progress=PrintedProgress())

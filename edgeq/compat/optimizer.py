@@ -38,18 +38,20 @@ from edgeq.util.display import SILENT, Progress
 from edgeq.util.outputs import check_apart, output_file
 
 LEAST_SQNR_DB = 40.0
-"""The minimum SQNR of the outputs. Fused operators add in another order, and may approximate Gelu in another way."""
+"""The minimum SQNR of the outputs in dB. Outputs need not be identical, because fused operators add in a different
+order and may approximate Gelu differently.
+"""
 _HALF_SQNR_DB = 25.0
 _SIZE = 8
-"""The size of every free axis of the generated inputs."""
+"""The size of every free axis in the generated inputs."""
 
 
 def optimize_model(input: str | Path | onnx.ModelProto, model_type: str = "bert", **options: Any) -> Any:
     """Run `onnxruntime.transformers.optimizer.optimize_model` with its arguments and return its `OnnxModel`.
 
-    onnxruntime needs PyTorch to run its own optimisation. If PyTorch is not installed, edgeq runs the basic level
-    without it. Before the fusions, edgeq splits each Unsqueeze over several axes, because otherwise onnxruntime does
-    not recognise an attention mask.
+    onnxruntime's optimizer needs PyTorch to run ONNX Runtime's own optimisation. If PyTorch is not installed, edgeq
+    runs the basic level without PyTorch. Before the fusions, edgeq splits each Unsqueeze of several axes, because
+    otherwise the optimizer does not recognise an attention mask.
 
     Raises:
         ModelError: the model is damaged, or the optimizer fails on it.
@@ -67,8 +69,8 @@ def optimize_model(input: str | Path | onnx.ModelProto, model_type: str = "bert"
 
 
 def _prepared(path: Path, model_type: str, level: int | None, folder: Path) -> tuple[Path, int | None]:
-    """Return the model and the level to pass to onnxruntime's optimizer. The masks have the form that it recognises. If
-    the basic level would need PyTorch, edgeq has already run it.
+    """Return the model and the level to pass to onnxruntime's optimizer. The masks have the form that the optimizer
+    recognises. If the basic level would need PyTorch, edgeq has already run that level.
     """
     from onnxruntime.transformers.optimizer import MODEL_TYPES
 
@@ -105,14 +107,14 @@ def _failures(path: Path) -> Iterator[None]:
 
 
 def check_same(before: Path, after: Path, *, least_sqnr_db: float = LEAST_SQNR_DB, progress: Progress = SILENT) -> None:
-    """Compare the outputs of an optimised model with those of its original, on a generated input.
+    """Compare the outputs of an optimised model with those of the original model on a generated input.
 
-    If the inputs of the two models differ (`--input_int32`), or the original does not accept generated values, the
-    models are not compared, and a note states that.
+    The models are not compared if their inputs differ (`--input_int32`) or if the original does not accept generated
+    values. A note then states this.
 
     Raises:
         ModelError: the optimised model does not load.
-        CheckFailedError: its outputs differ.
+        CheckFailedError: the outputs differ.
     """
     load_model(after, external_data="none")
     try:
@@ -174,7 +176,7 @@ def run(source: Path, output: Path, extra_arguments: Sequence[str], *, progress:
 
 
 def _theirs(source: Path, draft: Path, extra_arguments: Sequence[str]) -> None:
-    """Run onnxruntime's own command in this process. It parses its options itself."""
+    """Run onnxruntime's own command in this process. The command parses its options itself."""
     arguments = sys.argv
     sys.argv = ["optimizer", "--input", str(source), "--output", str(draft), *extra_arguments]
     try:

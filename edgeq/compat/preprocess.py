@@ -1,6 +1,6 @@
 """Run ONNX Runtime's `quantization.preprocess`: python -m edgeq.compat.preprocess, or the function `quant_pre_process`.
 
-The steps are symbolic shape inference, ONNX Runtime's basic optimisation, and onnx's shape inference. Each can be
+The steps are symbolic shape inference, ONNX Runtime's basic optimisation, and onnx's shape inference. Each step can be
 skipped. The model keeps its opset, its types, and the names of the nodes and tensors that remain.
 docs/migration-tools.md lists the differences from the older tool.
 """
@@ -63,20 +63,20 @@ def quant_pre_process(
 
     Args:
         input_model: a path, or a model in memory (of less than 2 GB).
-        output_model_path: the result. An existing file and its data files are replaced.
+        output_model_path: path of the result. An existing file and its data files are replaced.
         skip_optimization, skip_onnx_shape, skip_symbolic_shape: True to leave out a step.
-        auto_merge: accepted. Sizes that may differ stay distinct, and the inference continues.
+        auto_merge: accepted but not used. Sizes that may differ stay distinct, and the inference continues.
         int_max, guess_output_rank, verbose: see `edgeq.model.shapes.SymbolicOptions`.
-        save_as_external_data: True to keep weights next to the model. A model too large for one file is always saved
-            so.
+        save_as_external_data: True to write weights to files next to the model. A model that is too large for one file
+            is always saved this way.
         all_tensors_to_one_file: True for one data file, False for a file per tensor.
-        external_data_location: the name of that one file; "<output>.data" if not given.
-        external_data_size_threshold: the smallest size in bytes of a weight that goes there.
-        input_model_path: the name of `input_model` until 2023.
+        external_data_location: the name of the data file. The default is "<output>.data".
+        external_data_size_threshold: the smallest size in bytes of a weight that is written to a data file.
+        input_model_path: the earlier name of `input_model`, until 2023.
 
     Raises:
-        UsageError: the arguments contradict each other or lack a path.
-        ModelError: the model is damaged, or onnxruntime refuses it.
+        UsageError: the arguments contradict each other, or a path is missing.
+        ModelError: the model is damaged, or onnxruntime does not accept it.
         OutputError: the output cannot be written.
     """
     source = input_model if input_model is not None else input_model_path
@@ -131,12 +131,12 @@ def preprocessed(
     Args:
         path: the model.
         workdir: the folder for temporary files of the optimisation. The result may refer to external data in it.
-        symbolic: the options of symbolic shape inference; None to leave it out.
+        symbolic: the options of symbolic shape inference, or None to skip it.
         optimize: True to run ONNX Runtime's basic optimisation.
         onnx_shapes: True to run onnx's shape inference.
 
     Raises:
-        ModelError: the model is damaged, or onnxruntime refuses it.
+        ModelError: the model is damaged, or onnxruntime does not accept it.
     """
     model = read_model(path)
     check_sizes(model, path)
@@ -149,7 +149,7 @@ def preprocessed(
         model = _optimized(model, path, workdir, progress)
     if onnx_shapes:
         _describe(model, None, progress)
-    # Optimisation creates tensors that the first inference did not see.
+    # Infer again, because optimisation creates tensors that the first inference did not see.
     if optimize and symbolic is not None and unknown_shapes(model):
         _describe(model, symbolic, progress)
     _check(model, path)
@@ -166,7 +166,7 @@ def write(
     external_data_location: str | None = None,
     external_data_size_threshold: int = 1024,
 ) -> None:
-    """Write a model in one step, replacing an earlier one.
+    """Write a model in one step and replace an existing one.
 
     Args:
         source: the model file. Neither it nor its data may be replaced.
@@ -198,8 +198,8 @@ def _describe(model: ir.Model, symbolic: SymbolicOptions | None, progress: Progr
 
 
 def _optimized(model: ir.Model, source: Path, workdir: Path, progress: Progress) -> ir.Model:
-    """Run ONNX Runtime's basic optimisation after widening 16-bit floats to float32. On a CPU, ONNX Runtime computes
-    16-bit floats in float32 and would leave a Cast after every weight.
+    """Widen 16-bit floats to float32, then run ONNX Runtime's basic optimisation. On a CPU, ONNX Runtime computes
+    16-bit floats in float32 and would otherwise leave a Cast after every weight.
     """
     tidy(model)
     widened = widen_half(model)

@@ -1,7 +1,7 @@
-"""Provide ONNX Runtime's `quantization.qdq_loss_debug` with the same functions and the same dictionaries.
+"""Provide the functions of ONNX Runtime's `quantization.qdq_loss_debug`, which return the same dictionaries.
 
-edgeq matches weights in every quantized format, not only by name in QDQ models. `edgeq debug` finds more: which layers
-lose accuracy, and why (docs/debug.md).
+edgeq matches weights in every quantized format. The older tool matches them only by name in QDQ models. `edgeq debug`
+also finds which layers lose accuracy, and why (docs/debug.md).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ WeightError = Callable[[Any, Any], float]
 ActivationError = Callable[[Any, Any], float]
 
 SAVED = "_ReshapedSavedOutput"
-"""The suffix that the older tool appends to the name of a tensor that it outputs as one row of numbers."""
+"""The suffix that the older tool appends to a tensor's name if it outputs the tensor as one row of numbers."""
 _SHAPE = "EdgeqSavedOutputShape"
 _QUANTIZED_INPUT = "_QuantizeLinear_Input"
 _DEQUANTIZED = re.compile(r"(?P<name>.+)_DequantizeLinear_Output(_\d+)?")
@@ -46,14 +46,16 @@ def modify_model_output_intermediate_tensors(
     op_types_for_saving: Sequence[str] | None = None,
     save_as_external_data: bool = False,
 ) -> None:
-    """Write a model for debugging that also outputs the float tensors that its nodes read and produce, flattened.
+    """Write a model for debugging. It also outputs the float tensors that its nodes read and produce, each flattened to
+    one axis.
 
     Only tensors of the main graph are output. Constants and tensors whose type cannot be inferred are left out.
 
     Args:
-        output_model_path: the result. An existing file is replaced.
-        op_types_for_saving: the operator types whose inputs and outputs to save; None means all.
-        save_as_external_data: True to keep weights in a file next to the model. Large models always do.
+        output_model_path: path of the result. An existing file is replaced.
+        op_types_for_saving: the operator types whose inputs and outputs are saved, or None for all.
+        save_as_external_data: True to write weights to a file next to the model. For large models, edgeq always does
+            this.
     """
     source, output = path_of(input_model_path), path_of(output_model_path, "output")
     model = read_model(source)
@@ -70,12 +72,12 @@ def collect_activations(
     """Run a model that `modify_model_output_intermediate_tensors` wrote. Return one array per batch for each tensor.
 
     Args:
-        input_reader: an object with `get_next`, or anything else that `edgeq.data.samples.open_samples` takes.
+        input_reader: an object with `get_next`, or anything else that `edgeq.data.samples.open_samples` accepts.
         session_options: onnxruntime's `SessionOptions`. Without them, onnxruntime does not optimise the graph.
-        execution_providers: the execution providers; the CPU if not given.
+        execution_providers: the execution providers. The default is the CPU.
 
     Raises:
-        DataError: there are no inputs, or the model refuses one.
+        DataError: there are no inputs, or the model does not accept one.
     """
     path = Path(augmented_model)
     settings = SessionSettings(providers=tuple(execution_providers or ("CPUExecutionProvider",)), optimization="none")
@@ -93,14 +95,15 @@ def collect_activations(
 def create_activation_matching(
     qdq_activations: Mapping[str, Arrays], float_activations: Mapping[str, Arrays] | None = None
 ) -> dict[str, dict[str, Arrays]]:
-    """Return the activations of a QDQ model before and after QuantizeLinear/DequantizeLinear, and those of the float
-    model.
+    """Return the activations of a QDQ model before and after QuantizeLinear/DequantizeLinear, and the activations of
+    the float model.
 
     Args:
         qdq_activations, float_activations: the result of `collect_activations` for each model.
 
     Returns:
-        name → "pre_qdq" and "post_qdq", and "float" if `float_activations` has the tensor.
+        name → dictionary with the keys "pre_qdq" and "post_qdq", and also "float" if `float_activations` has the
+            tensor.
     """
     found: dict[str, dict[str, Arrays]] = {}
     for name, before, after in _pairs(qdq_activations):
@@ -111,11 +114,12 @@ def create_activation_matching(
 
 
 def create_weight_matching(float_model_path: str | Path, qdq_model_path: str | Path) -> dict[str, dict[str, Array]]:
-    """Return the weights of the float model and those that the quantized model computes with: name → "float",
-    "dequantized".
+    """Return name → dictionary with the keys "float" and "dequantized". The first is the weight in the float model, the
+    second is the weight that the quantized model computes with.
 
     Args:
-        float_model_path: the model that was quantized. If it was preprocessed first, the preprocessed model.
+        float_model_path: the model that was quantized. If the model was preprocessed first, pass the preprocessed
+            model.
         qdq_model_path: a model in QDQ or QOperator form, or a dynamically quantized one.
     """
     float_graph, quantized = (GraphIndex(read_model(Path(path))) for path in (float_model_path, qdq_model_path))
@@ -128,7 +132,7 @@ def create_weight_matching(float_model_path: str | Path, qdq_model_path: str | P
 
 def compute_signal_to_quantization_noice_ratio(x: Array | Arrays, y: Array | Arrays) -> float:
     """Return 20 log10(|x| / |x - y|) in dB over all arrays. Each norm is at least the epsilon of a double, so that the
-    result is finite. The spelling of the name is the older tool's.
+    result is finite. The misspelt name is that of the older tool.
     """
     left, right = _in_a_row(x), _in_a_row(y)
     if left.size != right.size:
@@ -141,7 +145,7 @@ def compute_weight_error(
     weights_match: Mapping[str, Mapping[str, Array]],
     err_func: WeightError = compute_signal_to_quantization_noice_ratio,
 ) -> dict[str, float]:
-    """Return `err_func` for each weight of `create_weight_matching`."""
+    """Return the value of `err_func` for each weight in the result of `create_weight_matching`."""
     return {name: err_func(match["float"], match["dequantized"]) for name, match in weights_match.items()}
 
 
@@ -149,8 +153,9 @@ def compute_activation_error(
     activations_match: Mapping[str, Mapping[str, Arrays]],
     err_func: ActivationError = compute_signal_to_quantization_noice_ratio,
 ) -> dict[str, dict[str, float]]:
-    """Return `err_func` for each activation of `create_activation_matching`: "qdq_err" for its rounding, and
-    "xmodel_err" between the two models if the float model's activation is given.
+    """Return the values of `err_func` for each activation in the result of `create_activation_matching`. "qdq_err"
+    compares the activation before and after rounding. "xmodel_err" compares the two models, if the float model's
+    activation is given.
     """
     found: dict[str, dict[str, float]] = {}
     for name, match in activations_match.items():
@@ -178,7 +183,7 @@ def _float_tensors(model: ir.Model, op_types: Sequence[str] | None) -> dict[ir.V
 
 def _add_outputs(model: ir.Model, tensors: Mapping[ir.Value, ir.DataType]) -> None:
 
-    # The oldest version of the format, 3, requires every initializer to be an input.
+    # Version 3, the oldest version of the format, requires every initializer to be an input.
     model.ir_version = max(model.ir_version, FREE_INITIALIZERS)
     editor = Editor(model)
     shape = editor.constant(_SHAPE, np.array([-1], np.int64))
@@ -189,11 +194,13 @@ def _add_outputs(model: ir.Model, tensors: Mapping[ir.Value, ir.DataType]) -> No
 
 
 def _pairs(activations: Mapping[str, Arrays]) -> Iterator[tuple[str, str, str]]:
-    """Yield (activation, its tensor before rounding, its tensor after rounding), each activation once."""
+    """Yield (activation, tensor before rounding, tensor after rounding) once for each activation. All three are
+    names.
+    """
     seen: set[str] = set()
     for name in activations:
         if name.endswith(_QUANTIZED_INPUT):
-            # A graph output keeps its name after DequantizeLinear.
+            # For a graph output, the tensor after DequantizeLinear keeps the original name.
             pair = (name.removesuffix(_QUANTIZED_INPUT), name, name.removesuffix(_QUANTIZED_INPUT))
         elif match := _DEQUANTIZED.fullmatch(name):
             pair = (match["name"], match["name"], name)

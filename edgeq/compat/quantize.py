@@ -1,6 +1,6 @@
 """Replace `onnxruntime.quantization.quantize`, both the module and the function of the same name.
 
-The function took a ModelProto until 2020. Since 2022 it takes files with a configuration.
+The function took a ModelProto until 2020. Since 2022, it takes files and a configuration.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from edgeq.util.public import make_callable
 def quantize(*arguments: Any, **options: Any) -> Written | onnx.ModelProto:
     """Call one of the two functions of this name. The arguments decide which.
 
-    `quantize(model_input, model_output, quant_config)` takes a StaticQuantConfig, a DynamicQuantConfig, the result of
+    `quantize(model_input, model_output, quant_config)` accepts a StaticQuantConfig, a DynamicQuantConfig, the result of
     get_qdq_config or get_qnn_qdq_config, or a configuration of MatMulNBitsQuantizer. `quantize(model,
-    per_channel=False, nbits=8, quantization_mode=…, static=False, …)` takes and returns a ModelProto; see
+    per_channel=False, nbits=8, quantization_mode=…, static=False, …)` accepts and returns a ModelProto; see
     `edgeq.compat.legacy.quantize_model`.
     """
     names_output = len(arguments) > 1 and isinstance(arguments[1], str | os.PathLike)
@@ -43,7 +43,7 @@ def quantize(*arguments: Any, **options: Any) -> Written | onnx.ModelProto:
 
 
 def quantize_with_config(model_input: ModelInput, model_output: str | Path, quant_config: Any) -> Written:
-    """Quantize a file by a configuration object of onnxruntime.
+    """Quantize a file as a configuration object of onnxruntime specifies.
 
     Raises:
         UsageError: the object is not a configuration. For other errors, see quantize_static and quantize_dynamic.

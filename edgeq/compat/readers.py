@@ -1,11 +1,11 @@
-"""Provide data readers with the arguments of ONNX Runtime's quantization examples. A reader takes a range of a folder,
-sample by sample or in batches.
+"""Provide data readers with the arguments of ONNX Runtime's quantization examples. A reader reads a range of the
+samples in a folder, one at a time or in batches.
 
-The older calibrators take an object with `get_next`. The same reader also gives an evaluator
-(`edgeq.compat.evaluators`) the labels and the geometry of each image, which `get_next` cannot.
+The older calibrators accept an object with `get_next`. A reader here also gives an evaluator
+(`edgeq.compat.evaluators`) each image's label and geometry, which `get_next` cannot return.
 
-The examples loaded `stride` images into memory, and the next ones after those were used up. Here, each image is read
-when it is needed: `stride` is accepted and changes nothing.
+The examples loaded `stride` images into memory at a time. Here, each image is read when it is needed, so `stride` is
+accepted but changes nothing.
 """
 
 from __future__ import annotations
@@ -28,14 +28,16 @@ from edgeq.signature import Signature
 Feed = dict[str, NDArray[Any]]
 
 RESNET50 = "preprocess_method2"
-"""The preprocessing of the CPU example: resize to the model's input, RGB, subtract the mean colour."""
+"""The preprocessing of the CPU example: resize to the size of the model's input, use RGB, and subtract the mean
+colour.
+"""
 IMAGENET = "imagenet"
 CLASSES = 1000
 
 
 def letterbox(width: int, height: int) -> str:
-    """Return the preprocessing steps of the YOLO examples: fit the image into the centre of a grey canvas, keep its
-    aspect ratio, scale RGB to 0..1, and put channels first.
+    """Return the preprocessing steps of the YOLO examples: fit the image into the centre of a grey canvas without
+    changing its aspect ratio, scale RGB to 0..1, and put channels first.
     """
     return f"letterbox={width}x{height}:center:128:bicubic,divide=255,layout=NCHW"
 
@@ -44,12 +46,13 @@ class DataReader:
     """Read the samples from `start_index` to `end_index` of a data set, `batch_size` samples per run.
 
     Args:
-        dataset: anything that `edgeq.data.samples.open_samples` takes: a folder of images, .npz, .pb, Python objects.
+        dataset: anything that `edgeq.data.samples.open_samples` accepts: a folder of images, .npz, .pb, Python objects.
         model_path: the model, or a model made from it with the same inputs.
         preprocess, labels: see `open_samples`.
-        end_index: the first sample that is left out; 0 reads to the end.
-        stride: accepted.
-        batch_size: samples stacked along the first axis, which must be free in the model. The last batch is shorter.
+        end_index: index after the last sample to read; 0 means the end of the data set.
+        stride: accepted but not used.
+        batch_size: number of samples stacked along the first axis, which must be free in the model. The last batch may
+            be shorter.
 
     Raises:
         UsageError: the batch size is below 1, or the range contains no samples.
@@ -87,7 +90,7 @@ class DataReader:
         return {}
 
     def set_range(self, start_index: int, end_index: int) -> None:
-        """Choose the samples to read from now on, and start at the first of them."""
+        """Set the range of samples to read from now on, and start at its first sample."""
         if end_index and end_index <= start_index:
             raise UsageError(
                 f"the range of samples from {start_index} to {end_index} is empty", "Give a larger end_index, or 0"
@@ -115,13 +118,13 @@ class DataReader:
         self._runs = self.runs()
 
     def runs(self) -> Iterator[Sample]:
-        """Return the runs as samples. An incomplete batch is filled up to its size. Its context states how many rows
-        count.
+        """Return the runs as samples. An incomplete batch is filled up to the batch size. Its context states how many
+        rows are real samples.
         """
         return iter(self.samples) if self.batch_size == 1 else rebatch(self.samples, self.batch_size)
 
     def complete(self, run: Sample) -> Sample:
-        """Return a run with the inputs that are the same in every run added."""
+        """Add the inputs that are the same in every run to a run, and return the complete run."""
         return replace(run, inputs={**run.inputs, **self.constants})
 
     def unfilled(self, run: Sample) -> Sample:
@@ -157,7 +160,7 @@ class DataReader:
 
 
 class ResNet50DataReader(DataReader):
-    """Read data in the way of the image classification example for CPUs."""
+    """Read data as in the image classification example for CPUs."""
 
     def __init__(
         self, calibration_image_folder: Any, model_path: str | Path = "augmented_model.onnx", *, preprocess: Any = None
@@ -166,12 +169,12 @@ class ResNet50DataReader(DataReader):
 
 
 class ImageNetDataReader(DataReader):
-    """Read data in the way of the image classification example for TensorRT: short side 256, crop of 224 in the centre,
-    normalized by mean and deviation.
+    """Read data as in the image classification example for TensorRT. The short side is resized to 256, 224 pixels are
+    cropped from the centre, and the values are normalized by mean and standard deviation.
 
     Args:
         image_folder: the folder of images, or the folder whose subfolder `val` contains them.
-        width, height, input_name: accepted; the model determines them.
+        width, height, input_name: accepted but not used, because the model determines them.
     """
 
     def __init__(
@@ -203,8 +206,8 @@ class ImageNetDataReader(DataReader):
         )
 
     def get_synset_id(self, image_folder: Any = None, offset: int = 0, dataset_size: int = 0) -> NDArray[np.float32]:
-        """Return the one-hot labels of the reader's range, [samples, 1000]. The arguments are accepted and change
-        nothing.
+        """Return the one-hot labels of the reader's range, of shape [samples, 1000]. The arguments are accepted but
+        change nothing.
 
         Raises:
             UsageError: the reader has no labels.
@@ -218,17 +221,17 @@ class ImageNetDataReader(DataReader):
 
 
 class YoloDataReader(DataReader):
-    """Read data in the way of the object detection example.
+    """Read data as in the object detection example.
 
     The YOLOv3 of the model zoo has a second input `image_shape`. The reader feeds it the height and width of the
     model's input.
 
     Args:
-        is_evaluation: accepted.
+        is_evaluation: accepted but not used.
         annotations: COCO instances file, for an evaluator without annotations of its own.
         preprocess: the letterbox that the model was trained with, if it is not `letterbox(width, height)`.
-        size_limit, augmented_model_path: parameters of 2021: the number of images from `start_index` on (0: all), and
-            the model.
+        size_limit, augmented_model_path: parameters of 2021: the number of images to read from `start_index` on (0:
+            all), and the model.
         preprocess_func: refused; use `preprocess`.
     """
 
@@ -276,7 +279,7 @@ YoloV3DataReader = YoloDataReader
 
 
 class YoloV3VariantDataReader(YoloDataReader):
-    """Read data for the YOLOv3 variants, which have a larger input."""
+    """Read data for the variants of YOLOv3, which have a larger input."""
 
     def __init__(self, calibration_image_folder: Any, width: int = 608, height: int = 384, *others: Any, **named: Any):
         super().__init__(calibration_image_folder, width, height, *others, **named)

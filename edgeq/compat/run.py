@@ -1,7 +1,8 @@
 """Run the command of ONNX Runtime's image classification example (run.py): python -m edgeq.compat.run.
 
-The command calibrates on a folder, quantizes, and times both models. `edgeq quantize` does the work: the profile of
-this machine chooses the integer types and the operators to quantize, and edgeq proves the result before it writes it.
+The command calibrates on a folder, quantizes the model, and times both models. It works like `edgeq quantize`: the
+profile of this machine determines the integer types and the operators to quantize, and edgeq proves the result before
+writing it.
 """
 
 from __future__ import annotations

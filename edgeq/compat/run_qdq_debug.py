@@ -1,7 +1,7 @@
 """Run the debugging command of ONNX Runtime's examples (run_qdq_debug.py): python -m edgeq.compat.run_qdq_debug.
 
-The command prints for each weight and each activation how close the quantized model is to the float model, in dB.
-`edgeq debug` finds which of them cost accuracy, and why.
+For each weight and each activation, the command prints how close the quantized model is to the float model, in dB.
+`edgeq debug` finds which layers lose accuracy, and why.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from edgeq.compat.readers import RESNET50, DataReader
 def command(
     *, float_model: Path, qdq_model: Path, calibrate_dataset: str, preprocess: str | None, count: int
 ) -> Iterator[str]:
-    """Compare the weights and activations of a float model and its quantized form."""
+    """Compare the weights and activations of a float model with those of its quantized form."""
     weights = debug.compute_weight_error(debug.create_weight_matching(float_model, qdq_model))
     yield "Weights: float against dequantized:"
     for name, error in weights.items():

@@ -21,14 +21,14 @@ from edgeq.quantize.quantizer import settle
 from edgeq.run.session import SessionSettings, open_session
 
 METHODS: Mapping[str, str] = {"MinMax": "minmax", "Entropy": "entropy", "Percentile": "percentile"}
-"""CalibrationMethod with integer ranges → edgeq's method."""
+"""CalibrationMethod that gives ranges for integers → edgeq's method."""
 
 
 def member(enumeration: str, value: Any) -> Any:
-    """Return a member of `onnxruntime.quantization.<enumeration>`, given as the member or its name.
+    """Return a member of `onnxruntime.quantization.<enumeration>`. `value` is the member or its name.
 
     Raises:
-        UsageError: the enumeration has no such member.
+        UsageError: the enumeration does not have this member.
     """
     import onnxruntime.quantization
 
@@ -40,15 +40,15 @@ def member(enumeration: str, value: Any) -> Any:
 
 
 def name_of_member(value: Any) -> str:
-    """Return the name of an enumeration's member, given as the member or its name."""
+    """Return the name of an enumeration's member. `value` is the member or its name."""
     return str(getattr(value, "name", value))
 
 
 def quant_type(value: Any) -> Any:
-    """Return an integer QuantType, given as the member or its name.
+    """Return an integer QuantType. `value` is the member or its name.
 
     Raises:
-        UsageError: the type is unknown, or a float type.
+        UsageError: the type is unknown or is a float type.
     """
     found = member("QuantType", value)
     if "FLOAT" in found.name:
@@ -69,7 +69,7 @@ class Written:
     Attributes:
         output: the quantized model.
         session_options: session configuration entries to set when the model runs. Without them, ONNX Runtime's
-            optimiser may make it slower or less accurate.
+            optimiser may make the model slower or less accurate.
         notes: changes to the model, and other facts that are useful to know.
     """
 
@@ -79,11 +79,11 @@ class Written:
 
 
 def as_given(model: ModelInput, folder: Path) -> PreparedModel:
-    """Return the model in the form that the quantizer needs, with all its own nodes. Nothing is folded or optimised:
-    the older functions did not do it either, and their users refer to nodes and tensors by name.
+    """Return the model in the form that the quantizer needs, with all its nodes. Nothing is folded or optimised. The
+    older functions did not do this either, and their users refer to nodes and tensors by name.
 
-    The following does change: an opset below 13 is raised, nodes without a name get one, weights are no longer inputs,
-    Constant nodes become weights, 16-bit floats are widened, and shapes are inferred.
+    But the following changes are made: an opset below 13 is raised, nodes without a name get one, weights are no longer
+    inputs, Constant nodes become weights, 16-bit floats are widened, and shapes are inferred.
 
     Args:
         folder: a private folder.
@@ -92,8 +92,8 @@ def as_given(model: ModelInput, folder: Path) -> PreparedModel:
 
 
 def siblings(model: ModelInput, output: Path) -> tuple[str, ...]:
-    """Return `edgeq.model.load.data_beside` of a model given by its path. Return an empty tuple for a model in memory,
-    which always fits in one file.
+    """For a model that is given by its path, return the result of `edgeq.model.load.data_beside`. For a model in
+    memory, which always fits in one file, return an empty tuple.
     """
     return () if isinstance(model, onnx.ModelProto) else data_beside(output, path_of(model))
 
@@ -113,16 +113,17 @@ def as_file(model: ModelInput, folder: Path) -> Path:
 
 
 def checked(draft: Path, output: Path, notes: Iterable[str]) -> Written:
-    """Check a written model against the format's rules and with ONNX Runtime. Find the session options that it needs.
+    """Check a written model against the rules of the ONNX format and in ONNX Runtime, and find the session options that
+    it needs.
 
     Args:
-        draft: the file.
-        output: the later path of the file, for messages.
+        draft: the file to check.
+        output: the path to which the file will be moved, for messages.
         notes: notes of the earlier steps.
 
     Raises:
-        ModelError: the checker refuses the model.
-        RuntimeUnavailableError: ONNX Runtime refuses the model.
+        ModelError: the checker rejects the model.
+        RuntimeUnavailableError: ONNX Runtime cannot open the model.
     """
     model = read_model(draft)
     missing = sorted({node.domain for node in model.graph} - {*model.opset_imports, *MAIN_DOMAINS})
@@ -154,7 +155,7 @@ def listed(names: str | Iterable[str] | None) -> list[str]:
 
 
 def warn_unknown_nodes(model: ir.Model, *lists: Iterable[str] | None) -> None:
-    """Log a warning for each name that no node of the model has. The older functions ignored such names silently."""
+    """Log a warning for each name that no node of the model has. The older functions silently ignored these names."""
     known = {node.name for node in model.graph}
     for name in dict.fromkeys(name for names in lists for name in names or ()):
         if name not in known:

@@ -2,7 +2,7 @@
 edgeq.compat.static_quantize_runner.
 
 The samples are in the test_data_set_N folders next to the model. argparse reads the options, as in the original,
-because several take lists of names (`--nodes_to_exclude conv1 conv2`).
+because several of them accept lists of names (`--nodes_to_exclude conv1 conv2`).
 """
 
 from __future__ import annotations

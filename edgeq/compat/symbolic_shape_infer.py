@@ -1,7 +1,7 @@
 """Run ONNX Runtime's `tools.symbolic_shape_infer` with its options: python -m edgeq.compat.symbolic_shape_infer.
 
-The inference is ONNX Runtime's, but it never merges two sizes that may differ. If it fails, the result of onnx's own
-inference is written, with a note.
+The command runs ONNX Runtime's inference, but never merges two sizes that may differ. If this inference fails, the
+command prints a note and writes the result of onnx's own inference.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Read .npy, .npz and IDX files: prepared model inputs, raw items, or image files inside arrays."""
+"""Read .npy, .npz and IDX files. They contain prepared model inputs, raw items, or image files inside arrays."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _MOST_NOTES = 3
 
 @dataclass(frozen=True)
 class Entry:
-    """Describe one file and how it is read.
+    """Describe a file and how edgeq reads it.
 
     Attributes:
         arrays: model input → key in the file.
-        shapes: model input → the shape in which its array is sliced.
-        plan: how slices become records.
+        shapes: model input → the shape that its array is given before it is sliced.
+        plan: the way in which slices become records.
         label: the key of the labels.
         offsets: the key of the offsets, if the array contains concatenated image files.
     """
@@ -46,7 +46,7 @@ class ArrayFiles:
     """Read the records of a list of array files, in order.
 
     Attributes:
-        classes: class sub-folder → label, for files without labels of their own; may be empty.
+        classes: class sub-folder → label, for files that contain no labels; may be empty.
     """
 
     root: Path
@@ -57,8 +57,8 @@ class ArrayFiles:
 
     @property
     def rows(self) -> Rows:
-        """Return "one" if every record is one row of the batch, "exact" if no record is, or "unknown" if the files
-        differ.
+        """Return "one" if every record is one row of the batch, "exact" if every record is a complete batch, or
+        "unknown" if the files differ.
         """
         if all(entry.plan.one_row for entry in self.entries):
             return "one"
@@ -68,13 +68,13 @@ class ArrayFiles:
         return sum(entry.plan.count for entry in self.entries)
 
     def groups(self) -> Sequence[str]:
-        """Return the class folder of each record, or nothing if there are no class folders."""
+        """Return each record's class folder, or an empty sequence if there are no class folders."""
         if not self.classes:
             return ()
         return [entry.path.relative_to(self.root).parts[0] for entry in self.entries for _ in range(entry.plan.count)]
 
     def read(self, indices: Sequence[int]) -> Iterator[Record]:
-        """Yield the records of `indices`. Only one slice of one file is in memory at a time."""
+        """Yield the records at `indices`. Only one slice of one file is in memory at a time."""
         for number, local in spans([entry.plan.count for entry in self.entries], indices):
             entry = self.entries[number]
             context, label = place(entry.path, self.root, {} if entry.label is not None else self.classes)
@@ -83,7 +83,9 @@ class ArrayFiles:
                 yield replace(record, label=own, context={**context, **record.context})
 
     def update(self, digest: Hash, indices: Sequence[int]) -> None:
-        """Hash the name and bytes of each file that `indices` use, and the range of its records that they use."""
+        """For each file that contains records at `indices`, hash the file's name, its bytes and the range of those
+        records.
+        """
         for number, local in spans([entry.plan.count for entry in self.entries], indices):
             path = self.entries[number].path
             update_with_file(digest, path, path.relative_to(self.root).as_posix())
@@ -100,11 +102,11 @@ def open_array_files(
     classes: Mapping[str, int] | None = None,
     notes: tuple[str, ...] = (),
 ) -> ArrayFiles:
-    """Read the headers of all files and decide how each file is sliced.
+    """Read the headers of all the files and decide how to slice each file.
 
     Args:
-        prepared: whether the arrays are model inputs already.
-        classes, notes: fields of the returned reader.
+        prepared: whether the arrays are already model inputs.
+        classes, notes: values for these fields of the returned reader.
 
     Raises:
         DataError: a file is damaged, or does not fit the model or the options.
@@ -132,10 +134,11 @@ def holds_key(path: Path, options: SourceOptions) -> bool:
 
 
 def image_arrays(headers: Mapping[str, Header]) -> tuple[str, str | None] | None:
-    """Return the key of the images and the key of their labels (None if there are no labels), or None for other files.
+    """Return the key of the images and the key of their labels. The latter is None if there are no labels. Return None
+    if the file does not contain images.
 
-    The file must contain one uint8 array of three or four axes, the last of them for colours. The only other array may
-    be labels, with one number per image.
+    A file with images contains one uint8 array of three or four axes, and the last axis is for colours. The only other
+    array that it may contain is an array of labels with one number per image.
     """
     images = [key for key, array in headers.items() if array.dtype == np.uint8 and len(array.shape) in (3, 4)]
     others = [key for key in headers if key not in images]
@@ -158,7 +161,7 @@ def _prepared(path: Path, headers: Mapping[str, Header], signature: Signature, o
 
 def _label_key(headers: Mapping[str, Header], arrays: Mapping[str, str], options: SourceOptions) -> str | None:
     """Return the key of the labels, or None if the file has no labels. An option may name labels that the file lacks,
-    because unlabelled files (calibration data) are read with the same options.
+    because files without labels (calibration data) are read with the same options.
     """
     if options.label is not None:
         return options.label if options.label in headers and options.label not in arrays.values() else None
@@ -166,7 +169,7 @@ def _label_key(headers: Mapping[str, Header], arrays: Mapping[str, str], options
     if images is not None and images[1] is not None and images[0] in arrays.values():
         return images[1]
     beside = (key for key in LABEL_KEYS if key in headers and key not in arrays.values())
-    # Such a key may name something else, such as the boxes of each image.
+    # An array with this name may contain something else, such as the boxes in each image.
     return next((key for key in beside if math.prod(headers[key].shape) == max(headers[key].shape, default=0)), None)
 
 
@@ -181,7 +184,7 @@ def _raw(path: Path, headers: Mapping[str, Header], signature: Signature, option
         shape = headers[key].shape
         if 0 in shape:
             raise DataError(f"{path} holds an empty array", "Leave the file out")
-        if not shape:  # one value for all samples
+        if not shape:  # one value that all samples share
             shapes[name] = shape
             continue
         colours = 3 if image_arrays(headers) is not None else len(shape) - 1
@@ -289,20 +292,20 @@ INPUT = re.compile(r"input_(\d+)\.pb")
 
 @dataclass(frozen=True)
 class Cases:
-    """Read folders with files input_0.pb and so on. Each folder is one record."""
+    """Read folders that contain input_0.pb, input_1.pb and so on. Each folder is one record."""
 
     root: Path
     cases: tuple[tuple[Path, ...], ...]
     signature: Signature
     prepared: bool
     notes: tuple[str, ...] = ()
-    rows: Rows = "unknown"  # a test case is a complete sample of any batch size
+    rows: Rows = "unknown"  # a test case is one complete sample, and its batch size does not matter
 
     def __len__(self) -> int:
         return len(self.cases)
 
     def read(self, indices: Sequence[int]) -> Iterator[Record]:
-        """Yield the tensors of each test case, by input name."""
+        """Yield the tensors of each test case, keyed by input name."""
         inputs = [spec.name for spec in self.signature.inputs]
         for index in indices:
             files = self.cases[index]
@@ -320,7 +323,9 @@ class Cases:
 
 
 def find_cases(root: Path) -> tuple[Path, ...]:
-    """Return the case folders: `root` itself if it contains input_0.pb, else its test_data_set_N in the order of N."""
+    """Return the folders of test cases. This is `root` itself if it contains input_0.pb, otherwise its test_data_set_N
+    folders in the order of N.
+    """
     if (root / "input_0.pb").is_file():
         return (root,)
     found = [(int(match[1]), path) for path in root.iterdir() if (match := CASE.fullmatch(path.name)) and path.is_dir()]
@@ -328,7 +333,7 @@ def find_cases(root: Path) -> tuple[Path, ...]:
 
 
 def open_cases(root: Path, folders: tuple[Path, ...], signature: Signature, *, prepared: bool) -> Cases:
-    """Check that every case has one file input_M.pb per model input, where M is the input's index, and return the
+    """Check that every test case has a file input_M.pb for each model input (M is the input's index), and return the
     reader.
     """
     count = len(signature.inputs)
@@ -350,8 +355,8 @@ def open_stacked(
 ) -> ArrayFiles:
     """Open one TensorProto file that contains many samples of a one-input model, and decide how it splits into samples.
 
-    Prepared data splits as in `plan_prepared`, raw data by the axes of `layout`. A flat array with exactly one sample's
-    values is accepted, too, because older tools wrote it.
+    Prepared data is split as in `plan_prepared`. Raw data is split by the axes of `layout`. A flat array that contains
+    exactly one sample's values is also accepted, because older tools wrote such files.
     """
     if len(signature.inputs) != 1:
         raise DataError(

@@ -1,7 +1,7 @@
-"""Read stored arrays: .npy, .npz, IDX, IDX in gzip, TensorProto. If the format allows it, only one slice of the first
-axis is in memory at a time.
+"""Read arrays from .npy, .npz, IDX, gzipped IDX and TensorProto files. If the format allows it, only one slice of the
+first axis is in memory at a time.
 
-Headers are checked against the size of the file before memory is allocated. Pickled objects are refused.
+Before allocating memory, the readers check headers against the size of the file. Pickled objects are refused.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ DAMAGE = (
     struct.error,
     zlib.error,
     zipfile.BadZipFile,
-    RuntimeError,  # includes RecursionError
+    RuntimeError,  # RuntimeError includes RecursionError
     csv.Error,
 )
-"""Exceptions of Python's and numpy's readers of archives and arrays for a damaged file."""
+"""Exceptions that Python's and numpy's readers of archives and arrays raise for a damaged file."""
 
 
 @dataclass(frozen=True)
 class Header:
-    """Describe the header of a stored array. `start` is the number of bytes before its values."""
+    """Describe the header of a stored array. `start` is the number of bytes before the array's values."""
 
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
@@ -76,7 +76,7 @@ class Slices(Protocol):
 
 @contextmanager
 def damage(path: Path | str) -> Iterator[None]:
-    """Turn the exceptions for damaged files into a DataError of one line that names the file."""
+    """Turn the exceptions for damaged files into a DataError with a one-line message that names the file."""
     try:
         yield
     except DAMAGE as error:
@@ -87,7 +87,7 @@ def damage(path: Path | str) -> Iterator[None]:
 
 
 def is_idx(path: Path) -> bool:
-    """Return whether the name is that of an IDX file, such as train-images-idx3-ubyte.gz."""
+    """Return whether `path` has the name of an IDX file, such as train-images-idx3-ubyte.gz."""
     return IDX_NAME.search(path.name) is not None
 
 
@@ -110,7 +110,7 @@ def read_tensor(path: Path) -> tuple[str, Array]:
         raise DataError(f"{path} keeps its values in another file", "Store the values inside")
     if tensor.data_type == onnx.TensorProto.UNDEFINED or any(size < 0 for size in tensor.dims):
         raise DataError(f"{path} is not a TensorProto of known dtype and shape", "Only tensors are read")
-    if math.prod(tensor.dims) > 8 * len(data):  # a stored byte contains at most eight elements (of one bit)
+    if math.prod(tensor.dims) > 8 * len(data):  # a stored byte contains at most eight elements, if each is one bit
         raise DataError(f"{path} claims shape {list(tensor.dims)} but holds {len(data)} bytes", "The file is damaged")
     try:
         return tensor.name, np.asarray(numpy_helper.to_array(tensor))
@@ -120,7 +120,9 @@ def read_tensor(path: Path) -> tuple[str, Array]:
 
 
 class ArrayFile:
-    """Open a file of arrays, as a context manager. In files other than .npz, the key of the only array is ""."""
+    """Open a file of arrays, as a context manager. A file other than .npz contains only one array, and its key
+    is "".
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -151,8 +153,8 @@ class ArrayFile:
         self._stack.close()
 
     def slices(self, key: str, shape: tuple[int, ...] | None = None) -> Slices:
-        """Return the slices of the array `key`. If `shape` is given, the array is read in that shape: the same number
-        of elements in C order.
+        """Return the slices of the array `key`. If `shape` is given, the array is reshaped to it in C order. The number
+        of elements must be the same.
         """
         header = self.headers[key]
         view = replace(header, shape=shape) if shape is not None else header
@@ -170,7 +172,7 @@ class ArrayFile:
         return _Streamed(stream, view, self._where(key), self._held)
 
     def load(self, key: str) -> Array:
-        """Return the whole array, if it is not larger than a sample may be."""
+        """Return the whole array, which must not be larger than a sample may be."""
         header = self.headers[key]
         check_size(
             header.nbytes,
@@ -184,7 +186,9 @@ class ArrayFile:
         return flat.reshape(header.shape, order="F" if header.fortran else "C")
 
     def read_bytes(self, key: str, start: int, stop: int) -> bytes:
-        """Return values `start` to `stop` of a one-axis uint8 array. This is cheapest in rising order."""
+        """Return the values from `start` to `stop` (exclusive) of a one-axis uint8 array. Reading in ascending order is
+        cheapest.
+        """
         if key not in self._open:
             self._open[key] = self._stack.enter_context(self._stream(key))
         stream = self._open[key]
@@ -196,7 +200,7 @@ class ArrayFile:
         return data
 
     def describe(self) -> str:
-        """Return the arrays as one phrase for messages."""
+        """Return a phrase that lists the arrays, for messages."""
         some = [f"{key or 'one array'} {h.dtype}{list(h.shape)}" for key, h in list(self.headers.items())[:8]]
         return ", ".join(some) + (" …" if len(self.headers) > 8 else "")
 
@@ -250,9 +254,9 @@ class ArrayFile:
 def _move(stream: IO[bytes], position: int) -> None:
     """Move to `position` of a stream.
 
-    Python 3.12.0 to 3.12.8, 3.13.0 and 3.13.1 have a bug in uncompressed members of an archive (python/cpython#127847).
-    A forward seek starts from the last read position of another member, and later reads return wrong values. So this
-    function reads up to the position instead of seeking.
+    Python 3.12.0 to 3.12.8, 3.13.0 and 3.13.1 have a bug with uncompressed members of an archive
+    (python/cpython#127847): a forward seek starts from the position at which another member was last read, so later
+    reads return wrong values. So this function reads up to the position instead of seeking.
     """
     if not isinstance(stream, zipfile.ZipExtFile):
         stream.seek(position)
@@ -310,23 +314,23 @@ def load_labels(file: ArrayFile, key: str) -> list[Any]:
     header = file.headers[key]
     if math.prod(header.shape) != max(header.shape, default=0):
         raise DataError(f"{file.path}: labels {key} have shape {list(header.shape)}", "Give one label per sample")
-    # Each label becomes a Python object.
+    # The limit is low because each label becomes a Python object.
     check_size(64 * math.prod(header.shape), f"{file.path}: labels {key}", "Give one label per sample")
     values: list[Any] = file.load(key).reshape(-1).tolist()
     return values
 
 
 def read_arrays(path: Path) -> Mapping[str, Header]:
-    """Return only the headers, by key."""
+    """Return the header of each array, keyed by the array's key."""
     with ArrayFile(path) as file:
         return file.headers
 
 
 def npy_header(stream: IO[bytes]) -> Header:
-    """Return the header of an .npy stream. The stream is then at the first value.
+    """Return the header of an .npy stream. Afterwards, the stream is at the first value.
 
     Raises:
-        ValueError, OSError: like `edgeq_device.arrays.npy_header`, and for a size below 0.
+        ValueError, OSError: for the same reasons as in `edgeq_device.arrays.npy_header`, and also if a size is below 0.
     """
     shape, fortran, dtype = arrays.npy_header(stream)
     if any(size < 0 for size in shape):

@@ -39,7 +39,9 @@ BESIDE = (
     "imagenet_classes.txt",
     "config.json",
 )
-"""Names, as tools give them, of files with classes. edgeq searches next to class folders and next to the model."""
+"""Names that tools give to files with classes. edgeq looks for these files next to class folders and next to
+the model.
+"""
 _SYNSET = re.compile(r"n\d{8}(?!\d)")
 _WORD = re.compile(r"[\s_\-]+")
 _NUMBERED = re.compile(r"^\d+[\s_.\-:]+")
@@ -56,8 +58,8 @@ class Classes:
     Attributes:
         source: the origin of the list, for messages.
         count: number of the model's scores that the list covers, including gaps and scores that are not a class.
-        numbers: name, as `_key` makes it → number, or None if two classes have that name.
-        names: the classes in the order of the scores, with names for people; "" if the list leaves a number out.
+        numbers: name in the form that `_key` returns → number, or None if two classes have that name.
+        names: names of the classes for people, in the order of the scores; "" for a number that is not in the list.
     """
 
     source: str
@@ -66,8 +68,8 @@ class Classes:
     names: tuple[str, ...] = ()
 
     def find(self, name: str) -> int | None:
-        """Return the number of a class by its name, or None. The name may be the full one, contain the class's synset,
-        or follow a number.
+        """Return the number of a class by its name, or None. `name` may be the full name, a text that contains the
+        class's synset, or a name after a number.
         """
         synset = _SYNSET.search(name)
         parts = (name, synset[0] if synset else name, _NUMBERED.sub("", name))
@@ -77,7 +79,7 @@ class Classes:
         """Return the number of a class by its name.
 
         Raises:
-            DataError: the list has no such class, or several.
+            DataError: the list contains no class of that name, or several.
         """
         found = self.find(name)
         if found is None:
@@ -93,7 +95,7 @@ def _key(name: str) -> str:
 
 
 def _classes(source: str, pairs: Iterable[tuple[str, int]]) -> Classes:
-    """Return the list of classes of names and numbers. A line's full text has priority over the names in it."""
+    """Return the list of classes that names and numbers give. A line's full text has priority over the names in it."""
     numbers: dict[str, int | None] = {}
     parts: dict[str, int | None] = {}
     shown: dict[int, str] = {}
@@ -125,8 +127,8 @@ def imagenet() -> Classes:
 
 
 def without_background(classes: Classes, scores: int | None) -> Classes:
-    """Return the list of classes without a background in front, if the model has one score less than the list.
-    Otherwise return `classes`.
+    """If the model has one score less than the list, the first class is the background, and the result is the list
+    without it. Otherwise return `classes`.
     """
     first = {name for name, number in classes.numbers.items() if number == 0}
     if scores is None or classes.count != scores + 1 or not first & _BACKGROUND:
@@ -136,14 +138,14 @@ def without_background(classes: Classes, scores: int | None) -> Classes:
 
 
 def score_names(classes: Classes | None, folders: Mapping[str, int], scores: int | None) -> tuple[str, ...]:
-    """Return the names of a model's scores, from `classes` or else from class folders. The result is empty if they do
-    not name all scores.
+    """Return the names of a model's scores, from `classes` or else from class folders. The result is empty if the names
+    do not cover all scores.
 
-    A model that has one score more than there are names has the background in front.
+    If the model has one score more than there are names, its first score is the background.
 
     Args:
         folders: folder → label.
-        scores: number of the model's scores, or None if it is not known.
+        scores: number of the model's scores, or None if the number is not known.
     """
     names = classes.names if classes is not None else ()
     if classes is None and folders:
@@ -158,10 +160,11 @@ def score_names(classes: Classes | None, folders: Mapping[str, int], scores: int
 
 
 def load_classes(given: Any) -> Classes:
-    """Return a list of classes from a file, from names in the order of the scores, or from names with numbers.
+    """Return the list of classes that `given` describes: a file, names in the order of the scores, or names with
+    numbers.
 
     Raises:
-        DataError: the list cannot be read, or has another form.
+        DataError: the list cannot be read, or has an unknown form.
     """
     if isinstance(given, Classes):
         return given
@@ -181,7 +184,7 @@ def load_classes(given: Any) -> Classes:
 
 
 def _pairs(value: Any, where: str) -> list[tuple[str, int]]:
-    """Return names with numbers from plain data, which may map either to the other."""
+    """Return names with numbers from plain data. The data may map names to numbers or numbers to names."""
     if isinstance(value, Mapping):
         value = next((value[key] for key in _JSON_KEYS if isinstance(value.get(key), Mapping | list)), value)
     if isinstance(value, Sequence) and not isinstance(value, str):
@@ -199,8 +202,8 @@ def _pairs(value: Any, where: str) -> list[tuple[str, int]]:
 
 
 def _lines(text: str, where: str) -> list[tuple[str, int]]:
-    """Return names with numbers from lines. If every line has a number before or after the name, it is the class's
-    number.
+    """Return names with numbers from lines. If every line has a number before or after the name, that number is the
+    class's number.
     """
     lines = [line.strip() for line in text.split("\n") if line.strip() and not line.startswith("#")]
     for pattern, number, name in (
@@ -217,7 +220,7 @@ def _lines(text: str, where: str) -> list[tuple[str, int]]:
 
 def score_count(signature: Signature) -> int | None:
     """Return the number of a model's class scores, from the shape [N, C] or [N, C, 1, 1] of its only float output.
-    Return None if that is not known.
+    Return None if the number is not known.
     """
     shapes = [spec.shape for spec in signature.outputs if spec.dtype.kind == "f"]
     if len(shapes) != 1 or shapes[0] is None or len(shapes[0]) < 2 or any(size != 1 for size in shapes[0][2:]):
@@ -228,12 +231,12 @@ def score_count(signature: Signature) -> int | None:
 
 @dataclass(frozen=True)
 class ClassFolders:
-    """Hold class sub-folders.
+    """Hold the labels of class sub-folders.
 
     Attributes:
         numbers: folder → label; empty if the files are not in class folders.
         sorted_names: whether the numbers are only the positions of the folders in sorted order.
-        notes: how the numbers were found, one sentence each.
+        notes: one sentence for each way in which the numbers were found.
     """
 
     numbers: Mapping[str, int]
@@ -255,7 +258,8 @@ def class_folders(
 
     - `classes`, if given;
     - folder names that are numbers;
-    - a list of classes that has every folder's name, in the data folder, above it or in one of the folders `beside`;
+    - a list of classes that contains every folder's name, stored in the data folder, above it, or in one of the folders
+      `beside`;
     - the names of ImageNet, if the model has scores for all its classes;
     - the sorted order of the folders. This counts folders without any of `files`, so a class without samples keeps its
       number.
@@ -290,14 +294,14 @@ def class_folders(
 
 
 def _numbers(folders: Sequence[str], path: Path, scores: int | None) -> Mapping[str, int]:
-    """Return the numbers of folders by the list of classes at `path`. Return nothing if the file is not such a list or
-    lacks a folder.
+    """Return the numbers that the list of classes at `path` gives to the folders. Return nothing if the file is not a
+    list of classes or if the list lacks a folder.
     """
     if not path.is_file():
         return {}
     try:
         return _fitting(folders, without_background(load_classes(path), scores))
-    except DataError:  # a file of this name that lists something else
+    except DataError:  # a file of this name may list something else
         return {}
 
 
@@ -307,7 +311,9 @@ def _fitting(folders: Sequence[str], classes: Classes) -> Mapping[str, int]:
 
 
 def empty_classes(root: Path, files: Sequence[Path], classes: Mapping[str, int]) -> tuple[str, ...]:
-    """Return a note on the class folders that contain none of the files, or nothing if there are no such folders."""
+    """Return a note on the class folders that contain none of the files. Return nothing if there are no such
+    folders.
+    """
     if not classes:
         return ()
     empty = sorted(set(classes) - {path.relative_to(root).parts[0] for path in files})
@@ -318,7 +324,9 @@ def empty_classes(root: Path, files: Sequence[Path], classes: Mapping[str, int])
 
 
 def strays(root: Path, files: Sequence[Path]) -> tuple[str, ...]:
-    """Return a note on files next to folders that would be class folders without these files, or nothing."""
+    """Return a note on stray files. These are files next to folders that would be class folders if the files were not
+    there. Return nothing if there are none.
+    """
     beside = [path.name for path in files if path.parent == root]
     within = {path.relative_to(root).parts[0] for path in files if root not in (path, path.parent)}
     if not beside or len(within) < 2:

@@ -1,4 +1,4 @@
-"""Decode images, from files and from memory, within limits of memory."""
+"""Decode images from files and from memory, within memory limits."""
 
 from __future__ import annotations
 
@@ -21,16 +21,19 @@ from edgeq.data.records import MAX_PIXELS, FileList, Picture, Rows, check_size
 from edgeq.errors import DataError
 
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"})
-# Only plain raster formats, because Pillow would start Ghostscript for an EPS that has another suffix.
+# Only plain raster formats are allowed, because Pillow would start Ghostscript for an EPS file, whatever its suffix is.
 _FORMATS = ("JPEG", "PNG", "BMP", "WEBP", "GIF", "TIFF", "PPM")
-# Pillow logs details of damaged files. Without a handler, Python would print them next to the line of the error.
+# Pillow logs details of damaged files. Without a handler, Python would print these details in addition to the error
+# line.
 logging.getLogger("PIL").addHandler(logging.NullHandler())
 _EIGHT_BIT = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "La", "RGBa", "LAB", "HSV")
 _BITS_PER_SAMPLE, _TILE_WIDTH, _TILE_LENGTH = 258, 322, 323  # TIFF tags
 _BYTES_A_PIXEL = 16
-"""Bytes per pixel during decoding: Pillow's stored form, its RGB of 4 bytes, a copy, and 3 bytes."""
+"""Bytes per pixel during decoding: Pillow's stored form, its RGB form (4 bytes), a copy of that form, and the result (3
+bytes).
+"""
 _OF_A_BYTE = 64
-"""Limit of decoded bytes per byte of the file. Photographs have 2 to 20 bits per pixel."""
+"""Largest number of decoded bytes per byte of the file. Photographs have 2 to 20 bits per pixel."""
 # Exceptions that Pillow raises for damaged files.
 _DAMAGED = (OSError, SyntaxError, ValueError, EOFError, MemoryError, struct.error)
 
@@ -46,7 +49,8 @@ def decode(stream: IO[bytes] | Path, where: str) -> Picture:
         if not isinstance(stream, Path):
             stream.seek(0)
         with warnings.catch_warnings():
-            # Pillow warns of large images and odd metadata. This code checks the size, and does not use metadata.
+            # Pillow warns of large images and odd metadata. This code checks the size itself and does not use the
+            # metadata.
             warnings.simplefilter("ignore")
             with Image.open(stream, formats=_FORMATS) as image:
                 if image.width * image.height > MAX_PIXELS:
@@ -76,8 +80,8 @@ def decode(stream: IO[bytes] | Path, where: str) -> Picture:
 
 
 def _pixels(image: Image.Image) -> int:
-    """Return the number of pixels that the decoder must hold, from the header. A TIFF tile may be larger than its
-    image.
+    """Return the number of pixels that the decoder must hold, according to the header. A TIFF tile may be larger than
+    its image.
     """
     tags = image.tag_v2 if isinstance(image, TiffImageFile) else {}
     tile = math.prod(tags.get(tag) or 1 for tag in (_TILE_WIDTH, _TILE_LENGTH))
@@ -85,14 +89,15 @@ def _pixels(image: Image.Image) -> int:
 
 
 def _is_deep(image: Image.Image) -> bool:
-    """Return whether a file has more than 8 bits per channel although its mode does not show it. Pillow cuts such
-    colours to 8 bits.
+    """Return whether a file has more than 8 bits per channel although its mode does not show this. Pillow would reduce
+    the file's colours to 8 bits.
     """
     if isinstance(image, TiffImageFile):
         bits = image.tag_v2.get(_BITS_PER_SAMPLE, (1,))
         return any(size > 8 for size in (bits if isinstance(bits, tuple) else (bits,)))
     for tile in image.tile if isinstance(image, PngImageFile | PpmImageFile) else ():
-        # Arguments of the decoders: the layout of PNG data, such as "RGB;16B", and the largest value of PPM.
+        # The arguments of the decoders are the layout of PNG data, such as "RGB;16B", and the largest value in a PPM
+        # file.
         for argument in tile.args if isinstance(tile.args, tuple) else (tile.args,):
             if (isinstance(argument, str) and ";16" in argument) or (isinstance(argument, int) and argument > 255):
                 return True
@@ -100,7 +105,9 @@ def _is_deep(image: Image.Image) -> bool:
 
 
 def decode_bytes(data: bytes, where: str) -> Picture:
-    """Return an encoded image as uint8 [H, W, 3], red first. `where` names it in messages. See `decode`."""
+    """Decode an image and return it as uint8 [H, W, 3], red first. `where` names the image in messages. See
+    `decode`.
+    """
     return decode(io.BytesIO(data), where)
 
 

@@ -25,7 +25,7 @@ class Plan:
         kind: "whole": the arrays are one sample as they are; "rows": each slice of the first axis is one sample, with
             that axis kept as a batch of 1; "items": each slice is a complete sample, batch included; "single": one
             sample that lacks the batch axis.
-        count: number of samples.
+        count: number of samples in the file.
         one_row: whether a sample is one row of the batch.
     """
 
@@ -35,28 +35,31 @@ class Plan:
 
 
 def fixed_batch(signature: Signature) -> int | None:
-    """Return the first size of the inputs that have axes, if all of them fix the same size, else None."""
+    """Return the size of the first axis if all inputs with axes fix it to the same value. Otherwise return None."""
     sizes = {spec.shape[0] if spec.shape else None for spec in signature.inputs if spec.shape != ()}
     size = next(iter(sizes)) if len(sizes) == 1 else None
     return size if isinstance(size, int) else None
 
 
 def fits(shapes: Mapping[str, Shape], signature: Signature, *, free_batch: bool = False) -> bool:
-    """Return whether shapes match the inputs: their ranks, their fixed sizes, and the same size for the same symbol."""
+    """Return whether shapes match the inputs: the ranks and the fixed sizes are the same, and each symbol has the same
+    size everywhere.
+    """
     return _misfit(shapes, signature, free_batch=free_batch) is None
 
 
 def plan_prepared(shapes: Mapping[str, Shape], signature: Signature, where: str, stack: bool | None = None) -> Plan:
-    """Decide what the first axis of stored, already preprocessed arrays means.
+    """Decide what the first axis means in stored arrays that are already preprocessed.
 
-    Arrays of exactly the model's shape are one sample, unless the first axis is symbolic in the model. Then every row
-    is a sample. `stack` overrides this: with True the first axis counts samples, with False it does not. An array
-    without axes belongs to every sample.
+    If arrays have exactly the model's shape, they are one sample, unless the first axis is symbolic in the model. If it
+    is symbolic, every row is a sample. `stack` overrides this rule: with True, the first axis counts samples; with
+    False, it does not. An array without axes belongs to every sample.
 
     Raises:
-        DataError: no interpretation fits (the message names the first input that does not), or an array is empty.
+        DataError: no interpretation fits (the message names the first input whose array does not fit), or an array is
+            empty.
     """
-    # One of several inputs may be empty, such as the cache of a decoder before its first step.
+    # If there are several inputs, one of them may be empty, such as the cache of a decoder before its first step.
     if all(0 in shape for shape in shapes.values()) or any(shape[:1] == (0,) for shape in shapes.values()):
         raise DataError(f"{where} holds an empty array", "Leave the file out")
     specs = {spec.name: spec for spec in signature.inputs}
@@ -94,8 +97,8 @@ def plan_prepared(shapes: Mapping[str, Shape], signature: Signature, where: str,
 
 
 def match_names(keys: list[str], signature: Signature, where: str) -> dict[str, str]:
-    """Return model input → key of a file. Keys are input names. The order of the inputs decides for numpy's unnamed
-    keys (arr_0 …) and for a single "".
+    """Return model input → key in the file. A key is the input's name. numpy's unnamed keys (arr_0 …) and a single ""
+    are matched by the order of the inputs.
 
     Raises:
         DataError: an input has no array, or an array has no input and does not look like labels.
@@ -124,23 +127,24 @@ def match_names(keys: list[str], signature: Signature, where: str) -> dict[str, 
 
 
 LABEL_KEYS = ("label", "labels")
-"""Names of arrays in prepared files that are labels even if no option names them."""
+"""Names of arrays in prepared files. Arrays with these names are labels even if no option names them."""
 
 
 def fit_inputs(where: str, inputs: Mapping[str, Array], signature: Signature, *, prepared: bool) -> dict[str, Array]:
     """Return inputs for `session.run`, in the model's order.
 
-    A missing batch axis is added. If the model takes a scalar, the axes of a single value are dropped. Dtypes are
-    converted if only precision is lost.
+    A missing batch axis is added. If the model takes a scalar, the axes of a single value are dropped. A dtype is
+    converted if the conversion loses nothing but precision.
 
     Args:
         where: name of the sample in messages.
         inputs: arrays by input name.
-        prepared: whether the arrays come as the user stored them. Then integers for a floating input are refused,
+        prepared: whether the arrays are as the user stored them. If so, integers for a floating input are refused,
             because they are most likely raw data without preprocessing.
 
     Raises:
-        DataError: the model cannot take a name, a dtype or a value (NaN, infinity). `fits` checks shapes.
+        DataError: the model has no input of that name, or does not accept a dtype or a value (NaN, infinity). Shapes
+            are checked by `fits`.
     """
     names = [spec.name for spec in signature.inputs]
     for name in inputs:
@@ -170,7 +174,7 @@ def fit_inputs(where: str, inputs: Mapping[str, Array], signature: Signature, *,
 def check_shapes(where: str, inputs: Mapping[str, Array], signature: Signature) -> None:
     """Raise a DataError that names the first input whose shape the model cannot take.
 
-    A batch size that all inputs fix is ignored, because rows are gathered to it later.
+    If all inputs fix the same batch size, that size is not checked, because rows are gathered into batches later.
     """
     shapes = {name: array.shape for name, array in inputs.items()}
     wrong = _misfit(shapes, signature, free_batch=fixed_batch(signature) is not None)
@@ -182,14 +186,14 @@ def check_shapes(where: str, inputs: Mapping[str, Array], signature: Signature) 
 
 def _convert(where: str, array: Array, spec: TensorSpec, *, prepared: bool, others: Sequence[str]) -> Array:
     if spec.dtype.hasobject and (array.dtype.kind in "SU" or all(isinstance(text, str) for text in array.flat)):
-        return array.astype(str)  # texts, in a dtype that files can store
+        return array.astype(str)  # texts in a dtype that files can store
     if array.dtype.kind in "OV" and array.dtype != spec.dtype:
         raise DataError(f"{where}: input {spec.name!r} holds Python objects", "Give numeric arrays of one shape")
     if array.dtype != spec.dtype:
         number = array.dtype.kind in "biuf" and spec.dtype.kind in "biuf"
         raw = prepared and array.ndim and array.dtype.kind != "f" and spec.dtype.kind == "f"
         if not number or raw or not np.can_cast(array.dtype, spec.dtype, "same_kind"):
-            # Steps convert every array to float unless they are limited to another input.
+            # Steps convert the arrays of all inputs to float unless they are limited to one input.
             other = f"; if the steps are for another input, name it: input={others[0]}" if others else ""
             storable = "Store that dtype" if spec.dtype.isbuiltin == 1 else "Export the model with inputs of float32"
             fix = "Name a --preprocess (none, if the values are right)" if raw else storable + other
@@ -238,8 +242,8 @@ def _misfit(shapes: Mapping[str, Shape], signature: Signature, *, free_batch: bo
 
 
 def _missing_step(items: Mapping[str, Shape], signature: Signature) -> str:
-    """Return the preprocessing step that gives an item the model's shape, or "" if there is none. The step adds an
-    axis, which grey images without channels lack, or moves the channels to their place.
+    """Return the preprocessing step that gives an item the model's shape, or "" if there is none. The step adds an axis
+    (grey images may lack the channel axis) or moves the channels to the correct axis.
     """
     for spec in signature.inputs:
         item, wanted = items.get(spec.name, ()), (spec.shape or ())[1:]
@@ -257,7 +261,7 @@ def _missing_step(items: Mapping[str, Shape], signature: Signature) -> str:
 
 
 def _equal(sizes: Shape, wanted: Sequence[Dimension]) -> bool:
-    """Return whether sizes are equal to those that the model fixes. The model must fix at least one."""
+    """Return whether `sizes` agree with all the sizes that the model fixes. Return False if the model fixes none."""
     return any(isinstance(want, int) for want in wanted) and all(
         have == want for have, want in zip(sizes, wanted, strict=True) if isinstance(want, int)
     )
@@ -268,7 +272,8 @@ def _list(signature: Signature) -> str:
 
 
 def first_input(signature: Signature, wanted: str | None) -> str:
-    """Return the input that single raw items feed: the named one or the only one. Return "" if the model has several.
+    """Return the input that single raw items feed: the input `wanted`, or else the only input. Return "" if the model
+    has several.
 
     Raises:
         DataError: `wanted` is not an input.

@@ -35,11 +35,11 @@ from edgeq.errors import DataError
 
 @dataclass(frozen=True)
 class Labels:
-    """Pair labels with the classes that they name.
+    """Hold labels together with the classes that they name.
 
     Attributes:
-        where: source of the labels, as for `load_labels_from`; None uses the labels that come with the data.
-        classes: list of classes, as for `edgeq.data.classes.load_classes`.
+        where: source of the labels, as in `load_labels_from`, or None to use the labels that come with the data.
+        classes: list of classes, as in `edgeq.data.classes.load_classes`.
     """
 
     where: Any = None
@@ -49,17 +49,17 @@ class Labels:
 LabelOf = Callable[[int, Record], Any]
 """Function from a record's index and the record to its label."""
 
-# Names of columns in a header line.
+# Names of the label column and the name column in a header line.
 _LABEL_COLUMNS = ("label", "class")
 _NAME_COLUMNS = ("name", "file", "filename", "file_name", "image", "path")
 
 
 def load_labels_from(labels: Any, folder: Path | None, count: int, *, inside: bool = False) -> LabelOf:
-    """Return a function that gives the label of a record.
+    """Return a function that returns the label of a record.
 
     Args:
         labels: a string or path as in the module's docstring, a mapping of names, or a sequence by position.
-        folder: where a relative label file is searched if it is not in the current directory.
+        folder: the folder in which a label file with a relative path is searched if it is not in the current directory.
         count: number of records, to check labels by position.
         inside: whether the data folder itself names the label file (in a sidecar). The file must then be in `folder`.
 
@@ -117,15 +117,16 @@ def _from_file(path: Path, count: int, *, known: bool) -> LabelOf:
 
 
 def _rows(text: str, path: Path, kind: str) -> list[list[str]]:
-    """Return the cells of every line that has any: one cell, or name and label. A header line only sets their order.
+    """Return the cells of every line that is not empty: either one cell, or name and label. A header line only sets the
+    order of the cells.
 
     Raises:
-        DataError: rows have more cells, and no header line names the label.
+        DataError: rows have more than two cells, and no header line names the label.
     """
     lines = [line for line in text.split("\n") if line.strip()]
     commas = sum("," in line for line in lines)
-    # A name may contain a comma or a space. A .csv file is separated by commas if it has any, a .txt file only if every
-    # line has one.
+    # A name may contain a comma or a space. In a .csv file, the separator is a comma if the file contains any comma. In
+    # a .txt file, it is a comma only if every line contains one.
     if kind == ".tsv" or commas == len(lines) or (kind == ".csv" and commas):
         rows = table_rows(text, path, "\t" if kind == ".tsv" else ",")
     else:
@@ -157,7 +158,7 @@ def table_rows(text: str, path: Path, delimiter: str) -> list[list[str]]:
 
 
 def is_header(row: Sequence[str], column: int) -> bool:
-    """Return whether a text row names its column `column` as the label."""
+    """Return whether `row` is a header, which means that its cell `column` names the label column."""
     return -len(row) <= column < len(row) and row[column].strip().lower() in _LABEL_COLUMNS
 
 
@@ -169,7 +170,7 @@ def _named(rows: list[list[str]], path: Path) -> dict[str, Any]:
 
 
 def _table(pairs: Iterable[tuple[str, Any]], path: Path) -> dict[str, Any]:
-    """Return name → label.
+    """Return a dictionary of name → label.
 
     Raises:
         DataError: a name has two labels.
@@ -220,7 +221,7 @@ def _by_name(table: Mapping[str, Any], where: str) -> LabelOf:
     first: dict[str, str] = {}
 
     def label_of(index: int, record: Record) -> Any:
-        """Return the label that is listed for the path, the file name, or the file name without suffix."""
+        """Return the label that is listed for the record's path, its file name, or its file name without the suffix."""
         file, path = str(record.context.get("file", record.name)), str(record.context.get("path", ""))
         for name in (path, file, PurePosixPath(file).stem):
             if name in table:
@@ -242,7 +243,7 @@ def _by_pattern(pattern: str) -> LabelOf:
         )
 
     def label_of(index: int, record: Record) -> Any:
-        """Return the part of the file name at the place of {label}."""
+        """Return the part of the record's file name that matches {label}."""
         file = str(record.context.get("file", record.name))
         stem, whole = _label_in(PurePosixPath(file).stem, pattern), _label_in(file, pattern)
         found = whole if stem is None else stem
@@ -254,11 +255,11 @@ def _by_pattern(pattern: str) -> LabelOf:
 
 
 def _label_in(text: str, pattern: str) -> str | None:
-    """Return the part of `text` at the place of {label}, or None if `text` does not match `pattern`. From left to
-    right, each * matches as little as it can.
+    """Return the part of `text` that matches {label}, or None if `text` does not match `pattern`. From left to right,
+    each * matches as little text as possible.
 
-    The time is proportional to the product of the two lengths in all cases. A regular expression could try
-    exponentially many combinations.
+    The time is always proportional to the product of the two lengths. With a regular expression, the time could be
+    exponential.
     """
     parts = [part for part in re.split(r"(\*|\{label\})", pattern) if part]
     # fits[j][i] is True if text[i:] matches parts[j:].
@@ -288,7 +289,9 @@ SUFFIXES = frozenset({".csv", ".txt", ".tsv"})
 
 @dataclass(frozen=True)
 class TextFile:
-    """Read one record per line of a .txt file (str), or per row of a .csv or .tsv file (list of str)."""
+    """Read each line of a .txt file as one record (str), or each row of a .csv or .tsv file as one record (list of
+    str).
+    """
 
     path: Path
     lines: tuple[Any, ...]
@@ -302,7 +305,7 @@ class TextFile:
         return len(self.lines)
 
     def read(self, indices: Sequence[int]) -> Iterator[Record]:
-        """Yield the lines (or rows of a .csv) of `indices`, with labels from the label column."""
+        """Yield the lines (or the rows of a .csv file) at `indices`, with labels from the label column."""
         for index in indices:
             line = self.lines[index]
             name = f"{self.path}:{index + 1}"
@@ -320,8 +323,8 @@ class TextFile:
 
 
 def open_text(path: Path, target: str, label: str | None) -> TextFile:
-    """Read a whole text file (UTF-8, of limited size). Empty lines are dropped, as is a header line above a column of
-    labels.
+    """Read a whole text file (UTF-8, of limited size). Empty lines are dropped. A header line is also dropped if it
+    names a column of labels.
     """
     if label is not None and not label.removeprefix("-").isdigit():
         raise DataError(f"source.label = {label!r} names no column of {path}", "Give the number of the column, from 0")
@@ -341,8 +344,8 @@ def open_text(path: Path, target: str, label: str | None) -> TextFile:
 
 @dataclass(frozen=True)
 class Paths(FileList):
-    """Pass files to the preprocessing as paths."""
+    """Read files as paths, which are passed to the preprocessing."""
 
     def item(self, path: Path) -> Path:
-        """Return the path, because the function reads the file itself."""
+        """Return the path, because the preprocessing function reads the file itself."""
         return path

@@ -1,6 +1,6 @@
-"""Choose a reader for the user's source, and the preprocessing that applies.
+"""Choose a reader for the user's source of samples, and find the preprocessing that applies.
 
-Files are sorted and of one kind. Other files are ignored and counted.
+The files are sorted, and all of them are of the same kind. Files of other kinds are ignored and counted.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ _FOLDER_KINDS: tuple[Kind, ...] = ("images", "arrays", "pb")
 
 @dataclass(frozen=True)
 class Opened:
-    """Pair a reader with its preprocessing and notes.
+    """Hold a reader together with its preprocessing and notes.
 
     Attributes:
-        name: the source, for people.
-        folder: where label files with relative names are searched.
-        sidecar: whether the preprocessing was found next to the data or the model, and was not named.
+        name: the name of the source, for people.
+        folder: the folder in which label files with relative names are searched.
+        sidecar: whether the preprocessing was found next to the data or the model, and not named by the user.
         sorted_classes: number of class folders whose labels come only from their sorted order.
     """
 
@@ -68,13 +68,13 @@ class Opened:
     sorted_classes: int = 0
 
     def files(self) -> Sequence[Path]:
-        """Return the file of each record, or nothing if records have no files of their own."""
+        """Return the file of each record, or an empty sequence if the records do not have one file each."""
         if isinstance(self.records, ArrayFiles):
             return [entry.path for entry in self.records.entries for _ in range(entry.plan.count)]
         return self.records.files if isinstance(self.records, FileList) else ()
 
     def groups(self) -> Sequence[str]:
-        """Return the class folder of each record, or nothing if there are no class folders."""
+        """Return each record's class folder, or an empty sequence if there are no class folders."""
         return self.records.groups() if isinstance(self.records, FileList | ArrayFiles) else ()
 
 
@@ -86,7 +86,7 @@ def open_source(
     classes: Classes | None = None,
     role: Role | None = None,
 ) -> Opened:
-    """Open a source and pair it with its preprocessing. See `edgeq.data.samples.open_samples` for the arguments."""
+    """Open a source and find its preprocessing. See `edgeq.data.samples.open_samples` for the arguments."""
     try:
         return _open(source, signature, preprocess, model, classes, role)
     except OSError as error:
@@ -106,14 +106,14 @@ def _open(
     if not isinstance(source, str | Path):
         wanted = named.source.input if named is not None else None
         prepared = named is None or _only_stack(named)
-        # Steps cannot take text, so text can only be the path of an image.
+        # Steps do not accept text, so a text can only be the path of an image.
         files = named is not None and not prepared and (named.spec is not None or named.reads == "path")
         items = open_python(source, signature, prepared=prepared, wanted=wanted, files=files)
         return Opened(f"Python {type(source).__name__}", items, named, items.notes)
     if not str(source):
         raise DataError("the path of the data is empty", "Give a file, a folder or a pattern")
     if Path(source).is_dir():
-        os.scandir(source).close()  # distinguishes a folder that cannot be listed from an empty one
+        os.scandir(source).close()  # raises an error if the folder cannot be listed, which differs from an empty folder
     notes: list[str] = []
     sidecar = named is None
     if named is None:
@@ -141,8 +141,8 @@ def _open(
 
 
 def _cases(source: str | Path, named: Preprocess | None) -> Found | None:
-    """Return the test_data_set_N in a folder, or the folder itself if it contains input_0.pb. Return None for other
-    sources.
+    """Return the test_data_set_N folders in a folder, or the folder itself if it contains input_0.pb. Return None for
+    other sources.
     """
     path = Path(source)
     if not path.is_dir() or (named is not None and named.reads != "array"):
@@ -165,8 +165,8 @@ def _with_the_model(found: Found, model: Path | None, notes: list[str]) -> Prepr
     if beside is None:
         return None
     loaded = load_preprocess(beside)
-    # Arrays may be prepared already. So a file next to the model applies to them only if it names the array that they
-    # contain.
+    # Arrays may already be prepared. So a preprocessing file next to the model applies to them only if it names the
+    # array that they contain.
     applies = found.kind in ("images", "text") or (
         found.kind == "arrays" and any(holds_key(path, loaded.source) for path in found.files[:1])
     )
@@ -177,8 +177,8 @@ def _with_the_model(found: Found, model: Path | None, notes: list[str]) -> Prepr
 
 
 def _only_stack(named: Preprocess) -> bool:
-    """Return whether a preprocessing only sets how prepared arrays are stacked and labelled. Its spec then has no steps
-    and names no array of items.
+    """Return whether a preprocessing only sets how prepared arrays are stacked and labelled. If so, its spec has no
+    steps and names no array of items.
     """
     options = named.source
     unnamed = options.key is None and options.encoded is None and options.layout is None
@@ -231,14 +231,15 @@ def _holds_images(path: Path) -> bool:
 
 @dataclass(frozen=True)
 class Data(Displayed):
-    """Describe samples as a user names them; see `edgeq.data.samples.open_samples`.
+    """Describe samples in the terms of the user; see `edgeq.data.samples.open_samples`.
 
     Attributes:
         source: path or iterable.
-        preprocess: name, specification or file; None looks for a file next to the data.
-        labels: source of the labels, for readers that do not find them; see `edgeq.data.labels`.
-        count: largest number of samples to use; None uses all.
-        role: purpose of the samples, if a folder has parts for both (calib/ and val/); None uses all parts.
+        preprocess: name, specification or file of the preprocessing, or None to look for a file next to the data.
+        labels: source of the labels, for data whose reader finds no labels; see `edgeq.data.labels`.
+        count: largest number of samples to use, or None to use all.
+        role: purpose of the samples, for a folder that has parts for calibration and validation (calib/ and val/), or
+            None to use all parts.
     """
 
     source: Any
@@ -248,7 +249,7 @@ class Data(Displayed):
     role: Role | None = None
 
     def over(self, preprocess: Any, labels: Any, count: int | None) -> tuple[Any, Any, Any, int | None]:
-        """Return source, preprocess, labels and count. The arguments replace fields that are None."""
+        """Return source, preprocess, labels and count. If a field is None, the argument of that name replaces it."""
         return (
             self.source,
             self.preprocess if self.preprocess is not None else preprocess,
@@ -258,21 +259,21 @@ class Data(Displayed):
 
 
 def as_data(given: Any) -> Data | None:
-    """Return `given` as Data, or None for None. It may be a bare source, such as a path, a list or a
+    """Return `given` as Data, or None if it is None. `given` may also be only a source, such as a path, a list or a
     CalibrationDataReader.
     """
     return given if given is None or isinstance(given, Data) else Data(given)
 
 
 def check_selection(start: int, stride: int, count: int | None) -> None:
-    """Check that the numbers can select samples.
+    """Check that `start`, `stride` and `count` are valid.
 
     Raises:
         UsageError: a count, start or stride is not a whole number, or is too small.
     """
     for name, number in (("start", start), ("stride", stride), ("count", count)):
         try:
-            index(number if number is not None else 0)  # numpy's integers also have it
+            index(number if number is not None else 0)  # numpy's integers have this method, too
         except TypeError as error:
             raise UsageError(f"{name} is {number!r}", f"Give {name} as a whole number: {name}=8") from error
     if start < 0 or stride < 1 or (count is not None and count < 1):
@@ -282,7 +283,9 @@ def check_selection(start: int, stride: int, count: int | None) -> None:
 
 
 def sample_paths(samples: Sequence[Data | None]) -> Iterator[Path]:
-    """Yield the files and folders that samples name. Other text (a pattern, a preprocessing) is left out."""
+    """Yield the files and folders that `samples` name. Text that is not a path (a pattern, a preprocessing) is left
+    out.
+    """
     for data in samples:
         for value in (data.source, data.preprocess, data.labels) if data is not None else ():
             if isinstance(value, (str, Path)) and _exists(Path(value)):
@@ -292,7 +295,7 @@ def sample_paths(samples: Sequence[Data | None]) -> Iterator[Path]:
 def _exists(path: Path) -> bool:
     try:
         return path.exists()
-    except OSError:  # a folder that cannot be entered, or a text too long to be a name
+    except OSError:  # the folder cannot be entered, or the text is too long to be a name
         return False
 
 
@@ -302,8 +305,8 @@ def find_sidecar(folders: Sequence[Path]) -> Path | None:
 
 
 def matching_files(pattern: str) -> list[Path]:
-    """Return the files that `pattern` matches by the rules of Python's `glob`, sorted. A file that `**` reaches by
-    several paths appears once, if possible by a path without links.
+    """Return the files that `pattern` matches by the rules of Python's `glob`, sorted. If `**` reaches a file by
+    several paths, the file appears only once, if possible under a path without links.
 
     Raises:
         DataError: the search enters more folders than a data set can have.
@@ -324,7 +327,7 @@ def matching_files(pattern: str) -> list[Path]:
 
 
 class _Search:
-    """Find every file below a folder. Links are followed, except to a folder that is already part of the path.
+    """Find every file below a folder. Links are followed, except links to a folder that is already part of the path.
 
     Args:
         pattern: the pattern, for messages.
@@ -336,7 +339,9 @@ class _Search:
         self._entered = 0
 
     def files(self, folder: Path, above: tuple[str, ...]) -> Iterator[Path]:
-        """Yield the files below `folder`, reached through the real paths `above`."""
+        """Yield the files below `folder`. `above` contains the real paths of the folders through which it was
+        reached.
+        """
         real = os.path.realpath(folder)
         if real in above:
             return
@@ -346,13 +351,13 @@ class _Search:
         try:
             with os.scandir(folder) as entries:
                 within = sorted(entries, key=lambda entry: entry.name)
-        except OSError:  # as in glob: an unreadable folder matches nothing
+        except OSError:  # as in glob, an unreadable folder matches nothing
             return
         for entry in within:
             if entry.name.startswith(".") and not self._hidden:
                 continue
             path = folder / entry.name
-            known = path if entry.is_symlink() else entry  # an entry needs no second access to the disk
+            known = path if entry.is_symlink() else entry  # checking a directory entry does not access the disk again
             if known.is_dir():
                 yield from self.files(path, (*above, real))
             elif known.is_file():
@@ -372,11 +377,11 @@ def _fits(names: Sequence[str], pattern: Sequence[str]) -> bool:
 
 @dataclass(frozen=True)
 class Found:
-    """List the samples' files.
+    """Hold the files that contain the samples.
 
     Attributes:
-        root: the folder to which names are relative.
-        files: sorted by their path below `root`.
+        root: the folder to which the names of samples are relative.
+        files: the files, sorted by their path below `root`.
         kind: the kind of the files.
         ignored: number of other files, which are ignored.
     """
@@ -400,14 +405,15 @@ def kind_of(path: Path) -> Kind:
 
 
 def find_files(source: str | Path, pattern: str | None = None, *, paths: bool = False) -> Found:
-    """Return the files of a path (a file, or a folder that is searched in depth) or of a pattern with * and ?.
+    """Return the files that a path or a pattern with * and ? names. A path is a file, or a folder whose sub-folders are
+    also searched.
 
     Args:
         pattern: pattern of the file names to keep, such as "*.wav".
-        paths: whether files of any kind count, for a preprocessing that reads paths.
+        paths: whether to accept files of any kind, for a preprocessing that reads paths.
 
     Raises:
-        DataError: there is nothing, or one folder contains several kinds of data.
+        DataError: there are no such files, or the files are of several kinds.
     """
     path = Path(source)
     found = check_there(source)
@@ -428,8 +434,8 @@ def find_files(source: str | Path, pattern: str | None = None, *, paths: bool = 
 
 
 def check_there(source: str | Path) -> list[Path]:
-    """Check that a source exists. Return the files that a pattern matches, or nothing for a file or a folder, whose
-    content is not read.
+    """Check that a source exists. If it is a pattern, return the files that the pattern matches. If it is a file or a
+    folder, return nothing, without reading the content.
 
     Raises:
         DataError: the source does not exist.
@@ -449,7 +455,8 @@ def check_there(source: str | Path) -> list[Path]:
 
 def _walk(folder: Path) -> list[Path]:
     files: list[Path] = []
-    # Links are followed after the folders next to them, so that a folder reached twice keeps its own name.
+    # Links are followed after the real folders next to them. So a folder that is reached twice is listed under its own
+    # name.
     starts = [folder]
     entered: set[tuple[int, int]] = set()
     for start in starts:
@@ -468,7 +475,7 @@ def _walk(folder: Path) -> list[Path]:
 
 
 def _identity(folder: str) -> tuple[int, int]:
-    """Return the device and inode of a folder, which are the same under all its names."""
+    """Return the device and inode of a folder, which are the same whichever path leads to it."""
     try:
         known = os.stat(folder)  # noqa: PTH116  # os.walk gives text
     except OSError as error:
@@ -483,7 +490,7 @@ def _refuse(error: OSError) -> NoReturn:
 
 
 def _by_kind(source: str | Path, root: Path, found: tuple[Path, ...]) -> tuple[tuple[Path, ...], Kind]:
-    """Return the files of the one kind of samples among `found`."""
+    """Return the files among `found` that contain samples. All of them must be of one kind."""
     if len(found) == 1 and Path(source).is_file():
         return found, kind_of(found[0])
     counts = Counter(kind_of(path) for path in found)
@@ -494,7 +501,7 @@ def _by_kind(source: str | Path, root: Path, found: tuple[Path, ...]) -> tuple[t
     if len(kinds) > 1:
         held = ", ".join(f"{counts[kind]} {kind}" for kind in kinds)
         first = next(path for path in found if kind_of(path) == kinds[0])
-        # IDX files may have no suffix, and a pattern of "*" alone would match all kinds.
+        # IDX files may have no suffix, and the suffix pattern "*" would match files of all kinds.
         nested = "**" if len(first.relative_to(root).parts) > 1 else ""
         one_kind = Path(glob.escape(str(root)), nested, f"*{first.suffix or glob.escape(first.name)}")
         raise DataError(f"{source} holds several kinds of data ({held})", f"Name one kind, as '{one_kind}'")
@@ -502,16 +509,16 @@ def _by_kind(source: str | Path, root: Path, found: tuple[Path, ...]) -> tuple[t
 
 
 def in_role(data: Data, role: Role) -> Data:
-    """Return the samples with `role` as their purpose, unless they already have one."""
+    """Return `data` with `role` as its purpose, unless it already has a purpose."""
     return data if data.role is not None else replace(data, role=role)
 
 
 def has_parts(data: Data) -> bool:
-    """Return whether samples are a folder with one part for calibration and one for validation."""
+    """Return whether `data` is a folder that has one part for calibration and one for validation."""
     if not isinstance(data.source, str | Path) or not Path(data.source).is_dir() or data.role is not None:
         return False
     try:
         found = find_files(data.source)
-    except DataError:  # opening the samples reports the error
+    except DataError:  # the error is reported when the samples are opened
         return False
     return found.kind in ("images", "arrays") and bool(part_of(found.root, found.files, "validation")[2])

@@ -1,7 +1,7 @@
-"""Find the parts of a data set: the calibration and validation samples of a folder, by their names, and files that are
-in both.
+"""Find the calibration samples and the validation samples of a data set by the names of sub-folders and files. Also
+find the files that are in both.
 
-Ranges must not come from the samples that prove them, and training samples prove nothing.
+The samples that give the ranges must not also prove the result, and training samples prove nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Literal
 from edgeq.data.records import update_with_file
 
 Role = Literal["calibration", "validation"]
-"""Purpose of samples."""
+"""Purpose for which samples are used."""
 
 _NAMES: dict[Role, tuple[str, ...]] = {
     "calibration": ("calibration", "calib", "training", "train"),
@@ -30,11 +30,12 @@ def part_of(root: Path, files: Sequence[Path], role: Role | None) -> tuple[Path,
     """Return the part of a folder's files that is for `role`, the folder of that part, and a note on the files left
     out.
 
-    A folder has parts if the names of all its sub-folders and files begin with the name of a part, and both parts
-    exist. If there are several validation parts (val and test), one is used.
+    A folder has parts if the names of all its sub-folders and files begin with the name of a part, and if there is at
+    least one calibration part and one validation part. If there are several validation parts (val and test), one of
+    them is used.
 
     Args:
-        role: purpose of the samples; None returns all files.
+        role: purpose of the samples, or None to return all files.
     """
     kinds: dict[str, list[Path]] = defaultdict(list)
     if role is None:
@@ -55,8 +56,8 @@ def part_of(root: Path, files: Sequence[Path], role: Role | None) -> tuple[Path,
 
 
 def shared_files(one: Iterable[Path], other: Iterable[Path]) -> set[Path]:
-    """Return the files of `one` that are also in `other`: those with the same path and, if small, with the same
-    content.
+    """Return the files of `one` that are also in `other`. Files are the same if they have the same path, or if they are
+    small and have the same content.
     """
     known = {path.resolve() for path in other}
     sizes: dict[int, set[str]] = defaultdict(set)

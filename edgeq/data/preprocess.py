@@ -1,4 +1,4 @@
-"""Turn a raw item into a model input: by a named preprocessing, a file, text, or a user's function.
+"""Turn a raw item into a model input. The preprocessing can be a name, a file, text, or a user's function.
 
 A declarative preprocessing is a `Spec` of ordered steps and source options. It is read from TOML tables, dicts or one
 line of text. A user's function is registered by name or named as `path/to/file.py:function`. It gets one raw item and
@@ -7,7 +7,8 @@ returns the model input or a dict of inputs.
 Text:   "resize=short:256:bilinear,crop=224,divide=255,mean=[0.485,0.456,0.406],layout=NCHW"
 TOML:   steps = [{op = "resize", size = 256, rule = "short"}, {op = "crop", size = 224}, ...]   (or the text)
         [source] key = "X", label = "Y", layout = "HWC"
-Both become the same values. `edgeq.util.records.plain` writes them out in full, defaults included.
+
+Both forms give the same values. `edgeq.util.records.plain` writes these out in full, including defaults.
 """
 
 from __future__ import annotations
@@ -47,10 +48,10 @@ def shipped() -> Mapping[str, dict[str, Any]]:
 
 
 def candidates(task: str | None = None) -> list[str]:
-    """Return the names to try if the right preprocessing is not known, the most common first.
+    """Return the names to try if the correct preprocessing is not known, most common first.
 
-    These are users' own preprocessings and the shipped ones without older names. With `task`, names that only other
-    tasks use are left out, and names that only this task uses come first.
+    These are the preprocessings that users registered and the shipped ones, without older names. With `task`, names
+    that only other tasks use are left out, and names that only this task uses come first.
     """
     known = {name: spec.get("tasks", [task]) for name, spec in _listed().items() if "legacy" not in spec}
     fitting = [name for name, tasks in known.items() if task in (None, *tasks)]
@@ -61,7 +62,7 @@ def parse_source(value: Mapping[str, Any]) -> SourceOptions:
     """Return the source options of a [source] table.
 
     Raises:
-        DataError: a field is unknown, or does not take its value.
+        DataError: a field is unknown, or its value is not valid.
     """
     names = {f.name for f in fields(SourceOptions)}
     for key in value:
@@ -71,7 +72,7 @@ def parse_source(value: Mapping[str, Any]) -> SourceOptions:
 
 
 LONGEST_TEXT = 4096
-"""Largest number of characters of steps in one line."""
+"""Largest number of characters in a line of steps."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ class Spec:
     source: SourceOptions = field(default_factory=SourceOptions)
 
     def __record__(self) -> dict[str, Any]:
-        """Return plain data that `parse_spec` reads back to an equal value."""
+        """Return plain data from which `parse_spec` makes an equal value."""
         found: dict[str, Any] = {"steps": self.steps}
         if self.title:
             found["title"] = self.title
@@ -119,7 +120,9 @@ def parse_spec(value: Mapping[str, Any], where: str) -> Spec:
 
 
 def parse_text(text: str, where: str = "--preprocess") -> Spec:
-    """Read "step=value,step=value". A value is parts joined by ":". Source options may be between the steps."""
+    """Read a spec from "step=value,step=value". A value consists of parts joined by ":". Source options may appear
+    between the steps.
+    """
     if len(text) > LONGEST_TEXT:
         raise DataError(f"{where[:60]}… has {len(text)} characters, more than {LONGEST_TEXT}", "Give a .toml file")
     steps: list[Step] = []
@@ -152,8 +155,8 @@ class Prepared:
     """Hold the result of a preprocessing for one raw item.
 
     Attributes:
-        array: the model input, or several by name.
-        context: the geometry of an image (see `Geometry.context`), else empty.
+        array: the model input, or several model inputs keyed by name.
+        context: the geometry of an image (see `Geometry.context`). It is empty for other items.
     """
 
     array: Array | Mapping[str, Array]
@@ -166,7 +169,7 @@ class Preprocess:
     store.
 
     Attributes:
-        name: the value that `load_preprocess` got.
+        name: the value that was passed to `load_preprocess`.
         spec: the declarative form, or None for a user's function.
         function: the user's function, or None.
         reads: type of the function's argument: "array" (arrays, images as uint8 [H, W, 3] RGB), "path" or "text".
@@ -186,8 +189,8 @@ class Preprocess:
         path.
 
         Args:
-            raw: the item. An array with more axes than `source.layout` is a batch of items.
-            spec: the model input that the item feeds. "model" sizes and layouts are read from it.
+            raw: the item. If an array has more axes than `source.layout`, it is a batch of items.
+            spec: the model input that the item feeds. A step's size or layout "model" is taken from this input.
 
         Raises:
             DataError: the item does not fit the steps, or the function failed.
@@ -219,7 +222,9 @@ class Preprocess:
         return self.spec is not None and all(step.one_row for step in self.spec.steps)
 
     def __record__(self) -> dict[str, Any]:
-        """Return plain data. `load_preprocess` reads back a declarative one. A function is named in it, not stored."""
+        """Return plain data. `load_preprocess` reads a declarative preprocessing back from it. For a function, the data
+        contain only its name.
+        """
         if self.spec is not None:
             return {"name": self.name, **plain(self.spec)}
         return {"name": self.name, "function": self.identity, "source": self.source}
@@ -234,10 +239,10 @@ class Preprocess:
         assert self.function is not None
         try:
             value = raw.pixels if isinstance(raw, Picture) else raw
-            # Pass a copy: decoded pixels are read-only, a user's own arrays are read again, and functions may change
-            # arguments.
+            # Pass a copy, because functions may change their arguments. Decoded pixels are read-only, and a user's own
+            # arrays are read again later.
             result = self.function(value.copy() if isinstance(value, np.ndarray) else value)
-        except Exception as error:  # any error in a user's code becomes one line about that code
+        except Exception as error:  # reports any error in a user's code as one line about that code
             text, fix = describe(error)
             raise DataError(f"preprocessing {self.name} failed: {text}", fix) from error
         if isinstance(result, Mapping):
@@ -275,7 +280,9 @@ class Preprocess:
 
 
 _REGISTERED: dict[str, Preprocess] = {}
-"""Users' own functions. This is the only mutable state, because user code calls `register` when it is imported."""
+"""Functions that users registered. This is the only mutable state of the module. It is needed because user code calls
+`register` when it is imported.
+"""
 
 
 def register(
@@ -286,10 +293,11 @@ def register(
     The function gets one raw item and returns one array (with or without the batch axis) or a dict of input arrays.
 
     Args:
-        name: its name for `--preprocess`. Names of shipped preprocessings are refused.
-        title: one line for `edgeq preprocess list`.
-        reads: "array" for arrays and images (uint8 [H, W, 3], red first), "path" for a `pathlib.Path` to each file,
-            "text" for a line (str) of a text file or a row (list of str) of a .csv.
+        name: the name for `--preprocess`. Names of shipped preprocessings are refused.
+        title: one line that `edgeq preprocess list` shows.
+        reads: type of the function's argument: "array" for arrays and images (uint8 [H, W, 3], red first), "path" for
+            the `pathlib.Path` of each file, "text" for a line (str) of a text file or a row (list of str) of a .csv
+            file.
         source: source options, as in the [source] table.
 
     Raises:
@@ -363,11 +371,11 @@ def load_preprocess(value: Preprocess | Spec | str | Path | Mapping[str, Any]) -
 
 
 class NoPreprocessingError(DataError):
-    """Report images without a preprocessing, whose model input is not known."""
+    """Report images for which no preprocessing is given, so edgeq cannot make model inputs from them."""
 
 
 def choices() -> str:
-    """Return one sentence for messages about the values of `--preprocess`."""
+    """Return a sentence, for messages, that lists the values of `--preprocess`."""
     return (
         f"Pass --preprocess with one of {', '.join(candidates())}, a .toml file, file.py:function, "
         "or steps such as 'resize=short:256,crop=224,divide=255'"
@@ -383,7 +391,7 @@ def _from_python(text: str) -> Preprocess:
     path, _, name = text.rpartition(":")
     file = Path(path)
     known = next((entry for entry in _REGISTERED.values() if entry.function is function), None)
-    # The file name without its folder, because the stored identity must not differ between machines.
+    # This is the file name without its folder, because the stored identity must be the same on all machines.
     short = f"{file.name}:{name}"
     entry = known or Preprocess(short, SourceOptions(), function=function)
     digest = hashlib.sha256(file.read_bytes()).hexdigest()
@@ -407,16 +415,16 @@ SOURCE = {
     "stack": "true or false: whether the first axis of prepared arrays counts samples",
     "pattern": "which files to read, for functions that read paths",
 }
-"""Source option as written in text → its meaning."""
+"""Source option in the text form → the option's meaning."""
 
 
 def steps() -> dict[str, str]:
-    """Return the names of every step, joined by ", " → the text after "NAME="."""
+    """Return, for every step, its names joined by ", " → the text after "NAME="."""
     return {", ".join((name, *step.aliases)): step.help for name, step in REGISTRY.items()}
 
 
 def list_preprocessings() -> dict[str, Any]:
-    """Return the names with titles, the steps and the source options."""
+    """Return the names of preprocessings with their titles, the steps, and the source options."""
     return {
         "preprocessings": [{"name": name, "title": title} for name, title in names().items()],
         "steps": steps(),
@@ -426,7 +434,7 @@ def list_preprocessings() -> dict[str, Any]:
 
 
 def show_preprocessing(name: str) -> dict[str, Any]:
-    """Return the exact arithmetic of a preprocessing, which is named as for `load_preprocess`."""
+    """Return the exact arithmetic of a preprocessing. `name` is a value that `load_preprocess` accepts."""
     loaded: Preprocess = load_preprocess(name)
     return {
         "name": loaded.name,

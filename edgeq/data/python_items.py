@@ -1,6 +1,6 @@
 """Read Python objects: lists, iterators, functions that return iterators, and objects with get_next.
 
-Items that can be read only once are written to a temporary file on disk. So samples can be read again, and memory use
+Items that can be read only once are written to a temporary file on disk. So they can be read again, and memory use
 stays constant.
 """
 
@@ -27,10 +27,10 @@ _IN_MEMORY = 64 << 20
 
 @dataclass(frozen=True)
 class PythonItems:
-    """Read the records of items. `again` returns an iterator over the same items at each call.
+    """Read Python items as records. Each call of `again` returns a new iterator over the same items.
 
     Attributes:
-        files: whether text is the path of a file.
+        files: whether an item that is text is the path of a file.
     """
 
     again: Callable[[], Iterator[Any]]
@@ -46,10 +46,10 @@ class PythonItems:
         return self.count
 
     def read(self, indices: Sequence[int]) -> Iterator[Record]:
-        """Yield the items of `indices`, from a fresh iterator each time.
+        """Yield the items at `indices`. Each call uses a new iterator.
 
         Raises:
-            DataError: there are fewer items than at first.
+            DataError: there are fewer items than in the first pass.
         """
         index, last = -1, indices[-1] if indices else -1
         wanted = indices if isinstance(indices, range) else frozenset(indices)
@@ -73,7 +73,7 @@ class PythonItems:
             )
 
     def update(self, digest: Hash, indices: Sequence[int]) -> None:
-        """Hash names, dtypes, shapes and bytes of every item of `indices`."""
+        """Hash the names, dtypes, shapes and bytes of every item at `indices`."""
         for record in self.read(indices):
             for name, value in sorted(record.raw.items()):
                 if isinstance(value, np.ndarray):
@@ -91,11 +91,11 @@ def open_python(
     """Return a reader for `source`.
 
     Args:
-        source: a sequence; an iterable that can be iterated again; an iterator or generator (read once, kept in a
-            temporary file); a function that returns a fresh iterator at each call; or an object whose `get_next()`
-            returns a dict or None, such as ONNX Runtime's CalibrationDataReader.
+        source: a sequence; an iterable that can be iterated again; an iterator or generator, which is read once and
+            kept in a temporary file; a function that returns a new iterator at each call; or an object whose
+            `get_next()` returns a dict or None, such as ONNX Runtime's CalibrationDataReader.
         wanted: the model input that single arrays feed, if the model has several.
-        files: whether text is the path of a file.
+        files: whether an item that is text is the path of a file.
 
     Raises:
         DataError: `source` is none of these, or its `get_next()` was read to the end and it has no `rewind()`.
@@ -106,7 +106,7 @@ def open_python(
         raise DataError(f"the class {source.__name__} is not data", f"Give an object of it, {source.__name__}(...)")
     if callable(getattr(source, "get_next", None)):
         again, count = _spool(given_by(source), signature, target)
-        if not count and callable(getattr(source, "rewind", None)):  # a script may have read it before
+        if not count and callable(getattr(source, "rewind", None)):  # a script may already have read it
             source.rewind()
             again, count = _spool(given_by(source), signature, target)
         if not count:
@@ -149,8 +149,8 @@ def given_by(reader: Any) -> Iterator[Any]:
 
 
 def split_item(item: Any, signature: Signature, target: str, where: str) -> tuple[dict[str, Any], Any]:
-    """Return inputs and label of one item. The item is a `Sample`, a dict of inputs, an array, a tuple or list with one
-    array per input, or one of these with a label: (inputs, label).
+    """Return the inputs and the label of one item. The item is a `Sample`, a dict of inputs, an array, a tuple or list
+    with one array per input, or one of these with a label: (inputs, label).
 
     Raises:
         DataError: a tuple does not match the model's inputs.
@@ -173,13 +173,13 @@ def split_item(item: Any, signature: Signature, target: str, where: str) -> tupl
 
 
 def _is_several(item: list[Any], inputs: int) -> bool:
-    """Return whether a list stands for a tuple of arrays instead of one array. PyTorch's loaders give such lists:
-    arrays for several inputs, or arrays of several shapes.
+    """Return whether a list means several arrays instead of one array. PyTorch's loaders give such lists for several
+    inputs, or for arrays of different shapes.
     """
     first = item[0] if item else None
     if not isinstance(first, Mapping | tuple) and not hasattr(first, "shape"):
         return False
-    if all(isinstance(value, Mapping) for value in item):  # samples inside one more list than needed
+    if all(isinstance(value, Mapping) for value in item):  # the samples are in one list more than needed
         return False
     return inputs > 1 or isinstance(first, Mapping | tuple) or len({np.shape(value) for value in item}) > 1
 
@@ -191,7 +191,8 @@ def _array(value: Any, where: str) -> Any:
         return Path(value)
     try:
         return np.asarray(value)
-    except (ValueError, TypeError, RuntimeError) as error:  # RuntimeError: a PyTorch tensor that has a gradient
+    # RuntimeError is raised for a PyTorch tensor that has a gradient
+    except (ValueError, TypeError, RuntimeError) as error:
         text = " ".join(str(error).split())
         raise DataError(f"{where} is not an array ({text})", "Give numbers of one shape") from error
 

@@ -1,4 +1,6 @@
-"""Define the records that every reader gives, in a fixed order, read lazily and within limits."""
+"""Define the records that every reader returns. Records have a fixed order, and are read lazily and within memory
+limits.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ from edgeq.util.records import is_longer
 
 
 def place(path: Path, root: Path, classes: Mapping[str, int]) -> tuple[dict[str, Any], int | None]:
-    """Return the context of a file's samples (its name, its path below `root`, its class folder), and the label of that
+    """Return the context of a file's samples (file name, path below `root`, class folder), and the label of the class
     folder. Without `classes`, the context has no class folder and the label is None.
     """
     below = path.relative_to(root)
@@ -38,25 +40,29 @@ MAX_TEXT_BYTES = 1 << 26
 """Largest size in bytes of a file of labels or text lines."""
 
 MAX_CELLS = 1 << 23
-"""Largest number of lines and cells in such a file, because each becomes a Python object, however short it is."""
+"""Largest number of lines and cells in a file of labels or text lines. Each line or cell becomes a Python object,
+however short it is.
+"""
 
 _SEPARATORS = ",\t\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"
 
 MAX_FILES = 10_000_000
 
 Rows = Literal["one", "exact", "unknown"]
-"""How records fill the batch axis: one row each, exactly the model's batch, or not known before reading."""
+"""How records fill the batch axis: each record is one row, each record is exactly the model's batch, or this is not
+known before reading.
+"""
 
 
 @dataclass(frozen=True)
 class Record:
-    """Hold one item as it was stored.
+    """Hold one item in its stored form.
 
     Attributes:
-        name: the file, and the index in it, for messages.
+        name: the file name and the index in the file, for messages.
         raw: model input → raw value (array, `Picture`, path, text). If the model has several inputs, the key "" means
-            that the preprocessing decides the inputs.
-        label, context: as in `Sample`.
+            that the preprocessing makes all the inputs from this value.
+        label, context: the same as in `Sample`.
     """
 
     name: str
@@ -66,19 +72,19 @@ class Record:
 
 
 class Hash(Protocol):
-    """Describe the part of hashlib's objects that digests use."""
+    """Describe the part of the interface of hashlib's objects that is used for digests."""
 
     def update(self, data: bytes, /) -> None:
         """Add `data` to the hashed bytes."""
 
 
 class Source(Protocol):
-    """Read records with random access by rising index.
+    """Read records by index. The indices of one read ascend.
 
     Attributes:
-        rows: how records fill the batch axis.
-        prepared: whether the records are model inputs already.
-        notes: choices that the reader made, one sentence each.
+        rows: the way in which records fill the batch axis.
+        prepared: whether the records are already model inputs.
+        notes: one sentence for each choice that the reader made.
     """
 
     @property
@@ -89,21 +95,21 @@ class Source(Protocol):
     def notes(self) -> tuple[str, ...]: ...
     def __len__(self) -> int: ...
     def read(self, indices: Sequence[int]) -> Iterator[Record]:
-        """Return the records of `indices` (rising), each loaded when the iterator reaches it."""
+        """Return the records at `indices`, which ascend. Each record is loaded when the iterator reaches it."""
 
     def update(self, digest: Hash, indices: Sequence[int]) -> None:
-        """Feed the contents of the records of `indices` to `digest`."""
+        """Feed the contents of the records at `indices` to `digest`."""
 
 
 @dataclass(frozen=True)
 class FileList(ABC):
-    """Read files, one record each.
+    """Read files. Each file is one record.
 
     Attributes:
         root: the folder to which names are relative.
         files: the files in the order of reading.
         target: the model input that the files feed, or "" if the preprocessing decides.
-        classes: class sub-folder → label, or empty.
+        classes: class sub-folder → label; empty if there are no class folders.
     """
 
     root: Path
@@ -122,17 +128,19 @@ class FileList(ABC):
         return len(self.files)
 
     def groups(self) -> Sequence[str]:
-        """Return the class folder of each file, or nothing if there are no class folders."""
+        """Return the class folder of each file, or an empty sequence if there are no class folders."""
         return [path.relative_to(self.root).parts[0] for path in self.files] if self.classes else ()
 
     def read(self, indices: Sequence[int]) -> Iterator[Record]:
-        """Yield the files of `indices`, one at a time. The context contains the file, its class folder and its path."""
+        """Yield the files at `indices`, one at a time. A record's context contains the file name, the class folder and
+        the path.
+        """
         for path in (self.files[index] for index in indices):
             context, label = place(path, self.root, self.classes)
             yield Record(str(path), {self.target: self.item(path)}, label, context)
 
     def update(self, digest: Hash, indices: Sequence[int]) -> None:
-        """Hash the path below the folder and the bytes of each file."""
+        """Hash each file's bytes and its path below the folder."""
         for path in (self.files[index] for index in indices):
             update_with_file(digest, path, path.relative_to(self.root).as_posix())
 
@@ -141,11 +149,11 @@ def check_size(size: int, what: str, fix: str, *, held: int = 0) -> None:
     """Refuse an allocation of more bytes than one sample may take.
 
     Args:
-        what: the beginning of the message.
-        held: size in bytes of the file with the sample. This many bytes are always allowed in addition.
+        what: the beginning of the error message.
+        held: size in bytes of the file that contains the sample. This many additional bytes are always allowed.
 
     Raises:
-        DataError: `size` is larger than that.
+        DataError: `size` is larger than the limit.
     """
     most = largest_sample()
     if size > most + held:
@@ -155,10 +163,10 @@ def check_size(size: int, what: str, fix: str, *, held: int = 0) -> None:
 
 
 def read_text(path: Path, fix: str = "Split it") -> str:
-    """Return the text of a UTF-8 file, whose size and number of lines and cells are limited.
+    """Return the text of a UTF-8 file. The file's size and its number of lines and cells are limited.
 
     Raises:
-        DataError: the file is larger (with the advice `fix`) or cannot be read.
+        DataError: the file is too large (the message gives the advice `fix`) or cannot be read.
     """
     try:
         if is_longer(path, MAX_TEXT_BYTES):
@@ -174,10 +182,11 @@ def read_text(path: Path, fix: str = "Split it") -> str:
 
 
 def spans(counts: Sequence[int], indices: Sequence[int]) -> Iterator[tuple[int, Sequence[int]]]:
-    """Split rising global `indices` over files that have `counts` records.
+    """Split ascending global `indices` over files that have `counts` records.
 
     Yields:
-        (file number, indices inside the file), only for files with any of the indices. A range splits into ranges.
+        (file number, indices in that file) for each file that contains any of the indices. If `indices` is a range, the
+            results are ranges.
     """
     start = first = 0
     for number, count in enumerate(counts):
@@ -218,7 +227,7 @@ class Picture:
 class Geometry:
     """Map the pixels of the original image to the pixels of the model's input.
 
-    For a point, x_input = x_original * scale[0] + offset[0]. The same is true for y with index 1.
+    For a point, x_input = x_original * scale[0] + offset[0]. For y, the indices are 1.
 
     Attributes:
         original: (width, height) of the image as stored.
@@ -244,7 +253,7 @@ class Geometry:
         return Geometry(self.original, self.scale, (self.offset[0] + x, self.offset[1] + y))
 
     def context(self) -> dict[str, Any]:
-        """Return the geometry's keys for a sample's context."""
+        """Return the keys and values that the geometry adds to a sample's context."""
         return {"original_size": self.original, "scale": self.scale, "offset": self.offset}
 
 
@@ -262,14 +271,14 @@ def to_original(boxes: Array, context: Mapping[str, Any]) -> Array:
 
 @dataclass(frozen=True)
 class State:
-    """Hold one item on its way to the model.
+    """Hold one item between two preprocessing steps.
 
     Attributes:
         array: the values.
         axes: one letter per axis (N batch, C channel, H row, W column, others as the source declares), or "" if the
             axes have no declared meaning.
         channels: the order of the channels, "RGB" or "BGR", or "" for anything else.
-        geometry: the geometry of an image, else None.
+        geometry: the geometry of an image, or None for other items.
     """
 
     array: Array
@@ -279,11 +288,12 @@ class State:
 
 
 def model_axes(spec: TensorSpec | None, axes: str) -> str:
-    """Return the axes of a model input, derived from its shape. Channels are where the size is 1 or 3, else first.
+    """Return the axes of a model input, derived from its shape. The channel axis is the one whose size is 1 or 3, or
+    else the first.
 
     Args:
         spec: the input.
-        axes: the item's axes without the batch. They decide if the shape alone is ambiguous.
+        axes: the item's axes without the batch axis. They decide if the shape alone is ambiguous.
     """
     if spec is None or spec.shape is None:
         return ""
@@ -300,8 +310,8 @@ def model_axes(spec: TensorSpec | None, axes: str) -> str:
 def assumed_axes(shape: tuple[int, ...], spec: TensorSpec | None) -> str:
     """Return the axes of a raw array that has no declared axes.
 
-    If the shape is the model's own (with or without its batch axis), these are the model's axes. Otherwise three axes
-    are HWC, two axes are HW, and any other number has no meaning ("").
+    If the shape matches the model's input (with or without its batch axis), these are the input's axes. Otherwise three
+    axes are HWC and two axes are HW. For any other number of axes, the result is "".
     """
     guess = {2: "HW", 3: "HWC"}.get(len(shape), "")
     if spec is None or spec.shape is None:
@@ -317,7 +327,7 @@ def assumed_axes(shape: tuple[int, ...], spec: TensorSpec | None) -> str:
 
 
 def model_size(spec: TensorSpec | None) -> tuple[int, int] | None:
-    """Return the (width, height) that a model's image input fixes, or None if it fixes no size."""
+    """Return the (width, height) that a model's image input fixes, or None if the input fixes no size."""
     axes = model_axes(spec, "HWC")
     if spec is None or spec.shape is None or "H" not in axes or len(axes) != len(spec.shape):
         return None
@@ -329,16 +339,16 @@ def model_size(spec: TensorSpec | None) -> tuple[int, int] | None:
 
 @dataclass(frozen=True)
 class Sample(Displayed):
-    """Hold the input of one run.
+    """Hold the inputs of one run of the model.
 
     Attributes:
-        name: the file (and index in it), for messages.
+        name: the file name and the index in the file, for messages.
         inputs: the arrays for `session.run`, batch dimension included.
-        label: class index or any other label that the reader found, or None. A batch that was gathered for a model of
-            fixed batch size has the tuple of its rows' labels.
-        context: "file" (base name), "path" (below the data folder), "index" (in its file), "class" (sub-folder), and
-            for images "original_size" (width, height), "scale", "offset" (see `edgeq.data.records.Geometry`). A
-            gathered batch has "rows" (the rows' contexts) and "valid" (the number of rows that are not padding).
+        label: class index or any other label that the reader found, or None. For a batch that was gathered for a model
+            with a fixed batch size, this is the tuple of its rows' labels.
+        context: "file" (base name), "path" (below the data folder), "index" (in the file) and "class" (sub-folder). For
+            images, also "original_size" (width, height), "scale" and "offset" (see `edgeq.data.records.Geometry`). For
+            a gathered batch, "rows" (the rows' contexts) and "valid" (the number of rows that are not padding).
     """
 
     name: str
@@ -348,7 +358,9 @@ class Sample(Displayed):
 
 
 def plain_label(value: Any) -> Any:
-    """Return text that is a number as that number, a numpy scalar as a Python one, and any other value unchanged."""
+    """Return text that contains a number as that number, and a numpy scalar as a Python scalar. Return any other value
+    unchanged.
+    """
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, str):
@@ -367,14 +379,14 @@ class SourceOptions:
 
     Attributes:
         key: the array that contains the items (.npz).
-        encoded, offsets: the array that contains concatenated image files (JPEG, PNG …), and the array whose n + 1
-            numbers are the positions where the files begin and the last one ends (.npz).
-        label: the array that contains the labels (.npz), or the column (text).
-        labels: any other source of the labels; see `edgeq.data.labels`.
-        layout: the axes of one raw item, such as "HWC", "CHW", "TF". Further leading axes count samples.
+        encoded, offsets: the array that contains concatenated image files (JPEG, PNG …), and the array of their n + 1
+            positions (.npz). The positions are the beginnings of the n files and the end of the last file.
+        label: the array that contains the labels (.npz), or the column that contains them (text).
+        labels: another source of the labels; see `edgeq.data.labels`.
+        layout: the axes of one raw item, such as "HWC", "CHW", "TF". Additional leading axes count samples.
         channels: the order of the colour channels in raw arrays.
         input: the model input that the items feed, if the model has several.
-        stack: for prepared arrays, whether the leading axis counts samples; with None, the model's shape decides.
+        stack: whether the leading axis of prepared arrays counts samples. If this is None, the model's shape decides.
         pattern: pattern of the file names to read in a folder, such as "*.wav".
     """
 

@@ -1,11 +1,11 @@
-"""Feed a model samples one at a time, from files or Python objects, each checked against the model.
+"""Read samples for a model from files or Python objects, one at a time, and check each sample against the model.
 
 samples = open_samples("calib/", signature, preprocess="imagenet", count=100)
 for sample in samples:
     session.run(None, sample.inputs)
 
-Samples can also be cut into shards for workers. A shard is a reference if workers can read the data themselves.
-Otherwise it contains the samples. The boundaries of shards depend only on the samples, not on the number of workers.
+Samples can also be cut into shards for workers. If workers can read the data themselves, a shard only refers to the
+samples. Otherwise it contains them. The boundaries of shards depend only on the samples, not on the number of workers.
 """
 
 from __future__ import annotations
@@ -38,10 +38,11 @@ from edgeq.util.records import plain
 def rebatch(samples: Iterable[Sample], size: int) -> Iterator[Sample]:
     """Yield samples of exactly `size` rows.
 
-    A sample that has `size` rows passes unchanged, after any rows that still wait. Other samples are cut into rows,
-    which are gathered in order. The last batch repeats its last row until it is full; `context["valid"]` counts the
-    real rows. Scalars have no row of their own in a batch, so only rows with equal scalars are gathered. A gathered
-    sample (size above 1) has the tuple of its rows' labels as its label, and their contexts as `context["rows"]`.
+    A sample that has exactly `size` rows is yielded unchanged, after any rows that are still waiting. Other samples are
+    cut into rows, which are gathered in order. The last batch repeats its last row until it is full; `context["valid"]`
+    is the number of real rows. A batch has only one value of each scalar input, so only rows with equal scalars are
+    gathered. A gathered sample (size above 1) has the tuple of its rows' labels as its label, and their contexts as
+    `context["rows"]`.
     """
     waiting: list[Sample] = []
     for sample in samples:
@@ -67,7 +68,7 @@ def rebatch(samples: Iterable[Sample], size: int) -> Iterator[Sample]:
 
 
 def batches(rows: int, size: int) -> int:
-    """Return the number of batches that `rows` single rows fill."""
+    """Return the number of batches of `size` rows that are needed for `rows` rows."""
     return -(-rows // size)
 
 
@@ -101,7 +102,7 @@ class Samples(Protocol):
     def __len__(self) -> int: ...
     def __iter__(self) -> Iterator[Sample]: ...
     def digest(self) -> str:
-        """Return the SHA-256 (hex) over the contents, the selection and the preprocessing."""
+        """Return the SHA-256 (hex) of the contents, the selection and the preprocessing."""
 
 
 @dataclass(frozen=True)
@@ -109,12 +110,12 @@ class SourceSamples(Displayed):
     """Make samples from a reader's records.
 
     Attributes:
-        notes: decisions and findings at opening; the command line prints them.
-        preprocess: the preprocessing, or None if the data are model inputs already.
-        hold: limit in bytes of inputs up to which all samples stay in memory after the first pass, because decoding
-            them again often costs more than the model.
-        classes: numbers of labels that are names; None leaves names as they are.
-        score_names: names of the model's scores, if a list of classes or class folders name them.
+        notes: decisions and findings from when the samples were opened; the command line prints them.
+        preprocess: the preprocessing, or None if the data are already model inputs.
+        hold: largest total size of the inputs, in bytes, for which all samples stay in memory after the first pass.
+            Decoding them again often takes longer than running the model.
+        classes: list of classes that maps labels that are names to numbers, or None to leave names as they are.
+        score_names: names of the model's scores from a list of classes or from class folders, or empty.
     """
 
     source: str
@@ -128,12 +129,12 @@ class SourceSamples(Displayed):
 
     @property
     def preprocess(self) -> Preprocess | None:
-        """Return the preprocessing of raw items, or None if the data are model inputs already."""
+        """Return the preprocessing of raw items, or None if the data are already model inputs."""
         return self.opened.preprocess
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Return the decisions and findings at opening, one sentence each."""
+        """Return one sentence for each decision and finding from when the samples were opened."""
         return self.opened.notes
 
     def __len__(self) -> int:
@@ -142,7 +143,7 @@ class SourceSamples(Displayed):
 
     @property
     def _records_each(self) -> int | None:
-        """Return the number of records per sample, or None if it is not known before reading."""
+        """Return the number of records per sample, or None if this number is not known before reading."""
         size = fixed_batch(self.signature)
         rows = self.opened.records.rows
         if self.preprocess is not None and not self.opened.records.prepared:
@@ -154,18 +155,18 @@ class SourceSamples(Displayed):
 
     @property
     def readable(self) -> bool:
-        """Return whether another process can read any part of the samples. This is true if they are files and the
-        records of each sample are known.
+        """Return whether another process can read any part of the samples. This is possible if the samples are files
+        and it is known which records each sample consists of.
         """
         return self.opened.folder is not None and self._records_each is not None
 
     def part(self, start: int, stop: int) -> SourceSamples | None:
-        """Return samples `start` to `stop` (exclusive), or None if their records are not known."""
+        """Return samples `start` to `stop` (exclusive), or None if it is not known which records they consist of."""
         taken = self._records_each
         return None if taken is None else self.records(range(start * taken, stop * taken))
 
     def chosen(self, places: Sequence[int]) -> SourceSamples | None:
-        """Return the samples at `places`, which ascend, or None if their records are not known."""
+        """Return the samples at `places`, which ascend, or None if it is not known which records they consist of."""
         if self._records_each != 1 or self._held is not None:
             return None
         return replace(self, selection=[self.selection[place] for place in places])
@@ -176,17 +177,17 @@ class SourceSamples(Displayed):
         return replace(self, selection=[index for index in self.selection if of[index] not in files])
 
     def files(self) -> list[Path]:
-        """Return the file of each chosen record, or nothing if records have no files of their own."""
+        """Return the file of each chosen record, or an empty list if the records do not have one file each."""
         of = self.opened.files()
         return [of[index] for index in self.selection] if of else []
 
     def records(self, chosen: range) -> SourceSamples:
-        """Return the samples of the `chosen` range of the records."""
+        """Return the samples that consist of the records in the range `chosen`."""
         return replace(self, selection=self.selection[chosen.start : chosen.stop])
 
     @functools.cached_property
     def _counted(self) -> int:
-        # If the model fixes its batch, only reading shows how many rows the records have.
+        # If the model fixes the batch size, edgeq must read the records to find out how many rows they have.
         return sum(1 for _ in self)
 
     def __iter__(self) -> Iterator[Sample]:
@@ -217,7 +218,7 @@ class SourceSamples(Displayed):
         return {key: value for key, value in self.__dict__.items() if key != "_held"}
 
     def digest(self) -> str:
-        """Return the SHA-256 (hex) over the files of the chosen samples, the selection, and the preprocessing."""
+        """Return the SHA-256 (hex) of the files of the chosen samples, the selection, and the preprocessing."""
         digest = hashlib.sha256()
         self.opened.records.update(digest, self.selection)
         steps = plain(self.preprocess) if self.preprocess is not None else {}
@@ -274,7 +275,9 @@ class SourceSamples(Displayed):
 
 @dataclass(frozen=True)
 class Subset(Displayed):
-    """Select some of other samples. `selection` contains their numbers, ascending."""
+    """Hold a selection from other samples. `selection` contains the numbers of the selected samples in
+    ascending order.
+    """
 
     samples: Samples
     selection: Sequence[int]
@@ -286,12 +289,12 @@ class Subset(Displayed):
 
     @property
     def preprocess(self) -> Preprocess | None:
-        """Return the preprocessing of raw items, or None if the data are model inputs already."""
+        """Return the preprocessing of raw items, or None if the data are already model inputs."""
         return getattr(self.samples, "preprocess", None)
 
     @property
     def score_names(self) -> tuple[str, ...]:
-        """Return the names of the model's scores, or nothing if they are not known."""
+        """Return the names of the model's scores, or an empty tuple if the names are not known."""
         return getattr(self.samples, "score_names", ())
 
     def __len__(self) -> int:
@@ -302,7 +305,7 @@ class Subset(Displayed):
         return itertools.compress(self.samples, (number in chosen for number in range(self.selection[-1] + 1)))
 
     def digest(self) -> str:
-        """Return the SHA-256 (hex) over the digest of all samples and the selection."""
+        """Return the SHA-256 (hex) of the digest of all samples and the selection."""
         digest = hashlib.sha256()
         digest.update(f"{self.samples.digest()} {self.selection!r}".encode())
         return digest.hexdigest()
@@ -323,21 +326,24 @@ def open_samples(
     """Open data as samples of a model. Opening reads only headers and names.
 
     Args:
-        source: a file, a folder, a pattern ("data/val_*.npz"), samples opened already, an iterable (dict of arrays,
-            array, tuple of arrays, path of an image, or (inputs, label)), a function that returns one, an object with
-            `get_next()`, or `Data`, whose preprocessing, labels and count override the arguments of these names.
+        source: a file, a folder, a pattern ("data/val_*.npz"), samples that are already open, an iterable, a function
+            that returns an iterable, an object with `get_next()`, or `Data`. The items of an iterable are dicts of
+            arrays, arrays, tuples of arrays, paths of images, or pairs (inputs, label). The preprocessing, labels and
+            count in `Data` override the arguments of the same names.
         signature: signature of the model: `edgeq.inspect(MODEL).signature`.
-        preprocess: a preprocessing, as for `load_preprocess`. None looks for `preprocess.toml` in the data folder, then
-            next to the model. Without such a file, arrays and protobufs are model inputs, and images are an error.
-        labels: see `edgeq.data.labels`.
-        count, start, stride: selection of records: every `stride`-th from `start`, and at most `count` of them, spread
-            evenly over class folders and files.
+        preprocess: a preprocessing, as in `load_preprocess`. With None, edgeq looks for `preprocess.toml` in the data
+            folder, then next to the model. If there is no such file, arrays and protobufs are model inputs, and images
+            are an error.
+        labels: source of the labels; see `edgeq.data.labels`.
+        count, start, stride: selection of records. edgeq takes every `stride`-th record from `start`. If these are more
+            than `count`, it uses `count` of them, spread evenly over class folders and files.
         model: the model file; `preprocess.toml` may be next to it.
-        progress: receives notes of findings and decisions.
+        progress: object that receives notes on findings and decisions.
 
     Raises:
-        DataError: missing, unreadable or unfit data; the message names the file and the fix.
-        UsageError: no signature; a count, start or stride that is not a whole number or is too small.
+        DataError: the data is missing, cannot be read or does not fit the model; the message names the file and the
+            fix.
+        UsageError: there is no signature, or a count, start or stride is not a whole number or is too small.
     """
     if not isinstance(signature, Signature):
         raise UsageError(
@@ -386,7 +392,9 @@ def open_samples(
 
 
 def _known_classes(classes: Classes | None, signature: Signature) -> Classes | None:
-    """Return the classes that labels name: the given ones, else ImageNet's if the model has scores for all of them."""
+    """Return the classes that labels can name. These are the given classes, or else the classes of ImageNet if the
+    model has scores for all of them.
+    """
     scores = score_count(signature)
     if classes is not None:
         return without_background(classes, scores)
@@ -403,7 +411,7 @@ def _labels(opened: Opened, labels: Any, total: int) -> LabelOf | None:
 
 
 def _select(total: int, start: int, stride: int, count: int | None, name: str, groups: Sequence[Any]) -> Sequence[int]:
-    """Return the numbers of the chosen records, ascending. `groups` contains the class of each record, or is empty."""
+    """Return the numbers of the chosen records, ascending. `groups` is empty or contains the class of each record."""
     chosen = range(start, total, stride)
     if not chosen:
         raise DataError(f"{name} holds {total} samples, none from {start} on", "Start earlier")
@@ -413,10 +421,11 @@ def _select(total: int, start: int, stride: int, count: int | None, name: str, g
 
 
 def spread(total: int, count: int, groups: Sequence[Any] = ()) -> list[int]:
-    """Return `count` of the places 0 to `total` - 1, ascending, spread evenly over the groups and within each.
+    """Return `count` of the places 0 to `total` - 1, in ascending order. They are spread evenly over the groups and
+    within each group.
 
-    A group that has fewer places than its share gives all of them, and the others share the rest. If there are more
-    groups than `count`, the groups that give a place are spread, too.
+    If a group has fewer places than its share, all its places are used, and the other groups share the rest. If there
+    are more groups than `count`, the groups that contribute a place are also spread evenly.
 
     Args:
         groups: the group of each place; if empty, all places are in one group.
@@ -441,7 +450,7 @@ def spread(total: int, count: int, groups: Sequence[Any] = ()) -> list[int]:
 
 
 def places(total: int, count: int) -> list[int]:
-    """Return `count` of the places 0 to `total` - 1, beginning with 0, at even distances."""
+    """Return `count` evenly spaced places from 0 to `total` - 1, beginning with 0."""
     return [place * total // count for place in range(count)]
 
 
@@ -453,8 +462,8 @@ def first(samples: Samples, count: int) -> Samples:
 
 
 def spread_over(samples: Samples, count: int) -> Samples:
-    """Return `count` samples spread over all, because data are often sorted by class. If there are not more, return
-    all.
+    """Return `count` samples that are spread over all samples, because data are often sorted by class. If there are not
+    more than `count`, return all.
     """
     if count >= len(samples):
         return samples
@@ -467,7 +476,7 @@ def chosen_of(samples: Samples, numbers: Sequence[int]) -> Samples:
     return part if part is not None else Subset(samples, numbers)
 
 
-# Enough shards that workers do not wait long for the last one, and few enough that merging is cheap.
+# Make so many shards that workers do not wait long for the last one, but so few that merging is cheap.
 _SHARDS, _LEAST, _MOST = 16, 8, 512
 _STREAMED_BYTES = 1 << 23
 
@@ -484,7 +493,7 @@ class Shard:
         return f"samples {self.start} to {self.stop - 1}"
 
     def read(self, reference: SourceSamples | None) -> Iterator[Sample]:
-        """Yield the samples in a worker. `reference` is the `Sharded.reference` of the shard's origin."""
+        """Yield the samples in a worker. `reference` is the `reference` of the `Sharded` that made the shard."""
         if self.samples is not None:
             yield from self.samples
             return
@@ -494,12 +503,12 @@ class Shard:
 
 
 class Sharded:
-    """Cut samples, at most `count`, into shards for `workers`.
+    """Cut samples into shards for `workers`. If `count` is given, use at most that many samples.
 
     Attributes:
         total: number of samples.
-        reference: the samples, which workers read themselves. None if the samples are streamed, because they come from
-            Python or because not all workers see the same files.
+        reference: the samples, which workers read themselves. It is None if the samples are sent to the workers
+            instead, because they come from Python or because not all workers see the same files.
     """
 
     def __init__(self, samples: Samples, workers: Workers, count: int | None = None) -> None:
@@ -514,7 +523,7 @@ class Sharded:
             self.reference = samples
 
     def shards(self, first: int = 0) -> Iterator[Shard]:
-        """Yield all shards from sample `first` on."""
+        """Yield the shards of all samples from `first` on."""
         size = min(_MOST, max(_LEAST, -(-self.total // _SHARDS)))
         if self.reference is not None:
             for start in range(first, self.total, size):
@@ -538,7 +547,7 @@ def fingerprint(samples: SourceSamples) -> str:
 
 
 def reads_the_same(samples: SourceSamples, expected: str) -> bool:
-    """Return whether this process, a worker, reads the same samples as the sender of `samples`."""
+    """Return whether this worker process reads the same samples as the process that sent `samples`."""
     try:
         return fingerprint(samples) == expected
     except (DataError, OSError):

@@ -1,7 +1,7 @@
-"""Define a preprocessing step, and how its fields are read from a table (TOML, JSON) or from one line of text.
+"""Define preprocessing steps, and read a step's fields from a table (TOML, JSON) or from one line of text.
 
-A step is a frozen dataclass. Its fields are its options, with the dataclass's defaults. A field's metadata, made by
-`one_of`, `whole_number` or `field_kind`, defines how it is read and which values it takes.
+A step is a frozen dataclass. Its fields are its options, with the dataclass's defaults. A field's metadata defines how
+the field is read and which values it accepts. `one_of`, `whole_number` and `field_kind` return such metadata.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ class Step(ABC):
     """Define one step. A subclass is a frozen dataclass.
 
     Attributes:
-        name: the step's name, as `op` of a table and in text.
-        help: the text after "NAME=".
-        aliases: other names.
+        name: the step's name, which is used as `op` in a table and in text.
+        help: the text that help shows after "NAME=".
+        aliases: other names of the step.
         one_row: whether one item always becomes one row of the batch.
     """
 
@@ -36,7 +36,8 @@ class Step(ABC):
 
     @abstractmethod
     def apply(self, state: State, spec: TensorSpec | None) -> State:
-        """Return the item after this step. `spec` is the model input that the item feeds, if it is known.
+        """Return the item after this step. `spec` is the model input that the item feeds, or None if the input is not
+        known.
 
         Raises:
             DataError: the item does not have the shape, dtype or axes that the step needs.
@@ -53,12 +54,14 @@ class Step(ABC):
 
 
 def integer(text: str) -> int | str:
-    """Return the whole number in `text`, or `text` itself if it is not a whole number."""
+    """Return the whole number in `text`, or `text` itself if it does not contain one."""
     return int(text) if re.fullmatch(r"-?\d{1,9}", text) else text
 
 
 class UnfitError(ValueError):
-    """Report a value that a field does not take: the value to show, and a description of valid values."""
+    """Report a value that a field does not accept. The arguments are the value to show and a description of valid
+    values.
+    """
 
     def __init__(self, value: Any, fix: str) -> None:
         super().__init__(value)
@@ -70,9 +73,11 @@ class FieldKind:
     """Define how a field is read.
 
     Attributes:
-        read: converts a plain value (None if it is missing) to the field's, or raises UnfitError.
-        part: converts one part of the text form to a plain value, or returns None if the part belongs to another field.
-        many: whether the field takes all parts of the text form.
+        read: function that converts a plain value to the field's value, or raises UnfitError. The plain value is None
+            if it is missing.
+        part: function that converts one part of the text form to a plain value, or returns None if the part belongs to
+            another field.
+        many: whether all the parts of the text form belong to the field.
     """
 
     read: Callable[[Any], Any]
@@ -83,15 +88,15 @@ class FieldKind:
 def field_kind(
     read: Callable[[Any], Any], part: Callable[[str], Any] = integer, *, many: bool = False
 ) -> dict[str, FieldKind]:
-    """Return the metadata of a dataclass field; see `FieldKind`."""
+    """Return the metadata of a dataclass field. `FieldKind` describes the arguments."""
     return {"kind": FieldKind(read, part, many)}
 
 
 def read_number(value: Any) -> float:
-    """Return a finite number. The value may be a fraction in text, such as "1/255".
+    """Return `value` as a finite number. `value` may be a fraction in text, such as "1/255".
 
     Raises:
-        UnfitError: the value is neither.
+        UnfitError: `value` is neither a finite number nor a fraction.
     """
     parts = value.split("/") if isinstance(value, str) else [value]
     try:
@@ -132,10 +137,10 @@ def whole_number(least: int) -> dict[str, FieldKind]:
 
 
 def from_table(step: type[Step], op: str, given: Mapping[str, Any]) -> Step:
-    """Return the step of a table without its `op`, which names the step in messages.
+    """Return the step that a table describes. `given` is the table without its `op`. `op` names the step in messages.
 
     Raises:
-        DataError: a field is unknown or missing, or does not take its value.
+        DataError: a field is unknown or missing, or its value is not valid.
     """
     known = _fields(step)
     unknown = sorted(set(given) - {f.name for f in known})
@@ -154,10 +159,11 @@ def from_table(step: type[Step], op: str, given: Mapping[str, Any]) -> Step:
 
 
 def table_of_text(step: type[Step], op: str, parts: Sequence[str]) -> dict[str, Any]:
-    """Return the table (without `op`) of the text form "op=part:part". Each part goes to the field that takes it.
+    """Return the table (without `op`) that the text form "op=part:part" describes. Each part goes to the field that
+    accepts it.
 
     Raises:
-        DataError: no field takes a part, or two parts are for one field.
+        DataError: no field accepts a part, or one field gets two parts.
     """
     known = _fields(step)
     if not known and list(parts) == ["true"]:
@@ -168,7 +174,7 @@ def table_of_text(step: type[Step], op: str, parts: Sequence[str]) -> dict[str, 
     for part in parts:
         values = {f.name: _kind(f).part(part) for f in known}
         if len(known) == 1 and values[known[0].name] is None:
-            values = {known[0].name: part}  # the field's reader raises an error that names the valid values
+            values = {known[0].name: part}  # the field's reader then raises an error that names the valid values
         fitting = [name for name, value in values.items() if value is not None]
         name = next((name for name in fitting if name not in found), None)
         if name is None:
@@ -179,7 +185,7 @@ def table_of_text(step: type[Step], op: str, parts: Sequence[str]) -> dict[str, 
 
 
 def listed(parts: Sequence[str]) -> str | list[str]:
-    """Return one value, or the list of values in "[a,b,c]" or in several parts."""
+    """Return one value. If there are several parts or the text is "[a,b,c]", return the list of values."""
     if len(parts) == 1 and parts[0].startswith("[") and parts[0].endswith("]"):
         return [item.strip() for item in parts[0][1:-1].split(",")]
     return parts[0] if len(parts) == 1 else list(parts)

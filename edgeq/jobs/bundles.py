@@ -29,8 +29,9 @@ from edgeq.util.records import plain
 
 
 def used_ranges(job: Job, built: Built) -> dict[str, Range]:
-    """Return the range of each tensor in an artifact. This is the range that the file's scale and zero point represent.
-    If the file has none (a table for TensorRT, a tensor in float), it is the range from which the artifact was built.
+    """Return the range of each tensor in an artifact. This is the range that the scale and zero point in the file
+    represent. If the file has no scale for a tensor (a table for TensorRT, a tensor in float), it is the range from
+    which the artifact was built.
     """
     file = shared_model(built.artifact.proof_model, job.prepared.graph)
     found = dict(built.ranges)
@@ -42,8 +43,8 @@ def used_ranges(job: Job, built: Built) -> dict[str, Range]:
 
 
 def variant_ranges(job: Job, built: Mapping[str, Built]) -> dict[str, dict[str, Range]]:
-    """Return `used_ranges` of each variant that has ranges, by the variant's name. A file that variants share is read
-    once.
+    """Return the result of `used_ranges` for each variant that has ranges, keyed by the variant's name. If variants
+    share a file, it is read only once.
     """
     static = {name: one for name, one in built.items() if one.ranges}
     files = {one.artifact.proof_model: one for one in static.values()}
@@ -57,12 +58,12 @@ def write_variant_tables(
     """Write the calibration tables of each variant that has ranges. Variants with equal ranges share their tables.
 
     Args:
-        built: the builds, by the variant's name.
+        built: the builds, keyed by the variant's name.
         used: the result of `variant_ranges`.
-        folder: folder for the tables, which this function makes.
+        folder: folder for the tables. This function creates it.
 
     Returns:
-        The folder of each variant's tables, by the variant's name.
+        The folder of each variant's tables, keyed by the variant's name.
     """
     if job.statistics is None:
         return {}
@@ -84,11 +85,11 @@ def write_variant_tables(
 
 
 def _is_scale_of(params: QuantParams, span: Range) -> bool:
-    """Return whether a scale belongs to a range. If so, the range is exact, whereas the file's values contain the
-    rounding of the zero point.
+    """Return whether a scale was computed from a range. If so, the range is exact. The values in the file, by contrast,
+    contain the rounding of the zero point.
     """
     steps = params.high - params.low
-    # a symmetric type does not use its smallest integer
+    # symmetric quantization does not use the smallest integer
     widths = float(params.scale.max()) * np.array([steps, steps - 1])
     return bool(np.isclose(widths, span.high - span.low, rtol=1e-5, atol=0.0).any())
 
@@ -118,12 +119,12 @@ def bundle_variants(
     """Write the proven variants of one job as a bundle with its report.
 
     Args:
-        variants: by name, in the order of the package.
-        workdir: a private folder, for the calibration tables.
-        command: the command that makes such a bundle, for the report's reader.
+        variants: the variants by name, in the order in which the bundle lists them.
+        workdir: a private folder for the calibration tables.
+        command: the command that makes this kind of bundle, shown in the report.
         tuning: the record of the search that chose the variants (docs/tune.md), for report.json.
         notes: notes for the report.
-        Others as `edgeq.package`.
+        Other arguments: see `edgeq.package`.
     """
     builds = {name: variant.built for name, variant in variants.items()}
     used = variant_ranges(job, builds)
@@ -163,11 +164,11 @@ def bundle_variants(
 
 
 def shipped_files(builds: Mapping[str, Built], workdir: Path) -> dict[str, Path]:
-    """Return the file of each variant, in the format of the engine that runs it. For onnxruntime this is the model, and
-    the models of a bundle share their weights.
+    """Return the file of each variant, in the format of the engine that runs the variant. For onnxruntime, the file is
+    the model itself. The models of a bundle share their weights.
 
     Args:
-        workdir: a private folder, for new files.
+        workdir: a private folder for new files.
     """
     folder = workdir / "converted"
     folder.mkdir()
@@ -178,7 +179,7 @@ def shipped_files(builds: Mapping[str, Built], workdir: Path) -> dict[str, Path]
 
 
 def as_text(name: str) -> str:
-    """Return a file name as text that UTF-8 can encode."""
+    """Return a file name as text that can be encoded as UTF-8."""
     return os.fsencode(name).decode("utf-8", "replace")
 
 
@@ -189,8 +190,8 @@ def _report_record(
     command: str,
     notes: Sequence[str],
 ) -> dict[str, Any]:
-    """Return the figures that the bundle keeps for its report. They contain nothing that another run on the same input
-    would measure differently.
+    """Return the figures that the bundle stores for its report. They include no measurement that differs from run to
+    run.
     """
     digests = {name: model_digest(variant.built.artifact.model) for name, variant in variants.items()}
     once = {digest: name for name, digest in digests.items()}
@@ -221,8 +222,8 @@ def _answers(variant: Variant) -> tuple[Path, str]:
 
 
 def _figures(job: Job, built: Built, ranges: Mapping[str, Range]) -> dict[str, Any]:
-    """Return the figures for the report's charts of one artifact's tensors and layers, run by onnxruntime's own
-    kernels.
+    """Return the figures for the charts in the report that show one artifact's tensors and layers. onnxruntime's own
+    kernels compute them.
     """
     artifact = replace(built.artifact, engine=None)
     histograms = []

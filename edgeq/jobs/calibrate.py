@@ -1,5 +1,5 @@
-"""Implement `edgeq.calibrate`: collect statistics of a user's model, with checkpoints, and merge the statistics of
-several machines.
+"""Implement `edgeq.calibrate`: collect statistics of a user's model with checkpoints, and merge statistics from several
+machines.
 """
 
 from __future__ import annotations
@@ -51,23 +51,24 @@ def calibrate(
 
     Args:
         model: an .onnx file.
-        data, preprocess, count, start, stride: the samples, as for `edgeq.data.samples.open_samples`.
+        data, preprocess, count, start, stride: the samples; see `edgeq.data.samples.open_samples`.
         output: folder for the statistics, which `quantize`, `package` and `tune` can use instead of samples. They are
-            saved there at intervals and when the run is interrupted, so that no work is lost. None keeps them in
+            saved there at intervals and when the run is interrupted, so that no work is lost. With None, they stay in
             memory.
-        resume: continue an interrupted run from its statistics in `output`, or start if there are none. The result has
-            the same bytes as an uninterrupted run.
+        resume: continue an interrupted run from its statistics in `output`, or start a new run if there are none. The
+            result has the same bytes as that of an uninterrupted run.
         force: replace the statistics in `output`.
         skip: names of tensors not to record.
         workers: a number of processes that share the samples, the address of a Dask scheduler, or the result of
-            `edgeq.distributed.workers.open_workers`. The result has the same bytes.
+            `edgeq.distributed.workers.open_workers`. The result has the same bytes as without workers.
         memory, threads, every_element: see `collect`.
         fix: numbers for free sizes of the inputs, by name. `quantize` then needs the same numbers.
 
     Raises:
-        CalibrationError: a value is NaN or infinite, or `output` contains statistics of other data or another model.
+        CalibrationError: a value is NaN or infinite, or `output` contains statistics of different data or of a
+            different model.
         OutputError: `output` contains links, or files that edgeq did not write.
-        UsageError: an argument has another type.
+        UsageError: an argument has the wrong type.
         DataError: the samples cannot be opened.
     """
     model, directory = path_of(model), path_of(output, "output") if output is not None else None
@@ -81,7 +82,7 @@ def calibrate(
 
     def save(partial: Statistics) -> None:
         """Write the current statistics into `directory`, if there is one."""
-        # Without `force`, the first save replaces nothing. Later saves replace the earlier ones.
+        # Without `force`, the first save does not replace anything. Each later save replaces the previous one.
         nonlocal mine, kept
         counted = partial.complete or any(tensor.samples for tensor in partial.tensors.values())
         if directory is not None and counted:
@@ -137,7 +138,7 @@ def calibrate(
 
 
 def merge_to(parts: Sequence[Path], directory: Path, *, force: bool = False) -> Statistics:
-    """Merge folders of statistics, in any order, into a new one."""
+    """Merge folders of statistics into a new folder. The order of `parts` does not matter."""
     if len(parts) < 2:
         raise UsageError("merging needs at least two parts", "Name the folders of all shards")
     check_directory(directory, force=force)
@@ -153,7 +154,7 @@ def merge_to(parts: Sequence[Path], directory: Path, *, force: bool = False) -> 
 
 
 def _existing(data: Any) -> tuple[Path, ...]:
-    """Return the file or folder that `data` names, or nothing for a pattern or an iterable."""
+    """Return the file or folder that `data` names. Return nothing if `data` is a pattern or an iterable."""
     data = data.source if isinstance(data, Data) else data
     return (Path(data),) if isinstance(data, (str, Path)) and Path(data).exists() else ()
 

@@ -1,4 +1,4 @@
-"""Run the main job on the embedded demo model: detect, calibrate, quantize, bundle, verify, bench."""
+"""Run the main workflow on the built-in demo model: detect, calibrate, quantize, bundle, verify, bench."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from edgeq.util.outputs import output_directory, read_object
 
 @dataclass(frozen=True)
 class Row:
-    """Hold one line of the final table. Latencies are in milliseconds, single stream."""
+    """Hold one line of the final table. Latencies are in milliseconds and from the single-stream scenario."""
 
     name: str
     p50_ms: float
@@ -41,7 +41,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Demonstration:
-    """Hold the result of each step of the main job."""
+    """Hold the result of each step of the workflow."""
 
     machine: Machine
     match: ProfileMatch
@@ -84,8 +84,8 @@ class Demonstration:
 
 
 def demonstrate(output: Path, *, force: bool = False, progress: Progress = SILENT) -> Demonstration:
-    """Run every stage on the embedded model, and write the bundle to `output`. An earlier demo bundle there is
-    replaced.
+    """Run every stage on the built-in model, and write the bundle to `output`. If `output` is an earlier demo bundle,
+    it is replaced.
 
     Raises:
         OutputError: `output` contains something else, and `force` is not given.
@@ -100,7 +100,7 @@ def demonstrate(output: Path, *, force: bool = False, progress: Progress = SILEN
         val=Data(demo.VALIDATION),
         task=make_task("classification"),
         with_float=True,
-        timed=False,  # the bench below times it
+        timed=False,  # the benchmark below times it
         force=force or _is_demo(output),
         progress=progress,
     )
@@ -123,7 +123,7 @@ def write_files(folder: Path) -> tuple[Path, ...]:
 
 
 def _is_demo(place: Path) -> bool:
-    """Return whether `place` is a bundle of the embedded model."""
+    """Return whether `place` is a bundle of the built-in model."""
     manifest = read_object(place / "manifest.json") or {}
     try:
         recorded = manifest["additional_metadata"]["edgeq"]["source_model_sha256"]

@@ -1,4 +1,6 @@
-"""Implement `edgeq doctor`: check the installation, what works and, with a GPU, a real model on it."""
+"""Implement `edgeq doctor`, which checks the installation and shows what works. If requested, it also runs a model on
+the GPU.
+"""
 
 from __future__ import annotations
 
@@ -126,7 +128,7 @@ def _on_gpu(progress: Progress) -> Iterator[Check]:
 
 
 def _run(variant: Variant, clock: Callable[[], float] = time.perf_counter) -> Check:
-    """Open a variant, compare it with the simulation, and time it."""
+    """Open a variant, compare its outputs with those of the simulation, and time it."""
     name = f"run {variant.name}"
     try:
         start = clock()

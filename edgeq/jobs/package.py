@@ -1,4 +1,6 @@
-"""Implement `edgeq package`: quantize for any number of targets and write one bundle, or one for each."""
+"""Implement `edgeq package`: quantize for any number of targets, and write one bundle for all targets or one
+for each.
+"""
 
 from __future__ import annotations
 
@@ -61,15 +63,15 @@ def target_variants(
     bars: Callable[[Proof], None],
 ) -> dict[str, Variant]:
     """Return the variants of one target by name. The variant for onnxruntime's own kernels is first. The variants for
-    plug-ins, which run instead if the plug-in is installed, follow with the best first.
+    plug-ins follow, best first. A plug-in's variant runs instead of the first one if the plug-in is installed.
 
     Args:
         overrides: fields of the scheme that the user has set.
-        plugins: engines for which the target gets one more variant each, if they exist for it.
+        plugins: engines for each of which the target gets one more variant, if the engine supports the target.
         selftest: number of samples to include as self-test vectors.
         emulate: whether variants for other machines are checked on the kernels of those machines.
-        repairer: repairs results that fall short.
-        bars: raises if the proof of the first variant misses a limit.
+        repairer: object that repairs results that fall short.
+        bars: function that raises an error if the proof of the first variant misses a limit.
 
     Raises:
         CheckFailedError: a limit is missed, or a variant fails on the target's kernels.
@@ -127,7 +129,7 @@ class Packaged(Page):
     Attributes:
         bundle: the bundle with all variants, or the folder with one bundle for each target.
         bundles: variant's name → path of its bundle.
-        variants: the variants by name, in the order of a bundle.
+        variants: the variants by name, in the order in which a bundle lists them.
     """
 
     bundle: Path
@@ -176,22 +178,22 @@ def package(
 
     Args:
         output: a folder, or a file that ends in ".edgeq". Default: MODEL.edgeq next to the model.
-        targets: names of targets or profiles, or paths to TOML files, one or several; the order does not matter.
-        with_float: include the float32 model, so that the device can time both.
+        targets: one or several names of targets or profiles, or paths to TOML files; the order does not matter.
+        with_float: include the float32 model, so that the device can time both models.
         selftest: number of samples to include as self-test vectors.
         split: write one bundle for each target, `output`/NAME.edgeq, instead of one for all.
-        engines: plug-ins for which each target gets one more variant, the best first: the same model, proven in the
-            engine. Names such as "openvino:bf16", one or several. A device without the plug-in, or whose plug-in gives
-            wrong results, runs the variant that needs none.
+        engines: one or several names of plug-ins, such as "openvino:bf16", best first. For each plug-in, each target
+            gets one more variant, which is the same model proven in that engine. If a device does not have the plug-in
+            or its plug-in gives wrong results, it runs the variant that needs no plug-in.
         emulate: whether variants for other machines are checked on the kernels of those machines, if this machine can
             run them.
-        Others as `quantize`.
+        Other arguments: see `quantize`.
 
     Raises:
         CheckFailedError: a variant misses a limit, its target's onnxruntime cannot load it, or it fails on its target's
-            kernels. Then no bundle is written, except with `split` those of the other targets.
+            kernels. Then no bundle is written. With `split`, the bundles of the other targets are still written.
         RuntimeUnavailableError: an engine is not installed here.
-        UsageError: an argument has another type, or a task or engine is unknown.
+        UsageError: an argument has the wrong type, or a task or engine is unknown.
         EdgeqError: a stage failed.
     """
     request = Request.of(model, data, val, statistics, task)
@@ -212,7 +214,7 @@ def package(
     places = _places(output, list(asked), split=split)
     for place in places:
         request.check_output(place, force=force)
-        if split:  # files that the user did not name
+        if split:  # these files were not named by the user
             check_archive(place)
     schemes = request.schemes(chosen, overrides, max_drop=max_drop)
     if require_coverage is not None:
@@ -289,15 +291,15 @@ def package(
 
 
 def _places(output: Path, names: Sequence[str], *, split: bool) -> dict[Path, tuple[str, ...]]:
-    """Return bundle → the names of its variants."""
+    """Return path of a bundle → names of its variants."""
     if not split:
         return {output: tuple(names)}
     return {output / f"{name}{SUFFIX}": (name,) for name in names}
 
 
 def _all_in_one(failed: Mapping[str, EdgeqError], *, written: Sequence[Path]) -> EdgeqError:
-    """Return one error for all targets that failed. It has the type of the first error, and names the bundles that were
-    written all the same.
+    """Return one error for all the targets that failed. It has the type of the first error, and names the bundles that
+    were written nevertheless.
     """
     first = next(iter(failed.values()))
     problems = "; ".join(
@@ -309,13 +311,14 @@ def _all_in_one(failed: Mapping[str, EdgeqError], *, written: Sequence[Path]) ->
 
 
 def _in_package_order(targets: Sequence[Target]) -> list[Target]:
-    """Return the targets with the least demanding first. ONNX Runtime itself runs the first variant that fits, edgeq's
-    runner the best one.
+    """Return the targets, least demanding first. ONNX Runtime itself runs the first variant that fits the machine.
+    edgeq's runner runs the best one that fits.
     """
     names = [variant_name(target) for target in targets]
     repeated = next((name for name in names if names.count(name) > 1), None)
     if repeated:
         raise UsageError(f"target {repeated} is named twice", "Name each target once, and give two files two names")
-    # Loading compares the ranks of the shipped profiles, but not the rank of a profile that is named by its path.
+    # The ranks of shipped profiles are compared when they are loaded, but the rank of a profile that is named by its
+    # path is not.
     refuse_ties(list({target.profile.name: target.profile for target in targets}.values()))
     return sorted(targets, key=lambda target: (target.architecture, target.profile.rank, target.name))

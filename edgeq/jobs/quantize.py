@@ -1,4 +1,4 @@
-"""Implement `edgeq quantize`: one model, one target, one proven artifact."""
+"""Implement `edgeq quantize`, which makes one proven artifact from one model for one target."""
 
 from __future__ import annotations
 
@@ -48,13 +48,15 @@ class Quantized(Page):
     Attributes:
         output: the quantized model.
         scheme: the scheme of the build, after overrides.
-        session_options: options to set when the model is run; without them its outputs change.
+        session_options: options to set when the model is run. Without them, its outputs change.
         bytes_float, bytes_int8: size on disk of the source and the output, with external data.
-        native: whether this machine runs the target's kernels itself; if not, the proof is for this machine's kernels.
+        native: whether this machine runs the target's kernels itself. If not, the proof is for this machine's kernels.
         decision: the decision about kernels that can saturate, or None if the target has no such kernels.
         seconds: the time of each stage, by its title.
-        block_compute: the type in which products with weights in blocks compute, or None without such products.
-        estimate: the estimate of the hardware's own tools, as a record, or None without such tools.
+        block_compute: the type in which matrix products with block-quantized weights are computed, or None if there are
+            no such products.
+        estimate: the estimate that the hardware's own tools make, as a record, or None if the hardware has no tools of
+            its own.
     """
 
     output: Path
@@ -131,30 +133,30 @@ def quantize(
         model: float32 ONNX model.
         data: calibration samples: Data, or only a source (a path, a list, a CalibrationDataReader).
         target: "auto", a target, a profile, or a path to a TOML file.
-        val: held-out samples for the proof, with labels if `task` is given; None proves on `data`.
+        val: held-out samples for the proof, with labels if `task` is given. With None, `data` is used.
         statistics: folder written by `edgeq calibrate`, instead of a calibration pass.
         overrides: fields of `Scheme` to set instead of the profile's; None values are ignored.
-        fix: numbers for free sizes of the inputs, by name; some hardware needs every size fixed.
-        task: the task to measure by labels, or the name of a task that needs no options.
+        fix: numbers for free sizes of the inputs, by name. Some hardware needs every size to be fixed.
+        task: the task that measures accuracy by labels, or its name if it needs no options.
         output: the file to write. Default: MODEL.int8.onnx next to the model, with the suffix of the target's format.
         max_drop: largest loss of accuracy: a fraction such as 0.01, or text such as "1pt" or "1%"; needs `task`.
-        effort: effort of a repair: "quick", "default" or "thorough". A result is repaired if labels show a loss above
-            `max_drop` (one point without it) or, without labels, if an output has less than 20 dB SQNR. None keeps the
-            plain build, as does a `builder`.
+        effort: effort of a repair: "quick", "default" or "thorough". With labels, a result is repaired if its loss is
+            above `max_drop` (default: one point). Without labels, it is repaired if an output has less than 20 dB SQNR.
+            With None, or if there is a `builder`, nothing is repaired.
         require_coverage: share of MACs that must run on integers: 0.95 or "95%".
-        builder: builds the artifact from the job and the scheme instead of the target's backend; see
+        builder: function that builds the artifact from the job and the scheme. It replaces the target's backend; see
             `edgeq.recovering`.
-        engine: engine that runs the artifact in the proof, such as "onnxruntime" or "openvino:bf16"; None uses
+        engine: engine that runs the artifact in the proof, such as "onnxruntime" or "openvino:bf16". None means
             onnxruntime's own kernels.
         timed: whether to time the result against float32 on this machine.
-        emulate: whether to measure coverage on emulated kernels if the target's do not run here.
+        emulate: whether to measure coverage on emulated kernels if the target's own kernels do not run here.
         workers: a number of processes that share the samples, or the address of a Dask scheduler. Timings are still
             taken on this machine.
 
     Raises:
-        CheckFailedError: a limit is missed; nothing is written then.
+        CheckFailedError: a limit is missed. Nothing is written.
         RuntimeUnavailableError: `require_coverage` is given, but coverage cannot be measured here.
-        UsageError: an argument has another type, or a task or engine is unknown.
+        UsageError: an argument has the wrong type, or a task or engine is unknown.
         EdgeqError: a stage failed.
     """
     progress = watch = Stopwatch(progress)
@@ -197,7 +199,7 @@ def quantize(
             progress=progress,
         )
         job = collect_statistics(job, request.statistics)
-        # The candidates of a search are timed here even if a less demanding profile would fit this machine better.
+        # A search times its candidates on this machine even if a less demanding profile would fit the machine better.
         there = not chosen.profile.missing(machine)
         builds = Builds(job, job.folder, timed=timed and there, emulate=emulate)
         plugin = engine.engine if engine is not None and engine.engine.module else None
@@ -245,7 +247,7 @@ def file_suffix(target: Target) -> str:
 
 
 def _check_format(output: Path, target: Target, engine: EngineChoice | None) -> str:
-    """Return the suffix of the file for a target, or for an engine on the target if one is given.
+    """Return the suffix of the file for a target. If `engine` is given, the file is for that engine on the target.
 
     Raises:
         UsageError: the name of the output has the suffix of another format.
@@ -269,10 +271,11 @@ def build_at(
     engine: EngineChoice | None,
     raced: bool,
 ) -> Built:
-    """Build the artifact for `target` by `scheme` at `draft`. If `engine` is given, the artifact is for it.
+    """Build the artifact for `target` by `scheme` at `draft`. If `engine` is given, the artifact is for that engine.
 
     Args:
-        raced: whether timings on this machine may choose the type in which products with 4-bit weights compute.
+        raced: whether timings on this machine may choose the type in which matrix products with 4-bit weights are
+            computed.
 
     Raises:
         CheckFailedError: the target's onnxruntime cannot run the artifact.

@@ -18,11 +18,11 @@ from edgeq.tune.ladder import climb
 
 @dataclass(frozen=True)
 class Repairer:
-    """Repair the builds of one job. Builds that several targets share are repaired once.
+    """Repair the builds of one job. If several targets share a build, it is repaired only once.
 
     Attributes:
-        effort: effort of a repair; None keeps every plain build as it is.
-        max_drop: largest loss of accuracy as a fraction; None means one point.
+        effort: effort of a repair, or None to repair nothing.
+        max_drop: largest accepted loss of accuracy as a fraction; None means one point.
         chosen: fields of the scheme that the user has set.
     """
 
@@ -40,15 +40,16 @@ class Repairer:
         native: bool,
         destination: Path | None = None,
     ) -> tuple[Built, Proof]:
-        """Return the plain build with its proof if it is good enough. Otherwise return the best repair.
+        """Return the plain build and its proof if the build is good enough. Otherwise return the best repair and its
+        proof.
 
         Args:
             scheme: the scheme that was requested for the plain build.
-            native: as for `Builds.prove`.
-            destination: path of the repaired model; None puts it into the job's folder.
+            native: see `Builds.prove`.
+            destination: path of the repaired model, or None to put it into the job's folder.
 
         Raises:
-            NotFiniteError: an output is not finite in every build that was tried.
+            NotFiniteError: in every build that was tried, an output is not finite.
             EdgeqError: a stage failed.
         """
         limit = DEFAULT_DROP if self.max_drop is None else self.max_drop
@@ -72,7 +73,7 @@ class Repairer:
     def _climbed(
         self, built: Built, scheme: Scheme, limit: float, effort: Effort, destination: Path | None
     ) -> tuple[Built | None, Repair | None]:
-        """Return the result of `climb`. Builds that are alike share one call."""
+        """Return the result of `climb`, which is called only once for builds that are the same."""
         key = json.dumps([artifact_key(built.target, scheme), built.artifact.proof_options], sort_keys=True)
         if key not in self._found:
             job = self.builds.job

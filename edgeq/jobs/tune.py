@@ -1,5 +1,5 @@
-"""Implement `edgeq tune`: find the best candidate for a model and its data, and write it as a bundle with the record of
-the search.
+"""Implement `edgeq tune`: find the best candidate for a model and its data, and write it as a bundle that contains the
+record of the search.
 """
 
 from __future__ import annotations
@@ -80,8 +80,8 @@ class Plan:
         candidates: kernel choices, in the order in which they are built.
         methods: names of the candidates with other calibration methods, for the first kernel choice.
         recoveries: names of accuracy recoveries, in the order in which they are tried.
-        threads: numbers of threads to compare; 0 is all cores. Empty if the target is simulated, because nothing is
-            timed.
+        threads: numbers of threads to compare; 0 means all cores. It is empty if the target is simulated, because
+            nothing is timed.
         engines: the engines that run the candidates.
     """
 
@@ -118,8 +118,8 @@ def plan(
     engines: Sequence[EngineChoice] = (),
     progress: Progress = SILENT,
 ) -> Plan:
-    """Return the candidates with which `tune` would begin, without building any. The samples must exist, but are not
-    read.
+    """Return the candidates with which `tune` would begin, without building any of them. The samples must exist, but
+    are not read.
 
     Raises:
         DataError: there is no file at the path of the samples.
@@ -148,7 +148,7 @@ def plan(
 
 
 def resolve_timed(target: str | Path, machine: Machine) -> tuple[Target, bool]:
-    """Return the target, and whether its kernels run here and so can be timed.
+    """Return the target and whether it can be timed, which means that its kernels run on this machine.
 
     Raises:
         HardwareError: the target is unknown, or cannot run or be simulated here.
@@ -164,14 +164,14 @@ def resolve_timed(target: str | Path, machine: Machine) -> tuple[Target, bool]:
 
 
 def is_static(target: Target, data: Data | None, statistics: Path | None) -> bool:
-    """Return whether ranges are derived before the build. This is so if there is data for them, or if the target can
-    build nothing else.
+    """Return whether ranges are derived before the build. They are if there are data for them, or if the target
+    supports no other kind of build.
     """
     return data is not None or statistics is not None or not target.profile.scheme.dynamic_weight_types
 
 
 def kernel_choices(prepared: PreparedModel, target: Target, *, static: bool) -> tuple[Candidate, ...]:
-    """Return the target's kernel choices for a model, the profile's own first.
+    """Return the target's kernel choices for a model. The profile's own choice is first.
 
     Args:
         static: whether ranges are derived before the build.
@@ -186,8 +186,8 @@ def kernel_choices(prepared: PreparedModel, target: Target, *, static: bool) -> 
 def promising_first(kernels: Sequence[Candidate], extra: Sequence[Candidate]) -> tuple[Candidate, ...]:
     """Return all candidates, in an order that spends a short budget on the most promising ones.
 
-    Candidates made for this kind of model come early. For example, ranges measured at run time suit the matrix products
-    of such models better than fixed ranges.
+    The candidates in `extra`, which suit this kind of model, come early. For example, ranges measured at run time suit
+    the matrix products of such models better than fixed ranges.
     """
     if not extra:
         return tuple(kernels)
@@ -208,7 +208,7 @@ def _write(
     contains a variant for machines without it.
 
     Args:
-        how: further arguments of `bundle_variants`.
+        how: additional arguments of `bundle_variants`.
     """
     counts = evaluator.counts
     winner = _proven(run, evaluator, chosen.candidate, chosen.simulated.samples if chosen.simulated else None)
@@ -235,7 +235,9 @@ def _write(
 
 
 def _proven(run: Run, evaluator: LocalEvaluator, candidate: Candidate, count: int | None = None) -> Variant:
-    """Return the candidate's artifact with its proof. With `count`, a simulator proves it on that many samples."""
+    """Return the candidate's artifact with its proof. If a simulator proves it, `count` is the number of samples to
+    use.
+    """
     job, threads = run.job, candidate.threads
     built = with_compiled(job, evaluator.built(candidate))
     route = None if run.clock is None else run.clock.route
@@ -248,7 +250,7 @@ def _proven(run: Run, evaluator: LocalEvaluator, candidate: Candidate, count: in
     return Variant(built, proof, native, size, candidate.scheme, threads, checks)
 
 
-# Smallest and largest share of the budget that is reserved for the steps after the search.
+# Smallest and largest share of the budget to reserve for the steps after the search.
 _RESERVED = (0.05, 0.25)
 
 
@@ -259,8 +261,8 @@ class Tuned(Page):
     Attributes:
         bundle: path of the bundle.
         outcome: all candidates and their measurements.
-        proof: proof of the winner, as for `edgeq package`.
-        record: plain values with the keys that docs/tune.md lists; a simulated target has other keys.
+        proof: proof of the winner, as in `edgeq package`.
+        record: plain values with the keys that docs/tune.md lists. For a simulated target, the keys differ.
     """
 
     bundle: Path
@@ -313,40 +315,41 @@ def tune(
     memory: bool = True,
     progress: Progress = SILENT,
 ) -> Tuned:
-    """Find the best int8 model for a target that keeps its accuracy, and write it as a bundle.
+    """Find the best int8 form of a model that keeps the accuracy on a target, and write it as a bundle.
 
     Args:
         model: float32 ONNX model.
-        data: calibration samples; None with `statistics`.
+        data: calibration samples, or None if `statistics` is given.
         output: a folder, or a file that ends in ".edgeq". Default: MODEL.edgeq next to the model.
-        val: samples to measure accuracy on, with labels if `task` is given; None uses `data`.
+        val: samples to measure accuracy on, with labels if `task` is given. With None, `data` is used.
         statistics: folder written by `edgeq calibrate`, instead of a calibration pass.
-        target: "auto", or a target or profile that runs on this machine, where latency is measured. It may also be one
-            that this machine simulates; then the share of multiply-accumulates in int8 replaces the goal's objective.
-        task: the task to measure by labels, or the name of a task that needs no options; None measures agreement with
-            float32.
+        target: "auto", or a target or profile that this machine can run or simulate. If this machine runs it, latency
+            is measured. If this machine simulates it, the objective is the share of multiply-accumulates in int8
+            instead of the goal's.
+        task: the task that measures accuracy by labels, or its name if it needs no options. With None, agreement with
+            float32 is measured.
         goal: objective, accuracy and time, or only an objective. Default: the lowest latency with a loss of at most
             0.01.
         max_drop: loss of accuracy that replaces the goal's: 0.005 or "0.5pt" is half a point.
         budget: time that replaces the goal's: "90s" or 90 is a minute and a half.
         engines: names of the engines to compare, one or several. Default: onnxruntime's own kernels and every installed
             plug-in that computes correctly, each in the precisions that are fast here.
-        fix: as for `edgeq.quantize`.
-        clock: another machine, which does all timings and checks the outputs of every candidate. The target is then
-            that machine's. This machine still builds the candidates and measures their accuracy.
+        fix: see `edgeq.quantize`.
+        clock: another machine that does all timings and checks the outputs of every candidate. The target is then the
+            target of that machine. This machine still builds the candidates and measures their accuracy.
         resume: continue from the journal of an interrupted run, which is next to `output`.
-        with_float, selftest, force: as for `edgeq.package`.
+        with_float, selftest, force: see `edgeq.package`.
         workers: a number of processes that share the samples, or the address of a Dask scheduler. Timings are still
             taken on this machine.
-        memory: begin with the candidates that won on similar models on this machine (docs/tune.md), and store the
+        memory: begin with the candidates that won for similar models on this machine (docs/tune.md), and store the new
             winner. A thorough search does neither.
 
     Raises:
-        GoalNotMetError: no candidate keeps the accuracy and is faster than float32. The nearest candidate is still
-            written. With a strict goal, or if nothing could be built, nothing is written.
-        OutputError: `output` exists; or there is a journal and no `resume`; or with `resume` the journal belongs to
-            another run.
-        UsageError: an argument has another type, or a task, engine or objective is unknown.
+        GoalNotMetError: no candidate keeps the accuracy and is faster than float32. The candidate that comes closest is
+            still written. But if the goal is strict or nothing could be built, nothing is written.
+        OutputError: `output` exists; there is a journal but `resume` is not set; or `resume` is set but the journal is
+            of another run.
+        UsageError: an argument has the wrong type, or a task, engine or objective is unknown.
         EdgeqError: a stage failed.
     """
     request = Request.of(model, data, val, statistics, task)
@@ -431,7 +434,7 @@ def tune(
 
 
 def _missed(run: Run, outcome: Outcome, *, timed: bool) -> str:
-    """Return why the goal was not met, in one line."""
+    """Return one line that states why the goal was not met."""
     return "; ".join(verdict(outcome, run.goal)) if timed else shortfall(run.target, run.goal, outcome)
 
 
@@ -440,8 +443,9 @@ def _kept(folder: Path) -> str:
 
 
 def _reserved_s(job: Job, deadline: Deadline, budget_s: float) -> float:
-    """Return the seconds of the budget to reserve for the proof and the bundle. There, float32 and the winner run over
-    the validation samples. Each sample takes about as long as in the calibration's float pass, which has just run.
+    """Return the seconds of the budget to reserve for the proof and the bundle. In these two steps, float32 and the
+    winner run over the validation samples. Each sample takes about as long as in the calibration's float pass, which
+    has just run.
     """
     samples = job.statistics.samples if job.statistics is not None else 0
     likely = deadline.elapsed_s * len(job.validation) / samples if samples else 0.0

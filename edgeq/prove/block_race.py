@@ -1,7 +1,7 @@
-"""Race int8 against float compute for products with 4-bit weights on this machine.
+"""Compare the speed of int8 and float compute for matrix products with 4-bit weights on this machine.
 
-The int8 kernels are faster for few rows, the float kernels for many. The machine and the shapes decide where that
-changes.
+The int8 kernels are faster for few rows, and the float kernels are faster for many rows. The number of rows at which
+this changes depends on the machine and the shapes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from edgeq.quantize.block_weights import DETAIL, BlockCompute, kinds_of, set_com
 from edgeq.run.session import open_session
 from edgeq.scheme import ALL_NODES
 
-# _SEEN: samples whose sizes are read. _RACED: those used in the race, from the smallest to the largest.
+# _SEEN: number of samples whose sizes are read. _RACED: number of these samples that are timed, from the smallest to
+# the largest.
 _SEEN, _RACED = 64, 4
 
 
@@ -31,24 +32,25 @@ _INT8, _FLOAT = "int8", "float32"
 
 
 def must_race(compute: BlockCompute | None) -> bool:
-    """Return whether an artifact has products of 4-bit weights that compute in int8."""
+    """Return whether an artifact has matrix products with 4-bit weights that are computed in int8."""
     return compute is not None and any(kind.bits < 8 and kind.compute == _INT8 for kind in compute.kinds)
 
 
 def race_compute(job: Job, built: Built) -> Built:
-    """Race both kinds of compute. If float is certainly not slower here, replace the artifact's 4-bit products by float
-    ones, in place. Otherwise keep them. In both cases, return the artifact with the measurement added.
+    """Time both kinds of compute against each other. If float is certainly not slower here, switch the artifact's 4-bit
+    products to float compute, in place. Otherwise keep them. In both cases, add the measurement to the artifact and
+    return it.
 
     Args:
         built: an artifact for this machine that runs on onnxruntime's own kernels.
 
     Raises:
-        DataError: ONNX Runtime refuses a sample.
+        DataError: ONNX Runtime does not accept a sample.
     """
     artifact = built.artifact
     compute: BlockCompute = artifact.details[DETAIL]
     model = read_model(artifact.model)
-    ir.external_data.load_to_model(model)  # the saved file may replace the one that the weights came from
+    ir.external_data.load_to_model(model)  # the saved file may replace the file from which the weights were read
     in_float = tuple(sorted({*compute.float_compute, ALL_NODES}))
     set_compute(model, in_float)
     other = job.folder / "float-compute.onnx"

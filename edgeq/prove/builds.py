@@ -1,10 +1,10 @@
-"""Build the artifacts of one job. Parts that several targets share are built and proven once.
+"""Build the artifacts of one job. If several targets share a part, it is built and proven only once.
 
-If a target's kernels run here, edgeq measures on them what runs in int8 there. Otherwise rules forecast it. For a
-plug-in, it is measured in the plug-in, or unknown.
+If a target's kernels run here, edgeq runs them to measure what the target computes in int8. Otherwise rules forecast
+it. For a plug-in, it is either measured in the plug-in or unknown.
 
-Another CPU's fusions do not count: ONNX Runtime's optimiser fuses int8 convolutions on one architecture and leaves them
-in float on another.
+Measurements on another CPU architecture do not count, because fusions differ: ONNX Runtime's optimiser fuses int8
+convolutions on one architecture and leaves them in float on another.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from edgeq.util.records import plain
 
 _SAMPLES = 2
 _TABLE = "targets/onnxruntime/versions.toml"
-# If a user sets one of these fields of a scheme, the user has chosen.
+# If the user sets one of these fields of a scheme, the user has chosen a mitigation.
 _DECIDED = frozenset({"mode", "format", "activation_type", "weight_type", "reduce_range", "fit_pairs"})
 
 
@@ -60,11 +60,11 @@ def with_compiled(job: Job, built: Built) -> Built:
     """Add the compiled form of `built` to its alternatives and return the result. If the engine does not simulate its
     hardware here, there is no compiled form.
 
-    The compiled form is loaded again. Its outputs must equal those of the model that it was compiled from.
+    The compiled form is then loaded. Its outputs must be equal to those of the model from which it was compiled.
 
     Raises:
-        EngineError: the engine refuses the model.
-        CheckFailedError: the compiled form gives other outputs.
+        EngineError: the engine does not accept the model.
+        CheckFailedError: the compiled form gives different outputs.
     """
     built = finished(job, built)
     artifact, target = built.artifact, built.target
@@ -99,12 +99,12 @@ def target_coverage(job: Job, built: Built, *, emulate: bool = True, route: Exec
     """Return the coverage of `built` on its target.
 
     Args:
-        route: the route to the target's kernels, if it is known, as for a board of that kind.
+        route: the route to the target's kernels, if it is known. For example, it can be a board of that kind.
         emulate: True to emulate the target's kernels if possible.
 
     Raises:
-        CheckFailedError: the target's own kernels refuse the model.
-        RuntimeUnavailableError: the target is this machine, and its kernels refuse the model.
+        CheckFailedError: the target's own kernels do not accept the model.
+        RuntimeUnavailableError: the target is this machine, and its kernels do not accept the model.
     """
     if built.artifact.coverage is not None:
         return built.artifact.coverage
@@ -138,26 +138,26 @@ def target_coverage(job: Job, built: Built, *, emulate: bool = True, route: Exec
 def check_measurable(
     targets: Iterable[Target], machine: Machine, *, engine: Engine | None = None, emulate: bool = True
 ) -> None:
-    """Refuse a required coverage, before any work is done, if the kernels of a target (or `engine`'s kernels for it)
-    cannot run here.
+    """Raise an error if a required coverage cannot be measured because the kernels of a target, or the engine's kernels
+    for it, cannot run here. This check comes before any work is done.
 
     Raises:
-        RuntimeUnavailableError: names the first such target, and what to do.
+        RuntimeUnavailableError: the kernels cannot run here. The message names the first such target and what to do.
     """
     for target in targets:
         if runs_natively(target, machine) or backend_named(target.backend).targeted:
-            continue  # edgeq's own compilers know where they placed each operator
+            continue  # edgeq's own compilers record where they placed each operator
         reason = _why_not(route_for(target, machine, engine), emulate=emulate)
         if reason:
             raise unchecked(f"{target.name}: {reason}")
 
 
 def too_slow(route: ExecutionRoute, coverage: Coverage, inferences: int, target: Target, progress: Progress) -> str:
-    """Return why a run on the target's kernels would take too long; "" if it would not. If the run takes a minute or
-    more, write a note.
+    """Return why a run on the target's kernels would take too long, or "" if it would not. If the run would take a
+    minute or more, write a note.
 
     Args:
-        coverage: the model's coverage, for its multiply-accumulates.
+        coverage: the model's coverage, which contains its number of multiply-accumulates.
     """
     one = route.seconds(coverage.int8_macs, coverage.float_macs)
     if one > REQUEST_S:
@@ -169,7 +169,7 @@ def too_slow(route: ExecutionRoute, coverage: Coverage, inferences: int, target:
 
 
 def _why_not(route: ExecutionRoute, *, emulate: bool) -> str:
-    """Return why the target's kernels are not run; "" if they are."""
+    """Return why the target's kernels are not run, or "" if they are run."""
     if route.where not in (NATIVE, EMULATED) or route.start is None:
         return route.reason or f"{route.how} has no kernels to run"
     return "" if emulate or route.where == NATIVE else _LEFT_OUT
@@ -202,12 +202,13 @@ def _measure(
             ) from error
 
 
-# The minimum share of work in int8, and of bytes saved. If both shares are smaller, quantization had no useful effect.
+# The minimum share of work in int8, and the minimum share of bytes saved. If both shares are smaller, quantization had
+# no useful effect.
 _LEAST_SHARE = 0.01
 
 
 def artifact_key(target: Target, scheme: Scheme) -> str:
-    """Return a key made of everything that decides the artifact for `target`. Targets with the same key share an
+    """Return a key made of everything that determines the artifact for `target`. Targets with the same key share an
     artifact.
     """
     own = target.name if backend_named(target.backend).targeted else ""
@@ -231,10 +232,10 @@ class Builds:
         self._coverage: dict[tuple[str, str, str], Coverage] = {}
 
     def build(self, target: Target, scheme: Scheme) -> Built:
-        """Return the artifact for `target` by exactly this scheme.
+        """Return the artifact that exactly this scheme gives for `target`.
 
         Raises:
-            EdgeqError: the backend cannot build it.
+            EdgeqError: the backend cannot build the artifact.
         """
         key = artifact_key(target, scheme)
         if key not in self._built:
@@ -244,11 +245,11 @@ class Builds:
         return self.for_target(target, self._built[key])
 
     def build_at(self, target: Target, scheme: Scheme, destination: Path) -> Built:
-        """Return the result of `build` with the model at `destination`. If the artifact exists and is one file, copy
-        it.
+        """Return the result of `build`, with the model at `destination`. If the artifact already exists and consists of
+        one file, copy that file.
 
         Raises:
-            EdgeqError: the backend cannot build it.
+            EdgeqError: the backend cannot build the artifact.
         """
         known = self._built.get(artifact_key(target, scheme))
         if known is None or not _is_one_file(known):
@@ -259,7 +260,9 @@ class Builds:
         )
 
     def _build(self, target: Target, scheme: Scheme, destination: Path) -> Built:
-        """Return a new artifact. If a known one differs only in session options, derive the new artifact from it."""
+        """Return a new artifact. If an existing artifact differs only in session options, derive the new artifact from
+        that one.
+        """
 
         def alike(known: Built) -> bool:
             same = known.target.backend == target.backend and scheme.equals_but_options(known.artifact.scheme)
@@ -273,8 +276,8 @@ class Builds:
         return self.for_target(target, dataclasses.replace(known, artifact=artifact))
 
     def for_target(self, target: Target, built: Built) -> Built:
-        """Return an artifact that was built for another target, for use on this one. Its proof uses kernels that
-        compute like this target's.
+        """Adapt an artifact that was built for another target to `target`, and return it. Its proof uses kernels that
+        compute like the kernels of `target`.
         """
         artifact = computed_as_there(built.artifact, target, self.job.host)
         return dataclasses.replace(built, target=target, artifact=artifact)
@@ -283,9 +286,9 @@ class Builds:
         """Return the proof of an artifact in the engine that it names.
 
         Args:
-            scheme: the scheme that `build` made the artifact by. None if it was made in another way; its proof is then
-                not cached.
-            native: True if this machine's kernels are the target's. Timings then are those of the target.
+            scheme: the scheme by which `build` made the artifact. None if the artifact was made in another way. In this
+                case, the proof is not cached.
+            native: True if this machine's kernels are the target's kernels. Timings are then valid for the target.
         """
         job, timed = self.job, self._timed and native
         if scheme is None:
@@ -330,10 +333,10 @@ def prove_built(
 
 
 def check_gain(job: Job, built: Built, coverage: Coverage) -> None:
-    """Refuse a dynamic or weight-only model that still runs in float and whose file is no smaller.
+    """Raise an error if a dynamic or weight-only model still runs in float and its file is not smaller.
 
     Raises:
-        ModelError: names the operator with the most work.
+        ModelError: the model gains nothing. The message names the operator with the most work.
     """
     scheme, total = built.artifact.scheme, coverage.int8_macs + coverage.float_macs
     if scheme.mode == "static" or coverage.int8_macs >= max(1, _LEAST_SHARE * total) or not total:
@@ -349,11 +352,11 @@ def check_gain(job: Job, built: Built, coverage: Coverage) -> None:
 
 
 def explainer(built: Built, predicted: tuple[NodePrediction, ...]) -> Explain:
-    """Return a function of (node, operator type) that explains why the node runs in float: by the scheme, the backend's
-    rules, or the optimiser's fusions.
+    """Return a function of (node, operator type) that explains why the node runs in float. The reason can be the
+    scheme, the backend's rules, or the optimiser's fusions.
 
     Args:
-        predicted: the predictions for the prepared model under the scheme that was built.
+        predicted: the predictions for the prepared model, made with the scheme that was built.
     """
     scheme, plugin = built.artifact.scheme, built.artifact.plugin
     known = {node.name: node for node in predicted}
@@ -395,17 +398,17 @@ def _in_plugin(engine: Engine, scheme: Scheme, op_type: str) -> str:
 
 
 def runtime_requirements(job: Job, target: Target, artifact: Artifact) -> tuple[Compatibility, Check]:
-    """Return what an artifact needs of onnxruntime, and the check of these needs against the target's release.
+    """Return what an artifact requires of onnxruntime, and a check that the target's release meets these requirements.
 
     Raises:
-        CheckFailedError: the target's release is too old, or it computes some products wrongly on such a CPU.
+        CheckFailedError: the target's release is too old, or it computes some products wrongly on the target's CPU.
         ModelError: none of the releases that were probed could load the artifact.
     """
     needed = compatibility(shared_model(artifact.model, job.prepared.graph).model, target.architecture)
     device = target.runtime.get("onnxruntime")
     for row in known_wrong():
-        # A target that names no release may have any. Then only faults with a weight limit count: weights within the
-        # limit are right in every release and cost nothing.
+        # If a target names no release, it may have any release. Then only faults with a weight limit count: weights
+        # within the limit are correct in every release and cost nothing.
         there = row.in_release(device) if device is not None else row.weight_limit > 0
         concerned = row.provider == artifact.provider and set(row.products).intersection(needed.products)
         if there and concerned and row.on(target.architecture, target.features):
@@ -424,7 +427,7 @@ def kernels_saturate(target: Target, scheme: Scheme, engine: Engine | None = Non
     """Return whether the target's kernels for a scheme's types add two products in 16 bits.
 
     Args:
-        engine: the plug-in whose kernels count; None means ONNX Runtime's own.
+        engine: the plug-in whose kernels are meant, or None for ONNX Runtime's own kernels.
     """
     if engine is None:
         return target.profile.saturates(scheme)
@@ -434,8 +437,8 @@ def kernels_saturate(target: Target, scheme: Scheme, engine: Engine | None = Non
 
 
 def must_decide(target: Target, scheme: Scheme, overrides: Mapping[str, Any], engine: Engine | None = None) -> bool:
-    """Return whether edgeq must choose a mitigation: the kernels saturate, mitigations are known, and the user has not
-    chosen.
+    """Return whether edgeq must choose a mitigation. It must if the kernels saturate, mitigations are known, and the
+    user has not chosen one.
 
     Args:
         engine: see `kernels_saturate`.
@@ -445,10 +448,12 @@ def must_decide(target: Target, scheme: Scheme, overrides: Mapping[str, Any], en
 
 
 def mitigation_costs(target: Target, engine: Engine | None) -> Mapping[str, float]:
-    """Return mitigation → its time relative to the full range, from the plug-in or the target's profile."""
+    """Return mitigation → inference time relative to the full range. The times come from the plug-in or the target's
+    profile.
+    """
     return engine.int8.remedy_cost if engine is not None else target.profile.hazards.get("remedy_cost", {})
 
 
 def full_range(scheme: Scheme) -> Scheme:
-    """Return the scheme with weights of all eight bits and no mitigation of saturation."""
+    """Return the scheme with full 8-bit weights and without a mitigation of saturation."""
     return scheme.replace(reduce_range=False, fit_pairs=False, fit_seen=False)

@@ -17,11 +17,11 @@ from edgeq.run.session import open_session
 def agreements(
     job: Job, artifacts: Mapping[str, Artifact], samples: Samples, *, count: int | None = None
 ) -> Mapping[str, Agreement]:
-    """Return the agreement of each artifact with the float model over the first `count` of `samples`. None means all
-    samples.
+    """Return the agreement of each artifact with the float model over the first `count` samples, or over all samples if
+    `count` is None.
 
     Raises:
-        RuntimeUnavailableError: an artifact does not load, or fails while it runs.
+        RuntimeUnavailableError: an artifact does not load, or fails when it runs.
     """
     sessions = {FLOAT: open_session(job.prepared.path)}
     for name, artifact in artifacts.items():
@@ -31,8 +31,8 @@ def agreements(
 
 
 def int8_share(job: Job, built: Built) -> float:
-    """Return the share of the multiply-accumulates that run in int8, from the artifact's coverage or the backend's
-    rules. Return 1 if the rules find no multiply-accumulates.
+    """Return the share of the multiply-accumulates that run in int8, taken from the artifact's coverage or from the
+    backend's rules. Return 1 if the rules find no multiply-accumulates.
     """
     if built.artifact.coverage is not None:
         return built.artifact.coverage.int8_mac_share or 0.0

@@ -1,4 +1,4 @@
-"""Check whether the integers of an installed engine are exact, and whether its float32 is really float32."""
+"""Check whether an installed engine computes exactly in integers, and whether its float32 is really float32."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ from edgeq.run.engines import Engine
 from edgeq.run.session import EngineFiles, Guest, SessionSettings, open_session, start_engine
 
 LEAST_DB = 90.0
-"""Minimum SQNR in dB of f32 to ONNX Runtime's float32. Rounding in another order stays above it; bf16 does not."""
+"""Minimum SQNR in dB of an engine's f32 against ONNX Runtime's float32. A different order of roundings stays above this
+limit, but bf16 does not.
+"""
 
 
 _PRODUCTS = 256
@@ -28,7 +30,7 @@ _PRODUCTS = 256
 _CPU = "CPU"
 
 
-# The SQNR in dB that remains if some of 256 levels differ by one step.
+# The SQNR in dB that remains if some values on 256 levels differ by one step.
 _LEAST_PAIRS_DB = 30.0
 
 
@@ -44,13 +46,13 @@ pairs (float[1, 16, 8, 8] x) => (float[1, 16, 8, 8] y)
 }"""
 
 
-# _SMALL: two products of a 7-bit weight and an 8-bit activation fit into 16 bits. _LARGE: with 8-bit weights they may
-# not.
+# _SMALL: the sum of two products of a 7-bit weight and an 8-bit activation fits into 16 bits. _LARGE: with 8-bit
+# weights, the sum may not fit.
 _SMALL, _LARGE = 63, 127
 
 
 def check_engine(engine: Engine, precisions: tuple[str, ...]) -> tuple[bool, str]:
-    """Return whether the outputs of an installed plug-in are right, and the findings in one line.
+    """Return whether the outputs of an installed plug-in are correct, and the findings in one line.
 
     Args:
         precisions: the precisions to test besides f32.
@@ -76,11 +78,11 @@ def check_engine(engine: Engine, precisions: tuple[str, ...]) -> tuple[bool, str
 
 
 def _check_elsewhere(engine: Engine, precisions: tuple[str, ...]) -> tuple[bool, str]:
-    """Check an engine for other hardware, or an engine with its own file format. Such an engine need not round as CPUs
-    do.
+    """Check an engine for other hardware, or an engine with its own file format. Such an engine need not round the way
+    CPUs do.
 
-    The check compares a convolution between Q/DQ pairs with ONNX Runtime's kernels. It also compares the float demo
-    model, unless the engine runs only models that a backend built for it.
+    The check runs a convolution between Q/DQ pairs and compares the outputs with those of ONNX Runtime's kernels. It
+    does the same with the float demo model, unless the engine runs only models that a backend built for it.
     """
     random = np.random.default_rng(0)
     x = random.normal(size=(1, 16, 8, 8)).astype(np.float32)
@@ -138,12 +140,12 @@ def _agreement(guest: Guest, engine: Engine, precision: str) -> float:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """Hold all checks in order."""
+    """Hold all the checks, in order."""
 
     checks: tuple[Check, ...]
 
     def check(self, *, gpu: bool) -> None:
-        """Raise CheckFailedError if a check failed, or if a required GPU check did not run."""
+        """Raise CheckFailedError if a check failed, or if the GPU check is required and did not run."""
         bad = [c for c in self.checks if c.status == "failed" or (gpu and c.status == "not run")]
         if bad:
             raise CheckFailedError(f"{bad[0].name}: {bad[0].detail}", "See the checks above")

@@ -59,14 +59,14 @@ _LEFT = (
 
 
 def on_exact_kernels(settings: SessionSettings) -> SessionSettings:
-    """Return `settings` with the options that make onnxruntime's own kernels exact on any x86-64 CPU."""
+    """Return `settings` with the additional options that make onnxruntime's own kernels exact on any x86-64 CPU."""
     return replace(settings, config={**settings.config, **exact_options()})
 
 
 def exact_settings(artifact: Artifact) -> SessionSettings | None:
     """Return settings with which onnxruntime computes `artifact` without saturation on any x86-64 CPU. Return None if
-    there are none: an operator has no exact kernel, or onnxruntime refuses the graph that the option makes (two layers
-    that share a weight, S8S8 in the QOperator format).
+    no settings do this, because an operator has no exact kernel, or because onnxruntime does not accept the graph that
+    results from the option (two layers that share a weight, S8S8 in the QOperator format).
     """
     exact = on_exact_kernels(artifact.settings())
     try:
@@ -76,17 +76,17 @@ def exact_settings(artifact: Artifact) -> SessionSettings | None:
 
 
 def computed_as_there(artifact: Artifact, target: Target, host: Profile | None) -> Artifact:
-    """Return `artifact` with proof options for exact kernels, if the kernels of `host`, this machine, saturate and are
-    not the target's. If exact kernels are not available, a note states that.
+    """If the kernels of this machine (`host`) saturate and are not the target's kernels, return `artifact` with proof
+    options for exact kernels. If exact kernels are not available, a note states this. Otherwise return `artifact`.
 
-    Saturated sums would prove nothing for a target with exact kernels. For a target whose own kernels saturate, the
-    audit measures the effect.
+    Sums that saturate here would prove nothing for a target with exact kernels. For a target whose own kernels
+    saturate, the audit measures the effect.
     """
     runs_here = artifact.device == "cpu" and artifact.simulation is None and artifact.plugin is None
     foreign = host is not None and host.name != target.profile.name and _saturates(host, artifact.scheme)
     needed = runs_here and foreign
     if needed and (artifact.proof_options or _LEFT in artifact.notes):
-        return artifact  # another such target was handled before
+        return artifact  # this was already done for another target
     exact = needed and exact_settings(artifact) is not None
     notes = tuple(note for note in artifact.notes if note != _LEFT)
     return replace(
@@ -97,8 +97,8 @@ def computed_as_there(artifact: Artifact, target: Target, host: Profile | None) 
 
 
 def _saturates(host: Profile, scheme: Scheme) -> bool:
-    """Return whether this machine's kernels saturate for a scheme. The kernels of a dynamic scheme multiply the same
-    types as those of a static one.
+    """Return whether this machine's kernels saturate for a scheme. The kernels for a dynamic scheme multiply the same
+    types as the kernels for a static scheme.
     """
     return host.saturates(scheme) or (scheme.mode == "dynamic" and bool(host.hazards.get("saturates_int16")))
 
@@ -109,18 +109,19 @@ class Job:
 
     Attributes:
         source: the user's model.
-        calibration: samples for ranges; None if statistics were given, or no scheme is static.
+        calibration: samples from which ranges are derived; None if statistics were given or no scheme is static.
         validation: samples for the proof.
         held_out: True if the validation samples are not among the calibration samples.
         statistics: the statistics of the calibration samples; None if no scheme is static.
-        adopted: ranges from a model that was quantized already. They take precedence over the statistics.
+        adopted: ranges from a model that was already quantized. They take precedence over the statistics.
         workers: the processes that share all work that is not timed.
-        float_outputs: the float model's outputs for each validation sample, if it was calibrated on the same samples;
-            else empty.
-        host: the profile of this machine; None to ignore differences between its kernels and a target's.
+        float_outputs: the float model's outputs for each validation sample, if the model was calibrated on the same
+            samples; otherwise empty.
+        host: the profile of this machine, or None to ignore differences between the kernels of this machine and those
+            of a target.
         static: True if any scheme needs ranges.
         machine: this machine.
-        task: the task that labels measure; None measures agreement with float32.
+        task: the task that measures accuracy by labels, or None to measure agreement with float32.
     """
 
     source: Path
@@ -146,7 +147,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Built:
-    """Pair an artifact with its target and ranges."""
+    """Hold an artifact together with its target and ranges."""
 
     target: Target
     artifact: Artifact
@@ -154,7 +155,7 @@ class Built:
 
 
 Builder = Callable[[Job, Target, Scheme, Path, Progress], Built]
-"""A function that writes the artifact of a scheme to a path."""
+"""A function that builds the artifact for a scheme and writes it to a path."""
 
 
 def collect_statistics(job: Job, statistics: Path | None = None) -> Job:
@@ -166,7 +167,7 @@ def collect_statistics(job: Job, statistics: Path | None = None) -> Job:
 
     Raises:
         UsageError: there are no calibration samples.
-        CalibrationError: `statistics` belong to another model, or are unfinished.
+        CalibrationError: `statistics` belong to another model or are not complete.
     """
     if not job.static:
         return job
@@ -195,12 +196,12 @@ def collect_statistics(job: Job, statistics: Path | None = None) -> Job:
 
 @dataclass(frozen=True)
 class Derived:
-    """Hold the values that follow from statistics under a scheme.
+    """Hold the values that a scheme derives from statistics.
 
     Attributes:
         ranges: the ranges by tensor.
         observed: the unclipped ranges, for backends that need them.
-        cut: the share of each tensor's power that its range cuts off, for backends that need it.
+        cut: the share of each tensor's power that the range cuts off, for backends that need it.
     """
 
     ranges: Mapping[str, Range] = field(default_factory=dict)
@@ -209,12 +210,14 @@ class Derived:
 
 
 def build(job: Job, target: Target, scheme: Scheme, destination: Path) -> Built:
-    """Build the artifact for `target` by `scheme` at `destination`."""
+    """Build the artifact for `target` with `scheme`, and write it to `destination`."""
     return build_derived(job, target, scheme, derive(job, target, scheme), destination)
 
 
 def build_derived(job: Job, target: Target, scheme: Scheme, derived: Derived, destination: Path) -> Built:
-    """Run `build` with values derived before. They depend only on the scheme's calibration method and types."""
+    """Do what `build` does, but with values that were derived earlier. These values depend only on the scheme's
+    calibration method and types.
+    """
     backend = backend_for(target, derived.observed, derived.cut)
     if scheme.fit_seen:
         backend = _fitting(job, backend, scheme, derived, destination)
@@ -223,7 +226,7 @@ def build_derived(job: Job, target: Target, scheme: Scheme, derived: Derived, de
 
 
 def _fitting(job: Job, backend: Backend, scheme: Scheme, derived: Derived, beside: Path) -> Backend:
-    """Return the backend with the largest sums of two products in the model with full ranges."""
+    """Give the backend the largest sums of two products that occur in the model with full ranges, and return it."""
     if job.calibration is None:
         raise UsageError("fit_seen needs calibration samples", "Use fit_pairs")
     full = scheme.replace(fit_pairs=False, fit_seen=False)
@@ -242,14 +245,16 @@ def derive(job: Job, target: Target, scheme: Scheme) -> Derived:
 
 
 def job_ranges(job: Job, scheme: Scheme) -> dict[str, Range]:
-    """Return the ranges of a static scheme from the job's statistics. Ranges of the model itself take precedence."""
+    """Return the ranges of a static scheme, derived from the job's statistics. Ranges that the model itself contains
+    take precedence.
+    """
     assert job.statistics is not None
     ranges = scheme_ranges(job.statistics, scheme)
     return {**ranges, **{name: known for name, known in job.adopted.items() if name in ranges}}
 
 
 def with_extrema(job: Job, target: Target, ranges: Mapping[str, Range]) -> Derived:
-    """Return `ranges` with the other values that the target's backend needs from the job's statistics."""
+    """Return `ranges` together with the other values that the target's backend needs from the job's statistics."""
     if job.statistics is None or not backend_named(target.backend).targeted:
         return Derived(ranges)
     return Derived(ranges, derive_ranges(job.statistics, "minmax"), clipped_power(job.statistics, ranges))
@@ -268,14 +273,14 @@ _SCHEME_FIELDS = (
 )
 
 
-# Options without a meaning if activations stay float in the file: dynamic quantization and weights in blocks have forms
-# of their own.
+# Options that have no meaning if activations stay float in the file, because dynamic quantization and weights in blocks
+# have their own forms.
 _NOT_DYNAMIC = ("method", "activation_type", "activation_symmetric", "format", "fit_pairs")
 _NOT_IN_BLOCKS = (*_NOT_DYNAMIC, "per_channel", "reduce_range", "weight_type")
 
 
 def build_arguments(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments that `quantize` and `package` share, from the options of `edgeq.cli._options`."""
+    """Convert the options of `edgeq.cli._options` to the arguments that `quantize` and `package` share."""
     return {
         **_data_arguments(options),
         "overrides": _overrides(options),
@@ -289,7 +294,7 @@ def build_arguments(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def tune_arguments(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of `edgeq.tune` except its goal, and "max_drop" for the goal."""
+    """Return the arguments of `edgeq.tune` except the goal. Also return "max_drop", which is for the goal."""
     same = ("target", "with_float", "resume", "force")
     return {
         **_data_arguments(options),
@@ -311,7 +316,7 @@ def _data_arguments(options: Mapping[str, Any]) -> dict[str, Any]:
         task = make_task(name, named)
     elif named.given():
         raise UsageError("task options without a task", "Give a --task")
-    listed = isinstance(options["labels"], Labels) and options["labels"].where is None  # only --classes
+    listed = isinstance(options["labels"], Labels) and options["labels"].where is None  # only --classes is given
     if options["labels"] and not options["val"] and not listed:
         raise UsageError("--labels needs --val, whose labels it names", "Give --val, or leave out --labels")
     if options["count"] is not None and not options["data"]:
@@ -375,8 +380,8 @@ def _setting(text: str) -> tuple[str, float]:
 
 
 def _dynamic(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the scheme fields that --dynamic sets. --weight-type applies to the types that --op-type names, because
-    the best type differs between operators.
+    """Return the scheme fields that --dynamic sets. --weight-type applies only to the operator types that --op-type
+    names, because the best weight type differs between operators.
     """
     why = "Dynamic quantization takes unsigned activations and measures their ranges at run time"
     _refuse_given(options, _NOT_DYNAMIC, "--dynamic", why)
@@ -399,14 +404,14 @@ _HELD_BYTES = 2**28
 
 @dataclass(frozen=True)
 class Request:
-    """Hold a model with its data: the input of `quantize`, `package` and `tune`.
+    """Hold a model and its data, which are the input of `quantize`, `package` and `tune`.
 
     Attributes:
-        data: calibration samples; None with `statistics`, or if no scheme is static.
-        validation: held-out samples for the proof. None uses `data` for the proof. If `data` has 64 samples or more, a
-            quarter of it is kept for the proof and left out of the calibration.
+        data: calibration samples; None if `statistics` is given or no scheme is static.
+        validation: held-out samples for the proof. With None, the samples of the proof come from `data`. If `data` has
+            64 samples or more, a quarter of them is used only for the proof and not for the calibration.
         statistics: a folder written by `edgeq calibrate`, instead of a calibration pass.
-        task: the task to measure by labels.
+        task: the task that measures accuracy by labels.
     """
 
     model: Path
@@ -424,17 +429,17 @@ class Request:
         statistics: str | Path | None,
         task: Task | str | None,
     ) -> Request:
-        """Return the request for the arguments of a user.
+        """Return the request that a user's arguments describe.
 
         Raises:
-            UsageError: an argument has a wrong type, or the task is unknown.
+            UsageError: an argument has the wrong type, or the task is unknown.
         """
         folder = path_of(statistics, "statistics") if statistics is not None else None
         measured = as_task(task) if task is not None else None
         return cls(path_of(model), as_data(data), as_data(validation), folder, measured)
 
     def paths(self) -> list[Path]:
-        """Return all files and folders that the job reads.
+        """Return all the files and folders that the job reads.
 
         Raises:
             ModelError: the model cannot be read.
@@ -443,10 +448,11 @@ class Request:
         return [*model_files(self.model), *sample_paths((self.data, self.validation)), *folders]
 
     def check_output(self, output: Path, *, force: bool, bundle: bool = True) -> None:
-        """Refuse an output that cannot be written, that exists already, or that would replace an input.
+        """Refuse an output that cannot be written, already exists, or would replace an input.
 
         Args:
-            bundle: True if the output is a bundle (a directory or a file, by its name), False if it is a model.
+            bundle: True if the output is a bundle (its name decides whether it is a directory or a file), False if it
+                is a model.
 
         Raises:
             OutputError: the output is refused.
@@ -475,8 +481,8 @@ class Request:
         """Return each target's scheme with the user's overrides.
 
         Raises:
-            UsageError: no build could meet the request. A backend cannot build a scheme, the overrides are not a
-                mapping of scheme fields, or nothing measures the accuracy that is limited.
+            UsageError: no build could meet the request: a backend cannot build a scheme, the overrides are not a
+                mapping of scheme fields, or there is a limit on accuracy but no task to measure it.
             HardwareError: a backend is not available.
         """
         if overrides is not None and not isinstance(overrides, Mapping):
@@ -507,14 +513,14 @@ class Request:
 
         Args:
             static: True if any scheme needs ranges.
-            exclude: names of nodes to keep in float. They are looked up before the calibration.
-            adopting: True to accept a model that is quantized already (Q/DQ pairs), with its parameters.
+            exclude: names of nodes to keep in float. edgeq looks these names up before the calibration.
+            adopting: True to accept a model that is already quantized (Q/DQ pairs) and use its parameters.
             fix: input size name → number, for sizes that the model leaves free.
             workers: the processes that share the samples of the calibration and the proofs.
-            machine: this machine; None to ignore differences between its kernels and a target's.
+            machine: this machine, or None to ignore differences between its kernels and those of a target.
 
         Raises:
-            UsageError: samples are needed and were not given, or `exclude` names an unknown node.
+            UsageError: samples are needed but were not given, or `exclude` names an unknown node.
             ModelError: the model has no input, or no float tensor to quantize.
         """
         model, data, validation = self.model, self.data, self.validation
@@ -550,7 +556,9 @@ class Request:
         assert judged is not None
 
         def opened(data: Data, known: Preprocess | None = None) -> Samples:
-            """Open samples. Images without their own preprocessing get `known`, or the one that labels decide on."""
+            """Open samples. If images have no preprocessing of their own, use `known` or the preprocessing that labels
+            determine.
+            """
             samples = open_or_search(
                 data,
                 prepared.signature,
@@ -602,13 +610,13 @@ class Request:
         )
 
 
-# With _ENOUGH samples or more, every _PARTS-th sample is left out of the calibration.
+# If there are _ENOUGH samples or more, every _PARTS-th sample is left out of the calibration.
 _ENOUGH, _PARTS = 64, 4
 
 
 def _parted(samples: Samples) -> tuple[Samples, Samples]:
-    """Split samples into those for the calibration and those for the proof, which gets every fourth. The calibration
-    never sees the samples of the proof.
+    """Split samples into those for the calibration and those for the proof. The proof gets every fourth sample, and the
+    calibration does not use any of these.
     """
     proof = range(_PARTS // 2, len(samples), _PARTS)
     others = [number for number in range(len(samples)) if number not in proof]
@@ -616,15 +624,17 @@ def _parted(samples: Samples) -> tuple[Samples, Samples]:
 
 
 def _same_source(one: Any, other: Any) -> bool:
-    """Return whether two sources are the same path or the same object, so that both give the same first samples."""
+    """Return whether two sources are the same path or the same object, which means that both give the same first
+    samples.
+    """
     if isinstance(one, str | Path) and isinstance(other, str | Path):
         return Path(one).absolute() == Path(other).absolute()
     return one is other
 
 
 def _apart(calibration: Samples | None, proof: Samples, progress: Progress) -> tuple[Samples, bool] | None:
-    """Return the calibration samples without the files of the proof, and True. If none would be left, return all of
-    them, and False. Return None if the samples are not files.
+    """Return the calibration samples without the files of the proof, and True. If no sample would be left, return all
+    calibration samples, and False. Return None if the samples are not files.
     """
     if not isinstance(calibration, SourceSamples) or not isinstance(proof, SourceSamples):
         return None

@@ -1,8 +1,8 @@
-"""Open the file that ships as devices open it: at their optimisation level, with the options that ship with it.
+"""Open the shipped file the way devices open it: at their optimisation level, with the options that ship with the file.
 
-ONNX Runtime rewrites a graph when it opens it, mostly before it assigns nodes to providers. So edgeq also opens a file
-that a simulation proves, on CPU kernels, with and without optimisation. If the optimised graph is worse than the
-unoptimised one or than the simulation, the proof does not hold for the file that ships.
+ONNX Runtime rewrites a graph when it opens the file, mostly before it assigns nodes to providers. So if a simulation
+proves a file, edgeq also opens that file on CPU kernels, with and without optimisation. If the optimised graph is worse
+than the unoptimised graph or worse than the simulation, the proof is not valid for the shipped file.
 """
 
 from __future__ import annotations
@@ -34,33 +34,33 @@ from edgeq.signature import Signature
 _OPENED, _WRITTEN = "as opened", "as written"
 # An unoptimised graph runs on reference kernels, which are slow.
 _SAMPLES = 8
-# Losses in dB that are normal. Fusing changes roundings, which costs less than _LOSS_DB. A simulation rounds in more
-# places and may differ by up to _UNLIKE_DB.
+# Losses in dB that are normal. Fusion changes roundings, which costs less than _LOSS_DB. A simulation rounds in more
+# places, so its SQNR may differ by up to _UNLIKE_DB.
 _LOSS_DB, _UNLIKE_DB = 3.0, 10.0
 # Above this SQNR in dB, no effect of int8 is visible.
 _EXACT_DB = 60.0
-# Noise is half of the output's power (3 dB), or a tenth of it (10 dB). With so much noise, the SQNR of outputs that are
-# orders or indices varies by chance.
+# SQNRs at which the power of the noise is half of the output's power (3 dB) or a tenth of it (10 dB). With so much
+# noise, the SQNR of outputs that are orders or indices varies by chance.
 _GARBAGE_DB, _POOR_DB = 3.0, 10.0
 # An optimizer that is known to change outputs, and the session option that disables it.
 _DISABLED = "optimization.disable_specified_optimizers"
 _REQUANTIZER = "WeightBiasQuantization"
-# The maximum number of characters to quote of another library's message.
+# The maximum number of characters to quote from another library's message.
 _REASON = 120
 
 
 @dataclass(frozen=True)
 class Opening:
-    """Hold the SQNR against float32 of one file, in dB, on the same few samples.
+    """Hold one file's SQNRs against float32 in dB. All of them are measured on the same few samples.
 
     Attributes:
-        opened: the SQNR with the level and the options of devices.
+        opened: the SQNR with the optimisation level and the options that devices use.
         written: the SQNR without graph optimisation.
-        claimed: the SQNR of the simulation that the proof uses instead of the file; None if the proof uses the file
-            itself, as opened or as written.
+        claimed: the SQNR of the simulation that the proof uses instead of the file, or None if the proof uses the file
+            itself.
         changer: the engine that opened the file.
-        cure: the session option that restores the loss, and the SQNR with it; None if no such option is known.
-        notes: files that were not opened here, each with the reason in one sentence.
+        cure: the session option that avoids the loss, and the SQNR with this option; None if no such option is known.
+        notes: one sentence for each file that was not opened here, with the reason.
     """
 
     opened: float
@@ -79,7 +79,7 @@ class Opening:
 
     @property
     def sentence(self) -> str:
-        """Return one sentence on what opening the file changes, and which option helps."""
+        """Return one sentence that states how opening the file changes the result and which option helps."""
         changer = "ONNX Runtime's optimiser" if self.changer == DEFAULT else self.changer
         claimed = "" if self.claimed is None else f", {self.claimed:.1f} dB in simulation"
         cure = "" if self.cure is None else f"; with the session option {self.cure[0]} it is {self.cure[1]:.1f} dB"
@@ -89,10 +89,10 @@ class Opening:
         )
 
     def check(self, model: Path) -> None:
-        """Refuse a file that opening turns into garbage, or that differs from its simulation when opened.
+        """Refuse a file whose outputs become useless when it is opened, or then differ from those of its simulation.
 
         Raises:
-            CheckFailedError: names the file, the loss and what helps.
+            CheckFailedError: the file is refused. The message names the file, the loss and what helps.
         """
         good = max(self.written, self.claimed or self.written) >= _POOR_DB
         if self.loss and good and (self.claimed is not None or self.opened < _GARBAGE_DB):
@@ -110,10 +110,11 @@ def open_as_device(
     threads: int = 0,
     known: Mapping[str, Sequence[Outputs]] = MappingProxyType({}),
 ) -> Opening:
-    """Open the file of `artifact` as devices do, and as it is written, on this machine's CPU kernels.
+    """Open the file of `artifact` on this machine's CPU kernels, both with the optimisation that devices use and
+    without optimisation.
 
     Args:
-        proven: two sessions by name: first that of the float model, then that of the artifact in its proof.
+        proven: two sessions by name. The first runs the float model, the second runs the artifact as in its proof.
         known: the float model's outputs for each sample, if they are known.
     """
     reference, subject = proven
@@ -158,7 +159,7 @@ def open_as_device(
 
 
 def open_stand_in(artifact: Artifact, float_model: Path, samples: Samples) -> Opening:
-    """Run `open_as_device` on an artifact that replaces a proven one and has no proof of its own."""
+    """Run `open_as_device` on an artifact that replaces a proven artifact and has no proof of its own."""
     with Engines() as engines:
         subject = engines.open(artifact.proof_model, artifact.proof_settings())
         proven = {"float32": open_session(float_model), artifact.proof_model.name: subject}
@@ -166,7 +167,9 @@ def open_stand_in(artifact: Artifact, float_model: Path, samples: Samples) -> Op
 
 
 def _level(found: Agreement) -> float:
-    """Return the SQNR in dB, or minus infinity if any output is not finite. The SQNR itself ignores such values."""
+    """Return the SQNR in dB, or minus infinity if any output is not finite. The SQNR itself ignores values that are not
+    finite.
+    """
     return float("-inf") if any(output.nonfinite for output in found.outputs) else found.sqnr_db
 
 
@@ -186,11 +189,13 @@ def _unopened(name: str, file: Path, error: Exception) -> str:
     return f"{name} was not run here: onnxruntime {onnxruntime().__version__} reports {reason!r}"
 
 
-# Larger and smaller sizes keep the largest power of two that divides the sample's size, up to this one, because strides
-# need it.
+# Larger and smaller sizes stay divisible by the largest power of two that divides the sample's size, up to this value,
+# because strides need this.
 _STEP = 32
 _LOST_DB = 20.0
-"""The loss in dB that other values alone do not cause. A wrong shape or a hard-coded size loses more."""
+"""A loss in dB that is larger than different input values alone can cause. A wrong shape or a hard-coded size causes a
+larger loss.
+"""
 _SIZED_BY_DATA = frozenset({"Compress", "Loop", "NonMaxSuppression", "NonZero", "Unique"})
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -207,19 +212,21 @@ def check_other_sizes(
     sqnr_db: float,
     least: float,
 ) -> None:
-    """Run the first sample at other sizes, repeated or cut, if the source leaves sizes of its inputs free.
+    """If the source model has inputs with free sizes, run the first sample at other sizes. To change its size, the
+    sample is repeated or cut.
 
-    Sizes that the source refuses are skipped.
+    Sizes that the source does not accept are skipped.
 
     Args:
-        sessions: the session of the source or its prepared form, and that of the candidate, a model made from it.
-        takes: the inputs of the candidate. Sizes that they rule out are skipped as well.
+        sessions: the session of the source (or its prepared form) and the session of the candidate, which is a model
+            made from the source.
+        takes: the inputs of the candidate. Sizes that these inputs do not allow are also skipped.
         form: the name of the candidate in the message, such as "its quantized form".
         sqnr_db: the SQNR of the candidate against the reference at the samples' own sizes, in dB.
-        least: the SQNR in dB that is enough at other sizes, however good the candidate is at the samples' own.
+        least: the SQNR in dB that is enough at other sizes, however good the candidate is at the samples' own sizes.
 
     Raises:
-        CheckFailedError: the candidate fails, or gives other outputs, at a size that the source accepts.
+        CheckFailedError: at a size that the source accepts, the candidate fails or gives different outputs.
     """
     reference, candidate = sessions
     operators = {node.op_type for node in every_node(prepared.model)}
@@ -247,9 +254,10 @@ def check_other_sizes(
 
 
 def _groups(signature: Signature, given: Shapes) -> Iterator[list[Shapes]]:
-    """Yield groups of shapes to try: another batch, larger and smaller sizes, sizes without a common divisor.
+    """Yield groups of shapes to try. The groups are: a different batch size, larger sizes, smaller sizes, and sizes
+    without a common divisor.
 
-    Of each group, only the first shapes that the source accepts need to be tried. Free sizes with different names get
+    In each group, only the first shapes that the source accepts need to be tried. Free sizes with different names get
     different values if the source accepts that.
     """
 
@@ -288,7 +296,7 @@ def _step(size: int) -> int:
 
 
 def _resized(array: Array, shape: tuple[int, ...]) -> Array:
-    """Repeat or cut an array on each axis, so that its values remain values of a sample."""
+    """Repeat or cut an array along each axis to give it `shape`. All values are then still values of a sample."""
     if not array.size:
         return np.zeros(shape, array.dtype)
     for axis, size in enumerate(shape):
@@ -297,7 +305,7 @@ def _resized(array: Array, shape: tuple[int, ...]) -> Array:
 
 
 def _takes(signature: Signature, shapes: Shapes) -> bool:
-    """Return whether `shapes` agree with all fixed sizes of the inputs."""
+    """Return whether `shapes` agree with all the fixed sizes of the inputs."""
     pairs = (pair for spec in signature.inputs for pair in zip(spec.shape or (), shapes[spec.name], strict=False))
     return all(not isinstance(own, int) or own == size for own, size in pairs)
 
@@ -310,11 +318,11 @@ def _outputs(session: Session, sample: Sample) -> Outputs | None:
 
 
 def _problem(wanted: Outputs, candidate: Session, sample: Sample, least: float, sizes_follow: bool) -> str:
-    """Return what is wrong with the candidate's outputs for a sample; "" if nothing is.
+    """Return what is wrong with the candidate's outputs for a sample, or "" if they are correct.
 
     Args:
-        least: the SQNR in dB against `wanted` that is enough.
-        sizes_follow: True if the shapes of outputs follow from those of inputs.
+        least: the minimum SQNR in dB against `wanted`.
+        sizes_follow: True if the shapes of the inputs determine the shapes of the outputs.
     """
     comparison = Comparison()
     try:
@@ -327,7 +335,8 @@ def _problem(wanted: Outputs, candidate: Session, sample: Sample, least: float, 
             return f"output {output.name!r} has another shape"
         if output.nonfinite:
             return f"output {output.name!r} is not finite"
-    # Compare whole outputs: in a single sample, small values next to large ones do not indicate parts with other units.
+    # Compare whole outputs. In a single sample, small values next to large ones do not show that the parts have
+    # different units.
     sqnr_db = min((output.sqnr_db for output in found.outputs if output.same is None), default=math.inf)
     return f"{sqnr_db:.1f} dB SQNR" if sqnr_db < least else ""
 
@@ -342,16 +351,19 @@ def _fixes(signature: Signature, given: Shapes, tried: Shapes) -> str:
 
 
 LEAST_DB = 30.0
-"""The minimum SQNR in dB of a prepared model. 16-bit floats round differently, mostly at 40 to 60 dB."""
+"""The minimum SQNR in dB of a prepared model. 16-bit floats round differently, which mostly gives 40 to 60 dB."""
 _FAR_DB = 10.0
-"""A prepared model may have this many dB less than the SQNR between two optimisation levels of its source."""
+"""The SQNR of a prepared model may be this many dB lower than the SQNR between two optimisation levels of its
+source.
+"""
 
 
 def check_preparation(prepared: PreparedModel, samples: Samples) -> PreparedModel:
     """Return `prepared`. If its outputs for the first samples differ from those of its source, add a note.
 
-    There is no note if the two cannot be compared: the model has random operators, onnxruntime runs it only in its
-    prepared form, or roundings decide its outputs. For example, a detector that finds nothing outputs values like 1e-9.
+    There is no note if the two cannot be compared. This is the case if the model has random operators, if onnxruntime
+    can run only its prepared form, or if its outputs consist of rounding errors. For example, a detector that finds
+    nothing outputs values like 1e-9.
 
     Raises:
         CheckFailedError: the outputs differ at another size that the source accepts. See `check_other_sizes`.

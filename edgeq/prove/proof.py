@@ -1,4 +1,4 @@
-"""Check every build before it counts as done."""
+"""Check every build before it counts as finished."""
 
 from __future__ import annotations
 
@@ -31,22 +31,24 @@ from edgeq.util.numbers import difference, metric
 
 FLOAT, INT8 = "float32", "int8"
 
-# Multiply-accumulates that a simulator of an engine's hardware computes in about half a minute.
+# Number of multiply-accumulates that a simulator of an engine's hardware computes in about half a minute.
 _SIMULATED_MACS = 1_000_000_000
 _LEAST_SIMULATED = 16
-# The minimum SQNR in dB at a size other than the samples'. Below it, half of the power is noise.
+# The minimum SQNR in dB at a size other than that of the samples. Below this, half of the power or more is noise.
 _WRONG_DB = 3.0
-# The minimum SQNR in dB of a part of an output. Below it, half of the part's power is noise.
+# The minimum SQNR in dB of a part of an output. Below this, half of the part's power or more is noise.
 _DEAD_SQNR_DB = 3.0
 POOR_DROP = 0.05
-"""The loss of accuracy, as a fraction, above which there is a warning. --max-drop sets the loss that is refused."""
-# The minimum number of samples with another top-1 that allows a conclusion about other samples.
+"""The loss of accuracy, as a fraction, above which there is a warning. --max-drop sets the loss above which a result is
+refused.
+"""
+# The minimum number of samples with a different top-1. With fewer, no conclusion about other samples is possible.
 _LEAST_CHANGED = 3
 _POOR_COVERAGE = 0.25
 
 
 class NotFiniteError(CheckFailedError):
-    """Report an output that is NaN or infinite while the float model's output is a number."""
+    """Report an output that is NaN or infinite although the float model's output is a finite number."""
 
 
 @dataclass(frozen=True)
@@ -54,8 +56,9 @@ class Speed:
     """Compare the speeds of float32 and the artifact on this machine, in interleaved runs.
 
     Attributes:
-        latency: the latencies by name, from the undisturbed runs; from all runs if every run was disturbed.
-        ratio: what can be claimed of the artifact's speed against float32's.
+        latency: the latencies by name. They come from the undisturbed runs, or from all runs if every run was
+            disturbed.
+        ratio: the claim that can be made about the artifact's speed against float32.
     """
 
     latency: Mapping[str, Distribution]
@@ -67,8 +70,8 @@ class Step:
     """Describe one change that was tried to repair a poor result.
 
     Attributes:
-        name: the change against the plain build.
-        loss: the loss in the repair's basis, as a fraction; None if the change was dropped before it was measured.
+        name: what was changed against the plain build.
+        loss: the loss as a fraction, in the basis of the repair; None if the change was dropped before it was measured.
         samples: the number of samples that `loss` was measured on.
         int8_mac_share: the share of the multiply-accumulates that run in int8.
         reason: why the change was or was not chosen.
@@ -87,11 +90,12 @@ class Repair:
 
     Attributes:
         effort: "quick", "default" or "thorough".
-        max_drop: the loss that is allowed, as a fraction.
-        basis: "labels"; without them "noise", the power of the worst output's noise over that of its signal.
-        plain: the loss of the plain build that is expected on other samples, and at least the loss on these.
-        loss: the same for the chosen build.
-        chosen: the change of the chosen build against the plain one.
+        max_drop: the allowed loss as a fraction.
+        basis: "labels" or, without labels, "noise". For "noise", the loss is the noise power of the worst output
+            divided by its signal power.
+        plain: the loss of the plain build that is expected on other samples. It is at least the loss on these samples.
+        loss: the same loss for the chosen build.
+        chosen: what was changed in the chosen build against the plain build.
         steps: all builds, in the order in which they were tried.
     """
 
@@ -131,18 +135,18 @@ class Repair:
 
 @dataclass(frozen=True)
 class Proof(Displayed):
-    """Hold the figures of one artifact.
+    """Hold the measured figures of one artifact.
 
     Attributes:
-        coverage: what runs in integers on the target after the runtime's optimisation, and how that is known.
+        coverage: what runs in integers on the target after the runtime's optimisation, and how this is known.
         agreement: the comparison of the artifact with the float model, with the session options that ship.
-        accuracy: the accuracy by labels, of "float32" and "int8"; empty without a task.
-        opening: the comparison of the file that ships as devices open it and as it is written.
-        speed: the speed against float32; None if it was not timed.
+        accuracy: the accuracy by labels, with the keys "float32" and "int8"; empty without a task.
+        opening: the comparison between the shipped file as devices open it and the same file without optimisation.
+        speed: the speed against float32; None if it was not measured.
         samples: the number of samples that `agreement` and `accuracy` were measured on.
         held_out: True if those samples are not among the calibration samples.
         engine: the engine that ran the artifact for these figures.
-        repair: the attempts to repair a poor plain build; None if it was good, or no repair was wanted.
+        repair: the attempts to repair a poor plain build; None if that build was good or no repair was requested.
     """
 
     coverage: Coverage
@@ -157,7 +161,9 @@ class Proof(Displayed):
 
     @property
     def drop(self) -> float | None:
-        """Return the accuracy lost against float32 in the task's primary metric, as a fraction; None without a task."""
+        """Return the loss of accuracy against float32 in the task's primary metric, as a fraction, or None if there is
+        no task.
+        """
         return self.accuracy[INT8].loss_against(self.accuracy[FLOAT]) if self.accuracy else None
 
     def falls_short(self, max_drop: float) -> bool:
@@ -166,8 +172,8 @@ class Proof(Displayed):
 
     @property
     def optimiser(self) -> tuple[float, float]:
-        """Return two SQNRs against float32 in dB on the same samples: of the file as devices open it, and as it is
-        written.
+        """Return two SQNRs against float32 in dB, measured on the same samples. The first is that of the file as
+        devices open it, the second that of the file without optimisation.
         """
         return self.opening.opened, self.opening.written
 
@@ -185,7 +191,7 @@ class Proof(Displayed):
         }
 
     def warnings(self, *, timed: bool = True) -> tuple[str, ...]:
-        """Return warnings for the user, one sentence each. Without `timed`, none is about speed."""
+        """Return warnings for the user, one sentence each. If `timed` is False, leave out those about speed."""
         found = []
         count, worst = self.agreement.samples, self.agreement.worst
         changed = 0 if self.agreement.top1 is None else round((1 - self.agreement.top1) * count)
@@ -200,7 +206,7 @@ class Proof(Displayed):
                 f"accuracy falls from {_written(self.accuracy[FLOAT])} to {_written(self.accuracy[INT8])}: "
                 f"{self._advice()}"
             )
-        # A metric may miss a dead part of an output, because it may read only other parts.
+        # A metric may not notice that part of an output is useless, because it may read only other parts.
         dead = self.drop is not None and worst is not None and unlike and worst.least_db < _DEAD_SQNR_DB
         if near == "poor" or dead:
             found.append(f"{unlike or f'the outputs follow float32 to only {sqnr}'}: {self._advice()}; {measure}")
@@ -237,8 +243,8 @@ class Proof(Displayed):
         return f"{self.repair.sentence}; {more}{closer}"
 
     def check(self, *, max_drop: float | None, require_coverage: float | None) -> None:
-        """Raise CheckFailedError if the proof misses a limit that the user set. Raise RuntimeUnavailableError if
-        coverage is required and only a forecast exists.
+        """Raise CheckFailedError if the proof misses a limit that the user set. Raise RuntimeUnavailableError if a
+        coverage is required and only a forecast of it exists.
         """
         lost = self.drop
         if max_drop is not None and lost is None:
@@ -288,8 +294,8 @@ def _points(name: str, lost: float) -> str:
 
 
 def unchecked(reason: str) -> RuntimeUnavailableError:
-    """Return the error for a required coverage that cannot be checked here. Neither another CPU's kernels nor a
-    forecast prove anything.
+    """Return the error for a required coverage that cannot be checked here. Neither the kernels of another CPU nor a
+    forecast can prove a coverage.
     """
     return RuntimeUnavailableError(
         f"--require-coverage cannot be checked here: {reason}",
@@ -312,23 +318,23 @@ def prove(
     float_outputs: Sequence[Outputs] = (),
     progress: Progress = SILENT,
 ) -> Proof:
-    """Load the artifact as its device will load it, and measure it against the float model that it was made from.
+    """Load the artifact the way its device will load it, and measure it against the float model from which it was made.
 
-    A plug-in engine runs the artifact in a process of its own. The float model runs in onnxruntime's own kernels,
-    unless the target has only the engine's kernels.
+    A plug-in engine runs the artifact in its own process. The float model runs on onnxruntime's own kernels, unless the
+    target has only the engine's kernels.
 
     Args:
         coverage: the coverage of the artifact on its target.
         workers: the processes that share the samples. Timed runs stay in this process.
-        count: the number of samples, spread over all. None takes all samples, or `simulated_count` if the engine's
-            hardware is simulated.
-        float_outputs: the float model's outputs for each sample, if known. The float model is then not run for them.
+        count: the number of samples to use, spread evenly over all. None means all samples, or `simulated_count`
+            samples if the engine's hardware is simulated.
+        float_outputs: the float model's outputs for each sample, if they are known. The float model is then not run.
 
     Raises:
         RuntimeUnavailableError: the artifact does not load.
-        NotFiniteError: the artifact outputs NaN or infinities, and the float model does not.
-        CheckFailedError: the file gives other outputs when it is opened as on devices, or it is wrong at another size
-            that the model accepts.
+        NotFiniteError: the artifact outputs NaN or infinities, but the float model does not.
+        CheckFailedError: the file gives different outputs when it is opened as on devices, or its outputs are wrong at
+            another size that the model accepts.
     """
     files = {FLOAT: prepared.path, INT8: artifact.proof_model}
     backend = artifact.plugin.engine.int8.backend if artifact.plugin is not None else ""
@@ -389,8 +395,8 @@ def prove(
 
 
 def simulated_count(prepared: PreparedModel, artifact: Artifact) -> int | None:
-    """Return how many samples to run if the engine is a simulator; None for all samples. The number follows from the
-    work per sample, so that it is the same on every machine.
+    """Return how many samples to run if the engine is a simulator, or None for all samples. The number depends only on
+    the work per sample, so it is the same on every machine.
     """
     if not artifact.in_simulator:
         return None

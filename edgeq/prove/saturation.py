@@ -1,5 +1,5 @@
-"""Decide what to do about kernels that add two products in 16 bits: nothing, smaller weights, other types, or slower
-kernels.
+"""Decide what to do about kernels that add two products in 16 bits. The choices are to do nothing, or to use smaller
+weights, other types, or slower kernels.
 
 edgeq builds and measures each mitigation. It chooses the cheapest one that keeps the accuracy of exact kernels.
 """
@@ -35,11 +35,11 @@ from edgeq.util.records import NOT_WRITTEN, plain
 
 
 class MitigationTrial:
-    """Hold the artifacts of several schemes for one target, next to the float model.
+    """Hold the artifacts of several schemes for one target, and compare them with the float model.
 
     Args:
-        builds: builds the artifacts; its job has the samples to run them on.
-        full: the scheme with all eight bits and no mitigation.
+        builds: object that builds the artifacts. Its job contains the samples on which they run.
+        full: the scheme with full 8-bit weights and no mitigation.
         table: the target's kernels that saturate.
 
     Raises:
@@ -60,7 +60,7 @@ class MitigationTrial:
         self._reference = open_session(builds.job.prepared.path)
         self.full = builds.build(target, full).artifact
         self._saturates = match_profile(self.job.machine, load_profiles()).profile.saturates
-        # None: the machine's own kernels are exact, or a model of exact kernels replaces them.
+        # None means that the machine's own kernels are exact, or that a model of exact kernels replaces them.
         self._exact = exact_settings(self.full) if self._saturates(full) else None
         self._sessions: dict[Path, Any] = {}
 
@@ -69,13 +69,13 @@ class MitigationTrial:
         file.
 
         Raises:
-            EdgeqError: the backend cannot build it, or onnxruntime refuses the options.
+            EdgeqError: the backend cannot build the artifact, or onnxruntime does not accept the options.
         """
         if self.adds_options_alone(scheme):
             options = {**self.full.session_options, **scheme.session_options}
             artifact = replace(self.full, scheme=scheme, session_options=options)
             if scheme != self._scheme and artifact.settings() != self._exact:
-                # raises if onnxruntime refuses the options for this graph
+                # raises an error if onnxruntime does not accept the options for this graph
                 open_session(artifact.model, artifact.settings())
             return artifact
         return self._builds.build(self._target, scheme).artifact
@@ -85,13 +85,11 @@ class MitigationTrial:
         return scheme.equals_but_options(self._scheme)
 
     def weights(self, artifact: Artifact) -> Audit:
-        """Audit the saturation on the target's kernels by the artifact's weights alone."""
+        """Audit the saturation on the target's kernels using only the artifact's weights."""
         return audit(artifact.model, artifact.settings(), table=self._table)
 
     def audit(self, artifact: Artifact, samples: int) -> Audit:
-        """Audit the effect of saturation on the artifact's outputs on the target's kernels, over this number of
-        samples.
-        """
+        """Audit how saturation on the target's kernels affects the artifact's outputs, over this number of samples."""
         return audit(
             artifact.model,
             artifact.settings(),
@@ -104,9 +102,9 @@ class MitigationTrial:
         )
 
     def evaluate(self, artifacts: Mapping[str, Artifact], samples: int) -> Evaluation:
-        """Compare each artifact on exact kernels with the float model, by name. Use this number of samples, or with a
-        task all samples of the proof. Artifacts that share a file share a result, because exact kernels compute the
-        same for them.
+        """Compare each artifact on exact kernels with the float model, and return the results by name. Use this number
+        of samples or, with a task, all the samples of the proof. Artifacts that share a file share a result, because
+        exact kernels compute the same outputs for them.
         """
         first: dict[Path, str] = {}
         for name, artifact in artifacts.items():
@@ -129,7 +127,9 @@ class MitigationTrial:
         )
 
     def _session(self, artifact: Artifact) -> Any:
-        """Return a session of the artifact on kernels that do not saturate. Artifacts of one file share it."""
+        """Return a session that runs the artifact on kernels that do not saturate. Artifacts that share a file share
+        the session.
+        """
         if artifact.model not in self._sessions:
             self._sessions[artifact.model] = self._opened(artifact)
         return self._sessions[artifact.model]
@@ -144,11 +144,11 @@ class MitigationTrial:
 
 
 FULL = "full range"
-# The loss against exact kernels that is allowed: in dB of SQNR, or in the unit of the task's metric (half a point).
+# The allowed loss against exact kernels: in dB of SQNR, or in the unit of the task's metric (half a point).
 TOLERATED_DB, TOLERATED_METRIC = 0.5, 0.005
 _SAMPLES = 16
-# Samples for the audit of the full range. The full range is chosen only if its weights are safe, so the loss in the
-# audit is only shown to users.
+# Number of samples for the audit of the full range. The full range is chosen only if its weights are safe, so the loss
+# found in the audit is only shown to the user.
 _AUDITED = 2
 
 
@@ -161,10 +161,10 @@ class Mitigation:
         scheme: the scheme to build.
         cost: the time relative to the full range, from the profile.
         safe: True if nothing can saturate, whatever the input.
-        sqnr_db: the SQNR against float32 on the target. If something can saturate, an exact model of the kernels gives
-            it.
+        sqnr_db: the SQNR against float32 on the target. If something can saturate, this SQNR comes from an exact model
+            of the kernels.
         metric: the task's primary metric on the target; None without a task, or if something can saturate.
-        failed: why the scheme cannot be built; "" if it can.
+        failed: the reason why the scheme cannot be built, or "" if it can be built.
     """
 
     name: str
@@ -181,13 +181,14 @@ class Decision:
     """Record the decision for one target, and its reasons.
 
     Attributes:
-        chosen: the mitigation that is built.
-        mitigations: the mitigations that were considered, the full range first. Those that are slower than one as good
-            as exact kernels are left out.
-        exact_db, exact_metric: the figures of the full range on kernels that do not saturate.
+        chosen: the mitigation that edgeq builds.
+        mitigations: the mitigations that were considered, with the full range first. If a mitigation is as good as
+            exact kernels, all slower mitigations are left out.
+        exact_db, exact_metric: the SQNR and the metric of the full range on kernels that do not saturate.
         audit: the audit of the full range.
-        samples: the number of samples of the figures. Figures with saturation come from `audit.samples`.
-        why: one sentence without a full stop.
+        samples: the number of samples on which the figures were measured. Figures with saturation come from
+            `audit.samples` samples.
+        why: the reason for the choice, as one sentence without a full stop.
     """
 
     chosen: Mitigation
@@ -210,13 +211,13 @@ class Decision:
 
 
 def kernel_table(target: Target, engine: Engine | None = None) -> SaturationTable:
-    """Return which kernels saturate on the target. For `engine`, see `kernels_saturate`."""
+    """Return the table of the kernels that saturate on the target. For `engine`, see `kernels_saturate`."""
     return saturation_table() if engine is None else saturation_table(engine.int8.saturation, target.features)
 
 
 def decision_for(builds: Builds, target: Target, scheme: Scheme, engine: Engine | None = None) -> Decision:
-    """Return the decision for a target if `must_decide` is true. On ONNX Runtime's own kernels, targets with the same
-    artifact and costs share a decision. See `decide`.
+    """Return the decision for a target for which `must_decide` is true. See `decide`. On ONNX Runtime's own kernels,
+    targets with the same artifact and the same costs share a decision.
     """
     if engine is not None:
         return decide(builds, target, scheme, engine=engine)
@@ -228,7 +229,7 @@ def decision_for(builds: Builds, target: Target, scheme: Scheme, engine: Engine 
 
 
 def decide(builds: Builds, target: Target, scheme: Scheme, *, engine: Engine | None = None) -> Decision:
-    """Choose the best way to build `scheme` for a target whose kernels can saturate.
+    """Choose the best mitigation with which to build `scheme` for a target whose kernels can saturate.
 
     Args:
         engine: see `kernels_saturate`.
@@ -266,11 +267,11 @@ def decide(builds: Builds, target: Target, scheme: Scheme, *, engine: Engine | N
     full, *others = _mitigations(mitigation_costs(target, engine), scheme)
     seen = [m for m in others if m.scheme.fit_seen]
     others = [m for m in others if not m.scheme.fit_seen and not found.safe]
-    # Builds take the most time here. So first consider the cheapest mitigations, and those that need no build.
+    # Builds take most of the time here. So first consider the cheapest mitigations and those that need no build.
     least = min((m.cost for m in others), default=0.0)
     first = [m for m in others if m.cost == least or trial.adds_options_alone(m.scheme)]
     evaluation = consider([full, *first])
-    assert evaluation is not None  # the full range could be built
+    assert evaluation is not None  # the evaluation exists because the full range could be built
     exact_db, exact_metric = evaluation.agreement[FULL].sqnr_db, _metric(evaluation, FULL)
     loss = _loss(evaluation, exact_db, exact_metric)
 
@@ -282,8 +283,8 @@ def decide(builds: Builds, target: Target, scheme: Scheme, *, engine: Engine | N
     if cheaper := [m for m in others if m not in first and m.cost < affordable]:
         consider(cheaper)
     if not close():
-        # No mitigation that is safe for any input is close enough. Try ranges that are safe for the samples, and count
-        # their loss.
+        # No mitigation that is safe for every input is accurate enough. Try ranges that are safe for the samples, and
+        # take their loss into account.
         for mitigation in seen:
             consider([mitigation])
     chosen = min(close(), key=lambda m: (m.cost, loss(m)), default=None)
@@ -322,8 +323,9 @@ def _measured(mitigation: Mitigation, safe: bool, evaluation: Evaluation, full: 
 
 
 def _seen(mitigation: Mitigation, evaluation: Evaluation, found: Audit) -> Mitigation:
-    """Judge a range that is fitted to the samples, so that other inputs may saturate. If sums saturate on the audited
-    samples, subtract that loss from the SQNR and leave out the metric. Otherwise use the metric of exact kernels.
+    """Evaluate a mitigation whose ranges are fitted to the samples, so other inputs may saturate. If sums saturate on
+    the audited samples, subtract the loss from the SQNR and leave out the metric. Otherwise use the metric of exact
+    kernels.
     """
     sqnr_db = evaluation.agreement[mitigation.name].sqnr_db
     if found.float_db is not None and found.clipped:
@@ -337,8 +339,8 @@ def _metric(evaluation: Evaluation, name: str) -> float | None:
 
 
 def _loss(evaluation: Evaluation, exact_db: float, exact_metric: float | None) -> Callable[[Mitigation], float]:
-    """Return a function that gives the loss of a mitigation against exact kernels, in tolerances. The loss is measured
-    in the task's metric if there is one, else in SQNR.
+    """Return a function that returns the loss of a mitigation against exact kernels, in units of the allowed loss. The
+    loss is measured in the task's metric if there is a task, otherwise in SQNR.
     """
     sign = 1.0 if not evaluation.accuracy or evaluation.accuracy[FULL].higher_is_better else -1.0
 
@@ -364,8 +366,8 @@ _CPU = "CPUExecutionProvider"
 
 @dataclass(frozen=True)
 class Audited:
-    """Record the result of an audit, with the model and the engine whose kernels were audited. `target` is "" for any
-    CPU on which they saturate.
+    """Record the result of an audit, with the model and the engine whose kernels were audited. `target` is "" if the
+    audit is for any CPU on which these kernels saturate.
     """
 
     name: str
@@ -388,21 +390,22 @@ def audit_saturation(
     target: Target | None = None,
     progress: Progress = SILENT,
 ) -> Audited:
-    """Compute a bound of the saturation in a quantized model from its weights. With samples, measure the saturation as
-    well.
+    """Compute a bound on the saturation in a quantized model from its weights. With samples, also measure the
+    saturation.
 
     Args:
         path: a quantized model, or a bundle.
         data: samples to simulate the model on.
-        reference: the float model, to measure the loss by saturation against it; needs `data`.
-        variant: the variant of a bundle; None takes the one for this machine.
-        config: session options for a model file. A variant of a bundle has its own.
-        engine: the engine whose kernels are audited; None takes that of the bundle's variant, else ONNX Runtime's own.
+        reference: the float model, against which the loss caused by saturation is measured; needs `data`.
+        variant: the variant of a bundle, or None for the variant for this machine.
+        config: session options for a model file. A variant of a bundle has its own session options.
+        engine: the engine whose kernels are audited. None means the engine of the bundle's variant, or else ONNX
+            Runtime's own kernels.
         target: the target that runs the model. Nothing saturates on a target with exact kernels. None means a CPU on
             which the kernels saturate.
 
     Raises:
-        UsageError: `reference` is given without `data`, or no model of the engine's kernels exists.
+        UsageError: `reference` is given without `data`, or edgeq has no model of the engine's kernels.
         EdgeqError: the model or the data cannot be loaded, read or run.
     """
     if reference is not None and data is None:

@@ -1,4 +1,4 @@
-"""Choose the checks of a variant that apply to its target, and record how each was made."""
+"""Choose the checks of a variant that apply to its target, and record how each check was made."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ _EXACT = "this machine's exact kernels, which give the target's sums: nothing ca
 
 
 def artifact_checks(built: Built, proof: Proof, machine: Machine, decision: Decision | None) -> tuple[Check, ...]:
-    """Return the checks that do not need the target: those made on this machine, and the one by the model of saturating
-    kernels.
+    """Return the checks that do not need the target. These are the checks made on this machine and the check with the
+    model of saturating kernels.
     """
     artifact, target = built.artifact, built.target
     saturation = saturation_check(built, decision)
@@ -57,7 +57,7 @@ def artifact_checks(built: Built, proof: Proof, machine: Machine, decision: Deci
 
 
 def _checks(proof: Proof, how: Mapping[str, tuple[CheckKind, str]], saturation: Check | None) -> tuple[Check, ...]:
-    """Return the checks of a proof, each with its kind and the place where it was made."""
+    """Return the checks that a proof contains, each with its kind and the place where it was made."""
     details = {"accuracy": f"SQNR {proof.agreement.sqnr_db:.1f} dB on {proof.samples} samples"}
     load, *others = (
         Check(name, kind, where, details.get(name, ""), None if kind == "none" else True)
@@ -74,8 +74,8 @@ def coverage_check(found: Coverage) -> Check:
 
 
 def saturation_check(built: Built, decision: Decision | None) -> Check | None:
-    """Check by the weights whether sums of two products saturate in 16 bits. Return None if the artifact's kernels do
-    not add in 16 bits, or if nothing is known about those of its plug-in.
+    """Use the weights to check whether sums of two products saturate in 16 bits. Return None if the artifact's kernels
+    do not add in 16 bits, or if nothing is known about the kernels of its plug-in.
 
     Args:
         decision: the decision on a mitigation.
@@ -94,11 +94,11 @@ def saturation_check(built: Built, decision: Decision | None) -> Check | None:
 
 
 def refuse_left_out(target: Target, artifact: Artifact) -> None:
-    """Refuse an artifact that the runner on the target would leave out, because its onnxruntime is older than any that
-    was tested.
+    """Refuse an artifact that the runner on the target would skip because the target's onnxruntime is older than any
+    release that was tested.
 
     Raises:
-        CheckFailedError: names both releases.
+        CheckFailedError: the artifact is refused. The message names both releases.
     """
     device, oldest = target.runtime.get("onnxruntime"), artifact.min_onnxruntime or target.profile.min_onnxruntime
     if device is not None and parse_version(device) < parse_version(oldest):
@@ -110,10 +110,11 @@ def refuse_left_out(target: Target, artifact: Artifact) -> None:
 
 
 def check_engines(engines: Sequence[EngineChoice], targets: Sequence[Target]) -> tuple[EngineChoice, ...]:
-    """Return the plug-ins among `engines`, each once. onnxruntime's own kernels are in every bundle.
+    """Return the plug-ins among `engines` without duplicates. Leave out onnxruntime's own kernels, because every bundle
+    contains a variant for them.
 
     Raises:
-        UsageError: an engine exists for none of `targets`, or the runner on devices does not know it.
+        UsageError: an engine supports none of `targets`, or the runner on devices does not support the engine.
         RuntimeUnavailableError: an engine cannot be used here. The error shows the command that helps.
     """
     plugins = tuple({choice.name: choice for choice in engines if choice.engine.module}.values())
@@ -149,7 +150,7 @@ def in_engine(
         decision: the decision on a mitigation of saturation in that engine.
 
     Raises:
-        EngineError: the engine crashes, hangs or refuses the model.
+        EngineError: the engine crashes, hangs or does not accept the model.
     """
     built = dataclasses.replace(variant.built, artifact=variant.built.artifact.in_engine(choice))
     proof = builds.prove(built, variant.scheme, native=variant.native)
@@ -162,8 +163,8 @@ def in_engine(
 
 
 _KINDS: Mapping[str, CheckKind] = {NATIVE: "native", EMULATED: "emulated", MODELLED: "modelled", NOT_RUN: "none"}
-# Multiply-accumulates that an emulated CPU computes in a minute or two. It is about a hundred times slower than a real
-# one.
+# Number of multiply-accumulates that an emulated CPU computes in a minute or two. An emulated CPU is about a hundred
+# times slower than a real one.
 _MACS = 4_000_000_000
 _MOST, _MOST_AT_NATIVE_SPEED = 16, 100
 
@@ -177,15 +178,16 @@ def check_built(
 ) -> EmulatedCheck:
     """Load `built` on its target's kernels, run the self-test there, and compare both machines with float32.
 
-    The difference between the two machines' outputs has no limit: a network that follows float32 loosely amplifies
-    roundings just as much. Instead, the target's outputs must follow float32 as well as this machine's do.
+    There is no limit on the difference between the two machines' outputs, because a network whose outputs are far from
+    float32 also amplifies roundings. Instead, the target's outputs must be as close to float32 as this machine's
+    outputs are.
 
     Args:
         coverage: the coverage of `built`.
         selftest: the number of samples in the self-test.
 
     Raises:
-        CheckFailedError: the model fails there.
+        CheckFailedError: the model fails on the target's kernels.
     """
     machine, progress = job.machine, job.progress
     route = route_for(built.target, machine, built.artifact.settings().engine, simulators=SIMULATORS, progress=progress)
@@ -209,7 +211,7 @@ def check_built(
 
 
 def checks_of(found: EmulatedCheck) -> tuple[Check, ...]:
-    """Return the result of a check on the target's kernels as entries of the list of checks."""
+    """Return the result of a check on the target's kernels as entries for the list of checks."""
     kind = _KINDS[found.where]
     if kind == "none":
         return (Check("kernels", kind, found.how, found.reason),)
@@ -229,7 +231,7 @@ def _count(job: Job, coverage: Coverage, route: ExecutionRoute) -> int:
 
 
 def verify_request(bundle: Path, variant: str | None, options: Mapping[str, Any]) -> VerifyRequest:
-    """Return the request of `edgeq verify --on` from its flat options.
+    """Return the request that the flat options of `edgeq verify --on` describe.
 
     Raises:
         UsageError: --max-drop is given without --task.
@@ -243,10 +245,10 @@ def verify_request(bundle: Path, variant: str | None, options: Mapping[str, Any]
 
 
 def refuse_without_target(options: Mapping[str, Any]) -> None:
-    """Refuse options for a comparison with a target if no target is named.
+    """Refuse options for the comparison with a target if no target is named.
 
     Raises:
-        UsageError: such an option is given.
+        UsageError: such an option is given but no target.
     """
     given = next((name for name, value in options.items() if value not in (None, ())), None)
     if given is not None:

@@ -35,22 +35,26 @@ from edgeq.util.records import plain, rounded
 
 Array = NDArray[Any]
 
-# Two architectures round differently. On the same integers (requantization and QLinearAdd), x86 and ARM differed by up
-# to 1.6 % of an output's largest value. A wrong kernel, such as one that saturates, differs by far more.
+# Two architectures round differently. With the same integers as input (requantization and QLinearAdd), x86 and ARM
+# differed by up to 1.6 % of an output's largest value. A wrong kernel, such as one that saturates, differs by far more.
 _SELFTEST_TOLERANCE = 0.025
 # A simulation and the device round in different places. The difference of two independent noises has √2 times the RMS
-# of each. The largest one, on an H100 in float16, was 1.6 times the difference between the simulation and float32.
+# of each noise. The largest difference, on an H100 in float16, was 1.6 times the difference between the simulation and
+# float32.
 _SIMULATED = 2.0
-# A share of the largest value of a slice that has another unit. There, a Sigmoid or an Exp in float often follows the
-# integers, and turns one rounding of its argument into a change of several percent.
+# The share of the largest value that is allowed in a slice with another unit. In such a slice, a Sigmoid or an Exp in
+# float often follows the integers and turns one rounding of its argument into a change of several percent.
 _SLICE_TOLERANCE = 0.1
 _MOST_SLICES = 64
-# The allowed distance from a multiple of the step, in steps. float32 represents up to 2^16 steps with this precision.
+# The allowed distance of a value from a multiple of the step, in steps. float32 represents up to 2^16 steps with this
+# precision.
 _OFF_GRID = 0.01
 
 
 def selftest_cases(artifact: Artifact, samples: Samples, count: int) -> tuple[SelfTestCase, ...]:
-    """Return the first `count` samples with the artifact's outputs for them, computed here in its engine."""
+    """Return the first `count` samples with the artifact's outputs for them, computed on this machine in the artifact's
+    engine.
+    """
     with Engines() as engines:
         session = engines.open(artifact.proof_model, artifact.proof_settings())
         return tuple(
@@ -66,17 +70,17 @@ def expected_outputs(
     native: bool,
     simulated: bool = False,
 ) -> SelfTest:
-    """Return the self-test: the expected outputs, and the tolerance of each output on the device.
+    """Return the self-test, which contains the expected outputs and the tolerance for each output on the device.
 
-    If the target's kernels ran the model, the outputs are theirs. Otherwise they are this machine's, and the target's
-    may differ by as much as quantization changed them. Roundings differ between architectures, and a network amplifies
-    both differences alike.
+    If the target's kernels ran the model, the expected outputs come from them. Otherwise they come from this machine,
+    and the target's outputs may differ from them by as much as quantization changed the outputs. Roundings differ
+    between architectures, and a network amplifies rounding differences as much as quantization noise.
 
     Args:
-        check: the check on the target's own kernels; None if there was none.
+        check: the check on the target's own kernels, or None if there was no such check.
         float_model: the model that was quantized.
-        native: True if this machine's kernels are the target's.
-        simulated: True if the outputs come from a simulation, which rounds in other places than the device.
+        native: True if this machine's kernels are the target's kernels.
+        simulated: True if the outputs come from a simulation, which rounds in different places than the device.
     """
     if check is not None and check.answers:
         cases = tuple(SelfTestCase(c.inputs, answer) for c, answer in zip(cases, check.answers, strict=True))
@@ -102,8 +106,8 @@ def _answers(session: Session, case: SelfTestCase) -> dict[str, Array]:
 def _allowed(
     name: str, pairs: Sequence[tuple[SelfTestCase, Array]], factor: float
 ) -> tuple[float, tuple[SliceTolerance, ...]]:
-    """Return the tolerance of an output and those of its slices. A tolerance is the larger of two values: a share of
-    the size, and `factor` times the distance from the other outputs.
+    """Return the tolerance of an output and the tolerances of its slices. A tolerance is the larger of two values: a
+    share of the largest value, and `factor` times the distance from the other outputs.
     """
     if any(case.outputs[name].dtype.kind != "f" for case, _ in pairs):
         return 0.0, ()
@@ -123,8 +127,8 @@ def _allowed(
 
 
 def _step(values: Array) -> float:
-    """Return the step of the grid that contains all values; 0 if there is none. There is a grid if one scale quantizes
-    the output.
+    """Return the step of the grid that contains all the values, or 0 if there is no grid. There is a grid if the whole
+    output is quantized with one scale.
     """
     known = np.unique(values.astype(np.float64))
     step = float(np.diff(known).min()) if len(known) > 1 else 0.0
@@ -139,13 +143,14 @@ class Variant(Displayed):
     Attributes:
         native: True if the proof was made on the target's own kernels.
         scheme: the requested scheme, before its backend or an engine added to it.
-        threads: the best number of threads, which is the runner's default; 0 leaves the number to the runtime.
-        checks: the checks with the kernels that they ran on, one of each name.
+        threads: the best number of threads, which is the runner's default. With 0, the runtime chooses the number.
+        checks: the checks, each with the kernels on which it ran. Each name occurs once.
         decision: the decision on saturating kernels with its reason; None if no decision was needed.
-        compatibility: what the variant needs of onnxruntime; None if that was not looked up.
-        emulated: the check on the target's own kernels if this machine has others; None if there was no such check.
-        preference: the rank among the variants of one profile. A device takes the highest that it can run; see
-            `with_fallback`.
+        compatibility: what the variant requires of onnxruntime, or None if this was not determined.
+        emulated: the check on the target's own kernels, if this machine has different kernels; None if there was no
+            such check.
+        preference: the rank among the variants of one profile. A device uses the variant with the highest rank that it
+            can run; see `with_fallback`.
     """
 
     built: Built
@@ -172,7 +177,7 @@ class Variant(Displayed):
         known += [self.compatibility.minimum] if self.compatibility else []
         plugin = self.built.artifact.plugin
         if plugin is not None and plugin.engine.direct is None and plugin.engine.min_onnxruntime:
-            # with a direct form, the device checks the plug-in's minimum only if it uses the plug-in
+            # if there is a direct form, the device checks the plug-in's minimum version only if it uses the plug-in
             known.append(plugin.engine.min_onnxruntime)
         return max(known, key=parse_version)
 
@@ -194,8 +199,8 @@ class Variant(Displayed):
 
 
 def variant_name(target: Target) -> str:
-    """Return the name of a target's variant. For "this machine", which means nothing elsewhere, it is the profile's
-    name.
+    """Return the name of a target's variant. For "this machine", the name is that of the profile, because "this
+    machine" means nothing elsewhere.
     """
     return target.profile.name if target.name == THIS_MACHINE else target.name
 
@@ -205,7 +210,7 @@ def with_fallback(name: str, fallback: Variant, preferred: Sequence[Variant]) ->
     plug-in engines.
 
     Args:
-        preferred: the variants of plug-ins, the best first. A device takes the first whose engine is installed and
+        preferred: the variants of plug-ins, best first. A device uses the first variant whose engine is installed and
             passes the self-test.
     """
     found = {name: fallback}
@@ -228,9 +233,9 @@ def variant_spec(
     """Describe a variant for the bundle.
 
     Args:
-        cases: the cases of its self-test.
-        model: its file.
-        tables: the folder with the calibration tables of its ranges.
+        cases: the cases of the variant's self-test.
+        model: the variant's file.
+        tables: the folder with the calibration tables that contain the variant's ranges.
     """
     built, proof = variant.built, variant.proof
     target, artifact = built.target, built.artifact
@@ -262,7 +267,7 @@ def variant_spec(
 
 def _spec(name: str, artifact: Artifact, info: Mapping[str, Any], selftest: SelfTest) -> VariantSpec:
     """Describe an artifact for the bundle. edgeq's runner reads a plug-in's options from the plug-in's description.
-    ONNX Runtime's own reader of packages reads them from the bundle.
+    ONNX Runtime's own package reader reads them from the bundle.
     """
     provider, options = artifact.provider, artifact.provider_options
     if artifact.plugin is not None:
@@ -288,24 +293,26 @@ def _estimate(artifact: Artifact) -> dict[str, Any]:
 
 
 def _engine(artifact: Artifact) -> dict[str, str]:
-    """Return the plug-in of a variant for its info; an empty dict if no plug-in runs it."""
+    """Return the plug-in that runs a variant, as entries for the variant's info. Return an empty dict if no plug-in
+    runs it.
+    """
     plugin = artifact.plugin
     return {} if plugin is None else {"engine": plugin.engine.name, "precision": plugin.precision}
 
 
 def alternative_spec(alternative: Alternative, job: Job, count: int) -> VariantSpec:
-    """Return the variant of an artifact that replaces another. A bundle contains it once, because it is the same for
-    every target.
+    """Return the variant for an artifact that can replace another. A bundle contains this variant only once, because it
+    is the same for every target.
 
     Args:
-        count: the number of samples in its self-test.
+        count: the number of samples in the variant's self-test.
 
     Raises:
-        CheckFailedError: its file gives other outputs when it is opened as on devices.
+        CheckFailedError: the artifact's file gives different outputs when it is opened as on devices.
     """
     artifact = alternative.artifact
     unopened = ""
-    # the compiled form of a plug-in was compared after compiling
+    # a plug-in's compiled form was already compared after compiling
     if artifact.plugin is None and artifact.model != job.prepared.path:
         opening = open_stand_in(artifact, job.prepared.path, job.validation)
         opening.check(artifact.model)
@@ -339,7 +346,9 @@ def _coverage(found: Coverage) -> dict[str, Any]:
 
 
 def _accuracy(proof: Proof) -> dict[str, Any]:
-    """Return the accuracy for the manifest, rounded so that the last bit of a sum does not change the bundle."""
+    """Return the accuracy for the manifest, rounded so that differences in the last bit of a sum do not change the
+    bundle.
+    """
     record: dict[str, Any] = {"samples": proof.samples, "held_out": proof.held_out}
     if np.isfinite(proof.agreement.sqnr_db):
         record["sqnr_db"] = round(proof.agreement.sqnr_db, 1)

@@ -1,4 +1,4 @@
-"""Write report.html: how a model was quantized and its results, in one file that opens anywhere.
+"""Write report.html, one file that opens anywhere and shows how a model was quantized and what the results are.
 
 Data flow: plain values (docs/report.md) → read.py (the figures and the verdict) → page.py (one HTML string).
 

@@ -36,7 +36,7 @@ def read_record(path: Path) -> dict[str, Any]:
     """Return a record from a separate file: report.json, tuning.json or the output of `edgeq tune --json`.
 
     Raises:
-        DataError: the file is not such a record.
+        DataError: the file is not one of these records.
     """
     record = json_object(path, DataError, "Give a record that edgeq wrote")
     kind = str(record.get("schema", "")).partition("/")[0]
@@ -50,15 +50,15 @@ def read_record(path: Path) -> dict[str, Any]:
 
 
 def bundle_record(bundle: Bundle) -> dict[str, Any]:
-    """Return the record in a bundle, completed from its manifest. Without a record, return only what the manifest
-    contains.
+    """Return the record in a bundle, completed from the bundle's manifest. If there is no record, return only the data
+    in the manifest.
     """
     record = dict(_json_in(bundle, RECORD))
     if TUNING in bundle.files:  # a bundle of edgeq 0.2 or older
         record["tuning"] = _json_in(bundle, TUNING)
     known = record.get("variants")
     kept = known if isinstance(known, dict) else {}
-    # The manifest decides which variants may run, whatever the record contains.
+    # The manifest, not the record, decides which variants may run.
     record["variants"] = {v.name: {**_variant(v), **_body(kept.get(v.name))} for v in bundle.components[MAIN]}
     record.setdefault("name", bundle.name)
     record.setdefault("versions", bundle.metadata.get("tools", {}))
@@ -82,7 +82,7 @@ def bundle_record(bundle: Bundle) -> dict[str, Any]:
 def measured(
     record: Mapping[str, Any], bundle: Bundle, name: str | None, settings: BenchSettings | None, progress: Progress
 ) -> dict[str, Any]:
-    """Return `record` with latencies and kernel times measured now, on this machine."""
+    """Return `record` with latencies and kernel times that are measured now on this machine."""
     found = bench(bundle.source, variant=name, settings=settings, progress=progress)
     variants, _ = bundle_variants(bundle, read_device(), name)
     chosen = variants[-1]
@@ -90,7 +90,7 @@ def measured(
     bodies = {key: dict(body) for key, body in record["variants"].items()}
     if times:
         bodies[chosen.name]["kernels"] = times
-    # The record may also have latencies of a tuning run. The latencies measured here and now take precedence.
+    # The record may also have latencies of a tuning run. The latencies that are measured now take precedence.
     return {
         **record,
         "variants": bodies,
@@ -101,7 +101,7 @@ def measured(
 
 
 def _kernels(variants: list[Variant]) -> dict[str, Any]:
-    """Return kernel times of the chosen variant and, if there is one, of the float32 variant, on an input of the
+    """Return the kernel times of the chosen variant and of the float32 variant, if there is one, on an input of the
     self-test.
     """
     chosen = variants[-1]
@@ -123,7 +123,7 @@ def _kernels(variants: list[Variant]) -> dict[str, Any]:
 
 
 def _variant(variant: Variant) -> dict[str, Any]:
-    """Return the bundle's own data on a variant, with the keys of the record."""
+    """Return the data that the bundle contains about a variant, with the keys of the record."""
     info = variant.info
     accuracy = _body(info.get("accuracy"))
     checks = [c for c in info.get("checks", ()) if isinstance(c, dict)] if isinstance(info.get("checks"), list) else []
@@ -156,12 +156,12 @@ def _accuracy(short: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_path(key: str) -> bool:
-    """Return whether a session option was resolved to a path on this machine."""
+    """Return whether the value of a session option was resolved to a path on this machine."""
     return key.endswith("_path")
 
 
 def _bytes_of(variant: Variant) -> int | None:
-    """Return the size of a variant's model in bytes; None if its weights are elsewhere in the bundle."""
+    """Return the size of a variant's model in bytes, or None if its weights are elsewhere in the bundle."""
     if variant.model is None or any(_is_path(key) for key in variant.session_options):
         return None
     folder = variant.model.parent
@@ -183,14 +183,14 @@ def _body(value: object) -> dict[str, Any]:
     return dict(value) if isinstance(value, Mapping) else {}
 
 
-# The last line of a page is a hash of everything before it. It shows whether somebody changed the page.
+# The last line of a page is a hash of everything before it. The hash shows whether somebody changed the page.
 _SEAL = b"<!-- edgeq report sha256:%s -->\n"
 _MOST_BYTES = 1 << 28
 
 
 @dataclass(frozen=True)
 class Reported(Displayed):
-    """Report the page that was written, with its data."""
+    """Report the page that was written, and the data on it."""
 
     bundle: Path
     page: Path
@@ -199,7 +199,7 @@ class Reported(Displayed):
 
     @property
     def of_record(self) -> bool:
-        """Return whether `bundle` is not a bundle but a separate record: of a bundle, or of a tuning run."""
+        """Return whether `bundle` is not a bundle but a separate record of a bundle or of a tuning run."""
         return _is_record(self.bundle)
 
     @property
@@ -238,15 +238,16 @@ def report_bundle(
 ) -> Reported:
     """Write the report of `path`: a bundle, a record, or the folder of a finished `edgeq tune`.
 
-    edgeq always draws the page from the bundle's figures. It does not open a page that came with an untrusted bundle.
+    edgeq always draws the page from the figures in the bundle. It does not open a page that came with the bundle, which
+    may be untrusted.
 
     Args:
-        output: the page; None puts it next to the bundle, as NAME.report.html.
-        measure: True to time the bundle and its layers on this machine now. If the bundle has a float32 model, it is
-            timed against that.
-        variant: the variant to measure; None takes the best for this machine.
-        settings: how to time the bundle.
-        fleet: the output of `edgeq bench --on FLEET.toml --json`, for a section of its own.
+        output: path of the page. With None, it is NAME.report.html next to the bundle.
+        measure: True to time the bundle and its layers on this machine now. If the bundle contains a float32 model, the
+            two are timed against each other.
+        variant: the variant to measure, or None for the best one for this machine.
+        settings: settings for timing the bundle.
+        fleet: the output of `edgeq bench --on FLEET.toml --json`, which is shown in its own section.
         force: True to replace any file at `output`. An earlier report that nobody changed is always replaced.
 
     Raises:
@@ -307,7 +308,7 @@ def _check_outside(place: Path, bundle: Path) -> None:
 
 
 def _is_report(place: Path) -> bool:
-    """Return whether the file at `place` is an unchanged report of edgeq, which a newer one may replace."""
+    """Return whether the file at `place` is an unchanged report of edgeq, which a newer report may replace."""
     if not is_plain(place) or place.stat().st_size > _MOST_BYTES:
         return False
     page = place.read_bytes()

@@ -1,4 +1,4 @@
-"""Compare two models, bundles, or one of each, side by side on the same samples: `edgeq compare A B`."""
+"""Implement `edgeq compare A B`, which compares two models or bundles on the same samples."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Limits:
 
     Attributes:
         max_drop: the accuracy that B may lose, in the unit of the task's primary metric.
-        min_speedup: the minimum speed of B, as a multiple of A's.
+        min_speedup: the minimum speed of B, as a multiple of the speed of A.
         max_growth, max_memory_growth: the share by which B's size and peak memory may exceed A's.
     """
 
@@ -70,15 +70,15 @@ class Limits:
 
 @dataclass(frozen=True)
 class LimitCheck:
-    """Report whether one limit holds.
+    """Report whether a comparison meets one limit.
 
     Attributes:
         what: "latency", "accuracy", "size" or "memory".
-        limit: the number: a share, or for latency the minimum speed as a multiple.
+        limit: the number. It is a share or, for latency, the minimum speed as a multiple.
         text: the limit as text for users.
         outcome: "held", "missed" or "unsettled". It is unsettled if the measurement shows neither that the limit holds
             nor that it does not.
-        sentence: the finding; "" if the limit holds.
+        sentence: the finding, or "" if the limit holds.
     """
 
     what: str
@@ -93,9 +93,9 @@ class Side:
     """Describe one of the two models.
 
     Attributes:
-        bytes: the size of its model file with external data; None if it cannot be read.
-        coverage: its coverage here, with the share of its MACs in int8; None if it was not measured.
-        quantized: True if any of its operators is quantized.
+        bytes: the size of the model file with external data; None if the file cannot be read.
+        coverage: the model's coverage on this machine, with the share of its MACs in int8; None if it was not measured.
+        quantized: True if any operator is quantized.
     """
 
     path: Path
@@ -108,7 +108,7 @@ class Side:
     quantized: bool = False
 
     def same_as(self, other: Side) -> bool:
-        """Return whether both are the same bytes, run in the same way."""
+        """Return whether both models consist of the same bytes and run in the same way."""
         return self.digest is not None and (self.digest, self.variant) == (other.digest, other.variant)
 
     def __record__(self) -> dict[str, Any]:
@@ -126,7 +126,7 @@ class Side:
 
 @dataclass(frozen=True)
 class Comparison(Page):
-    """Report a comparison. `agreement` is that of B's outputs with A's."""
+    """Report a comparison. `agreement` compares B's outputs with A's."""
 
     a: Side
     b: Side
@@ -139,19 +139,21 @@ class Comparison(Page):
 
     @property
     def same(self) -> bool:
-        """Return whether both are the same bytes, run in the same way, so that there is nothing to compare."""
+        """Return whether both models consist of the same bytes and run in the same way. Then there is nothing to
+        compare.
+        """
         return self.a.same_as(self.b)
 
     @property
     def debuggable(self) -> tuple[Side, Side] | None:
-        """Return the float model file and its quantized form, in this order, for `edgeq debug`. Return None if A and B
-        are not one of each.
+        """Return the float model file and its quantized form, in this order, for `edgeq debug`. Return None unless one
+        of A and B is a float model and the other is its quantized form.
         """
         found = next(((a, b) for a, b in ((self.a, self.b), (self.b, self.a)) if b.quantized and not a.quantized), None)
         return found if found is not None and found[0].variant is None else None
 
     def rows(self) -> list[tuple[str, str, str, str]]:
-        """Return the rows of a table: figure, A, B, B against A. Unknown figures have no row."""
+        """Return the rows of a table with the columns: figure, A, B, B against A. Unknown figures have no row."""
         rows = _grown("size", self.a.bytes, self.b.bytes)
         a, b = (side.coverage["int8_mac_share"] if side.coverage else None for side in (self.a, self.b))
         if a is not None and b is not None:
@@ -173,8 +175,8 @@ class Comparison(Page):
         return rows + _grown("peak memory", *_memories(self))
 
     def missed(self) -> tuple[str, ...]:
-        """Return a sentence for each limit that was not shown to hold. An unsettled limit counts as well, because a
-        build must not pass only because the machine was busy.
+        """Return a sentence for each limit that was not shown to hold. This includes unsettled limits, because a build
+        must not pass only because the machine was busy.
         """
         return tuple(check.sentence for check in check_limits(self) if check.outcome != HELD)
 
@@ -184,7 +186,7 @@ class Comparison(Page):
             raise CheckFailedError("; ".join(found), "Keep A, or find the cause with `edgeq debug` and `edgeq bench`")
 
     def verdict(self) -> tuple[str, ...]:
-        """Return sentences on what replacing A by B would gain and cost, the most important first."""
+        """Return sentences on what replacing A with B would gain and cost, most important first."""
         if self.same:
             return ("A and B are the same model.",)
         lines = []
@@ -217,7 +219,7 @@ class Comparison(Page):
         return {**self.figures(), "verdict": self.verdict(), "limits": self.limits, "missed": self.missed()}
 
     def figures(self) -> dict[str, Any]:
-        """Return all measurements as plain values."""
+        """Return all the measurements as plain values."""
         timed = self.measurement
         found: dict[str, Any] = plain(
             {
@@ -236,8 +238,8 @@ class Comparison(Page):
 
 
 def _memories(found: Comparison) -> tuple[int | None, int | None]:
-    """Return the peak memory of A's and of B's session in bytes, without the memory of the process itself; None if it
-    is not known.
+    """Return the peak memory of A's session and of B's session in bytes, without the memory of the process itself. A
+    value is None if it is not known.
     """
     models = found.measurement.models if found.measurement is not None else {}
     a, b = ((models.get(name, {}).get("memory") or {}).get("session_peak_bytes") for name in (A, B))
@@ -245,7 +247,9 @@ def _memories(found: Comparison) -> tuple[int | None, int | None]:
 
 
 def _speed(found: Claim) -> str:
-    """Return how many times as fast B is, with the interval or the spread of an estimate; "" if nothing is known."""
+    """Return how many times as fast as A B is, with the interval or the spread of an estimate. Return "" if nothing is
+    known.
+    """
     for about, known in (("", found.interval), ("about ", found.estimated)):
         if known is not None:
             return f"{about}{times(known[0])} the speed ({known[1]:.2f} to {known[2]:.2f})"
@@ -295,10 +299,11 @@ def _agreement_sentences(agreement: Agreement) -> list[str]:
 
 
 def check_limits(found: Comparison, a: str = "A", b: str = "B") -> tuple[LimitCheck, ...]:
-    """Check each limit. Sentences call the two models `a` and `b`.
+    """Check each limit. The sentences in the result call the two models `a` and `b`.
 
-    A limit is missed if its figure could not be measured. The exception is a speed that the machine was too busy to
-    settle. Accuracy is measured on these samples, and is exact for them.
+    If the figure for a limit could not be measured, the limit is missed. There is one exception: if the machine was too
+    busy to measure the speed, that limit is unsettled. Accuracy has no uncertainty, because the limit is only about
+    these samples.
     """
     limits = found.limits
     checks = []
@@ -321,7 +326,7 @@ def check_limits(found: Comparison, a: str = "A", b: str = "B") -> tuple[LimitCh
 
 
 def speed_outcome(found: Claim, limit: float) -> Outcome:
-    """Return whether a speed is at least `limit`, is below it, or neither is shown."""
+    """Return whether a speed is shown to be at least `limit`, is shown to be below it, or neither."""
     interval = found.interval
     if interval is None or interval[1] < limit <= interval[2]:
         return UNSETTLED
@@ -354,7 +359,7 @@ def _drop(found: Comparison, limit: float, b: str) -> LimitCheck:
 
 
 def _growth(what: str, before: int | None, after: int | None, limit: float, a: str, b: str) -> str:
-    """Return a sentence on growth beyond the limit; "" if the limit holds."""
+    """Return a sentence on growth beyond the limit, or "" if the limit holds."""
     if before is None or after is None:
         return f"the {what} could not be compared"
     if after <= before * (1 + limit):
@@ -371,7 +376,9 @@ class ComparePlace(Opener, Protocol):
         """Return the name of the place for users."""
 
     def measure(self, models: Mapping[str, LoadedModel], sessions: int, work: Workload) -> Measurement:
-        """Run `measure_models` on the models that were opened there, each in the given number of sessions."""
+        """Run `measure_models` in this place on the models that were opened there, each in the given number of
+        sessions.
+        """
 
 
 @dataclass(frozen=True)
@@ -380,13 +387,15 @@ class CompareRequest:
 
     Attributes:
         a, b: model files or bundles.
-        data: samples for both; see `edgeq.data.samples.open_samples`. None compares only what needs no samples.
-        task: the task to measure against the labels of the samples; None compares only the outputs.
-        preprocess: the preprocessing of the samples; None takes that of a bundle.
+        data: samples for both models; see `edgeq.data.samples.open_samples`. With None, only what needs no samples is
+            compared.
+        task: the task that measures accuracy against the labels of the samples. With None, only the outputs are
+            compared.
+        preprocess: the preprocessing of the samples, or None to use that of a bundle.
         timed: True to time both models.
         duration_s: the minimum time for each model, in seconds.
-        attempts: the maximum number of timings. Each takes twice as long as the one before. They end when a limit on
-            speed is settled.
+        attempts: the maximum number of speed measurements. Each measurement takes twice as long as the one before. No
+            more follow when the limit on speed is settled.
         sessions: the number of sessions in which small models are timed; None means `sessions_to_time`.
         session_options: session options for model files. They take precedence over options in the files.
     """
@@ -426,25 +435,28 @@ def compare(
     session_options: Mapping[str, str] | None = None,
     progress: Progress = SILENT,
 ) -> Comparison:
-    """Compare two models, two bundles, or one of each. What cannot be compared becomes a note, not an error.
+    """Compare two models, two bundles, or one of each. If something cannot be compared, there is a note instead of an
+    error.
 
     Args:
         a, b: model files or bundles.
-        data: samples for both; see `edgeq.open_samples`. None compares only what needs no samples.
-        task: the task to measure against the labels of the samples, or its name; None compares only the outputs.
+        data: samples for both models; see `edgeq.open_samples`. With None, only what needs no samples is compared.
+        task: the task that measures accuracy against the labels of the samples, or its name. With None, only the
+            outputs are compared.
         options: the options of a task that is given by name.
-        preprocess: the preprocessing of the samples; None takes that of a bundle.
+        preprocess: the preprocessing of the samples, or None to use that of a bundle.
         timed: True to time both models, interleaved.
         duration_s: the minimum time for each model, in seconds.
         max_drop: the accuracy that B may lose on these samples, in the unit of the task's primary metric (0.01 is one
             point of a share). It needs `task`. `Comparison.check` raises if B loses more.
-        min_speedup: the minimum speed of B, as a multiple of A's. The lower end of the interval must reach it.
+        min_speedup: the minimum speed of B, as a multiple of A's. The lower end of the measured interval must reach
+            this value.
         session_options: session options for model files. They take precedence over options in the files. A bundle has
-            its own.
+            its own session options.
 
     Raises:
         UsageError: a task is given without data, or an option has a wrong value.
-        EdgeqError: a model, a bundle or the data are wrong.
+        EdgeqError: there is an error in a model, a bundle or the data.
     """
     options = options or TaskOptions()
     limits, config = Limits(parse_share("--max-drop", max_drop), min_speedup), session_options or {}
@@ -458,7 +470,7 @@ def compare(
 def run_comparison(
     request: CompareRequest, *, place: ComparePlace | None = None, progress: Progress = SILENT
 ) -> Comparison:
-    """Run `compare` on a request, on this machine or at another `place`. Coverage in int8 is measured only on this
+    """Run `compare` for a request on this machine or in another `place`. Coverage in int8 is measured only on this
     machine.
     """
     if request.task is None:
@@ -502,7 +514,7 @@ def run_comparison(
             )
         here = place is None
         sides = [_side(loaded, key, samples, evaluation, notes, here=here) for key, loaded in ((A, a), (B, b))]
-        # Timing the same bytes, run in the same way, would measure only the machine's noise.
+        # If both models are the same and run in the same way, timing them would measure only the machine's noise.
         timed = request.timed and fits and not sides[0].same_as(sides[1])
         measurement = _time(request, a, b, samples, place, progress) if timed else None
     return Comparison(
@@ -554,7 +566,8 @@ def _side(
         if here:
             first = next(iter(samples)).inputs if samples is not None and evaluation is not None else None
             feed = first or random_feeds(loaded.session, count=1)[0]
-            # The quantized graph is used instead of its float model: MACs come from its own nodes and shapes.
+            # There is no float model here, so the quantized graph takes its place. The MACs come from the graph's own
+            # nodes and shapes.
             coverage = plain(measure_coverage(loaded.model, loaded.settings, feed, loaded.graph, lambda name, op: ""))
     except EdgeqError as error:
         notes.append(f"{key}: {error}")
@@ -574,7 +587,7 @@ def _time(
     feeds: Sequence[Mapping[str, Any]] | None = None
     if samples is not None:
         feeds = [sample.inputs for sample in itertools.islice(samples, SAMPLES)]
-    # Both get the same number of sessions, because pairs of sessions are compared.
+    # Both models get the same number of sessions, because pairs of sessions are compared.
     count = min(sessions_to_time(side.model, side.folder) for side in (a, b))
     count = request.sessions or count if count > 1 else 1
     limit = request.limits.min_speedup

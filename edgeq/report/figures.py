@@ -1,11 +1,11 @@
 """Write names in readable form, and draw the elements that every chart consists of.
 
-Names and notes from models and bundles are untrusted. They stay on one line, are isolated and shortened, and never
-become markup. Jinja2 does the escaping; its templates use these filters.
+Names and notes from models and bundles are untrusted. So each one is kept on one line, isolated, shortened, and never
+used as markup. Jinja2 does the escaping. Its templates use the filters in this module.
 
-This module draws the charts (elements, frame, axes with ticks, labels that do not overlap) without a plotting library.
-They take their colours from the page's style (light, dark and print), have labels for screen readers and `data-`
-attributes for the script, and have a few kilobytes each.
+This module draws the parts of charts (elements, frame, axes with ticks, labels that do not overlap) without a plotting
+library. A chart has a few kilobytes. It takes its colours from the page's style (light, dark and print), and has labels
+for screen readers and `data-` attributes for the script.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _SHOWN = 12
 
 
 def pairs(values: Mapping[str, Any], limit: int) -> Pairs:
-    """Return at most `limit` items as text. Lists are joined, mappings become k=v, booleans yes or no. Empty items are
-    left out.
+    """Return at most `limit` items as text. Lists are joined, mappings become k=v, and booleans become yes or no. Empty
+    items are left out.
     """
     shown = ((string(key), _shown(item)) for key, item in list(values.items())[:limit])
     return tuple((key, text) for key, text in shown if text)
@@ -56,7 +56,8 @@ def _shown(item: object) -> str:
     return f"{joined} and {len(texts) - _SHOWN} more" if len(texts) > _SHOWN else joined
 
 
-# Characters that reorder or break the text around them. They are shown as numbers, so that no name imitates another.
+# Characters that reorder or break the text around them. The page shows them as numbers, so that one name cannot imitate
+# another.
 _UNRULY = frozenset("\u061c\u200e\u200f\u2028\u2029\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069\ufeff")
 _UNPRINTABLE = frozenset({"Cc", "Cs"})
 
@@ -77,8 +78,8 @@ def _visible(c: str) -> str:
 
 
 def escaped(value: object) -> Markup:
-    """Return a value in the form of the page. Markup is unchanged, None becomes empty, and everything else becomes
-    visible, escaped text.
+    """Return a value in the form in which the page shows it. Markup is unchanged, None becomes empty, and everything
+    else becomes visible, escaped text.
     """
     if isinstance(value, Markup):
         return value
@@ -96,7 +97,9 @@ def isolated(name: str, limit: int = 200, class_: str = "") -> Markup:
 
 
 def shorten(value: str, limit: int) -> str:
-    """Return at most `limit` characters. Longer text loses its middle, because names differ at their ends."""
+    """Shorten `value` to at most `limit` characters. The middle of longer text is cut out, because names differ at
+    their ends.
+    """
     shown = visible(value[: limit * 4] + value[-limit:] if len(value) > limit * 5 else value)
     if len(shown) <= limit:
         return shown
@@ -106,12 +109,12 @@ def shorten(value: str, limit: int) -> str:
 
 _NICE = (1.0, 2.0, 2.5, 5.0, 10.0)
 _LOG_FROM = 8.0
-"""The axis is logarithmic if its ends differ by more than this factor."""
+"""An axis is logarithmic if its ends differ by more than this factor."""
 
 
 @dataclass(frozen=True)
 class Scale:
-    """Map low..high to start..end, linearly or logarithmically. Values outside map to the nearer end."""
+    """Map low..high to start..end, linearly or logarithmically. Values outside this range map to the nearer end."""
 
     low: float
     high: float
@@ -123,7 +126,9 @@ class Scale:
         return self.start + (self.end - self.start) * min(1.0, max(0.0, self.share(value)))
 
     def share(self, value: float) -> float:
-        """Return 0 at `low` and 1 at `high`. Values outside give numbers below 0 or above 1."""
+        """Return the position of `value` between `low` (0) and `high` (1). For values outside, the result is below 0 or
+        above 1.
+        """
         if self.log:
             if value <= 0:
                 return 0.0
@@ -131,7 +136,7 @@ class Scale:
         return (value - self.low) / (self.high - self.low)
 
     def ticks(self, most: int = 6) -> tuple[float, ...]:
-        """Return about `most` round values at most, between `low` and `high`. On a logarithmic axis, they are based on
+        """Return about `most` or fewer round values between `low` and `high`. On a logarithmic axis, they are based on
         powers of ten.
         """
         return log_ticks(self.low, self.high, most) if self.log else nice_ticks(self.low, self.high, most)
@@ -140,10 +145,11 @@ class Scale:
 def scale_for(
     values: Sequence[float], start: float, end: float, *, log: bool | None = None, pad: float = 0.06
 ) -> Scale:
-    """Return a scale that contains all `values`, with a margin of `pad` of its length at both ends.
+    """Return a scale that contains all `values` and has a margin at both ends. `pad` is the margin as a share of the
+    length.
 
     Args:
-        log: True for a logarithmic axis, which needs positive values. None decides by the spread of the values.
+        log: True for a logarithmic axis, which needs positive values. With None, the spread of the values decides.
     """
     low, high = min(values), max(values)
     if log is None:
@@ -156,7 +162,9 @@ def scale_for(
 
 
 def nice_ticks(low: float, high: float, most: int = 6) -> tuple[float, ...]:
-    """Return at most `most` multiples of 1, 2, 2.5 or 5 times a power of ten within low..high."""
+    """Return the multiples of a step within low..high. The step is 1, 2, 2.5 or 5 times a power of ten, and there are
+    at most `most` multiples.
+    """
     if not high > low:
         return (low,)
     rough = (high - low) / max(1, most - 1)
@@ -170,8 +178,8 @@ def nice_ticks(low: float, high: float, most: int = 6) -> tuple[float, ...]:
 
 
 def log_ticks(low: float, high: float, most: int = 6) -> tuple[float, ...]:
-    """Return 1, 2 and 5 times powers of ten within low..high, or only some of them if they are too many. If there are
-    too few, return evenly spaced ticks.
+    """Return 1, 2 and 5 times powers of ten within low..high. If these are too many, return only some of them. If they
+    are too few, return evenly spaced ticks.
     """
     exponents = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     for factors in ((1, 2, 5), (1, 3), (1,)):
@@ -183,7 +191,9 @@ def log_ticks(low: float, high: float, most: int = 6) -> tuple[float, ...]:
 
 
 def tick_labels(ticks: Sequence[float]) -> tuple[str, ...]:
-    """Return the ticks as text. Evenly spaced ticks all get as many decimals as are needed to distinguish them."""
+    """Return the ticks as text. Evenly spaced ticks all get the same number of decimals, which is enough to distinguish
+    them.
+    """
     if len(ticks) < 2:
         return tuple(significant(t) for t in ticks)
     steps = [b - a for a, b in pairwise(ticks)]
@@ -204,7 +214,7 @@ _NARROW = frozenset("iljtfrI1.,:;|!'()[] -")
 
 @dataclass(frozen=True)
 class Box:
-    """Describe a rectangle, to keep labels from overlapping."""
+    """Describe a rectangle. Rectangles are used to keep labels from overlapping."""
 
     x: float
     y: float
@@ -246,13 +256,13 @@ def fitted(text: str, width: float) -> str:
 
 
 def join(children: Iterable[str | None]) -> Markup:
-    """Join children one after another. Plain strings are escaped, and None is left out."""
+    """Join `children` into one markup. Plain strings are escaped, and None is left out."""
     return Markup().join(escaped(child) for child in children if child is not None)
 
 
 def tag(name: str, /, *children: str | None, **attributes: str | int | float | None) -> Markup:
-    """Return an SVG element. The attribute `class_` becomes class, and `stroke_width` becomes stroke-width. None leaves
-    an attribute out. Floats have at most two decimals.
+    """Return an SVG element. The attribute `class_` becomes class, and `stroke_width` becomes stroke-width. An
+    attribute that is None is left out. Floats have at most two decimals.
     """
     written = Markup().join(
         Markup(' {}="{}"').format(key.rstrip("_").replace("_", "-"), escaped(_number(value)))
@@ -275,7 +285,7 @@ def label(x: float, y: float, text: str, *, anchor: str = "start", class_: str =
 
 
 def figure(width: float, height: float, description: str, *children: str | None, class_: str = "") -> Markup:
-    """Return an SVG that scales to the available width. Screen readers get `description`."""
+    """Return an SVG that scales to the available width. Screen readers read `description`."""
     return tag(
         "svg",
         *children,
@@ -305,7 +315,7 @@ def x_axis(scale: Scale, y: float, top: float, title: str, *, most: int = 7) -> 
 
 
 def y_axis(scale: Scale, x: float, right: float, title: str, *, most: int = 6) -> Markup:
-    """Draw ticks left of the line `x`, grid lines to `right`, and the title above the axis, in upright text.
+    """Draw ticks left of the line `x`, grid lines to `right`, and the title above the axis in horizontal text.
 
     Args:
         scale: the scale; its `start` is the bottom.

@@ -1,7 +1,8 @@
-"""Implement `edgeq gate`: fail in CI if a model or bundle is worse than a baseline by more than the limits allow.
+"""Implement `edgeq gate`: make a CI job fail if a model or bundle is worse than a baseline by more than the limits
+allow.
 
-The baseline is a model or a bundle, never a file of figures. edgeq measures both now, interleaved, on one machine. So a
-latency is never compared with one from another machine or another day.
+The baseline is a model or a bundle, never a file of figures. edgeq measures both now, interleaved, on one machine. So
+it never compares latencies from different machines or different days.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ from edgeq.util.outputs import check_apart, check_free, check_outside, output_di
 from edgeq.util.records import computed, read_toml
 
 _ATTEMPTS = 2
-# With twelve pairs, the 95 % interval leaves out two pairs at each end, so that one odd session does not widen it.
+# With twelve pairs, the 95 % interval leaves out two pairs at each end, so one unusual session does not widen the
+# interval.
 _SESSIONS = 12
 _MARKS = {HELD: "✅", MISSED: "❌", UNSETTLED: "❔"}
 _TITLES = {HELD: "passed", MISSED: "failed", UNSETTLED: "inconclusive"}
@@ -50,8 +52,8 @@ class GateLimits:
         max_drop: the accuracy that may be lost, in the unit of the task's primary metric (0.01 is one point). None
             means 0.01 if a task is given.
         max_growth: the share by which the model's size in bytes may increase.
-        max_memory_growth: the share by which its peak memory may increase.
-        inconclusive: "fail" or "pass": the result for a latency that the machine was too busy to settle.
+        max_memory_growth: the share by which the model's peak memory may increase.
+        inconclusive: "fail" or "pass". This is the result if the machine was too busy to settle the limit on latency.
     """
 
     max_slowdown: float = 0.05
@@ -67,10 +69,10 @@ class GateLimits:
                 raise UsageError(f"{name} is {value:g}", "Give a share of 0 or more, such as 0.05 for 5 %")
 
     def limits(self, *, task: bool) -> Limits:
-        """Return the limits in the form of a comparison. Accuracy has a limit only if a task measures it.
+        """Return the limits as `Limits` for a comparison. Accuracy has a limit only if a task measures it.
 
         Raises:
-            UsageError: `max_drop` is set and there is no task.
+            UsageError: `max_drop` is set but there is no task.
         """
         if self.max_drop is not None and not task:
             raise UsageError("max_drop needs a task", "Give --task, and labelled samples as --data")
@@ -93,10 +95,10 @@ class Gated(Displayed):
 
     Attributes:
         model, baseline: the paths as given.
-        comparison: the model as B against the baseline as A; None if there was no baseline yet.
+        comparison: the comparison between the model (B) and the baseline (A); None if there was no baseline yet.
         checks: the outcome of each limit.
         updated: True if the model was written as the new baseline.
-        on: the board on which both ran; None means this machine.
+        on: the board on which both ran, or None for this machine.
     """
 
     model: Path
@@ -115,7 +117,7 @@ class Gated(Displayed):
 
     def check(self) -> None:
         """Raise WorseError if a limit is missed. Raise InconclusiveError if a limit is not settled and
-        `limits.inconclusive` is "fail". An update accepts both.
+        `limits.inconclusive` is "fail". If the baseline was updated, neither is raised.
         """
         if self.updated:
             return
@@ -126,7 +128,7 @@ class Gated(Displayed):
             raise InconclusiveError("; ".join(sentences[UNSETTLED]), "Run it on a quiet machine, or see docs/gate.md")
 
     def rows(self) -> list[tuple[str, ...]]:
-        """Return the rows of a table: figure, baseline, model, model against baseline."""
+        """Return the rows of a table with the columns: figure, baseline, model, model against baseline."""
         return [tuple(row) for row in self.comparison.rows()] if self.comparison is not None else []
 
 
@@ -143,15 +145,15 @@ def gate(
     If the limit on latency is not settled, both are timed once more, for twice as long.
 
     Args:
-        request: the two models and how to compare them. `limits` replaces its limits.
-        update: True to replace the baseline by the model afterwards, whatever the result. If there is no baseline yet,
+        request: the two models and how to compare them. `limits` replaces the limits in it.
+        update: True to make the model the new baseline afterwards, whatever the result. If there is no baseline yet,
             nothing is measured.
-        place: the place where both run; None is this machine.
+        place: the place where both run, or None for this machine.
 
     Raises:
         UsageError: there is no baseline and `update` is not set, or an option has a wrong value.
-        OutputError: the baseline's path has other content.
-        EdgeqError: a model, a bundle or the data are wrong.
+        OutputError: the baseline's path contains something that is not a model or bundle.
+        EdgeqError: there is an error in a model, a bundle or the data.
     """
     baseline, model = request.a, request.b
     found: Comparison | None = None
@@ -176,7 +178,7 @@ def gate(
 
 
 def check_junit(junit: Path, request: CompareRequest, limits: Path | None, *, force: bool) -> None:
-    """Refuse a path for the JUnit XML that exists already, or that is an input of the gate or inside one.
+    """Refuse a path for the JUnit XML file that already exists, is an input of the gate, or is inside such an input.
 
     Raises:
         OutputError: the path is refused.
@@ -201,11 +203,11 @@ def _read_paths(request: CompareRequest) -> Iterator[Path]:
 
 
 def write_baseline(model: Path, baseline: Path) -> None:
-    """Copy a model with its external data, or a bundle, to `baseline`, replacing an earlier one. External data in
-    subfolders move into the model's file or, if they are large, next to it.
+    """Copy a model with its external data, or a bundle, to `baseline`, and replace an earlier baseline. If external
+    data are in subfolders, they are moved into the model's file or, if they are large, next to it.
 
     Raises:
-        OutputError: the path has other content.
+        OutputError: the path contains something that is not a model or bundle.
     """
     check_apart(baseline, [model])
     if model.is_dir():
@@ -224,8 +226,8 @@ def write_baseline(model: Path, baseline: Path) -> None:
 
 
 def markdown(found: Gated) -> str:
-    """Return the result for a job's summary: a table of the measurements, a table of the limits, and a sentence for
-    each limit that does not hold.
+    """Return the result as Markdown for the summary of a CI job. It consists of a table of measurements, a table of
+    limits, and a sentence for each limit that does not hold.
     """
     where = f", on {found.on}" if found.on else ""
     lines = [f"### edgeq gate: {found.outcome}", "", f"`{found.model}` against `{found.baseline}`{where}"]

@@ -1,7 +1,7 @@
-"""Describe and draw the inside of a model for the report: its layers, and the tensors that lose most.
+"""Describe and draw a model's layers and the tensors that lose most, for the report.
 
-The rows of layers join errors and times by node name. The histogram of a tensor shows its values and the range that
-each method would keep.
+A layer's row combines its error and its times, which are matched by node name. A tensor's histogram shows its values
+and the range that each method would choose.
 """
 
 from __future__ import annotations
@@ -56,16 +56,16 @@ from edgeq.util.numbers import significant
 from edgeq.util.records import Amount, Finite, Share, parse, plain
 
 SAMPLES = 4
-"""A few samples are enough for sums over all elements of a tensor."""
-# Models with more multiply-accumulates use half as many samples. Their tensors have many elements, and following the
-# errors of 40 layers takes 40 float runs per sample.
+"""Number of samples. A few are enough, because the figures are sums over all elements of a tensor."""
+# Models with more multiply-accumulates than this use half as many samples. Their tensors have many elements, and
+# tracing the errors of 40 layers takes 40 float runs per sample.
 _LARGE_MACS = 1_000_000_000
 _ERROR_SOURCES = 10
 
 
 @dataclass(frozen=True)
 class Figures:
-    """Describe how closely an activation follows the float model's. `sqnr_db` is None if both are equal."""
+    """Describe how closely an activation matches that of the float model. `sqnr_db` is None if both are identical."""
 
     sqnr_db: Finite | None = None
     cosine: Finite | None = None
@@ -81,7 +81,9 @@ class Saturated:
 
 @dataclass(frozen=True)
 class Activation:
-    """Describe one activation as the report draws it. See `edgeq.measure.error_sources.ActivationComparison`."""
+    """Describe one activation in the form in which the report draws it. See
+    `edgeq.measure.error_sources.ActivationComparison`.
+    """
 
     name: str
     node: str = ""
@@ -94,7 +96,7 @@ class Activation:
 
 @dataclass(frozen=True)
 class LayersRecord:
-    """List activations in execution order and the layers that cost accuracy. `error` states why there are none."""
+    """List activations in execution order and the layers that cost accuracy. If there are none, `error` states why."""
 
     count: int = 0
     activations: tuple[Activation, ...] = ()
@@ -110,15 +112,15 @@ def layer_record(
     *,
     progress: Progress = SILENT,
 ) -> dict[str, Any]:
-    """Record the findings of `edgeq debug` on each activation, reduced to what the report draws, and the error sources.
+    """Record what `edgeq debug` finds about each activation, reduced to what the report draws, and the error sources.
 
     Args:
         reference: the prepared model that `quantized` was made from.
         settings: the settings of the quantized model's session.
 
     Returns:
-        `activations`, `error_sources` and `samples`. If the two models cannot be compared layer by layer,
-            only `error`.
+        A dictionary with `activations`, `error_sources` and `samples`. If the two models cannot be compared layer by
+            layer, it contains only `error`.
     """
     try:
         assert reference.path is not None, "a prepared model has a file"
@@ -140,7 +142,9 @@ def layer_record(
 
 
 _SPREAD, _SPREAD_US = 0.2, 2.0
-"""Two times of a layer that differ by no more than this share or these microseconds count as equal."""
+"""If two times of a layer differ by no more than this share or by no more than this number of microseconds, they count
+as equal.
+"""
 
 
 @dataclass(frozen=True)
@@ -148,12 +152,14 @@ class Layer:
     """Describe one layer, in execution order.
 
     Attributes:
-        sqnr_db: the SQNR of its output against the float model's, in dB, with all errors of the layers before it.
-        own_db: the SQNR of its output in dB if it gets the float model's inputs: the error that the layer itself makes.
-        saturated: the share of its output's values at an end of the integer range.
-        float_us, int8_us: the median time of its kernels in each model, in microseconds.
-        error_source: True if it is named as a layer that costs accuracy.
-        advice: what to do about it.
+        sqnr_db: the SQNR of the layer's output in dB against the float model's output, including the errors of all
+            layers before it.
+        own_db: the SQNR of the layer's output in dB if the layer gets the float model's inputs. It shows the error that
+            the layer itself makes.
+        saturated: the share of the output's values that are at an end of the integer range.
+        float_us, int8_us: the median time of the layer's kernels in each model, in microseconds.
+        error_source: True if the layer is listed among the layers that cost accuracy.
+        advice: what to do about the error.
     """
 
     name: str
@@ -170,37 +176,38 @@ class Layer:
 
     @property
     def time_lost(self) -> float:
-        """Return by how many microseconds it is slower in int8. The value is negative if it is faster, and 0 if that is
-        unknown.
+        """Return by how many microseconds the layer is slower in int8. The value is negative if the layer is faster in
+        int8, and 0 if its times are unknown.
         """
         return self.int8_us - self.float_us if self.int8_us is not None and self.float_us is not None else 0.0
 
     @property
     def made_slower(self) -> bool:
-        """Return whether integer kernels run it slower than float32 did, by more than the profiler's own cost and
-        variation.
+        """Return whether the layer is slower in integer kernels than in float32 by more than the profiler's own cost
+        and variation.
         """
         ran_in_int8 = self.int8_kind == "int8" and self.float_us is not None
         return ran_in_int8 and self.time_lost > max(_SPREAD_US, _SPREAD * (self.float_us or 0.0))
 
     def error_db(self, *, alone: bool) -> float | None:
-        """Return the SQNR in dB that layers are ranked by: of their own error (`alone`), or of all errors so far.
+        """Return the SQNR in dB by which layers are ranked. If `alone`, it covers only the layer's own error, otherwise
+        all errors so far.
 
-        A layer that adds no error has no value.
+        The result is None for a layer that adds no error.
         """
         return self.own_db if alone else self.sqnr_db
 
 
 def measured_alone(layers: Sequence[Layer]) -> bool:
-    """Return whether the error of single layers is known."""
+    """Return whether the errors of single layers are known."""
     return any(layer.own_db is not None for layer in layers)
 
 
 def layer_rows(
     record: LayersRecord | None, kernels: Mapping[str, Sequence[KernelTime]]
 ) -> tuple[tuple[Layer, ...], float | None]:
-    """Return layers in execution order, and the time of conversions (Q/DQ) in microseconds; None if there are no
-    conversions.
+    """Return the layers in execution order, and the time of conversions (Q/DQ) in microseconds. The time is None if
+    there are no conversions.
 
     Args:
         kernels: kernel times by "float32" and "int8", in execution order.
@@ -253,7 +260,7 @@ def _advice(source: ErrorSource) -> str:
 
 
 def _summed(times: Iterable[KernelTime]) -> dict[str, KernelTime]:
-    """Sum the times by node name. Several kernels of one node count together, under the operator type of the first."""
+    """Sum the times by node name. The kernels of one node are counted together, with the operator type of the first."""
     found: dict[str, KernelTime] = {}
     for time in times:
         known = found.get(time.name)
@@ -264,12 +271,14 @@ def _summed(times: Iterable[KernelTime]) -> dict[str, KernelTime]:
 _PANEL = 120.0
 _GAP = 44.0
 _MOST_COLUMNS = 600
-"""If there are more layers, several share a column, which shows the worst SQNR and the sum of the times."""
+"""If there are more layers than this, several layers share a column, which shows their worst SQNR and the sum of their
+times.
+"""
 
 
 def layer_profile(layers: Sequence[Layer], width: float) -> Markup:
-    """Draw a panel for errors and one for times over the same axis. A panel without data is left out; without both,
-    return empty markup.
+    """Draw a panel for errors and a panel for times over the same axis. A panel without data is left out. If both have
+    no data, return empty markup.
     """
     each = -(-len(layers) // _MOST_COLUMNS) or 1
     columns = [layers[i : i + each] for i in range(0, len(layers), each)]
@@ -339,7 +348,9 @@ def _time(columns: Sequence[Sequence[Layer]], xs: Scale, ys: Scale) -> Markup:
 
 @dataclass(frozen=True)
 class Threshold:
-    """Describe a range and the method that gave it. `sqnr_db` is the tensor's SQNR if only this tensor is quantized."""
+    """Describe a range and the method that chose it. `sqnr_db` is the tensor's SQNR if only this tensor is
+    quantized.
+    """
 
     method: str
     low: Finite
@@ -355,7 +366,7 @@ class TensorHistogram:
         edges: the ascending edges of the bins, one more than there are counts.
         zeros: the share of values that are exactly zero. They are not in `counts`.
         clipped: the share of values outside the range in use.
-        chosen: the method of the range in use.
+        chosen: the method that chose the range in use.
     """
 
     tensor: str
@@ -386,14 +397,14 @@ def worst_tensors(
     among: Collection[str] | None = None,
     count: int = TENSORS,
 ) -> list[TensorHistogram]:
-    """Return histograms of the tensors with the lowest SQNR under `ranges`, with the ranges that other methods would
-    choose.
+    """Return histograms of the tensors that have the lowest SQNR with `ranges`. The histograms include the ranges that
+    other methods would choose.
 
-    The SQNR is that of the tensor alone, rounded to the scheme's integers, and computed from its histogram.
+    The SQNR is computed from the tensor's histogram, as if only this tensor were rounded to the scheme's integers.
 
     Args:
         ranges: the ranges in use.
-        among: names of the tensors that are quantized; None takes all tensors with a range.
+        among: names of the tensors that are quantized, or None for all tensors with a range.
     """
     grid = grid_of(scheme.activation_type, scheme.activation_symmetric)
     losses: dict[Histogram, tuple[float, str]] = {}
@@ -416,16 +427,16 @@ def worst_tensors(
 
 
 def quantized_tensors(model: ir.Model) -> set[str] | None:
-    """Return the names of the float tensors that a quantized graph rounds to constant scales; None if it has no Q/DQ
-    nodes.
+    """Return the names of the float tensors that a quantized graph rounds with constant scales, or None if the graph
+    has no Q/DQ nodes.
     """
     rounded = [node.inputs[0] for node in model.graph if node.op_type == "QuantizeLinear"]
     return {name_of(value) for value in rounded if not is_constant(value)} or None
 
 
 def sqnr_of(histogram: Histogram, kept: Range, grid: Grid) -> float | None:
-    """Return the SQNR in dB of values rounded to `grid` over `kept`; None if all values are zero, or the range is
-    empty.
+    """Return the SQNR in dB of values that are rounded to `grid` over the range `kept`, or None if all values are zero
+    or the range is empty.
     """
     if not kept.low < kept.high:
         return None
@@ -458,7 +469,7 @@ def _described(
 
 
 def _values(histogram: Histogram) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], int]:
-    """Return the centres and counts of all bins except zero's, and the number of zeros."""
+    """Return the centres and counts of all bins except the zero bin, and the number of zeros."""
     lower, upper = histogram.edges()
     zero = histogram.keys == 0
     return ((lower + upper) / 2)[~zero], histogram.counts[~zero], int(histogram.counts[zero].sum())
@@ -468,11 +479,13 @@ _PLOT = 96.0
 _STRIP = 17.0
 _BOTTOM = 22.0
 _BOLD = 1.12
-"""The factor by which the bold name of the chosen method is wider."""
+"""The factor by which bold text is wider. The name of the chosen method is bold."""
 
 
 def histogram_chart(tensor: TensorHistogram, width: float) -> Markup:
-    """Draw counts on a logarithmic axis above a strip for each method's range, in the order of `tensor.thresholds`."""
+    """Draw the counts on a logarithmic axis. Below them, draw a strip for each method's range in the order of
+    `tensor.thresholds`.
+    """
     if len(tensor.edges) != len(tensor.counts) + 1 or not any(tensor.counts):
         return Markup()
     low, high = tensor.edges[0], tensor.edges[-1]
@@ -499,7 +512,7 @@ def histogram_chart(tensor: TensorHistogram, width: float) -> Markup:
 
 
 def _bars(tensor: TensorHistogram, xs: Scale, base: float) -> str:
-    """Write one path for all bars. Every bin that is not empty is visible, however small its count."""
+    """Return one SVG path for all bars. Every bin that is not empty is visible, however small its count."""
     top = math.log1p(max(tensor.counts))
     path = []
     for (left, right), n in zip(pairwise(map(xs, tensor.edges)), tensor.counts, strict=True):

@@ -1,4 +1,4 @@
-"""Draw the whole page: one HTML file without any reference to something outside of it."""
+"""Draw the whole page: one HTML file that refers to nothing outside of it."""
 
 from __future__ import annotations
 
@@ -62,14 +62,14 @@ def known_columns(heads: Row, rows: list[Row], always: int = 1) -> Table:
 
 
 def ordered_candidates(tuning: TuningRecord) -> list[TrialRecord]:
-    """Return the chosen candidate, float32, the candidates within the limits, and those ruled out. Each group is sorted
-    by latency.
+    """Return the chosen candidate, then float32, then the candidates that are accurate enough, then the others. Each
+    group is sorted by latency.
     """
     sign = 1.0 if tuning.metric.higher_is_better else -1.0
 
     def rank(trial: TrialRecord) -> tuple[int, float, str]:
-        """Return a key that sorts the chosen one first, then float32, then candidates with enough accuracy, then the
-        rest; within a group by latency.
+        """Return a key that sorts the chosen candidate first, then float32, then the candidates that are accurate
+        enough, then the others. Within a group, it sorts by latency.
         """
         least, value = tuning.least_accuracy, tuning.accuracy_of(trial)
         short = least is not None and value is not None and sign * value < sign * least
@@ -80,7 +80,7 @@ def ordered_candidates(tuning: TuningRecord) -> list[TrialRecord]:
 
 
 def statuses_drawn(tuning: TuningRecord, chart: str) -> list[tuple[str, str]]:
-    """Return the legend: the statuses whose marks are in `chart`, with their names."""
+    """Return the entries of the legend, which are the statuses whose marks are in `chart` and their names."""
     present = {trial.mark if trial.mark in NAMES else "short" for trial in tuning.drawn}
     return [(status, name) for status, name in NAMES.items() if status in present or f"mark {status}" in chart]
 
@@ -147,7 +147,7 @@ def metric_rows(variant: Variant) -> list[Row]:
 
 
 def output_table(variant: Variant) -> Table:
-    """Return a row for each output, and one for each of its slices with another scale."""
+    """Return a row for each output, and a row for each of its slices that has a different scale."""
     heads = ("output", "SQNR", "cosine", "largest error", "same top answer")
     rows = [row for output in variant.outputs[:24] for row in (_output_row(output), *_slice_rows(output))]
     return known_columns(heads, rows)
@@ -176,7 +176,7 @@ def _slice_rows(output: OutputAgreement) -> Iterator[Row]:
 
 
 def coverage_text(coverage: Coverage) -> str:
-    """Return a sentence on the share of work in integers, and how that is known."""
+    """Return a sentence on the share of work in integers and on how the share is known."""
     if coverage.int8_mac_share is None:
         return f"The share that runs on integers is not known: {coverage.how}."
     own = "by ONNX Runtime's own profile of the optimised graph, which may differ from the graph in the file"
@@ -187,7 +187,9 @@ def coverage_text(coverage: Coverage) -> str:
 
 
 def operators_drawn(coverage: Coverage) -> tuple[float, list[OperatorCoverage]]:
-    """Return the number of all MACs (at least 1), and the operators with MACs, or all operators if none has any."""
+    """Return the total number of MACs (at least 1), and the operators that have MACs. If no operator has any, return
+    all operators.
+    """
     total = sum(o.int8_macs + o.float_macs for o in coverage.operators) or 1
     with_macs = [o for o in coverage.operators if o.int8_macs + o.float_macs > 0]
     return total, (with_macs or list(coverage.operators))[:_SHOWN_OPERATORS]
@@ -209,7 +211,7 @@ def reason_rows(coverage: Coverage) -> list[Row]:
 
 
 def float_node_rows(coverage: Coverage) -> tuple[str, list[Row]]:
-    """Return a title, and the nodes in float with the most MACs."""
+    """Return a title, and rows for the float nodes that have the most MACs."""
     nodes = sorted(coverage.float_nodes, key=lambda node: -node.macs)
     shown = nodes[:_TABLE_NODES]
     more = f" (the {len(shown)} largest of {len(nodes)})" if len(nodes) > len(shown) else ""
@@ -221,7 +223,7 @@ def float_node_rows(coverage: Coverage) -> tuple[str, list[Row]]:
 
 
 def histogram_texts(tensor: TensorHistogram) -> list[str]:
-    """Return texts on what the histogram does not show: zeros, and clipped values."""
+    """Return texts on the values that the histogram does not show, which are zeros and clipped values."""
     texts = [f"{share(tensor.zeros)} are exactly zero and not drawn"] if tensor.zeros >= 0.0005 else []
     if tensor.clipped is not None:
         texts.append(f"{share(tensor.clipped, 3)} clipped" if tensor.clipped else "nothing clipped")
@@ -230,16 +232,18 @@ def histogram_texts(tensor: TensorHistogram) -> list[str]:
 
 _SHOWN_LAYERS, _TABLE_LAYERS = 12, 1000
 _LOW_DB = 15.0
-"""A layer with less SQNR in dB is flagged: a sixth of its output's amplitude or more is noise."""
+"""A layer whose SQNR in dB is below this is flagged. At this SQNR, the noise has about a sixth of the output's
+amplitude.
+"""
 _NAMED = 8
 
 
 def layers_view(variant: Variant) -> dict[str, Any] | None:
-    """Return the values that layers.html shows; None without layers. It shows the worst layers if errors are known,
-    else the slowest.
+    """Return the values that layers.html shows, or None if there are no layers. layers.html shows the worst layers if
+    errors are known, otherwise the slowest layers.
 
     `top` is the best SQNR of all layers in dB and the length of a full bar. `slowest` is the longest time in
-    microseconds. `folded` is the summary of the table of all layers; "" if the bars show all layers.
+    microseconds. `folded` is the summary line of the table of all layers, or "" if the bars already show all layers.
     """
     layers, conversion_us = variant.drawn_layers
     if not layers:
@@ -249,8 +253,8 @@ def layers_view(variant: Variant) -> dict[str, Any] | None:
     times = [us for layer in layers for us in (layer.float_us, layer.int8_us) if us is not None]
 
     def rank(layer: Layer) -> tuple[bool, float]:
-        """Return a key that sorts error sources first, then the layers with the most error. Without errors, the slowest
-        come first.
+        """Return a key that sorts error sources first, then the layers with the largest errors. If errors are not
+        known, the slowest layers come first.
         """
         if not errors:
             return False, -(layer.int8_us or layer.float_us or 0.0)
@@ -282,7 +286,7 @@ def layers_view(variant: Variant) -> dict[str, Any] | None:
 
 
 def _made_slower(layers: Sequence[Layer]) -> list[Layer]:
-    """Return the layers that int8 made slower, those with the largest loss of time first."""
+    """Return the layers that int8 made slower. The layers that lost most time come first."""
     return sorted((layer for layer in layers if layer.made_slower), key=lambda layer: -layer.time_lost)
 
 
@@ -332,7 +336,7 @@ def layer_table(variant: Variant) -> Table:
 _HERE = Path(__file__).parent
 _LISTED = 500
 _DETAILED = 8
-"""The number of variants shown in full. Further variants have only their row in the table."""
+"""The number of variants shown in full. Any other variants have only their row in the table."""
 
 
 def render(data: ReportData) -> str:
@@ -357,8 +361,8 @@ def render(data: ReportData) -> str:
 
 
 def fragment(data: ReportData, tables: Sequence[tuple[str, Row, Sequence[Row]]] = ()) -> str:
-    """Return the report's sections for embedding in another page, such as a notebook. They contain no script, and their
-    style applies only to them.
+    """Return the report's sections for embedding in another page, such as a notebook. The sections contain no script,
+    and their style applies only to them.
 
     Args:
         tables: tables to show before the sections: caption, heads and rows of text.
@@ -366,7 +370,7 @@ def fragment(data: ReportData, tables: Sequence[tuple[str, Row, Sequence[Row]]] 
     own = f"{_style()}{(_HERE / 'notebook.css').read_text('utf-8')}"
     for ours, theirs in ((":root", "&"), ("body {", "& {"), ("@media (max-width", "@container (max-width")):
         own = own.replace(ours, theirs)
-    # The class is written three times, because a notebook's own rules name up to two classes.
+    # The class is repeated three times to override a notebook's own rules, which name up to two classes.
     style = Markup(f".edgeq.edgeq.edgeq {{{own}}}")
     shown = [
         (caption, heads, [[isolated(cell, 200) for cell in row] for row in rows[:_LISTED]])
@@ -409,7 +413,9 @@ def _environment() -> Environment:
 
 
 def _policy(script: str) -> str:
-    """Return a policy that allows only this script, and no loading of anything. Injected text could then do nothing."""
+    """Return a content security policy that allows only this script and forbids loading anything. So injected text
+    could do nothing.
+    """
     digest = base64.b64encode(hashlib.sha256(script.encode("utf-8")).digest()).decode("ascii")
     only = f"script-src 'sha256-{digest}'; style-src 'unsafe-inline'"
     return f"default-src 'none'; {only}; base-uri 'none'; form-action 'none'"
@@ -451,7 +457,7 @@ def make_record(
 def report_files(record: Mapping[str, Any]) -> dict[str, bytes]:
     """Return the report files of a bundle (`BundleSpec.extras`): report.json and report.html.
 
-    Numbers are rounded, so that the last bit of a sum does not change the bundle.
+    Numbers are rounded, so that differences in the last bit of a sum do not change the bundle.
     """
     kept = rounded(plain(record), DIGITS)
     return {
@@ -466,9 +472,9 @@ def page_of(record: Mapping[str, Any]) -> bytes:
 
 
 def draw(record: Mapping[str, Any]) -> str:
-    """Return HTML for a notebook's cell: the report of `record` with its own style, and its "tables" (caption, heads,
-    rows of text).
+    """Return HTML for a notebook's cell. It contains the report of `record` with its own style, and the "tables" in
+    `record` (caption, heads, rows of text).
 
-    Names in it come from models. They are escaped and shortened as on the page.
+    Names in the HTML come from models. They are escaped and shortened as on the page.
     """
     return fragment(read_report(record), record.get("tables", ()))

@@ -1,5 +1,5 @@
-"""Read the content of a report: the record in a bundle, with the types that the pipeline writes, and the data to draw.
-Everything but the name may be missing, and the page then leaves it out. Keys: docs/report.md.
+"""Read the content of a report from the record in a bundle. The record has the types that the pipeline writes.
+Everything but the name may be missing, and the page then leaves it out. docs/report.md lists the keys.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Saturation:
 
 @dataclass(frozen=True)
 class Metric:
-    """Hold one accuracy metric. `primary` is True for the metric that decides."""
+    """Hold one accuracy metric. `primary` is True for the metric that decides the verdict."""
 
     name: str
     float32: float | None
@@ -68,12 +68,12 @@ class Repaired:
 
 @dataclass(frozen=True)
 class Variant:
-    """Describe one way to run the model, and its proof. The keys are those of `edgeq package --json`, with its name,
-    `title`, `layers`, `kernels` and `histograms`. All but the name may be missing.
+    """Describe one way to run the model, and its proof. The keys are those of `edgeq package --json`, and also the
+    name, `title`, `layers`, `kernels` and `histograms`. All but the name may be missing.
 
     Attributes:
         sqnr_db, top1_agreement: the manifest's figures, used if there is no `agreement`.
-        checked: the checks, and whose kernels they ran on.
+        checked: the checks, and the kernels on which they ran.
     """
 
     name: str = ""
@@ -105,7 +105,7 @@ class Variant:
 
     @property
     def facts(self) -> Pairs:
-        """Return where it runs and how it was checked."""
+        """Return where the variant runs and how it was checked."""
         known = {name: getattr(self, name) for name in ("target", "profile", "provider", "engine", "min_onnxruntime")}
         sums = self.saturation.why if self.saturation else ""
         repair = self.repair.sentence if self.repair else ""
@@ -113,7 +113,7 @@ class Variant:
 
     @property
     def scheme_facts(self) -> Pairs:
-        """Return how it is quantized, without fields that have no meaning in its mode."""
+        """Return how the variant is quantized, without fields that have no meaning in its mode."""
         unused = "dynamic_weight_types" if self.scheme.get("mode") == "static" else "method"
         shown = pairs(self.scheme, 30)
         return tuple((key.replace("_", " "), value) for key, value in shown if key not in ("exclude", unused))
@@ -126,7 +126,7 @@ class Variant:
 
     @cached_property
     def metrics(self) -> tuple[Metric, ...]:
-        """Return the metrics of both models, in the order of the int8 model's."""
+        """Return the metrics of both models, in the order in which the int8 model has them."""
         found = [self.accuracy.get(name) for name in (INT8, FLOAT)]
         after, before = (one.metrics if one else {} for one in found)
         names = list(dict.fromkeys([*after, *before]))[:_MOST_METRICS]
@@ -141,12 +141,12 @@ class Variant:
 
     @property
     def primary(self) -> Metric | None:
-        """Return the primary metric, which decides."""
+        """Return the primary metric, which decides the verdict."""
         return next((metric for metric in self.metrics if metric.primary), None)
 
     @property
     def outputs(self) -> tuple[OutputAgreement, ...]:
-        """Return how closely each output follows float32's."""
+        """Return how closely each output matches that of float32."""
         return self.agreement.outputs[:_MOST_OUTPUTS] if self.agreement else ()
 
     @property
@@ -157,23 +157,27 @@ class Variant:
 
     @property
     def top1(self) -> float | None:
-        """Return the share of samples in which the worst output has float32's top-1."""
+        """Return the share of samples for which the worst output has the same top-1 as float32."""
         return min((one.top1 for one in self.outputs if one.top1 is not None), default=self.top1_agreement)
 
     @property
     def timing(self) -> Timing | None:
-        """Return the latencies of its proof."""
+        """Return the latencies in the variant's proof."""
         return speed_timing(self.speed) if self.speed else None
 
     @cached_property
     def drawn_layers(self) -> tuple[tuple[Layer, ...], float | None]:
-        """Return its layers in execution order, and the time of conversions between float and int8 in microseconds."""
+        """Return the variant's layers in execution order, and the time of conversions between float and int8 in
+        microseconds.
+        """
         return layer_rows(self.layers, self.kernels)
 
 
 @dataclass(frozen=True)
 class ReportRecord:
-    """Hold report.json, with tuning.json as `tuning`. `bench`, `fleet` and `machine` are set if measured now."""
+    """Hold report.json, with tuning.json as `tuning`. `bench`, `fleet` and `machine` are set only if they were measured
+    for this page.
+    """
 
     name: str = ""
     model: ModelRecord | None = None
@@ -190,7 +194,7 @@ class ReportRecord:
 
 @dataclass(frozen=True)
 class ReportData:
-    """Hold all data to draw."""
+    """Hold all the data that the page shows."""
 
     name: str
     variants: tuple[Variant, ...] = ()
@@ -206,8 +210,8 @@ class ReportData:
 
     @property
     def main(self) -> Variant | None:
-        """Return the variant of the verdict: one that was timed, else one that was checked on its own kernels, else the
-        first.
+        """Return the variant that the verdict is about: a variant that was timed, or else one that was checked on its
+        own kernels, or else the first variant.
         """
         timed = self.timing.models if self.timing else {}
         by_name = [v for v in self.variants if v.name in timed]
@@ -255,12 +259,12 @@ def _machine(plain: Mapping[str, Any]) -> Pairs:
 
 Tone = Literal["good", "bad", "neutral"]
 _SMALL_LOSS = 0.01
-"""If no limit is set, a smaller loss in a metric that is a share is not coloured as bad."""
+"""If no limit is set, a loss below this value is not coloured as bad. This applies to metrics that are shares."""
 
 
 @dataclass(frozen=True)
 class Figure:
-    """Describe one figure: its label, its value, and a note on what it is compared with."""
+    """Describe one figure by its label, its value, and a note on what the value is compared with."""
 
     label: str
     value: str
@@ -273,7 +277,7 @@ class Verdict:
     """Hold the result. `status` names it in a word or two; `sentence` explains it.
 
     Attributes:
-        target: the target that the verdict is about; "" if there is only one.
+        target: the target that the verdict is about, or "" if there is only one target.
         commands: commands that help to find the cause of a bad result.
     """
 
@@ -287,7 +291,7 @@ class Verdict:
 
 
 def verdict_of(data: ReportData, variant: Variant | None) -> Verdict:
-    """Judge one variant. If there is no variant, judge only the tuning run."""
+    """Return the verdict on one variant. If there is no variant, the verdict is only about the tuning run."""
     timing, tuning = timing_of(data, variant), data.tuning if variant is data.main else None
     variant = variant or Variant()
     claim = _claim(timing, variant)
@@ -339,7 +343,7 @@ def _closer(data: ReportData, variant: Variant, *, slow: bool, poor: bool, misse
 
 
 def timing_of(data: ReportData, variant: Variant | None) -> Timing | None:
-    """Return the report's timing if it is about this variant, else the variant's own timing."""
+    """Return the report's timing if it is about this variant. Otherwise return the variant's own timing."""
     if variant is not None and variant.timing is not None and data.timing is None:
         return variant.timing
     timing = data.timing
@@ -349,8 +353,8 @@ def timing_of(data: ReportData, variant: Variant | None) -> Timing | None:
 
 
 def compared(timing: Timing | None, variant: Variant) -> str:
-    """Return the name of the model that `timing` compares with the baseline: the variant, else the first other model;
-    "" if there is none.
+    """Return the name of the model that `timing` compares with the baseline. This is the variant, or else the first
+    model that is not the baseline. Return "" if there is none.
     """
     if timing is None or timing.baseline not in timing.models:
         return ""
@@ -359,7 +363,9 @@ def compared(timing: Timing | None, variant: Variant) -> str:
 
 
 def _claim(timing: Timing | None, variant: Variant) -> Claim | None:
-    """Return what can be claimed of its speed; None if it was not timed against float32."""
+    """Return the claim that can be made about the variant's speed, or None if the variant was not timed against
+    float32.
+    """
     return timing.ratios.get(compared(timing, variant)) if timing is not None else None
 
 
@@ -398,8 +404,8 @@ def _accuracy(variant: Variant, tuning: TuningRecord | None) -> Figure | None:
 
 
 def _accuracy_tone(primary: Metric, tuning: TuningRecord | None) -> Tone:
-    """Judge the loss of accuracy by the goal of the tuning run. Without a goal, judge it by a loss that is usually
-    accepted.
+    """Return the colour for the loss of accuracy. The loss is compared with the goal of the tuning run or, without a
+    goal, with a loss that is usually accepted.
     """
     gain = primary.gain or 0.0
     lost = -gain if primary.higher_is_better else gain

@@ -1,4 +1,6 @@
-"""Hold the latencies that the report draws: from `edgeq bench`, a build's proof, or the finalists of a tuning run."""
+"""Hold the latencies that the report draws. They come from `edgeq bench`, a build's proof, or the finalists of a tuning
+run.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class LatencyFigures:
-    """Hold the figures of `edgeq_device` for a distribution of latencies, in milliseconds and samples per second."""
+    """Hold the figures that `edgeq_device` computes for a distribution of latencies, in milliseconds and samples per
+    second.
+    """
 
     p50_ms: Positive
     count: Amount | None = None
@@ -53,7 +57,7 @@ class LatencyFigures:
 
 @dataclass(frozen=True)
 class Speed:
-    """Hold a proof's `speed`: the latency of each model, and int8's ratio to float32."""
+    """Hold a proof's `speed`, which is the latency of each model and the ratio of int8 to float32."""
 
     latency: Mapping[str, LatencyFigures]
     ratio: Claim | None = None
@@ -75,11 +79,12 @@ class Latency:
 
 @dataclass(frozen=True)
 class Timing:
-    """Hold latencies measured side by side: one scenario of `edgeq bench --json`, with the rest of its report.
+    """Hold latencies of models that were timed against each other, and other data from the same report. The latencies
+    are those of one scenario of `edgeq bench --json`.
 
     Attributes:
         models: latencies by name, in the order in which they are drawn.
-        ratios: the ratio to the baseline by model name.
+        ratios: each model's ratio to the baseline, keyed by model name.
         histogram_edges_ms: the edges of the histograms' bins, one more than there are bins.
         scenario: the scenario, such as "single-stream".
     """
@@ -97,7 +102,7 @@ class Timing:
 
 @dataclass(frozen=True)
 class BenchModel:
-    """Hold the known figures of a model other than its latency. `memory` has `process_peak_bytes`."""
+    """Hold what is known about a model besides its latency. `memory` has `process_peak_bytes`."""
 
     memory: Mapping[str, Amount] | None = None
 
@@ -125,7 +130,7 @@ class BenchReport:
 
 
 def bench_timing(report: BenchReport) -> Timing | None:
-    """Return the timing of the first scenario that has latencies; None if there is none."""
+    """Return the timing of the first scenario that has latencies, or None if no scenario has any."""
     for name, scenario in report.scenarios.items():
         if scenario.models:
             return replace(
@@ -153,7 +158,7 @@ def _first(models: Mapping[str, T]) -> dict[str, T]:
 
 
 def speed_timing(speed: Speed) -> Timing | None:
-    """Return the latencies of a proof; None if it has none."""
+    """Return the latencies in a proof, or None if it contains none."""
     models = {name: Latency(figures) for name, figures in _first(speed.latency).items()}
     others = [name for name in models if name != FLOAT]
     ratios = {others[0]: speed.ratio} if speed.ratio is not None and others else {}
@@ -161,7 +166,7 @@ def speed_timing(speed: Speed) -> Timing | None:
 
 
 def finalists_timing(record: TuningRecord) -> Timing | None:
-    """Return the latencies of float32 and the chosen candidate of a tuning run; None if there are none."""
+    """Return the latencies of float32 and of the chosen candidate in a tuning run, or None if there are none."""
     models, ratios = {}, {}
     chosen = [trial for trial in record.candidates if record.chosen and trial.name == record.chosen]
     for name, timing in ((FLOAT, record.float32.timing), *((trial.name, trial.timing) for trial in chosen)):
@@ -185,7 +190,7 @@ def _settings(settings: BenchSettings) -> Pairs:
 
 
 def _edges(edges: tuple[float, ...]) -> tuple[float, ...]:
-    """Return `edges` if they are positive and ascending, else an empty tuple."""
+    """Return `edges` if they are positive and ascending. Otherwise return an empty tuple."""
     return edges[: _MOST_BINS + 1] if all(0 < a < b for a, b in pairwise(edges)) else ()
 
 
@@ -217,12 +222,12 @@ def latency_chart(timing: Timing, width: float) -> Markup:
 
 
 def series(name: str, timing: Timing) -> str:
-    """Return the class of a model's colour: one for the baseline, another for all other models."""
+    """Return the class that sets a model's colour. The baseline has one class, and all other models have another."""
     return "base" if name == timing.baseline else "other"
 
 
 def _occupied(timing: Timing) -> list[float]:
-    """Return the outer edges of the range of bins that are not empty, for each model."""
+    """For each model, return the outer edges of the range of bins that are not empty."""
     found = []
     edges = timing.histogram_edges_ms
     for model in timing.models.values():
@@ -245,7 +250,7 @@ def _row(model: str, timing: Timing, xs: Scale, base: float, width: float) -> Ma
     known = (("p50", figures.p50_ms), ("p90", figures.p90_ms), ("p99", figures.p99_ms))
     quantiles = [(name, value) for name, value in known if value]
     taken: list[Box] = []
-    # The median always gets its label, then p99, then p90. A label that would touch an earlier one is left out.
+    # The median always gets a label. Then p99 and p90 get labels, unless the label would touch an earlier one.
     for name, value in sorted(quantiles, key=lambda q: ("p50", "p99", "p90").index(q[0])):
         x = xs(value)
         parts.append(tag("line", x1=x, x2=x, y1=top - 4, y2=base, class_=f"quantile {kind}"))
@@ -278,10 +283,10 @@ class FleetRow:
     """Describe one board.
 
     Attributes:
-        reason: why nothing was measured; "" if the board was measured.
-        latency: the latencies by model.
-        ratios: the ratios to float32 by model, for models that were measured against it.
-        notes: what may have disturbed the figures.
+        reason: the reason why nothing was measured, or "" if the board was measured.
+        latency: the latencies, keyed by model.
+        ratios: the ratios to float32, keyed by model, for models that were measured against float32.
+        notes: notes on what may have disturbed the measurement.
     """
 
     name: str
@@ -298,10 +303,10 @@ class KindRow:
     """Describe one model on the boards of one kind.
 
     Attributes:
-        boards: the number of boards that it was measured on.
+        boards: the number of boards on which the model was measured.
         p50_ms, p90_ms, p99_ms: medians over the boards.
-        spread: the difference between the slowest and the fastest board's p50, as a share of the median; None for one
-            board.
+        spread: the difference between the p50 of the slowest board and that of the fastest board, as a share of the
+            median; None if there is only one board.
         best: True if no other model is faster on boards of this kind.
     """
 
@@ -317,7 +322,7 @@ class KindRow:
 
 @dataclass(frozen=True)
 class FleetRecord:
-    """Hold `edgeq bench --on FLEET.toml --json`: one scenario on every board."""
+    """Hold the result of `edgeq bench --on FLEET.toml --json`, which is one scenario on every board."""
 
     boards: tuple[FleetRow, ...]
     kinds: tuple[KindRow, ...] = ()
@@ -330,17 +335,17 @@ class FleetRecord:
             raise BoardError(f"no board could be measured: {self.boards[0].reason}")
 
     def tables(self) -> list[Table]:
-        """Return heads and rows, first by board, then by kind."""
+        """Return two tables, each as heads and rows. The first lists boards, the second kinds of boards."""
         return [board_table(self), *([kind_table(self)] if self.kinds else [])]
 
     def lines(self) -> list[str]:
-        """Return lines on why boards failed, and on what may have disturbed the others."""
+        """Return lines on why boards failed and on what may have disturbed the others."""
         notes = [f"{board.name}: {note}" for board in self.boards for note in board.notes]
         return [*failures(self), *notes]
 
 
 def summarised(boards: Sequence[FleetRow], scenario: str) -> FleetRecord:
-    """Return the rows of the boards, with rows for each kind of board."""
+    """Return the rows of the boards, and add rows for each kind of board."""
     kinds = dict.fromkeys(row.kind for row in boards)
     return FleetRecord(
         tuple(boards),
@@ -372,7 +377,9 @@ def _kind(kind: str, boards: Sequence[FleetRow]) -> Iterator[KindRow]:
 
 
 def board_table(record: FleetRecord) -> Table:
-    """Return heads and a row for each model on each board. `failures` gives the reason if a board has no figures."""
+    """Return the heads, and a row for each model on each board. If a board has no figures, `failures` gives the
+    reason.
+    """
     heads = ("board", "kind", "model", "p50", "p90", "p99", "times float32")
     rows: list[Sequence[str]] = []
     for board in record.boards[:_MOST]:
@@ -386,7 +393,7 @@ def board_table(record: FleetRecord) -> Table:
 
 
 def failures(record: FleetRecord) -> list[str]:
-    """Return a line for each board without figures, with the reason."""
+    """Return a line with the reason for each board that has no figures."""
     return [f"{board.name}: {board.reason}" for board in record.boards[:_MOST] if board.reason]
 
 

@@ -1,4 +1,4 @@
-"""Plot latency against accuracy, with a mark for the chosen candidate and for every other one that was measured."""
+"""Plot latency against accuracy, with a mark for every candidate that was measured, including the chosen one."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _USUAL = {"mode": "static", "weight_symmetric": "yes", "activation_symmetric": "
 
 
 def trial_settings(trial: TrialRecord) -> Pairs:
-    """Return the settings that a candidate was made with, without defaults."""
+    """Return the settings with which a candidate was made, without defaults."""
     scheme = [(key, value) for key, value in pairs(trial.scheme, 30) if _USUAL.get(key) != value]
     rest = {
         "engine": trial.engine,
@@ -48,7 +48,7 @@ def trial_settings(trial: TrialRecord) -> Pairs:
 
 
 def tuning_facts(tuning: TuningRecord) -> Pairs:
-    """Return the other facts of a run: objective, allowed loss, budget, seconds, number of candidates."""
+    """Return facts about a run: the objective, allowed loss, budget, seconds and number of candidates."""
     goal, drop, name = tuning.goal, tuning.goal.max_drop, tuning.metric.name
     loss = difference(name, drop).lstrip("+") + f" of {metric_name(name)}" if drop is not None else ""
     facts = [
@@ -91,7 +91,9 @@ NAMES = {
 _DASHES = (None, "5 3", "1.5 3")
 _DRAWN_LAST = ("float32", "front", "chosen")
 _WINDOW = 5.0
-"""The accuracy axis extends this many allowed losses below the best candidate. Worse ones are drawn at its edge."""
+"""The accuracy axis extends below the best candidate by this many times the allowed loss. Worse candidates are drawn at
+the edge of the axis.
+"""
 
 
 @dataclass(frozen=True)
@@ -124,7 +126,8 @@ def pareto(tuning: TuningRecord, width: float, height: float) -> Markup:
     """Draw the plot. Return empty markup if fewer than two candidates have both figures.
 
     Each mark carries `data-candidate`, its index in `tuning.drawn`, and can be reached with the keyboard. A candidate
-    that was ruled out on part of the samples has no mark, because its accuracy cannot be compared with the others'.
+    that was ruled out on part of the samples has no mark, because its accuracy cannot be compared with that of the
+    others.
     """
     factor = 100.0 if is_share(tuning.metric.name) else 1.0
     whole = [(i, trial) for i, trial in enumerate(tuning.drawn) if not trial.partial]
@@ -165,7 +168,9 @@ def measured_texts(trial: TrialRecord, tuning: TuningRecord) -> list[str]:
 
 
 def accuracy_text(trial: TrialRecord, tuning: TuningRecord) -> str:
-    """Return a candidate's accuracy as text, or its loss on part of the samples; "" if neither is known."""
+    """Return a candidate's accuracy as text. If only its loss on part of the samples is known, return that loss. If
+    neither is known, return "".
+    """
     value, name = tuning.accuracy_of(trial), tuning.metric.name
     if value is None:
         return ""
@@ -177,7 +182,7 @@ def accuracy_text(trial: TrialRecord, tuning: TuningRecord) -> str:
 def _accuracy_scale(
     tuning: TuningRecord, measured: Sequence[tuple[str, float]], factor: float, start: float, end: float
 ) -> Scale:
-    """Return the scale for `measured`: pairs of a candidate's mark and its accuracy times `factor`."""
+    """Return the scale for `measured`. Each item is a pair of a candidate's mark and its accuracy times `factor`."""
     values = [y for _, y in measured]
     sign = 1.0 if tuning.metric.higher_is_better else -1.0
     best = max(values, key=lambda v: sign * v)
@@ -221,7 +226,9 @@ def _lines(steps: Sequence[tuple[float, float]], bar: Box | None) -> list[Box]:
 
 
 def _labels(points: Sequence[_Point], frame: Box, lines: Sequence[Box]) -> Markup:
-    """Write the names of important candidates if there is space: first the chosen one and float32, then the front."""
+    """Write the names of important candidates where there is space. First write those of the chosen candidate and
+    float32, then those of the front.
+    """
     taken = [*(Box(p.x - 6, p.y - 6, 12, 12) for p in points), *lines]
     parts = []
     wanted = [p for status in ("chosen", "float32", "front") for p in points if p.trial.mark == status]
@@ -243,7 +250,7 @@ def _mark(point: _Point, tuning: TuningRecord) -> Markup:
     text = ", ".join([found.name, *measured_texts(found, tuning), why])
     if point.off:
         text += ", off the scale"
-        # Draw an arrow at the edge that points out of the plot.
+        # At the edge, draw an arrow that points out of the plot.
         turn = "" if tuning.metric.higher_is_better else " scale(1 -1)"
         y = point.y - 6 if tuning.metric.higher_is_better else point.y + 6
         shape = tag("path", d="M-5,-4H5L0,5Z", class_="mark off", transform=f"translate({point.x:.1f} {y:.1f}){turn}")

@@ -1,4 +1,4 @@
-"""Define the record of a tuning run that `edgeq tune` writes and the report reads. Keys: docs/tune.md."""
+"""Define the record of a tuning run, which `edgeq tune` writes and the report reads. docs/tune.md lists the keys."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from edgeq.run.engines import DEFAULT
 from edgeq.util.records import Amount, Count, Finite, NullIsInfinite, Positive, Share, computed
 
 SCHEMA = "edgeq.tuning/1"
-_NINE_OF_TEN = 1.2816  # one-sided 90 % of the normal distribution
-_AS_MANY = _NINE_OF_TEN * math.sqrt(2)  # for the difference of two sets of samples, which are equally uncertain
-_SURE = 1.96  # two-sided 95 % of the normal distribution
+_NINE_OF_TEN = 1.2816  # one-sided 90 % quantile of the normal distribution
+_AS_MANY = _NINE_OF_TEN * math.sqrt(2)  # factor for the difference between two equally uncertain sets of samples
+_SURE = 1.96  # two-sided 95 % quantile of the normal distribution
 
 Stage = Literal["space", "recovery", "exclusion", "threads"]
 Status = Literal["chosen", "qualified", "short", "eliminated"]
@@ -26,21 +26,22 @@ FLOAT = "float32"
 MOST_CANDIDATES = 300
 """The maximum number of candidates that are drawn."""
 _AGAINST_FLOAT = ("top-1 agreement", "agreement", "cosine")
-"""Metrics of agreement with float32. float32 itself has 1."""
+"""Metrics of agreement with float32. Their value for float32 itself is 1."""
 _DRAWN = {"chosen": "chosen", "short": "short", "eliminated": "dropped", "slow": "slow", FLOAT: FLOAT}
 
 
 @dataclass(frozen=True)
 class Screening:
-    """Record the results of the cheap filters for a candidate that was built.
+    """Record the results of the cheap checks of a candidate that was built.
 
     Attributes:
         bytes: the size on disk, external data included.
-        structure: a hash of the graph without the values of scales and weights. The same structure has the same speed.
-        content: a hash of the file. The same content is the same model.
+        structure: a hash of the graph without the values of scales and weights. Candidates with the same structure have
+            the same speed.
+        content: a hash of the file. Candidates with the same content are the same model.
         int8_mac_share: the share of the multiply-accumulates in int8, after the runtime's optimisation.
-        wide_share: the share of the activations' elements in 16 bits.
-        sqnr_db: the SQNR of the worst output against float32 on a few samples; infinity if all are equal.
+        wide_share: the share of the activations' elements that are in 16 bits.
+        sqnr_db: the SQNR of the worst output against float32 on a few samples; infinity if all outputs are identical.
         build_s: the time of the build in seconds.
     """
 
@@ -59,16 +60,16 @@ class Assessment:
 
     Attributes:
         samples: the number of samples. Each row of a gathered batch counts.
-        complete: True if these are all samples.
-        basis: "labels". Without labels "agreement", or "noise" if a repair looks for healthy outputs.
+        complete: True if these are all the validation samples.
+        basis: "labels" or, without labels, "agreement". It is "noise" if a repair looks for healthy outputs.
         drop: the loss in the task's primary metric. For the other bases, see docs/tune.md.
         low, high: the 95 % confidence interval of `drop`.
         expected: the best estimate of the loss on other samples; equal to `drop` if no better estimate is known.
-        doubt: the standard error of `expected`. It is 0 if it is not known: there are hardly any samples, outputs are
-            compared by their cosine, or the question was the loss on these samples themselves.
+        doubt: the standard error of `expected`. It is 0 if it is not known or not needed: if there are hardly any
+            samples, if outputs are compared by their cosine, or if only the loss on these samples matters.
         metrics: the task's metrics by name; empty without labels.
-        disagreement: the share of rows whose top-1 differs from float32's. A loss of top-1 cannot be larger. None if
-            the outputs are not class scores.
+        disagreement: the share of rows whose top-1 differs from that of float32. A loss of top-1 cannot be larger than
+            this. It is None if the outputs are not class scores.
         sqnr_db, cosine: the figures of the worst output.
     """
 
@@ -87,18 +88,18 @@ class Assessment:
 
     @computed
     def bound(self) -> float:
-        """Return the loss that is compared with the allowed loss. With a probability above 90 %, the model loses no
-        more over many other samples. The bound is never less than the loss on these samples.
+        """Return the loss that is compared with the allowed loss. With a probability above 90 %, the model's loss over
+        many other samples is not larger than this bound. The bound is never less than the loss on these samples.
         """
         return max(self.drop, self.expected + _AS_MANY * self.doubt)
 
     @computed
     def prediction_bound(self) -> float:
-        """Return the limit of the one-sided 90 % prediction interval for the loss on as many other samples, with their
-        own chance included.
+        """Return the limit of the one-sided 90 % prediction interval for the loss on the same number of other samples.
+        It includes the random variation of those samples.
 
-        It is `bound` if only labels are known, or if the uncertainty is unknown. It is more than `bound` if `expected`
-        is more certain than the loss on that many samples can be.
+        The limit is equal to `bound` if only labels are known, or if the uncertainty is unknown. It is larger than
+        `bound` if `expected` is more certain than the loss on that many samples can be.
         """
         if not self.doubt:
             return self.bound
@@ -106,11 +107,11 @@ class Assessment:
         return max(self.bound, self.expected + _NINE_OF_TEN * math.hypot(self.doubt, error))
 
     def least_bound(self, share: float) -> float:
-        """Return the minimum value that `bound` will have on all samples, with a certainty of 97.5 %. `share` is the
+        """Return a value that `bound` on all samples will not fall below, with a certainty of 97.5 %. `share` is the
         share of all samples that this assessment uses.
 
-        The mean over a share s of some samples differs from the mean over all of them by its standard error times
-        sqrt(1 - s). The doubt on all samples is the doubt on the share times sqrt(s).
+        The mean over a share s of the samples has a standard error. The mean over all samples differs from it by this
+        standard error times sqrt(1 - s). The doubt on all samples is the doubt on the share times sqrt(s).
         """
         moves = math.sqrt(1 - share)
         least = self.drop - (self.drop - self.low) * moves if self.high - self.low < 1 else self.low
@@ -120,13 +121,15 @@ class Assessment:
 
 @dataclass(frozen=True)
 class Timing:
-    """Hold the latency of one structure with one number of threads, in milliseconds, and its ratio to float32's best.
+    """Hold the latency of one structure with one number of threads, in milliseconds, and its ratio to the best latency
+    of float32.
 
     Attributes:
-        latency: figures of the undisturbed runs (of all runs if every run was disturbed): count, min_ms, p50_ms,
+        latency: figures of the undisturbed runs, or of all runs if every run was disturbed: count, min_ms, p50_ms,
             p90_ms, p99_ms, p999_ms, max_ms, mean_ms, cv, samples_per_s.
-        speedup: what can be claimed of its speed against float32's in the same race; None for float32 itself.
-        float_ms: float32's median latency in that race; None for float32 itself.
+        speedup: the claim that can be made about the speed against float32, timed in the same series of runs; None for
+            float32 itself.
+        float_ms: the median latency of float32 in that series; None for float32 itself.
     """
 
     latency: Mapping[str, float]
@@ -135,13 +138,15 @@ class Timing:
 
     @property
     def verdict(self) -> str:
-        """Return the verdict on its speed against float32's; "unknown" if the two were not timed against each other."""
+        """Return the verdict on the candidate's speed against float32, or "unknown" if the two were not timed against
+        each other.
+        """
         return self.speedup.verdict if self.speedup is not None else UNKNOWN
 
     @property
     def share(self) -> float:
-        """Return its median latency divided by float32's in the same race. If that cannot be claimed, return its
-        estimate. Return 1 if it was not timed against float32.
+        """Return the median latency divided by that of float32 in the same series of runs. If this ratio cannot be
+        claimed, return its estimate. Return 1 if there is no timing against float32.
         """
         about = self.speedup.estimated if self.speedup is not None else None
         if about is not None:
@@ -161,11 +166,11 @@ class StageTime:
 
 @dataclass(frozen=True)
 class TrialRecord:
-    """Describe one candidate: how it was made, and its results. See `edgeq.tune.trials.Trial`.
+    """Describe how one candidate was made, and its results. See `edgeq.tune.trials.Trial`.
 
     Attributes:
         status: a `Status`, or "float32" for the baseline.
-        reason: why it was not chosen.
+        reason: the reason why the candidate was not chosen.
     """
 
     name: str
@@ -195,20 +200,20 @@ class TrialRecord:
 
     @property
     def latency_ms(self) -> float | None:
-        """Return the median latency in milliseconds; None if it was not timed."""
+        """Return the median latency in milliseconds, or None if the candidate was not timed."""
         value = self.timing.latency.get("p50_ms", 0.0) if self.timing is not None else 0.0
         return value if 0 < value < 1e200 else None
 
     @property
     def partial(self) -> bool:
-        """Return whether its accuracy is known only on part of the samples, so that it cannot be compared with the
-        others'.
+        """Return whether the candidate's accuracy is known only on part of the samples. It then cannot be compared with
+        that of the others.
         """
         return self.accuracy is not None and not self.accuracy.complete
 
     @property
     def plugin(self) -> str:
-        """Return the engine that runs it; "" for onnxruntime's own kernels."""
+        """Return the engine that runs the candidate, or "" for onnxruntime's own kernels."""
         return self.engine if self.engine != DEFAULT else ""
 
 
@@ -240,7 +245,7 @@ class GoalRecord:
 
 @dataclass(frozen=True)
 class FloatRecord:
-    """Hold float32's figures with its best number of threads."""
+    """Hold the figures of float32 with its best number of threads."""
 
     accuracy: Mapping[str, Finite] = field(default_factory=dict)
     timing: Timing | None = None
@@ -261,9 +266,9 @@ class TuningRecord:
     """Hold the whole tuning record.
 
     Attributes:
-        chosen: the name of the chosen candidate; None if none was chosen, "" if that is not recorded.
-        goal_met: True if the chosen candidate meets the goal; None if that is not recorded.
-        doubts: reasons why that is not certain.
+        chosen: the name of the chosen candidate. It is None if no candidate was chosen, and "" if this is not recorded.
+        goal_met: True if the chosen candidate meets the goal; None if this is not recorded.
+        doubts: reasons why it is not certain that the goal is met.
     """
 
     schema: str = SCHEMA
@@ -287,22 +292,23 @@ class TuningRecord:
 
     @property
     def met(self) -> bool | None:
-        """Return whether a candidate meets the goal; None if that is not recorded."""
+        """Return whether a candidate meets the goal, or None if this is not recorded."""
         if self.goal_met is not None:
             return self.goal_met
         return None if self.chosen == "" else self.chosen is not None
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Return the sentences of the verdict, and what would be needed to meet the goal."""
+        """Return the sentences of the verdict, and sentences on what would be needed to meet the goal."""
         return (*self.verdict[:12], *self.needed[:12])
 
     @cached_property
     def drawn(self) -> tuple[TrialRecord, ...]:
-        """Return float32 and at most `MOST_CANDIDATES` candidates, among them the chosen one and the front.
+        """Return float32 and at most `MOST_CANDIDATES` candidates, which include the chosen one and the front.
 
-        `pareto` of a candidate is True if it is on the front of the drawn figures: no other is as fast and as accurate,
-        and better in one of the two. The run's own front uses bounds, which are not drawn.
+        A candidate's `pareto` is True if the candidate is on the front of the drawn figures. This means that no other
+        candidate is better in one of speed and accuracy and at least as good in the other. The run's own front uses
+        bounds, which are not drawn.
         """
         trials = self._with_front()
         order = sorted(range(len(trials)), key=lambda i: (trials[i].status != "chosen", not trials[i].pareto))
@@ -310,7 +316,9 @@ class TuningRecord:
         return (baseline, *(trials[i] for i in sorted(order[:MOST_CANDIDATES])))
 
     def _with_front(self) -> tuple[TrialRecord, ...]:
-        """Return the candidates with `pareto` set by the drawn latency and accuracy. float32 competes with them."""
+        """Return the candidates, with `pareto` set according to the drawn latency and accuracy. float32 is compared
+        with them.
+        """
         known = (TrialRecord(FLOAT, status=FLOAT, timing=self.float32.timing), *self.candidates)
         figures = [(self.latency_of(trial), self.accuracy_of(trial)) for trial in known]
         front, least = set(), math.inf
@@ -331,15 +339,15 @@ class TuningRecord:
 
     @property
     def least_accuracy(self) -> float | None:
-        """Return the minimum accuracy that the goal allows, in the unit of the metric; None if the goal has no such
+        """Return the minimum accuracy that the goal allows, in the unit of the metric, or None if the goal has no such
         limit.
         """
         base, drop = self._base, self.goal.max_drop
         return None if base is None or drop is None else base - self._sign * drop
 
     def latency_of(self, trial: TrialRecord) -> float | None:
-        """Return a candidate's median latency in milliseconds: its ratio to float32 in its own race, times float32's
-        latency. This makes races comparable if the machine became slower in between.
+        """Return a candidate's median latency in milliseconds. This is its ratio to float32 in its own series of runs,
+        times the latency of float32. So different series are comparable even if the machine became slower in between.
         """
         base = self.float32.timing.latency.get("p50_ms") if self.float32.timing is not None else None
         if trial.latency_ms is None or not base or trial.timing is None or trial.timing.float_ms is None:
@@ -347,8 +355,8 @@ class TuningRecord:
         return base * trial.timing.share
 
     def accuracy_of(self, trial: TrialRecord) -> float | None:
-        """Return a candidate's value of the metric. If it was measured on part of the samples, compute the value from
-        its loss, because float32 has another value on that part.
+        """Return a candidate's value of the metric. If the candidate was measured on part of the samples, compute the
+        value from its loss, because float32 has a different value on that part.
         """
         found, base = trial.accuracy, self._base
         if trial.status == FLOAT:
@@ -360,14 +368,14 @@ class TuningRecord:
         return None if base is None else base - self._sign * found.drop
 
     def bytes_of(self, trial: TrialRecord) -> float | None:
-        """Return the size in bytes of a candidate or of float32; None if it is not known."""
+        """Return the size in bytes of a candidate or of float32, or None if it is not known."""
         if trial.status == FLOAT:
             return self.float32.bytes
         return trial.screening.bytes if trial.screening else None
 
     @property
     def _base(self) -> float | None:
-        """Return float32's value of the metric."""
+        """Return the value of the metric for float32."""
         return self.float32.accuracy.get(self.metric.name, 1.0 if self.metric.name in _AGAINST_FLOAT else None)
 
     @property

@@ -1,5 +1,5 @@
-"""Find the preprocessing steps by name. Each is in one file, with its class as `STEP`. Plug-ins add theirs by an entry
-point.
+"""Find the preprocessing steps by name. Each step is in its own file, in which `STEP` is the step's class. Plug-ins add
+steps through an entry point.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ def step_class(op: str) -> type[Step]:
 
 
 def build_step(value: Any) -> Step:
-    """Return one step from its table: {op = NAME, …}.
+    """Return the step that a table {op = NAME, …} describes.
 
     Raises:
-        DataError: a step or field is unknown, or a field does not take its value.
+        DataError: a step or field is unknown, or a field's value is not valid.
     """
     if not isinstance(value, Mapping) or not isinstance(value.get("op"), str):
         raise DataError(f"a step is {value!r}", "Write it as {op = 'resize', size = 256}")
@@ -52,10 +52,10 @@ def build_step(value: Any) -> Step:
 
 
 def parse_step(op: str, text: str) -> Step:
-    """Return one step from its text form "op=text". `text` is parts joined by ":".
+    """Return the step that the text form "op=text" describes. `text` consists of parts joined by ":".
 
     Raises:
-        DataError: as in `build_step`.
+        DataError: for the same reasons as in `build_step`.
     """
     step = step_class(op)
     parts = [part for part in re.split(r":(?![^\[]*\])", text) if part]

@@ -30,7 +30,7 @@ def _read_constant(value: Any) -> float | tuple[float, ...]:
 
 @dataclass(frozen=True)
 class Arithmetic(Step):
-    """Apply x (*, /, +, -) a constant, or one constant per channel."""
+    """Compute x * c, x / c, x + c or x - c. c is one constant, or one constant per channel."""
 
     sign: ClassVar[str]
     compute: ClassVar[Operator]
@@ -44,24 +44,24 @@ class Arithmetic(Step):
         """Return the result in the dtype of the array. Integers become float32 first.
 
         Raises:
-            DataError: the number of constants is not the size of the channel axis.
+            DataError: the number of constants differs from the size of the channel axis.
         """
         array = floating(state.array)
-        with np.errstate(all="ignore"):  # a later check refuses values that are not finite, with the sample's name
+        with np.errstate(all="ignore"):  # a later check refuses values that are not finite and names the sample
             constant = np.asarray(self.value, array.dtype)
             if constant.ndim:
                 constant = _along_channels(constant, array, state.axes)
             return replace(state, array=np.asarray(type(self).compute(array, constant), array.dtype))
 
     def describe(self) -> str:
-        """Return the operation with its constants in full precision."""
+        """Describe the operation, with its constants in full precision."""
         if isinstance(self.value, tuple):
             return f"x = x {self.sign} [{', '.join(map(repr, self.value))}], one per channel"
         return f"x = x {self.sign} {self.value!r}"
 
 
 def floating(array: Array) -> Array:
-    """Return `array` itself if it is floating, else as float32.
+    """Return `array` itself if its dtype is floating. Otherwise return it as float32.
 
     Raises:
         DataError: the result takes more bytes than a sample may.
@@ -85,8 +85,8 @@ def _along_channels(constant: Array, array: Array, axes: str) -> Array:
 
 
 def _step(name: str, sign: str, compute: Operator, alias: str, help: str) -> type[Arithmetic]:
-    """Make the class of a step. The class must be in this module, because other processes look it up here to load
-    samples.
+    """Make the class of a step. The class must be an attribute of this module, because other processes look it up here
+    when they load samples.
     """
     own = {"name": name, "sign": sign, "compute": compute, "aliases": (alias,), "help": help, "__module__": __name__}
     return type(name.title(), (Arithmetic,), own)
@@ -102,7 +102,9 @@ Multiply = _step(
 
 @dataclass(frozen=True)
 class Center(Step):
-    """Subtract the item's own mean, which is summed over all elements in float64 and rounded to the array's dtype."""
+    """Subtract the item's own mean. The mean is computed over all elements in float64 and rounded to the
+    array's dtype.
+    """
 
     name = "center"
     help = "x - mean(x), with the item's own mean"
@@ -114,7 +116,7 @@ class Center(Step):
         return replace(state, array=np.asarray(array - mean, array.dtype))
 
     def describe(self) -> str:
-        """Return the subtraction and the elements that the mean covers."""
+        """Describe the subtraction and the elements that the mean covers."""
         return "x = x - mean(x), the mean over all elements of this item"
 
 
@@ -127,7 +129,7 @@ class Dtype(Step):
     dtype: str = field(metadata=one_of("float16", "float32", "float64"))
 
     def apply(self, state: State, spec: TensorSpec | None) -> State:
-        """Return the values in that dtype.
+        """Return the values in the chosen dtype.
 
         Raises:
             DataError: the values take more bytes than a sample may.
@@ -136,5 +138,5 @@ class Dtype(Step):
         return replace(state, array=state.array.astype(self.dtype))
 
     def describe(self) -> str:
-        """Return the conversion."""
+        """Describe the conversion."""
         return f"x = {self.dtype}(x)"

@@ -1,6 +1,6 @@
-"""Change images: channels, size, margins. The steps take and return uint8, and use Pillow.
+"""Change the channels, size and margins of images. The steps accept and return uint8, and use Pillow.
 
-Pillow's default filter has changed between versions, so the filter is always named.
+Pillow's default filter has changed between versions, so these steps always name the filter.
 """
 
 from __future__ import annotations
@@ -60,14 +60,14 @@ ROUNDING = one_of(*ROUNDINGS)
 
 
 def rounded(value: float, rule: str) -> int:
-    """Return `value` in whole pixels by the rule floor, ceil or round (half to even)."""
+    """Round `value` to whole pixels by the rule floor, ceil or round (half to even)."""
     if rule == "round":
         return round(value)
     return math.floor(value) if rule == "floor" else math.ceil(value)
 
 
 def target_size(size: Size, spec: TensorSpec | None) -> tuple[int, int] | None:
-    """Return (width, height) in pixels, or None if `size` is the model's and the model does not fix one."""
+    """Return (width, height) in pixels, or None if `size` is "model" and the model does not fix a size."""
     return model_size(spec) if isinstance(size, str) else size
 
 
@@ -80,7 +80,7 @@ def image_size(state: State) -> tuple[int, int]:
     """Return (height, width) of an image in any axis order.
 
     Raises:
-        DataError: the axes are not known to be an image's.
+        DataError: the axes are not known to be those of an image.
     """
     if "H" not in state.axes or "W" not in state.axes or len(state.axes) != state.array.ndim:
         raise DataError(
@@ -90,7 +90,7 @@ def image_size(state: State) -> tuple[int, int]:
 
 
 def to_hwc(array: Array, axes: str) -> Array:
-    """Return `array` as HWC. `axes` are H, W, perhaps C, and others of size 1, such as a batch axis.
+    """Return `array` as HWC. `axes` are H, W, optionally C, and other axes of size 1, such as a batch axis.
 
     Raises:
         DataError: another axis has a size other than 1.
@@ -116,7 +116,8 @@ def from_hwc(array: Array, axes: str) -> Array:
 
 
 def through_pillow(state: State, what: str, work: Callable[[Image.Image], Image.Image]) -> Array:
-    """Apply `work` to the item as a Pillow image, and return the array. `what` names the step in messages.
+    """Convert the item to a Pillow image, apply `work` to it, and return the resulting array. `what` names the step in
+    messages.
 
     Raises:
         DataError: the item is not uint8 with 1 or 3 channels.
@@ -141,7 +142,7 @@ class Channels(Step):
     order: str = field(metadata=one_of("RGB", "BGR", "L"))
 
     def apply(self, state: State, spec: TensorSpec | None) -> State:
-        """Return the channels in the chosen order. An image that already has it is returned unchanged.
+        """Return the channels in the chosen order. An image that already has this order is returned unchanged.
 
         Raises:
             DataError: the item is not an image of three channels.
@@ -160,7 +161,7 @@ class Channels(Step):
         return replace(state, array=np.flip(state.array, axis), channels=self.order)
 
     def describe(self) -> str:
-        """Return the order of the channels, or the integer arithmetic of grey."""
+        """Describe the order of the channels, or the integer arithmetic that turns colours into grey."""
         return {
             "RGB": "channels in order red, green, blue",
             "BGR": "channels in order blue, green, red",
@@ -173,7 +174,7 @@ RULES = ("exact", "short", "long", "fit")
 
 @dataclass(frozen=True)
 class Resize(Step):
-    """Resize by a rule. `rounding` turns the computed side into pixels."""
+    """Resize by a rule. `rounding` rounds the computed side to whole pixels."""
 
     name = "resize"
     help = "SIZE[:exact|short|long|fit][:FILTER][:floor|round|ceil]; SIZE 256, 320x240 or model"
@@ -187,8 +188,8 @@ class Resize(Step):
             raise DataError(f"resize by the {self.rule} side needs a number of pixels", "Give size = 256 or the like")
 
     def apply(self, state: State, spec: TensorSpec | None) -> State:
-        """Return the image in its new size. The image is unchanged if it has that size, or if the size is the model's
-        and the model does not fix one.
+        """Return the image in its new size. The image is unchanged if it already has that size, or if the size is
+        "model" and the model does not fix a size.
 
         Raises:
             DataError: the item is not a uint8 image of 1 or 3 channels, or the size is below one pixel.
@@ -208,7 +209,7 @@ class Resize(Step):
         return replace(state, array=array, geometry=geometry.scaled(x, y))
 
     def plan(self, width: int, height: int, size: tuple[int, int]) -> tuple[float, float, tuple[int, int]]:
-        """Return the scales and the new (width, height) of an image of `width` x `height`."""
+        """Return the two scales and the new (width, height) for an image of `width` x `height`."""
         if self.rule == "exact":
             return size[0] / width, size[1] / height, size
         if self.rule == "fit":
@@ -216,12 +217,12 @@ class Resize(Step):
             return scale, scale, (rounded(width * scale, self.rounding), rounded(height * scale, self.rounding))
         known = min(width, height) if self.rule == "short" else max(width, height)
         scale = size[0] / known
-        # The integer product comes before the only division, so that the known side is exact.
+        # The integer product is computed before the only division, so that the known side is exact.
         sides = tuple(rounded(size[0] * side / known, self.rounding) for side in (width, height))
         return scale, scale, (sides[0], sides[1])
 
     def describe(self) -> str:
-        """Describe how the new size is computed, and the filter."""
+        """Describe the filter and how the new size is computed."""
         target = describe_size(self.size)
         side = self.size if isinstance(self.size, str) else self.size[0]
         how = {
@@ -252,7 +253,7 @@ def _pad_part(text: str) -> Any:
 
 @dataclass(frozen=True)
 class Letterbox(Step):
-    """Resize to fit, keep the aspect ratio, and fill the rest with one value or with one per channel in order."""
+    """Resize to fit, keep the aspect ratio, and fill the rest with one value or with one value per channel."""
 
     name = "letterbox"
     help = "SIZE[:top-left|center][:PAD][:FILTER][:ROUNDING]; PAD 0..255 or [r,g,b], default 114"
@@ -263,7 +264,7 @@ class Letterbox(Step):
     rounding: str = field(default="floor", metadata=ROUNDING)
 
     def apply(self, state: State, spec: TensorSpec | None) -> State:
-        """Return uint8 of exactly the size, with the image inside.
+        """Return a uint8 image of exactly the given size, with the resized image inside.
 
         Raises:
             DataError: the item is not an image, the pad values do not fit its channels, or the model does not fix the
@@ -288,7 +289,7 @@ class Letterbox(Step):
         return replace(resized, array=from_hwc(canvas, resized.axes), geometry=geometry.moved(left, top))
 
     def describe(self) -> str:
-        """Return the scale, the rounding, the filter, the position and the pad value."""
+        """Describe the scale, the rounding, the filter, the position and the pad value."""
         target = describe_size(self.size)
         pad = self.value[0] if len(self.value) == 1 else list(self.value)
         place = (
@@ -304,7 +305,7 @@ class Letterbox(Step):
 
 @dataclass(frozen=True)
 class Crop(Step):
-    """Cut out the centre. `rounding` turns half of an odd margin into pixels."""
+    """Cut out the centre. `rounding` rounds half of an odd margin to whole pixels."""
 
     name = "crop"
     help = "SIZE[:floor|round|ceil]; the centre"
@@ -312,8 +313,8 @@ class Crop(Step):
     rounding: str = field(default="floor", metadata=ROUNDING)
 
     def apply(self, state: State, spec: TensorSpec | None) -> State:
-        """Return the centre of the image. The image is unchanged if the size is the model's and the model does not fix
-        one.
+        """Return the centre of the image. The image is unchanged if the size is "model" and the model does not fix a
+        size.
 
         Raises:
             DataError: the item is not an image, or is smaller than the crop.
@@ -332,6 +333,6 @@ class Crop(Step):
         return replace(state, array=state.array[tuple(cut)], geometry=geometry.moved(-left, -top))
 
     def describe(self) -> str:
-        """Return the size, and how an odd margin is divided."""
+        """Describe the size, and how an odd margin is divided."""
         target = describe_size(self.size, "the model's size")
         return f"the centre {target} is kept; left = {self.rounding}((w - W) / 2), top = {self.rounding}((h - H) / 2)"

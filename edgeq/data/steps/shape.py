@@ -1,4 +1,4 @@
-"""Arrange values: axes, shapes, windows over time."""
+"""Change the order of axes, change shapes, and make windows over time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ def _read_axes(value: Any) -> str:
 
 @dataclass(frozen=True)
 class Layout(Step):
-    """Order the axes. An axis that the item lacks is inserted with size 1. "model" uses the order of the model."""
+    """Order the axes. If the item lacks an axis, the axis is inserted with size 1. "model" means the order of the
+    model's axes.
+    """
 
     name = "layout"
     help = "NCHW, NHWC, CHW … or model"
@@ -50,7 +52,7 @@ class Layout(Step):
         return replace(state, array=np.expand_dims(array, missing), axes=want)
 
     def describe(self) -> str:
-        """Return the order of the axes, and the treatment of a missing axis."""
+        """Describe the order of the axes, and what happens if an axis is missing."""
         if self.axes == "model":
             return "axes ordered as the model's input (channels where its size is 1 or 3), a batch axis of 1 added"
         return f"axes ordered {self.axes}; an axis that is missing is added with size 1"
@@ -68,14 +70,14 @@ class Expand(Step):
         """Return the item with one more axis. The axes of the result have no declared meaning.
 
         Raises:
-            DataError: the axis is beyond those of the item.
+            DataError: the position of the new axis is beyond the item's axes.
         """
         if not -state.array.ndim - 1 <= self.axis <= state.array.ndim:
             raise DataError(f"shape {list(state.array.shape)} has no place for axis {self.axis}", "Correct the step")
         return replace(state, array=np.expand_dims(state.array, self.axis), axes="")
 
     def describe(self) -> str:
-        """Return the position of the new axis."""
+        """Describe the position of the new axis."""
         return f"an axis of size 1 inserted at {self.axis}"
 
 
@@ -90,7 +92,7 @@ def _read_shape(value: Any) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Reshape(Step):
-    """Give the item (without a batch axis) a new shape; one size may be -1."""
+    """Give the item a new shape. The shape does not include a batch axis, and one size may be -1."""
 
     name = "reshape"
     help = "[1,49,10]"
@@ -100,7 +102,7 @@ class Reshape(Step):
         """Return the values in the new shape. The axes of the result have no declared meaning.
 
         Raises:
-            DataError: the shape has another number of values.
+            DataError: the new shape has a different number of values.
         """
         try:
             array = state.array.reshape(self.shape)
@@ -111,13 +113,13 @@ class Reshape(Step):
         return replace(state, array=array, axes="")
 
     def describe(self) -> str:
-        """Return the call of numpy's reshape."""
+        """Describe the call of numpy's reshape."""
         return f"x = x.reshape({', '.join(map(str, self.shape))})"
 
 
 @dataclass(frozen=True)
 class Window(Step):
-    """Make overlapping windows of consecutive slices along the first axis; each window becomes one row of the batch."""
+    """Make overlapping windows of consecutive slices along the first axis. Each window becomes one row of the batch."""
 
     name = "window"
     help = "FRAMES[:STEP]; windows along the first axis, flattened, one row of the batch each"
@@ -144,7 +146,7 @@ class Window(Step):
         return State(rows, "NF")
 
     def describe(self) -> str:
-        """Describe which slices each row of the batch contains."""
+        """Describe the slices that each row of the batch contains."""
         return (
             f"row i of the batch = x[{self.step}*i : {self.step}*i + {self.frames}] flattened, "
             f"i = 0 .. (frames - {self.frames}) // {self.step}"

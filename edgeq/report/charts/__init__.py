@@ -1,3 +1,3 @@
-"""Draw charts as SVG with functions from values to markup. Colours are classes, so that style.css can define two sets
-of them.
+"""Draw charts as SVG. Each function takes values and returns markup. Colours are classes, so that style.css can define
+two sets of colours.
 """
