@@ -175,8 +175,7 @@ def install_direct(folder: Path, patch: pytest.MonkeyPatch, behaviour: str = "",
     Args:
         behaviour: "crashes at load", "fails at import", "refuses the model", "crashes at compile", "other outputs",
             "takes no fixed sizes", "crashes at run", "crashes later", "hangs", "answers wrong"; any other text for a
-                fake
-            that works.
+            fake that works.
     """
     (folder / "engines").mkdir()
     described = DESCRIPTION.replace('verified = "a test"', 'verified = "a test"\nplatforms = ["nowhere none"]')
@@ -196,8 +195,8 @@ def install(folder: Path, patch: pytest.MonkeyPatch, behaviour: str = "", versio
     """Put the fake where this process and its workers find it.
 
     Args:
-        behaviour: "crashes at load", "does not load", "no device", "does not start", "crashes at run", "crashes
-            later" (at the second run), "hangs", "answers wrong"; any other text for a fake that works.
+        behaviour: "crashes at load", "does not load", "no device", "does not start", "crashes at run", "crashes later"
+            (at the second run), "hangs", "answers wrong"; any other text for a fake that works.
         version: the version of the package; "" for no package.
     """
     (folder / "engines").mkdir()

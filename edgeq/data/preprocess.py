@@ -331,8 +331,8 @@ def load_preprocess(value: Preprocess | Spec | str | Path | Mapping[str, Any]) -
     """Return the preprocessing that `value` describes.
 
     Args:
-        value: a name ("caffe"), a .toml file, "file.py:function", steps as text ("resize=256,crop=224,divide=255"),
-            or plain data from `edgeq.util.records.plain`.
+        value: a name ("caffe"), a .toml file, "file.py:function", steps as text ("resize=256,crop=224,divide=255"), or
+            plain data from `edgeq.util.records.plain`.
 
     Raises:
         DataError: the name is unknown (the message lists the names), the file cannot be read, or a step or field is

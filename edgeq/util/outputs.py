@@ -384,7 +384,7 @@ def output_directory(path: Path, *, force: bool = False, check: Callable[[Path],
     Args:
         check: function that raises OutputError if the old directory contains files that must not be replaced. It is
             called before anything is written. Hours may pass, so it is called again before the old directory is
-                removed.
+            removed.
 
     Raises:
         OutputError: `path` exists and `force` is not set, even if another process made it in the meantime.

@@ -43,14 +43,18 @@ class Rule:
     """Describe one option that a bundle may set.
 
     Attributes:
-        form: form of the values, one of {"one_of": [text, ...]}, {"whole": [least, most]}: a decimal number without
-            needless signs, spaces or zeros, {"words": {"between", "also", "most", "ending"}}: words of ASCII letters,
-            digits and the characters of
-                "also", separated by "between", at most "most" characters in all, with that ending, {"shapes": most}:
-                    inputs with their sizes, "x:1x3x224x224,y:1", at most `most` characters, {"place": "file" |
-                    "folder"}: a file of the bundle, or a folder that contains files of the bundle.
+        form: the form of the values, as described below.
         why: reason why it can do no harm.
         source: where the option is documented.
+
+    Forms:
+
+    - {"one_of": [text, ...]}: one of these texts.
+    - {"whole": [least, most]}: a decimal number without needless signs, spaces or zeros.
+    - {"words": {"between", "also", "most", "ending"}}: words of ASCII letters, digits and the characters of "also". The
+      words are separated by "between", have at most "most" characters in total, and end with "ending".
+    - {"shapes": most}: inputs with their sizes, such as "x:1x3x224x224,y:1", with at most `most` characters.
+    - {"place": "file" | "folder"}: a file of the bundle, or a folder that contains files of the bundle.
     """
 
     form: Mapping[str, Any]

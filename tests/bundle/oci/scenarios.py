@@ -27,8 +27,7 @@ class Scenario:
 
     Attributes:
         home, other: the answers of the registry and of the foreign host. If they are None, the registry is honest and
-            the
-            foreign host demands a login.
+            the foreign host demands a login.
         says: a pattern of the error's line; "" if the command succeeds.
         push: True for a push, False for a pull.
         slow: True if the limits of `FAST` apply.
