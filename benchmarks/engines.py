@@ -92,13 +92,14 @@ def judge_by_hand(case: Case, folder: Path, feed: Mapping[str, Any], run: Callab
     print(f"    {record['verdict'][0]}; {record['took_s']:.0f} s", flush=True)
     tried = {str(way): way for way in ways(case, folder)}
     values = folder / "accuracy.json"
-    if case.options and not values.exists():
+    known: dict[str, float] = json.loads(values.read_text("utf-8")) if values.exists() else {}
+    if case.options and not {"tuned", *tried} <= known.keys():
         with ExitStack() as stack:
             own = stack.enter_context(runtime())
             opened = {name: way.open(own, 0) for name, way in tried.items()}
             tuned = open_tuned(stack, folder / "all", record, case.model, None)
-            values.write_text(json.dumps(accuracies(case, {"tuned": tuned, **opened})), "utf-8")
-    known = json.loads(values.read_text("utf-8")) if case.options else {}
+            known = accuracies(case, {"tuned": tuned, **opened})
+            values.write_text(json.dumps(known), "utf-8")
     with ExitStack() as stack:
         own = stack.enter_context(runtime())
         sessions = {"tuned": open_tuned(stack, folder / "all", record, case.model, None)}
