@@ -205,7 +205,7 @@ class Decision:
             "why": self.why,
             "exact": {"sqnr_db": self.exact_db, "metric": self.exact_metric},
             "samples": self.samples,
-            "remedies": self.mitigations,
+            "mitigations": self.mitigations,
             "audit": {key: value for key, value in plain(self.audit).items() if key != "layers"},
         }
 
