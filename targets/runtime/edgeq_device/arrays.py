@@ -29,7 +29,7 @@ MAX_ARRAY_BYTES = 1 << 32
 
 
 def one_array(value: Any) -> "np.ndarray[Any, Any]":
-    """Convert a session's value of one output to an array that an .npz can store.
+    """Convert the value of one session output to an array that an .npz can store.
 
     Texts become an array of NumPy's own text type. The parts of a sequence are flattened and joined into one row. An
     absent optional value becomes an array without elements.

@@ -81,7 +81,7 @@ def confine(program: str) -> Optional[Budget]:
     ends in the same way.
 
     Call this before the program starts threads. It returns only in the child. On systems without fork it returns in
-    this process, without limits. The parent prints the output of libraries in the child (see edgeq_device.relay).
+    this process, without limits. The parent prints the text that libraries in the child write (see edgeq_device.relay).
 
     Args:
         program: name of the program, which begins the line that reports why the child was ended.
@@ -190,7 +190,7 @@ class Endings:
     """Handle the signals that end a program: unwind the stack, so that temporary files are removed.
 
     `number` is the signal that arrived, or 0. It is kept because a library may replace the exception that a handler
-    raises with an error of its own, as an import does. The program can then still end as the signal demands.
+    raises with its own error, as an import does. With the number, the program can still end as the signal demands.
     """
 
     number = 0

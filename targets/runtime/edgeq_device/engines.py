@@ -331,8 +331,8 @@ def _package_problem(engine: EngineSpec) -> Optional[RuntimeUnavailableError]:
 
 
 def vendor_problem(engine: EngineSpec, version: str, vendor: str) -> str:
-    """Return why that version of a plug-in does not support CPUs by `vendor`. Return "" if it does, or if nothing is
-    known.
+    """Return why `version` of a plug-in does not support CPUs by `vendor`. Return "" if it supports them, or if nothing
+    is known.
     """
     unknown = not vendor or parse_version(version) > parse_version(engine.cpu_vendors_until)
     if not engine.cpu_vendors or vendor in engine.cpu_vendors or unknown:

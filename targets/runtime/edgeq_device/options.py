@@ -29,7 +29,7 @@ from edgeq_device.plainjson import parse_json
 
 MAX_KEY = 128
 MAX_VALUE = 1024
-"""ONNX Runtime's own limits in characters, of keys and of values."""
+"""ONNX Runtime's own limits on the length of keys and of values, in characters."""
 TABLE_OPTION = ("TensorrtExecutionProvider", "trt_int8_calibration_table_name")
 """Provider and option that name the calibration table. The runner puts the table among the engines."""
 _FIX = "The options that a bundle may set, and their values, are in edgeq_device/options.json"

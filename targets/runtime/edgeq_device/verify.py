@@ -51,7 +51,7 @@ class Report:
     """Report on a whole bundle. It is verified if nothing failed and a variant of the required component ran.
 
     Attributes:
-        signer: signer of the bundle; None if there was no trust with which to verify the signature.
+        signer: signer of the bundle; None if there were no trusted keys with which to verify the signature.
         component: component of which a variant must have run; None if any component will do.
     """
 
