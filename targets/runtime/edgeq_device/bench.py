@@ -29,7 +29,7 @@ _TAKEN_BY = {
     "target_qps": ("--qps", (scenarios.SERVER.name,)),
     "latency_bound_ms": ("--latency-bound", (scenarios.SERVER.name,)),
 }
-"""Fields of `BenchSettings` that apply only to some scenarios, each with its option and the names of those scenarios."""
+"""Fields of `BenchSettings` that apply only to some scenarios, each with its option and the names of the scenarios."""
 
 
 @dataclass(frozen=True)

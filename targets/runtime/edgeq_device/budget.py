@@ -239,7 +239,7 @@ def _lower(kind: int, limit: int) -> None:
 
 def _wait(child: int, program: str, budget: Budget, mask: Iterable[int], pipe: Tuple[int, int]) -> NoReturn:
     def forward(number: int, frame: Any) -> None:
-        """Forward a signal to the process that works."""
+        """Forward a signal to the child, which does the work."""
         del frame
         os.kill(child, number)
 

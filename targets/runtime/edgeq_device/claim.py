@@ -170,7 +170,7 @@ def rank_until_settled(
     """Measure in interleaved rounds until the order of the runners is statistically settled.
 
     Two neighbours are settled when the confidence interval of their ratio shows that the first takes at most 1 + `tie`
-    times as long as the second. Choosing the first then costs no more than that, even if the second is faster.
+    times as long as the second. Choosing the first then costs at most this tolerance, even if the second is faster.
 
     At intervals, the function checks whether the order is settled. Repeated checks of many pairs would find differences
     that do not exist. Therefore the error allowance 1 - `confidence` is divided by the number of pairs. Check number i
@@ -292,8 +292,9 @@ BUSY_ALLOWANCE = 1.15
 shares the hyperthreads of a core, the cache and the clock, and so slows float and integer kernels unequally. The
 difference was up to 10 % on resnet20, a keyword spotter and MobileNet, with one thread and a loop on the other core."""
 ESTIMATE_ALLOWANCE = 1.25
-"""Factor by which the spread of an estimate extends, at both ends, beyond the interval of its ratios. Two models that
-lose a core are not slowed by the same factor, and the place of a session in memory also changes its speed.
+"""Factor by which the spread of an estimate extends, at both ends, beyond the interval of its ratios. If two models
+lose a core, they are not slowed by the same factor. The place of a session in memory changes its speed by a similar
+amount.
 
 Eight models were run 18 times each, next to two busy loops on two cores. With the factor, 99 % of the spreads contained
 the quiet machine's ratio (94 % for the worst model). No estimate showed a model as faster if it was in fact a tenth

@@ -54,8 +54,9 @@ class BoundSession:
     Args:
         device: "cuda" or "cpu".
         notes: remarks from opening the session, for the report.
-        fixed: run options of a first run, which fixes the buffers of outputs with open sizes. None: each run allocates
-            new memory for such outputs, because their sizes may depend on the input values.
+        fixed: options of an extra first run for each combination of input shapes; the outputs of that run become the
+            buffers of outputs with open sizes. None: each run allocates new memory for such outputs, because their
+            sizes may depend on the input values.
     """
 
     def __init__(self, session: Any, ort: Any, device: str, notes: Sequence[str] = (), *, fixed: Any = None) -> None:

@@ -75,7 +75,7 @@ class PublicKey:
 
     @property
     def id(self) -> str:
-        """Return the sha256 of the key as a PEM file, in hex. Model Signing uses it as the name of a key."""
+        """Return the sha256, in hex, of the PEM file that contains the key. Model Signing uses it as the name of a key."""
         text = base64.b64encode(self.der).decode("ascii")
         lines = [text[i : i + 64] for i in range(0, len(text), 64)]
         pem = "\n".join(["-----BEGIN PUBLIC KEY-----", *lines, "-----END PUBLIC KEY-----", ""])
