@@ -179,7 +179,7 @@ _MADE_UP = {**DTYPES, "tensor(string)": "object"}
 
 
 def parse_shapes(texts: Sequence[str]) -> Dict[str, Tuple[int, ...]]:
-    """Return shapes by input name from texts such as "name=1,3,224,224" ("name=" is a scalar).
+    """Return shapes by input name from texts such as "name=1,3,224,224" ("name=" means a scalar).
 
     Raises:
         UsageError: a text has another form, a size is less than 1, or a name occurs twice.

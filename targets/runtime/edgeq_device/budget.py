@@ -207,8 +207,8 @@ class Endings:
     def terminate(self, number: int, frame: Any) -> NoReturn:
         """End with the exit code that shells use for the signal.
 
-        Several of these signals may arrive, for example when a terminal is closed. All but the first are ignored, so
-        they do not interrupt the unwinding.
+        Several signals may arrive, for example when a terminal is closed. All but the first are ignored, so they do not
+        interrupt the unwinding.
         """
         del frame
         self.number = number

@@ -1,9 +1,9 @@
 """Open sessions of onnxruntime's own CUDA provider.
 
-edgeq loads the provider's libraries, checks that the provider has started, and keeps inputs and outputs in the device's
-memory between runs. Otherwise every run would allocate memory on the device. If possible, a CUDA graph replays the
-whole model in one launch; the graph requires that these buffers keep their addresses. The sessions have the interface
-of a plain session.
+edgeq loads the provider's libraries, checks that the provider has started, and keeps inputs and outputs in buffers on
+the device between runs. Otherwise every run would allocate memory there. If possible, a CUDA graph replays the whole
+model in one launch; the graph requires that these buffers keep their addresses. The sessions have the interface of a
+plain session.
 """
 
 from __future__ import annotations

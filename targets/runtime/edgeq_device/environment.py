@@ -6,8 +6,8 @@ recorded machines can be replayed.
 
 `Precedence` gives this process precedence over others during a timing, if the system permits it. On Linux, a ready
 thread of niceness -20 gets a core before ordinary threads do, nearly always immediately. So the latencies of this
-process are those of an idle machine, even next to busy processes. This needs root, CAP_SYS_NICE or a limit that permits
-it; otherwise nothing changes. Other processes wait while the timing lasts.
+process are those of an idle machine, even next to busy processes. Such a niceness needs root, CAP_SYS_NICE or a limit
+that permits it; otherwise nothing changes. Other processes wait while the timing lasts.
 
 `Waits` finds the runs that other processes disturbed, and `Others` measures how busy these processes kept the machine.
 For every thread, Linux counts how long it was ready to run but had no core (/proc/PID/task/TID/schedstat). A run in

@@ -85,7 +85,8 @@ def describe_exit(code: int) -> str:
 def import_path() -> List[str]:
     """Return the search path of this process for modules, without the working directory.
 
-    The working directory is kept if numpy or onnxruntime was loaded from it, because they are then installed there.
+    The exception is a working directory from which numpy or onnxruntime was loaded: it is kept, because they are
+    installed there.
     """
     try:
         here: Optional[str] = os.path.realpath(Path.cwd())
