@@ -252,8 +252,8 @@ def _places(folder, keep):
 
 
 def _tree(folder, request, lines):
-    """Check all files of a listing, build its directory, and return the directory as `path`. `path` is "" if a file or
-    the listing is missing.
+    """Check all files of a listing, put them into a directory, and return the directory's path as `path`. `path` is ""
+    if a file or the listing is missing.
     """
     blobs, trees = _places(folder, request["keep"])
     digest = request["digest"]

@@ -21,8 +21,8 @@ from typing import Any, Dict, Sequence, Tuple
 
 if __name__ == "__main__":
     sys.path[:0] = sys.argv.pop(1).split(os.pathsep)
-    # Threads of numpy's BLAS spin for a second before they sleep. On an emulated CPU they spin forever. They would take
-    # a core from the model that is timed.
+    # Threads of numpy's BLAS spin for a second before they sleep. On an emulated CPU they spin forever. Either way,
+    # they would take a core from the model that is timed.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import numpy as np

@@ -29,7 +29,7 @@ MAX_ARRAY_BYTES = 1 << 32
 
 
 def one_array(value: Any) -> "np.ndarray[Any, Any]":
-    """Convert a session's value of one output to an array that an .npz can store.
+    """Convert the value of one session output to an array that an .npz can store.
 
     Texts become an array of NumPy's own text type. The parts of a sequence are flattened and joined into one row. An
     absent optional value becomes an array without elements.
@@ -179,7 +179,7 @@ _MADE_UP = {**DTYPES, "tensor(string)": "object"}
 
 
 def parse_shapes(texts: Sequence[str]) -> Dict[str, Tuple[int, ...]]:
-    """Return shapes by input name from texts such as "name=1,3,224,224" ("name=" is a scalar).
+    """Return shapes by input name from texts such as "name=1,3,224,224" ("name=" means a scalar).
 
     Raises:
         UsageError: a text has another form, a size is less than 1, or a name occurs twice.

@@ -29,7 +29,7 @@ _TAKEN_BY = {
     "target_qps": ("--qps", (scenarios.SERVER.name,)),
     "latency_bound_ms": ("--latency-bound", (scenarios.SERVER.name,)),
 }
-"""Fields of `BenchSettings` that apply only to some scenarios. Each field has its option and those scenarios."""
+"""Fields of `BenchSettings` that apply only to some scenarios, each with its option and the names of the scenarios."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class BenchSettings:
         min_duration_s, min_queries: minimum number of seconds and of queries for each model in each scenario; both must
             be reached. MLPerf's official duration is 600 s (`OFFICIAL_DURATION_S`), but two seconds are enough for a
             ratio on a workstation.
-        seed: seed of the order of the samples, the order of the models in a round, and the arrival times.
+        seed: seed for the order of the samples, the order of the models in a round, and the arrival times.
         batch: number of samples stacked along axis 0 into one run, in the offline and multi-stream scenarios.
         target_qps: arrival rate of the server scenario; None searches for the highest rate that keeps the latency
             bound.
@@ -105,7 +105,7 @@ def parse_settings(
     Args:
         scenario: name of a scenario, or "all".
         duration, official: minimum seconds, or True for MLPerf's 600; only one of the two may be given.
-        pin: cores in a text such as "0,2-3".
+        pin: cores, as text such as "0,2-3".
         others: other fields of `BenchSettings`.
 
     Raises:
@@ -346,11 +346,11 @@ def run_bench(
     sleep: Callable[[float], None] = time.sleep,
     on_progress: OnProgress = lambda scenario, share: None,
 ) -> Report:
-    """Measure `sessions` side by side. A session is an onnxruntime session, or any object that also has its methods
+    """Measure `sessions` side by side. A session is an onnxruntime session, or any other object that has the methods
     `run` and `get_providers`.
 
     Args:
-        feeds: the fixed set of samples that the queries draw from; every session accepts all of them.
+        feeds: the fixed set of samples that the queries draw from; every session must accept all of them.
         more: further sessions of the same models, keyed by session name. They take turns with the session of that name.
         memory: `MemoryUse.to_dict()` of each session whose memory the caller has measured, keyed by session name.
         versions: versions of the software that the sessions run on, for the record.
@@ -402,8 +402,8 @@ def run_bench(
 
 
 def _try_out(sessions: Mapping[str, Any], feeds: Sequence[scenarios.Feed]) -> None:
-    """Run one sample of each shape in each session. A sample that does not fit raises an error that names it, instead
-    of a crash later.
+    """Run one sample of each shape in each session. If a sample does not fit, raise an error that names the sample.
+    Otherwise the benchmark would crash later.
     """
     if not feeds:
         raise DataError("there are no samples to run", "Give data with at least one sample")

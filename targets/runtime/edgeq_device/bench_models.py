@@ -71,8 +71,8 @@ def bench_models(
         `run_bench`'s report.
 
     Raises:
-        UsageError, DataError: for the same reasons as `run_bench`. DataError also if the models do not have the same
-            inputs.
+        UsageError, DataError: for the same reasons as `run_bench`. DataError is also raised if the models do not have
+            the same inputs.
         Exception: any error that `BenchModel.open` raises.
     """
     settings.check()

@@ -81,7 +81,7 @@ def confine(program: str) -> Optional[Budget]:
     ends in the same way.
 
     Call this before the program starts threads. It returns only in the child. On systems without fork it returns in
-    this process, without limits. The parent prints the output of libraries in the child (see edgeq_device.relay).
+    this process, without limits. The parent prints the text that libraries in the child write (see edgeq_device.relay).
 
     Args:
         program: name of the program, which begins the line that reports why the child was ended.
@@ -190,7 +190,7 @@ class Endings:
     """Handle the signals that end a program: unwind the stack, so that temporary files are removed.
 
     `number` is the signal that arrived, or 0. It is kept because a library may replace the exception that a handler
-    raises with an error of its own, as an import does. The program can then still end as the signal demands.
+    raises with its own error, as an import does. With the number, the program can still end as the signal demands.
     """
 
     number = 0
@@ -207,8 +207,8 @@ class Endings:
     def terminate(self, number: int, frame: Any) -> NoReturn:
         """End with the exit code that shells use for the signal.
 
-        Several of these signals may arrive, for example when a terminal is closed. All but the first are ignored, so
-        they do not interrupt the unwinding.
+        Several signals may arrive, for example when a terminal is closed. All but the first are ignored, so they do not
+        interrupt the unwinding.
         """
         del frame
         self.number = number
@@ -239,7 +239,7 @@ def _lower(kind: int, limit: int) -> None:
 
 def _wait(child: int, program: str, budget: Budget, mask: Iterable[int], pipe: Tuple[int, int]) -> NoReturn:
     def forward(number: int, frame: Any) -> None:
-        """Forward a signal to the process that works."""
+        """Forward a signal to the child, which does the work."""
         del frame
         os.kill(child, number)
 

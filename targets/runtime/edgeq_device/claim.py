@@ -30,9 +30,9 @@ from edgeq_device.latency import (
 FEWEST_SESSIONS = 6
 """Minimum number of sessions for an interval over sessions. With fewer sessions, the interval is over rounds."""
 
-# These apply if there are too few rounds for the requested certainty. A runner then counts as slower if it is slower by
-# the factor `_FAR` in every round, and if there are enough rounds for their range to cover the median with probability
-# `_FEWEST`.
+# The two constants apply if there are too few rounds for the requested certainty. A runner then counts as slower if it
+# is slower by the factor `_FAR` in every round, and if there are enough rounds for their range to cover the median with
+# probability `_FEWEST`.
 _FAR, _FEWEST = 1.2, 0.95
 
 
@@ -170,7 +170,7 @@ def rank_until_settled(
     """Measure in interleaved rounds until the order of the runners is statistically settled.
 
     Two neighbours are settled when the confidence interval of their ratio shows that the first takes at most 1 + `tie`
-    times as long as the second. Choosing the first then costs no more than that, even if the second is faster.
+    times as long as the second. Choosing the first then costs at most this tolerance, even if the second is faster.
 
     At intervals, the function checks whether the order is settled. Repeated checks of many pairs would find differences
     that do not exist. Therefore the error allowance 1 - `confidence` is divided by the number of pairs. Check number i
@@ -292,8 +292,9 @@ BUSY_ALLOWANCE = 1.15
 shares the hyperthreads of a core, the cache and the clock, and so slows float and integer kernels unequally. The
 difference was up to 10 % on resnet20, a keyword spotter and MobileNet, with one thread and a loop on the other core."""
 ESTIMATE_ALLOWANCE = 1.25
-"""Factor by which the spread of an estimate is wider, at both ends, than the interval of its ratios. Two models that
-lose a core are not slowed by the same factor, and the place of a session in memory changes its speed by as much.
+"""Factor by which the spread of an estimate extends, at both ends, beyond the interval of its ratios. If two models
+lose a core, they are not slowed by the same factor. The place of a session in memory changes its speed by a similar
+amount.
 
 Eight models were run 18 times each, next to two busy loops on two cores. With the factor, 99 % of the spreads contained
 the quiet machine's ratio (94 % for the worst model). No estimate showed a model as faster if it was in fact a tenth
@@ -316,8 +317,8 @@ class Claim:
         pairs: number of ratios in the estimate.
         baseline_ms, ms: median latencies in milliseconds of the pair that gave `estimate`; None if there was no pair.
         reason: why nothing can be claimed; "" if something can.
-        likely: (estimate, low, high), a rougher estimate in place of a claim: how many times faster the model is, and
-            the ends of the spread. None if something can be claimed, or if nothing is known.
+        likely: rougher estimate in place of a claim, as (estimate, low, high): how many times faster the model is, and
+            the ends of the estimate's spread. None if something can be claimed, or if nothing is known.
     """
 
     estimate: Optional[float] = None
@@ -422,8 +423,8 @@ def _estimate(baseline: Distribution, model: Distribution) -> Optional[Tuple[flo
     ends of their spread, or None if there are too few.
 
     Disturbed runs count too. The mean of a burst contains the time that other processes took, which is the same share
-    for both models, so it cancels out. A median does not have this property: short runs mostly fit between two time
-    slices, so their median leaves the waits out, but the median of longer runs contains them. `benchmarks/busy.py`
+    for both models, so it cancels out. A median does not have this property: short runs mostly end before another
+    process gets the core, so their median contains no waits, but the median of longer runs does. `benchmarks/busy.py`
     compares means with medians, low percentiles, minima and processor time.
     """
     count = min(len(baseline.rounds), len(model.rounds))

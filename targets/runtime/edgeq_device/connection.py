@@ -105,10 +105,10 @@ class Limits:
 
     Attributes:
         answer_s: maximum seconds from the start of a request to the headers of its answer. The transfer of a body may
-            also lag behind `least_rate` by this many seconds.
+            take this many seconds longer than it would at `least_rate`.
         least_rate: minimum rate of each body, sent or received, in bytes a second.
-        total_s: maximum seconds for a whole push or pull, to which each file adds `file_s` and each byte adds 1 /
-            `total_rate`.
+        total_s: maximum seconds for a whole push or pull. Each file adds `file_s` seconds to this limit, and each byte
+            adds 1 / `total_rate`.
     """
 
     answer_s: float = 60
@@ -156,7 +156,7 @@ class Deadline:
 class Connection(io.RawIOBase):
     """Wrap a socket. Every wait ends after a limited time, and the number of received bytes is limited.
 
-    `HTTPResponse` reads from it as from a socket.
+    `HTTPResponse` reads from this object as it would from a socket.
     """
 
     def __init__(self, sock: socket.socket, deadline: Deadline, patience: float) -> None:
@@ -292,8 +292,8 @@ def _dial(host: str, port: int, seconds: float) -> socket.socket:
 
 
 def _way(address: Address) -> Tuple[str, int, str]:
-    """Return the host and port to connect to for `address`, and the base64 of the login for the proxy. The host and
-    port are those of `address` or of the proxy.
+    """Return the host and port of `address`, or those of the proxy through which to reach it. Also return the base64 of
+    the login for the proxy.
     """
     text = "" if proxy_bypass(address.place) else getproxies().get("https", "")
     if not text:

@@ -1,9 +1,9 @@
 """Open sessions of onnxruntime's own CUDA provider.
 
-edgeq loads the provider's libraries, checks that the provider has started, and keeps inputs and outputs in the device's
-memory between runs. Otherwise every run would allocate memory on the device. If possible, a CUDA graph replays the
-whole model in one launch; the graph requires that these buffers keep their addresses. The sessions have the interface
-of a plain session.
+edgeq loads the provider's libraries, checks that the provider has started, and keeps inputs and outputs in buffers on
+the device between runs. Otherwise every run would allocate memory there. If possible, a CUDA graph replays the whole
+model in one launch; the graph requires that these buffers keep their addresses. The sessions have the interface of a
+plain session.
 """
 
 from __future__ import annotations
@@ -54,8 +54,9 @@ class BoundSession:
     Args:
         device: "cuda" or "cpu".
         notes: remarks from opening the session, for the report.
-        fixed: run options of a first run, which fixes the buffers of outputs with open sizes. None: each run allocates
-            new memory for such outputs, because their sizes may depend on the input values.
+        fixed: options of an extra first run for each combination of input shapes; the outputs of that run become the
+            buffers of outputs with open sizes. None: each run allocates new memory for such outputs, because their
+            sizes may depend on the input values.
     """
 
     def __init__(self, session: Any, ort: Any, device: str, notes: Sequence[str] = (), *, fixed: Any = None) -> None:

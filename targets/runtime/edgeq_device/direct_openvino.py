@@ -58,10 +58,9 @@ def _described(session: Any) -> Described:
 
 
 def _imported(engine: EngineSpec) -> Any:
-    """Import the package without its telemetry, and return it.
+    """Import the package without its telemetry, and return the package.
 
-    The telemetry would send events as soon as it is imported, and would leave files in the home directory. The package
-    also works without it.
+    Once imported, the telemetry would send events and leave files in the home directory. The package does not need it.
     """
     sys.modules.setdefault(_TELEMETRY, None)  # type: ignore[arg-type]  # an import of it fails from now on
     try:
@@ -75,8 +74,8 @@ class OpenVinoSession:
     """Run a model that openvino compiles.
 
     If the model's sizes are fixed, it is compiled when it is opened. Otherwise it is compiled for the sizes of the
-    first run. When other sizes come, it is compiled a second time, for open sizes. Each compiled model takes as much
-    memory as the weights.
+    first run. When a later run has other sizes, it is compiled a second time, for open sizes. Each compiled model takes
+    as much memory as the weights.
 
     Args:
         compile_for: device to compile for, and the properties of that device.

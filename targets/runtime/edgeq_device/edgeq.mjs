@@ -324,7 +324,7 @@ const median = (values) => percentile([...values].sort((a, b) => a - b), 0.5);
  * Time the model on the first case of its self-test. The warm-up before that takes at least 20 runs, and goes on until
  * their times are steady.
  *
- * Each sample times so many runs together that they take at least 100 steps of the clock.
+ * Each sample times several runs together, enough to take at least 100 steps of the clock.
  */
 export async function bench(model, { seconds = 1, samples = 30, warmSeconds = 5 } = {}) {
   const feeds = tensors(model.ort, model.cases[0].inputs);

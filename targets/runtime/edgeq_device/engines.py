@@ -110,7 +110,7 @@ class EngineSpec:
         min_onnxruntime: oldest onnxruntime that the library can be registered with.
         platforms: platforms for which the package exists, such as "linux x86_64"; empty: all platforms.
         cpu_vendors: vendors of the CPUs that the package supports, as CPUID names them; empty: any vendor.
-        cpu_vendors_until: last version of the package for which `cpu_vendors` is known.
+        cpu_vendors_until: last version of the package for which `cpu_vendors` is known to be right.
         driver: sentence about what to install or check if the engine finds no hardware of its kind.
         simulated_on: platforms on which the package simulates its hardware. Results are correct, but slow.
         compiled: True if a bundle may contain a model that this engine compiled. Its code must be inside the model's
@@ -331,8 +331,8 @@ def _package_problem(engine: EngineSpec) -> Optional[RuntimeUnavailableError]:
 
 
 def vendor_problem(engine: EngineSpec, version: str, vendor: str) -> str:
-    """Return why that version of a plug-in does not support CPUs by `vendor`. Return "" if it does, or if nothing is
-    known.
+    """Return why `version` of a plug-in does not support CPUs by `vendor`. Return "" if it supports them, or if nothing
+    is known.
     """
     unknown = not vendor or parse_version(version) > parse_version(engine.cpu_vendors_until)
     if not engine.cpu_vendors or vendor in engine.cpu_vendors or unknown:

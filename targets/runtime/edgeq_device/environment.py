@@ -4,16 +4,16 @@ All readings come from the files in which Linux shows them. On other systems, an
 reading is absent; it is never guessed. All functions that read take the root of the file system as an argument, so
 recorded machines can be replayed.
 
-`Precedence` gives this process precedence over others during a timing, if the system permits it. On Linux, a
-ready thread of niceness -20 gets a core before ordinary threads do, nearly always at once. So the latencies of this
-process are those of an idle machine, even next to busy processes. This needs root, CAP_SYS_NICE or a limit that permits
-it; otherwise nothing changes. Other processes wait while the timing lasts.
+`Precedence` gives this process precedence over others during a timing, if the system permits it. On Linux, a ready
+thread of niceness -20 gets a core before ordinary threads do, nearly always immediately. So the latencies of this
+process are those of an idle machine, even next to busy processes. Such a niceness needs root, CAP_SYS_NICE or a limit
+that permits it; otherwise nothing changes. Other processes wait while the timing lasts.
 
 `Waits` finds the runs that other processes disturbed, and `Others` measures how busy these processes kept the machine.
 For every thread, Linux counts how long it was ready to run but had no core (/proc/PID/task/TID/schedstat). A run in
 which no thread of this process waited takes as long as on a quiet machine, apart from effects of shared caches and the
 shared clock. So the median of such runs is correct even if a competitor takes every second time slice. The shortest run
-is not reliable: it may be the only one that had the other hyperthread to itself.
+is not reliable: it may be the only one during which the core's other hyperthread was idle.
 """
 
 from __future__ import annotations
@@ -450,7 +450,9 @@ class Others:
         return self._share_of("stolen")
 
     def _share_of(self, kind: str, without: float = 0.0) -> Optional[float]:
-        """Return the share of one kind of ticks among all ticks since the start. Subtract `without` from that kind."""
+        """Return the share of one kind of ticks among all ticks since the start. Subtract `without` ticks from the
+        count of that kind.
+        """
         last = read_cpu_times(self._root)
         if self._first is None or last is None or last.total <= self._first.total:
             return None
@@ -508,8 +510,8 @@ class Watch:
             self.waits.start()
 
     def used_elsewhere(self, cpu_s: float) -> None:
-        """Count processor time of a runner in another process as time of this process. The other process has just
-        answered.
+        """Count processor time of a runner in another process as time of this process. Call this just after the other
+        process has answered.
         """
         self._elsewhere_s += cpu_s
         self._answered = cpu_s > 0

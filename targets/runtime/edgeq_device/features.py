@@ -1,7 +1,8 @@
 """Read the CPU features of this machine from the operating system and the CPU, and give them uniform names.
 
 Names are those of Linux's /proc/cpuinfo (`avx512_vnni`, `amx_int8`, `asimddp`, `i8mm`), except that x86's `pni` is
-`sse3`. `gather` reads the evidence, and `interpret` decides. Recordings of other machines also go through `interpret`.
+`sse3`. `gather` reads the evidence, and `interpret` decides which features count. Recordings of other machines also go
+through `interpret`.
 
 ONNX Runtime chooses its x86-64 kernels by the CPUID instruction. So CPUID decides if the operating system does not list
 a feature: Windows lists neither VNNI nor AMX, a container may hide the flags in /proc/cpuinfo, and Linux does not list

@@ -5,9 +5,9 @@ A runner is a function without arguments that runs one query. Each round gives e
 runs, in an order shuffled by a seed. The first runs of a burst are not recorded. A runner for which a single run takes
 longer than a burst gets one run a round, which is plain interleaving.
 
-Bursts are better than single runs in turn, because a deployed model runs after itself. A run right after another
-model's has to refill the caches (measured: 5 to 20 % on a 1 ms model). It also shares its cores with that model's
-worker threads, which keep spinning for a while.
+Bursts are better than single runs in turn, because the runs of a deployed model follow one another. A run right after
+another model's has to refill the caches (measured: 5 to 20 % on a 1 ms model). It also shares its cores with that
+model's worker threads, which keep spinning for a while.
 """
 
 from __future__ import annotations
@@ -229,7 +229,7 @@ def _each(runners: Runners) -> Sequence[Runner]:
 
 
 def warm_up_all(runners: Iterable[Runners], settings: Optional[WarmUp], clock: Clock) -> None:
-    """Warm up every runner. The sessions of a runner share the runner's time. Without settings, do nothing."""
+    """Warm up every runner. The sessions of a runner share the seconds of its warm-up. Without settings, do nothing."""
     if settings is None:
         return
     for run in runners:
@@ -411,10 +411,10 @@ def measure_interleaved(
     Args:
         min_duration_s: minimum recorded seconds of every runner.
         min_runs: minimum recorded runs of every runner. Both minimums must be reached.
-        patience_s: additional seconds on a busy machine, until there are `UNDISTURBED_ROUNDS` spread over all sessions.
-            The measurement ends earlier if they are out of reach.
+        patience_s: maximum additional seconds on a busy machine, to reach `UNDISTURBED_ROUNDS` over all sessions. The
+            measurement ends earlier if it cannot reach that number.
         warmup: settings of the warm-up; None if the caller has warmed up the runners.
-        seed: seed of the order of the runners in each round.
+        seed: seed for the order of the runners in each round.
         bursts: length of the turns; default `Bursts()`, shortened for a short `min_duration_s` so that there are at
             least 20 rounds.
         on_progress: function that is called between rounds with the finished share of the work, 0 to 1.

@@ -29,7 +29,7 @@ from edgeq_device.signature import SHA256, SIGNATURE
 MAX_NAME = 512
 MAX_FOLDERS = 20_000
 """Maximum number of folders in all file names together. Unpacking a bundle creates each of them."""
-# Control characters, line breaks, direction marks, lone surrogates, and characters that Windows reserves.
+# Control characters, line breaks, bidirectional-text marks, lone surrogates, and characters that Windows reserves.
 _CONTROL_OR_RESERVED = re.compile('[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff\\\\:*?"<>|]')
 # Windows treats these names as devices, in every folder and with every suffix.
 _RESERVED = re.compile(r"(con|prn|aux|nul|conin\$|conout\$|(com|lpt)[0-9\u00b9\u00b2\u00b3])", re.IGNORECASE)
@@ -380,7 +380,7 @@ def check_listing(
     bytes.
 
     Args:
-        in_use: True if users work in the directory, so that it may contain other, harmless files.
+        in_use: True if users work in the directory, in which case other, harmless files are allowed.
 
     Returns:
         The sorted names of the other, harmless files.

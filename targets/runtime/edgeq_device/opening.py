@@ -130,7 +130,7 @@ def check_outputs(
     Args:
         answers: pair of the outputs and the expected outputs for each case, both by name.
         tolerance: tolerance of every output.
-        slices: slices of each output that has some.
+        slices: tolerances of slices, keyed by the output's name; outputs without slices are absent.
     """
     checks: Dict[Tuple[str, int], OutputCheck] = {}
     for outputs, expected in answers:

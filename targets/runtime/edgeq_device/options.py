@@ -29,9 +29,9 @@ from edgeq_device.plainjson import parse_json
 
 MAX_KEY = 128
 MAX_VALUE = 1024
-"""ONNX Runtime's own limits in characters, of keys and of values."""
+"""ONNX Runtime's own limits on the length of keys and of values, in characters."""
 TABLE_OPTION = ("TensorrtExecutionProvider", "trt_int8_calibration_table_name")
-"""Provider and option that name the calibration table. The runner puts the table among the engines."""
+"""Provider and option that name the calibration table. The runner puts the table into the folder of the engines."""
 _FIX = "The options that a bundle may set, and their values, are in edgeq_device/options.json"
 _SIZE_DIGITS = 10
 _FROM_MODELS = "ORT_LOAD_CONFIG_FROM_MODEL"
@@ -86,8 +86,8 @@ def session_problem(key: str, value: str, *, references: bool = True) -> str:
     """Return why a bundle may not set session option `key` to `value`, as the rest of a sentence, or "" if it may.
 
     Args:
-        references: True if an option may refer to files of the bundle. The writer of a bundle sets such options by
-            itself.
+        references: True if an option may refer to files of the bundle. False for options that a user or a model gives,
+            because only the writer of a bundle sets such options.
     """
     problem = _problem(rules(), key, value, "is not one that a bundle may set")
     if not problem and not references and rules()[key].place:

@@ -160,7 +160,9 @@ class Bundle:
 
     @property
     def in_place(self) -> bool:
-        """Return whether files are opened where they were hashed. Others may write there, but not to a private copy."""
+        """Return whether files are opened where they were hashed. Other users may be able to write there, but not to a
+        private copy.
+        """
         return self.root == self.source
 
     def facts(self) -> Dict[str, Any]:

@@ -49,7 +49,7 @@ def temporary_folder(name: str, what: str) -> Tuple[Path, Callable[[], None]]:
     maps cannot be removed; the system's clean-up removes it later.
 
     Args:
-        what: beginning of the error message, which names what failed without a folder.
+        what: beginning of the error message, which names the work that needs the folder.
 
     Raises:
         OutputError: no folder can be made.

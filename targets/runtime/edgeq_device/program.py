@@ -73,8 +73,8 @@ class Model:
         return {name: array if dtype is None else array.astype(dtype, copy=False)}
 
     def top(self, outputs: Mapping[str, Any], count: int = 5) -> List[Tuple[str, float]]:
-        """Return the classes with the highest scores of one sample, best first. Each entry is the class's label or
-        number, and its score.
+        """Return the classes with the highest scores of one sample, best first. Each entry contains the class's label
+        (or its number if there are no labels) and its score.
 
         Raises:
             DataError: no output is one row of scores.

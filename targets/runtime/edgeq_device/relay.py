@@ -56,8 +56,8 @@ _PASSWORD = re.compile(r"(https?:/{1,2}|:)[^\s/\\'\"]{1,256}@(?!sha256:)", re.IG
 
 
 def printable(text: str) -> str:
-    r"""Return `text` with an escape (`\n`, `\x1b`, `\u202e`) in place of each line break, control character, direction
-    mark, lone surrogate and other invisible character.
+    r"""Return `text` with an escape (`\n`, `\x1b`, `\u202e`) in place of each line break, control character,
+    bidirectional-text mark, lone surrogate and other invisible character.
     """
     if text.isprintable():
         return text
@@ -104,7 +104,7 @@ _LAST_PIECES = 16
 
 
 class Outlet(io.TextIOWrapper):
-    """Wrap a standard stream and escape control sequences. Python libraries also print names and warnings there."""
+    """Escape control sequences on a standard stream, to which Python libraries also print names and warnings."""
 
     def write(self, text: str) -> int:
         """Write `text` through `printable_lines`."""

@@ -62,7 +62,7 @@ def query_runner(
     session: Any, feeds: Sequence[Feed], *, samples_per_query: int = 1, batch: int = 1, seed: int = 0
 ) -> Runner:
     """Return a function that runs the next query on `session`. The session is an `onnxruntime.InferenceSession`, or any
-    object with its `run`.
+    object with the same method `run`.
 
     Args:
         feeds: the fixed set of samples, each in the form that `session.run` takes.
@@ -72,7 +72,8 @@ def query_runner(
     """
     if not feeds:
         raise ValueError("no samples to run")
-    elsewhere = getattr(session, "query_runner", None)  # a session in another process calls this function there
+    # A session in another process calls this function in that process.
+    elsewhere = getattr(session, "query_runner", None)
     if elsewhere is not None:
         runner: Runner = elsewhere(feeds, samples_per_query=samples_per_query, batch=batch, seed=seed)
         return runner
@@ -228,7 +229,7 @@ def find_max_rate(
     full_s: float,
     seed: int = 0,
 ) -> ServerResult:
-    """Return a run at the highest rate that the machine sustains, within 10 %.
+    """Return a run at the highest rate that the machine sustains. The rate is found to within 10 %.
 
     The search starts from the simulated rate. Each step halves, on a logarithmic scale, the gap between the highest
     rate that the machine sustained and the lowest that it did not. Each rate is tried for a few seconds. At the end,
@@ -241,7 +242,7 @@ def find_max_rate(
         full_s: minimum duration of the final run, in seconds.
 
     Returns:
-        A valid run. If the machine sustained no rate, the last run, which is not valid.
+        A valid run, or, if the machine sustained no rate, the last run, which is not valid.
     """
     high = 1 / float(np.median(service_s))
     low = 0.0

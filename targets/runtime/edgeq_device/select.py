@@ -193,7 +193,7 @@ def select(
     if not fitting:
         why = "; ".join(f"{v.variant.name}: {', '.join(v.reasons)}" for v in verdicts)
         fix = f"Package the model for a target of this device's kind ({device.architecture})"
-        # These variants lack only a newer onnxruntime.
+        # Find the variants for which only a newer onnxruntime is missing.
         wanted = [v.variant.min_onnxruntime for v in verdicts if len(v.reasons) == 1]
         newer = [version for version in wanted if parse_version(device.runtime) < parse_version(version)]
         if newer:

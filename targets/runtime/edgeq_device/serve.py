@@ -85,7 +85,8 @@ def describe_exit(code: int) -> str:
 def import_path() -> List[str]:
     """Return the search path of this process for modules, without the working directory.
 
-    The working directory is kept if numpy or onnxruntime was loaded from it, because they are then installed there.
+    The exception is a working directory from which numpy or onnxruntime was loaded: it is kept, because they are
+    installed there.
     """
     try:
         here: Optional[str] = os.path.realpath(Path.cwd())
@@ -114,7 +115,7 @@ class TensorInfo:
 
 
 class Guest:
-    """Start a program that answers requests, and send it requests. Call `end` when it is no longer needed.
+    """Start a program that answers requests, and send it requests. Call `end` when the program is no longer needed.
 
     Args:
         title: name of the program in messages.
@@ -258,7 +259,9 @@ class GuestSession:
         return [results.get(name) for name in names]
 
     def end_profiling(self) -> str:
-        """Return the path of the profile, like onnxruntime's session. The session must have been opened with one."""
+        """Return the path of the profile, like onnxruntime's session. The session must have been opened with a
+        profile.
+        """
         return str(self.guest.exchange({"do": "end profiling", "session": self.number})[0]["profile"])
 
     def query_runner(self, feeds: Sequence[Mapping[str, Any]], **queries: int) -> GuestRunner:

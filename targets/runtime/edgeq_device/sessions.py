@@ -138,7 +138,7 @@ def plan_engine(variant: Variant, gpus: Sequence[cuda.Gpu], tensorrt: str) -> En
     options["trt_engine_cache_path"] = options["trt_timing_cache_path"] = str(folder)
     table = variant.info.get(TABLE)
     if isinstance(table, str) and variant.table is not None:
-        # The provider searches for the table by name among the engines.
+        # The provider searches for the table by its name, in the folder of the engines.
         _put_table(variant.table, folder / table)
     cached = any(folder.glob("*.engine"))
     notes = [note] if note else []
@@ -308,7 +308,7 @@ def infer(session: Any, feeds: Mapping[str, Any]) -> Dict[str, Any]:
 
 
 # Measured behaviour of the option for the folder of external data: up to onnxruntime 1.20 it has no effect, from 1.21
-# to 1.24 only for a model that is opened from bytes, and in 1.28 always.
+# to 1.24 it works only if the model is opened from bytes, and in 1.28 it always works.
 _FOLDER_FROM_BYTES = (1, 21)
 
 

@@ -75,7 +75,7 @@ class PublicKey:
 
     @property
     def id(self) -> str:
-        """Return the sha256 of the key as a PEM file, in hex. Model Signing uses it as the name of a key."""
+        """Return the sha256, in hex, of the key's PEM file. Model Signing uses this hash as the name of the key."""
         text = base64.b64encode(self.der).decode("ascii")
         lines = [text[i : i + 64] for i in range(0, len(text), 64)]
         pem = "\n".join(["-----BEGIN PUBLIC KEY-----", *lines, "-----END PUBLIC KEY-----", ""])
@@ -138,7 +138,7 @@ def _is_positive(number: bytes) -> bool:
 
 def _element(der: bytes, tag: int) -> Tuple[bytes, bytes]:
     """Return the content of the first element, and the bytes that follow the element. Return empty bytes for both if
-    its tag is not `tag` or it is malformed.
+    the element is malformed or its tag is not `tag`.
     """
     long = len(der) > 1 and der[1] == 0x81
     start = 3 if long else 2

@@ -51,7 +51,7 @@ class Report:
     """Report on a whole bundle. It is verified if nothing failed and a variant of the required component ran.
 
     Attributes:
-        signer: signer of the bundle; None if there was no trust with which to verify the signature.
+        signer: signer of the bundle; None if there were no trusted keys with which to verify the signature.
         component: component of which a variant must have run; None if any component will do.
     """
 
@@ -114,8 +114,8 @@ def verify(bundle: Bundle, device: Device, name: Optional[str] = None, signer: O
     only if `name` selects a variant of that engine. Otherwise another variant runs.
 
     Args:
-        name: name of the only variants to test. Without it, a variant of the quantized model must run: the float32
-            model is also in the bundle and runs anywhere, but it is not the model that is deployed.
+        name: name of the variants to test; None tests all. Without a name, a variant of the quantized model must run:
+            the float32 model is also in the bundle and runs anywhere, but it is not the model that is deployed.
         signer: signer of the bundle, from `edgeq_device.trust.check_signature`.
 
     Raises:
