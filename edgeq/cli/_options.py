@@ -381,7 +381,7 @@ _SCHEME = (
         "--wide",
         multiple=True,
         metavar="NODE",
-        help="Use 16-bit activations for this node, or for all nodes with *. Repeatable.",
+        help="Use 16-bit activations for this node (* means all nodes). Repeatable.",
     ),
 )
 
