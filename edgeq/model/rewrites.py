@@ -271,9 +271,10 @@ def _without_factors(node: ir.Node, editor: Editor) -> bool:
     alpha, beta = node.attributes.get_float("alpha", 1.0), node.attributes.get_float("beta", 1.0)
     given = node_input(node, 2)
     bias = float_constant(given) if beta != 1.0 else None
-    if alpha == beta == 1.0 or (beta != 1.0 and given is not None and bias is None):
-        return False
     weight = float_constant(node.inputs[1]) if alpha != 1.0 else None
+    unknown = (alpha != 1.0 and weight is None) or (beta != 1.0 and given is not None and bias is None)
+    if alpha == beta == 1.0 or unknown:
+        return False
     if weight is not None:
         set_parameter(editor, node, 1, weight * alpha)
     if bias is not None:
