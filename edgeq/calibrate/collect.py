@@ -335,8 +335,8 @@ def observe_on(
 
 
 class Merged:
-    """Merge the statistics of shards as they arrive. It adds the counts of histograms in tables, and computes derived
-    histograms once at the end.
+    """Merge the statistics of shards as they arrive. Histogram counts are summed in tables, and derived histograms are
+    computed once, at the end.
 
     Args:
         steps: plan that lists the tensors to fetch and to derive.
@@ -417,7 +417,7 @@ def collect(
         tensors: names of the tensors to record; None means `quantizable_tensors`.
         model_digest: digest of the model's file, which is stored to identify the statistics later; "" if they are not
             saved.
-        memory: limit in bytes for observed activations; None for no limit. A model that needs more runs in several
+        memory: limit in bytes for observed activations; None for no limit. If a model needs more, edgeq makes several
             passes. Each pass runs all samples and records some of the tensors.
         channels: channel axis by tensor name, for tensors that also need extrema per channel.
         threads: number of threads, shared by all samples that run at a time; 0 for one thread per core.

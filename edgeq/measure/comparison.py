@@ -20,8 +20,8 @@ edgeq keeps sums for every index along every axis, and groups the indices by the
                those at one end, because some channels are hardly ever active
 
 Neighbouring indices of the same level form one slice. An index without a level joins the slice before it. A slice's
-SQNR is computed over its own elements. If two levels with a ratio of 16 share one scale, the lower one loses 24 dB.
-That is half of the 48 dB that 8 bits give at best.
+SQNR is computed over its own elements. If two levels differ by a factor of 16 and are quantized with one scale, the
+lower level loses 24 dB. That is half of the 48 dB that 8 bits give at best.
 
 Only the reference decides the slices, so all candidates are judged alike. There are no slices along the axis of the
 rows, along axes whose length differs between samples, and along axes of more than 4096 indices.
@@ -164,7 +164,9 @@ class AxisSums:
 
 @dataclass
 class SliceSums:
-    """Hold the running figures of one output for each index, along every axis for which all samples have them."""
+    """Hold the running figures of one output for each index along an axis. Only axes that have the same length in all
+    samples are included.
+    """
 
     axes: dict[int, AxisSums] = field(default_factory=dict)
     seen: bool = False
@@ -470,8 +472,8 @@ def _units(value: float) -> int:
 
 
 def _dot(a: NDArray[np.float64], b: NDArray[np.float64]) -> float:
-    # `a @ b` is not used, because BLAS would start its threads for it. If a runtime keeps the cores busy, this takes a
-    # thousand times as long as the sum itself.
+    # `a @ b` is not used, because BLAS would start its threads for it. If a runtime keeps the cores busy, starting the
+    # threads takes a thousand times as long as the sum itself.
     return float(np.einsum("i,i->", a, b))
 
 

@@ -125,8 +125,8 @@ def timed_profile(
     runs: int = RUNS,
     opener: Callable[[Path, SessionSettings], Any] = open_session,
 ) -> Profile:
-    """Return the `profile` with each kernel only once. Its time is the `typical` time over `runs` runs after a
-    warm-up.
+    """Return the `profile` with each kernel only once. The time of a kernel is its `typical` time over `runs` runs
+    after a warm-up.
     """
     found = profile(model, settings, feed, runs=_WARM_UP + runs, opener=opener)
     return replace(found, kernels=typical(found.kernels, _WARM_UP + runs))
@@ -340,7 +340,8 @@ def layer_runs(
     """
     types = {str(node.name): node.op_type for node in source.graph}
     made = {name_of(output): str(node.name) for node in source.graph for output in node.outputs}
-    # Each node, with the nodes that compute its inputs: a product loses its name when it is merged with its bias.
+    # For each node, the node itself and the nodes that compute its inputs. A layer may have the name of a bias Add
+    # instead of the name of the product that was merged with it.
     before = {
         str(node.name): (str(node.name), *(made[name_of(value)] for value in node.inputs if name_of(value) in made))
         for node in source.graph
@@ -410,7 +411,7 @@ Basis = Literal["", "native", "emulated", "modelled", "forecast", "unknown"]
 
 @dataclass(frozen=True)
 class FloatNode:
-    """Describe a node that ran in float: the precision if it is known, and the reason."""
+    """Describe a node that ran in float: its precision, if known, and the reason why it ran in float."""
 
     name: str
     op_type: str
@@ -432,13 +433,13 @@ class OperatorCoverage:
 
 _DERIVED = -1.0
 HERE = "this machine"
-"""`Coverage.how` for the kernels of this machine. These are onnxruntime's own kernels, unless an engine is named before
-it."""
+"""`Coverage.how` for the kernels of this machine. These are onnxruntime's own kernels, unless the name of an engine
+precedes this text."""
 
 
 @dataclass(frozen=True)
 class Coverage(Displayed):
-    """Hold the share of multiply-accumulates that ran on integers, and the nodes that did not.
+    """Hold the share of multiply-accumulates that ran on integers, and the nodes that ran in float.
 
     Attributes:
         basis: source of the share: the target's own kernels ("native"), the same kernels emulated ("emulated"), an
@@ -654,8 +655,8 @@ class Check:
     Attributes:
         name: "load", "coverage", "accuracy", "self-test", "saturation" or "kernels".
         kind: whose arithmetic was checked: that of the target's own kernels ("native"), of the same kernels in an
-            emulator ("emulated"), or of a model of them ("modelled"). "none" means other kernels, or that there was no
-            check.
+            emulator ("emulated"), or of a model of them ("modelled"). "none" means that other kernels ran, or that
+            nothing was checked.
         where: machine or simulator that ran the check.
         detail: the finding, one line.
         passed: whether the check passed; None if it cannot pass or fail.

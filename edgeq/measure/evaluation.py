@@ -1,4 +1,4 @@
-"""Implement `edgeq eval` as a function. It measures a model or bundle on data, for a task, against a reference, or
+"""Implement `edgeq eval` as a function: measure a model or bundle on data, against labels, against a reference, or
 both.
 
 Find the preprocessing that a model was trained with: measure its accuracy on labelled data with each candidate. edgeq

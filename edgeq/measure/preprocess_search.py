@@ -293,14 +293,14 @@ def open_or_search(
     progress: Progress = SILENT,
     **how: Any,
 ) -> Samples:
-    """Open samples. If they are images and no preprocessing is named, search for one and use the one that labels decide
-    on.
+    """Open samples. If they are images and no preprocessing is named, search for one and use the one that the labels
+    show to be best.
 
     If `task` is None and the model is a detector, a COCO file next to the images is also used as labels.
 
     Args:
         session: function that opens the float model.
-        judged: labelled data that decide; None uses `data`.
+        judged: labelled data on which the candidates are compared; None uses `data`.
         task: task by which to compare; see `search`.
         known: preprocessing to use if none is named for the images; None searches.
         how: further arguments of `open_samples`.

@@ -219,8 +219,8 @@ class ClassificationMeter:
 def by_chance(labels: NDArray[np.int64], best: NDArray[np.int64], classes: int) -> float:
     """Return the share of correct answers that a model would reach by chance.
 
-    Such a model gives each answer as often as this model, but ignores the sample. The share is the agreement by chance
-    in Cohen's kappa. If all labels are the same class, the share is 1 / `classes`.
+    Such a model gives each answer as often as the measured model does, but ignores the sample. The share is the
+    agreement by chance in Cohen's kappa. If all labels are the same class, the share is 1 / `classes`.
     """
     values, counts = np.unique(labels, return_counts=True)
     if len(values) < 2:

@@ -4,11 +4,11 @@ A multiply-accumulate is one product added to a sum. Biases of convolutions and 
 Symbolic and unknown sizes count as 1, so a dynamic batch counts as one sample. `assumed_shapes` makes better guesses.
 
 If several convolutions read one tensor and their results are added, edgeq replaces them by one convolution. Some
-networks (RepVGG, MobileOne, ACNet) are trained with several branches in place of a convolution and deployed with one.
-This is possible because convolution is linear in its weights. The sum of two convolutions of one input is a convolution
-with the sum of their weights, where the smaller kernel is padded with zeros. A BatchNormalization of that input is a
-convolution with a kernel of size 1. Each branch that is not merged costs its own products, and one more sum that is
-rounded to 8 bits.
+networks (RepVGG, MobileOne, ACNet) are trained with several branches in place of each convolution, and deployed with a
+single convolution. This is possible because convolution is linear in its weights. The sum of two convolutions of one
+input is a convolution with the sum of their weights, where the smaller kernel is padded with zeros. A
+BatchNormalization of that input is a convolution with a kernel of size 1. Each branch that is not merged costs its own
+products, and one more sum that is rounded to 8 bits.
 
 An attention mask is added before a Softmax and contains numbers far below any score. A range that includes these
 numbers maps all scores to a single integer. edgeq finds masks in the graph, because the calibration samples may contain

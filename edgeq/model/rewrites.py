@@ -6,8 +6,8 @@ layer can start. In a YOLOX-Nano, this takes 0.6 ms of 11 ms, and SpaceToDepth t
 
 `fold_affine` folds products and sums with constants into the weights and bias of the preceding layer. Exporters write a
 learnt scale, a bias or a normalization as separate nodes: Conv, Mul, Add. ONNX Runtime folds constants with one value
-per channel, but not a single value for all channels. Each node that remains is quantized separately: an int8 product
-takes time and rounds to 8 bits once more.
+per channel, but not a single value for all channels. Each node that remains is quantized separately, which takes time
+and rounds to 8 bits once more.
 
 `plain_gemms` brings Gemm into the form that quantizers accept: no factors, one bias for each output, and weights that
 all layers read in the same direction.

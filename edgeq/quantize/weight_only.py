@@ -308,8 +308,8 @@ def _replace_product(editor: Editor, node: ir.Node, matrix: ir.Value, blocks: Bl
     return maker(made)
 
 
-# Operator types that onnxruntime's quantizer rewrites. It first replaces every plain Gemm by an Add and a MatMul whose
-# name ends with this suffix.
+# Operator types that onnxruntime's quantizer rewrites. The quantizer first replaces every plain Gemm by an Add and a
+# MatMul whose name ends with `_GEMM_SUFFIX`.
 _QUANTIZER = frozenset({"Attention", "Conv", "EmbedLayerNormalization", "Gather", "Gemm", "LSTM", "MatMul"})
 _GEMM_IS = {"Gemm": "MatMul"}
 _GEMM_SUFFIX = "_MatMul"
