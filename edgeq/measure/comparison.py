@@ -2,10 +2,11 @@
 
 edgeq stores only sums, never outputs, so the memory that it needs does not depend on the number of samples.
 
-Find slices of an output whose values have another unit than the rest, such as scores in a tensor of boxes in pixels.
+Find the slices of an output that differ in unit from the rest. An example is the scores in a tensor that otherwise
+contains boxes in pixels.
 
-One SQNR over such an output describes only the largest values. All others could be zero without a visible change. So
-edgeq keeps sums for every index along every axis, and groups the indices by the scale of the reference there:
+One SQNR over such an output describes only the largest values. All other values could be zero without a visible change.
+So edgeq keeps sums for every index along every axis, and groups the indices by the scale of the reference there:
 
     scale[i]   the larger of two ratios. Each divides a size of index i by the largest such size of any index. The sizes
                are max |r| over all elements with index i, and max r - min r over these elements. (If the values of a
@@ -17,7 +18,7 @@ edgeq keeps sums for every index along every axis, and groups the indices by the
                smaller than the level's largest. Along axes of more than 12 indices (the channels of a feature map),
                it must be that much smaller than the next larger scale, because channels and positions of one unit
                fill a wide range evenly. There, a lower level must also contain more than an eighth of the indices, or
-               those at one end, because some channels are hardly ever active
+               the indices at one end of the axis, because some channels are hardly ever active
 
 Neighbouring indices of the same level form one slice. An index without a level joins the slice before it. A slice's
 SQNR is computed over its own elements. If two levels differ by a factor of 16 and are quantized with one scale, the

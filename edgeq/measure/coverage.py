@@ -54,7 +54,7 @@ class KernelRun:
 
     Attributes:
         name: name of the node in the optimised graph.
-        us: time in microseconds. The profiler itself takes about one microsecond.
+        us: time in microseconds, of which the profiler itself takes about one.
         inputs, outputs: (element type, shape) of each input tensor and output tensor.
     """
 
@@ -136,8 +136,8 @@ def typical(kernels: Sequence[KernelRun], runs: int) -> tuple[KernelRun, ...]:
     """Return each kernel of `runs` runs once, in execution order, with the median of its times after the warm-up.
 
     The median is the time of an ordinary run. A mean would include interrupts of the system. The minimum would favour
-    kernels whose time varies, such as conversions that are bound by memory. A kernel in a loop executes several times
-    in each run. Its time is the sum of these executions, averaged over all runs.
+    kernels whose time varies, such as conversions, whose speed is limited by memory. A kernel in a loop executes
+    several times in each run. Its time is the sum of these executions, averaged over all runs.
     """
     first: dict[str, KernelRun] = {}
     times: dict[str, list[float]] = {}
@@ -334,9 +334,9 @@ def layer_runs(
 ) -> tuple[NodeRun, ...]:
     """Return an engine's layers as `NodeRun`s.
 
-    Each source node with MACs becomes one `NodeRun`. It belongs to the first layer that is named after it or into which
-    it was merged. A source node without a layer counts as float, because nothing is known about it. A layer without a
-    source node counts as a conversion.
+    Each source node with MACs becomes one `NodeRun`. This run belongs to the first layer that is named after the node
+    or into which the node was merged. A source node without a layer counts as float, because nothing is known about it.
+    A layer without a source node counts as a conversion.
     """
     types = {str(node.name): node.op_type for node in source.graph}
     made = {name_of(output): str(node.name) for node in source.graph for output in node.outputs}

@@ -55,7 +55,7 @@ class LayerArrays:
 
 @dataclass(frozen=True)
 class LayerNoise:
-    """Hold the noise that one layer adds itself, relative to the power of its signal: 10^(-SQNR/10).
+    """Hold the noise in the result of one layer, relative to the power of its signal: 10^(-SQNR/10).
 
     Attributes:
         weights: noise of the layer's quantized weights.

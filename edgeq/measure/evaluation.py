@@ -3,7 +3,7 @@ both.
 
 Find the preprocessing that a model was trained with: measure its accuracy on labelled data with each candidate. edgeq
 measures the float model, because a wrong preprocessing costs more than any quantization. Calibration on wrongly
-prepared samples gives wrong ranges without a message.
+prepared samples gives wrong ranges without an error message.
 """
 
 from __future__ import annotations

@@ -80,7 +80,8 @@ class Search:
     def decided(self) -> str | None:
         """Return the preprocessing that the labels show to be best, or None if they do not decide.
 
-        It is the usual preprocessing if that is as good as the best. Otherwise it is the best one, if only one is best.
+        It is the usual preprocessing if that is as good as the best. Otherwise it is the best one, unless several are
+        tied.
         """
         if self.metric == BITS or not self.ranked or self.ranked[0].value <= 0 or self.doubt:
             return None

@@ -309,8 +309,8 @@ class Measured:
 
     Attributes:
         scores: score of each row. Their mean is the primary metric. None if the task has no such scores.
-        halves: primary metric over each half; NaN for a half without one (such as the AUC of one class). Empty if there
-            are `scores`.
+        halves: primary metric over each half; NaN for a half for which it is undefined (such as the AUC of a single
+            class). Empty if there are `scores`.
     """
 
     metrics: Mapping[str, float]

@@ -75,8 +75,8 @@ class Classification(Displayed):
     def settled(self, pairs: Iterable[tuple[Sample, Outputs]]) -> tuple[Classification, str]:
         """Return the task with the class offset that labelled rows show, and a text about the choice ("" for none).
 
-        The offset is 1 if the model has more scores than the labels need, and if it is correct far more often with this
-        offset. Otherwise it is 0.
+        The offset is 1 if the model has more scores than the labels need, and if the model is correct far more often
+        with this offset. Otherwise it is 0.
         """
         if self.class_offset is not None:
             return self, ""
@@ -117,7 +117,7 @@ def infer_task(sample: Sample, outputs: Outputs) -> Classification | None:
 
 
 _LEAST_BESIDE = 8
-"""Number of rows. If the best class is next to the label in at least this many rows, this is not chance."""
+"""If labels shifted by one make at least this many rows correct, edgeq does not attribute this to chance."""
 _LEAST_JUDGED = 10
 """Smallest number of rows for which the share of correct answers is compared with that of guesses."""
 _SURE = 2.0

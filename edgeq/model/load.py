@@ -303,8 +303,8 @@ def share_model(model: ir.Model, path: Path, made_of: GraphIndex) -> GraphIndex:
     must not be changed afterwards.
 
     Args:
-        made_of: the prepared model that the model was made from. It keeps the last few of its models, and frees them
-            when it is freed itself.
+        made_of: the prepared model that the model was made from. It keeps the last few models that were made from it,
+            and frees them when it is freed itself.
     """
     kept = _made_of(made_of)
     kept.pop(path, None)
@@ -378,8 +378,8 @@ def _external_tensors(path: Path) -> list[onnx.TensorProto]:
     """Return the external tensors of a file without reading their data."""
     try:
         found = read_onnx(path, str(path)).external
-    # Either the file is not a model, and the parser gives a better message, or `read_onnx` does not accept an unusual
-    # model.
+    # Either the file is not a model, and the parser gives a better message, or it is an unusual model that `read_onnx`
+    # does not accept.
     except BundleError:
         return [tensor for tensor in iter_tensors(parse_model(path)) if is_external(tensor)]
     return [

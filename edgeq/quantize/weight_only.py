@@ -379,7 +379,7 @@ def _own_tables(scheme: Scheme) -> bool:
 def standard_attentions(model: ir.Model) -> set[str]:
     """Return the names of the nodes with ONNX's own Attention operator (opset 23).
 
-    They have no weights, but onnxruntime's quantizer mistakes them for onnxruntime's operator of the same name.
+    These nodes have no weights, but onnxruntime's quantizer mistakes them for onnxruntime's operator of the same name.
     """
     return {str(node.name) for node in model.graph if node.op_type == "Attention" and node.domain in MAIN_DOMAINS}
 
