@@ -495,7 +495,7 @@ def _column_levels(node: ir.Node, measured: Measured) -> float:
 
 def _tail(node: ir.Node, model: ir.Model, leading: frozenset[ir.Node]) -> Iterator[str]:
     """Yield the names of the tensors from a join to the outputs. A tensor between the last layers and the join is
-    included if nothing outside this part reads it.
+    included too if only this part of the graph reads it.
     """
     inside, waiting = {node}, [node]
     while waiting:

@@ -56,7 +56,7 @@ from edgeq.util.records import Amount, Count, Finite, NullIsInfinite, Share, com
 
 @dataclass(frozen=True)
 class SliceAgreement:
-    """Hold the agreement of a part of an output whose values have a unit of their own.
+    """Hold the agreement of one slice of an output. The values of a slice have a unit of their own.
 
     Attributes:
         axis, first, last: position of the slice: indices `first` to `last` along `axis`.

@@ -268,7 +268,7 @@ class BenchPlace(Protocol):
         """Measure model files side by side."""
 
     def bundle(self, bundle: Path, variant: str | None, work: Workload) -> Measurement:
-        """Measure the variant `variant` of a bundle. If `variant` is None, measure the variant that fits the machine."""
+        """Measure the variant `variant` of a bundle. With None, measure the variant that fits the machine."""
 
 
 def bench(

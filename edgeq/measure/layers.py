@@ -410,8 +410,8 @@ class LayerPair:
     def group_effects(
         self, groups: Mapping[str, Collection[str]], samples: Samples, accumulator: Callable[[], T], *, count: int
     ) -> dict[str, tuple[T, ...]]:
-        """Compare the float model's outputs with and without errors, for groups of tensors. All tensors of a group have
-        their errors at the same time.
+        """Compare the float model's outputs with and without errors, for groups of tensors. The errors of all tensors
+        of a group are added at the same time.
 
         Args:
             groups: group → its tensors. A tensor can be in only one group.

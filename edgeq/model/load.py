@@ -530,7 +530,7 @@ def tensor_sizes(model: onnx.ModelProto, inputs: Mapping[str, NDArray[Any]]) -> 
 
 def partitions(sized: Iterable[tuple[T, int]], budget: int) -> Iterator[list[T]]:
     """Yield the items in groups of neighbours. The sizes in a group add up to at most `budget`. An item that is larger
-    gets its own group.
+    than `budget` gets its own group.
 
     Args:
         sized: pairs of an item and its size, in the unit of `budget`.

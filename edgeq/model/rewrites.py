@@ -50,7 +50,8 @@ _HEIGHT, _WIDTH = 2, 3
 @dataclass(frozen=True)
 class _Blocks:
     """Describe a Concat of all phases of `source`. A phase is the tensor sampled with a stride of `size` on both image
-    axes, starting at one row and column. `order[p]` is the input with phase p = row * size + column.
+    axes, starting at one row and column. `order[p]` is the index of the Concat's input with phase p = row * size +
+    column.
     """
 
     source: ir.Value
