@@ -591,8 +591,8 @@ def _masks(node: ir.Node | None, far: float, reach: Mapping[str, float], measure
 
 
 def _fewest(value: ir.Value) -> int:
-    """Return the number of levels that a tensor needs. It is larger if no layer reads the tensor, because it costs
-    little to run the other operators in float.
+    """Return the number of levels that a tensor needs. This number is larger if no layer reads the tensor, because
+    running other operators in float costs little.
     """
     return FEWEST if any(operator_of(reader).mac_rule for reader in readers(value)) else 4 * FEWEST
 

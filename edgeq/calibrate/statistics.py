@@ -478,7 +478,7 @@ class Statistics(Displayed):
         in the message.
 
         Raises:
-            CalibrationError: they were collected on another model.
+            CalibrationError: the statistics were collected on another model.
         """
         if digest and self.model_digest and digest != self.model_digest:
             raise CalibrationError(

@@ -87,8 +87,8 @@ class OutputAgreement:
         elements: number of pairs of elements that were compared.
         sqnr_db: SQNR in dB. It is infinity if all elements are equal. It is minus infinity if nothing was compared, or
             if the reference is zero everywhere and the candidate is not.
-        cosine: cosine, -1 to 1. It is 1 if both are zero everywhere, and 0 if only one of them is or if nothing was
-            compared.
+        cosine: cosine, -1 to 1. It is 1 if the reference and the candidate are zero everywhere, and 0 if only one of
+            them is, or if nothing was compared.
         max_abs_error: largest absolute difference, in the output's own unit.
         top1: share of rows with equal arg-max, 0 to 1; None if the output does not contain class scores: see
             `Comparison`.
@@ -245,7 +245,7 @@ class ClassScores:
         summed: True if every row is a distribution.
         confidence: sum of the largest probability of each row.
         first: arg-max of the first row.
-        varied: True if another row has another arg-max.
+        varied: True if a later row has a different arg-max.
     """
 
     shaped: bool = True

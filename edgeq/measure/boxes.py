@@ -123,7 +123,7 @@ Flags = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Matches:
-    """Match the detections of one category in one image with the objects of that category.
+    """Hold the matches between the detections of one category in one image and the objects of that category.
 
     Attributes:
         scores: scores of the detections, [D], descending.
@@ -386,7 +386,7 @@ def load_package(packages: Iterable[tuple[str, str]] = PACKAGES) -> tuple[Any, A
 def mean_average_precision(
     annotations: CocoAnnotations, found: Sequence[tuple[Image, Detections]], package: tuple[Any, Any]
 ) -> dict[str, float]:
-    """Return COCO's box metrics over the images in `found` only. Boxes are in pixels of the annotated image.
+    """Return COCO's box metrics over only the images in `found`. Boxes are in pixels of the annotated image.
 
     mAP50-95 is the mean over categories and the IoU thresholds .50:.05:.95. mAP50 and mAP75 use one threshold. AR100 is
     the mean recall at 100 detections per image.

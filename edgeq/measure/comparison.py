@@ -250,8 +250,8 @@ def rows(sample: Sample, outputs: dict[str, Outputs]) -> Iterator[tuple[Sample, 
     """Yield each real row of a gathered batch as a sample with a batch of 1. Yield any other sample unchanged.
 
     Args:
-        sample: a sample. It is gathered if its context has "rows", the contexts of the real rows. These come first in
-            the batch.
+        sample: a sample. It is gathered if its context has the key "rows", with the contexts of the real rows. The real
+            rows come first in the batch.
         outputs: outputs of each session.
 
     Raises:

@@ -273,8 +273,8 @@ def debug(
 ) -> Diagnosis:
     """Compare a quantized model with its float model, and name the layers that lose the accuracy.
 
-    Only sums are stored. For the single steps (matching and comparing weights and activations, models with inner
-    tensors as outputs), see the functions of `edgeq.measure.layers`.
+    Only sums are stored. For the individual steps (matching and comparing weights and activations, adding inner tensors
+    to the outputs of a model), see the functions of `edgeq.measure.layers`.
 
     Args:
         float_model: the float32 model.

@@ -264,7 +264,7 @@ class Try:
 
 @dataclass(frozen=True)
 class Trial:
-    """Rank the candidates: the best first. Candidates that do not fit come last.
+    """List the candidates, the best first. Candidates that do not fit come last.
 
     Attributes:
         tied: the best candidate, and the candidates that this number of samples cannot distinguish from it.

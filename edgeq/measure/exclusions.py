@@ -32,7 +32,7 @@ _FLOAT_TYPES = (None, ir.DataType.FLOAT)
 def with_nodes_in_float(
     float_graph: GraphIndex, quantized_graph: GraphIndex, matches: Sequence[ActivationMatch], nodes: Collection[str]
 ) -> Loadable | None:
-    """Return the quantized model with the nodes `nodes` of the float model in float.
+    """Return a quantized model in which the float model's nodes `nodes` compute in float.
 
     Nodes that are fused with one of them in the quantized model also become float. Return None for nodes with bodies,
     for tensors without a counterpart, and for a model that computes in a type other than float32.

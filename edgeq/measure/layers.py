@@ -453,7 +453,7 @@ class LayerPair:
     def attribute_error(
         self, comparison: LayerComparison, outputs: Agreement, samples: Samples, *, most: int = 10
     ) -> tuple[LayerComparison, tuple[ErrorSource, ...]]:
-        """Follow the errors of likely layers to the outputs, one layer at a time.
+        """Follow the errors of the layers that may be error sources to the outputs, one layer at a time.
 
         Return the comparison with these effects added, and at most `most` error sources, the worst first.
 

@@ -224,8 +224,8 @@ def match_weights(float_graph: GraphIndex, quantized_graph: GraphIndex) -> tuple
     execution.
 
     Weights match by name, without the suffixes of quantizers, or else by the name of the node that reads them. The
-    scales may be per tensor, per channel or per block. The formats are QDQ (constants before or after QuantizeLinear),
-    QOperator and dynamic operators.
+    scales may be per tensor, per channel or per block. The supported formats are QDQ (constants before or after
+    QuantizeLinear), QOperator and dynamic operators.
     """
     found: dict[str, WeightMatch] = {}
     for use in _quantized_weights(quantized_graph):

@@ -249,8 +249,8 @@ def model_files(path: Path, folder: Path | None = None) -> tuple[Path, ...]:
     folder. Weights are not read.
 
     Args:
-        folder: folder of external data, which a bundle's variant may set; None for the model's folder. The argument has
-            the same meaning in other functions.
+        folder: folder of external data, which a bundle's variant may set; None for the model's folder. In other
+            functions of this module, `folder` has the same meaning.
 
     Raises:
         ModelError: the file is not a model, or external data is outside the allowed folders.

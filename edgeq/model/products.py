@@ -289,10 +289,10 @@ class _Branch:
 def merge_branches(model: ir.Model) -> int:
     """Replace an Add or Sub of two convolutions, or of a convolution and a BatchNormalization, by one Conv, in place.
 
-    Both operands must have constant weights, read the same tensor, and have no other reader. One kernel must contain
-    every tap of the other; then the merged layer needs no extra products. The Conv with the larger kernel keeps its
-    name, and its result takes over the name of the sum. New weights are computed in float64 and stored in their old
-    type.
+    The two nodes must have constant weights and read the same tensor, and nothing else may read their results. One
+    kernel must contain every tap of the other; then the merged layer needs no extra products. The Conv with the larger
+    kernel keeps its name, and its result takes over the name of the sum. New weights are computed in float64 and stored
+    in their old type.
 
     Returns:
         The number of sums that were merged.

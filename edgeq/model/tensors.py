@@ -520,8 +520,8 @@ PROTOBUF_LIMIT = 2**31 - 1
 
 
 def parse_model(path: Path) -> onnx.ModelProto:
-    """Return the protobuf in a file. It always has a graph with nodes, and an opset that onnx knows. No other checks
-    are made.
+    """Return the protobuf in a file. The protobuf always has a graph with nodes, and an opset that onnx knows. No other
+    checks are made.
 
     Raises:
         ModelError: the file cannot be read, or is not a model with nodes and a known opset.
