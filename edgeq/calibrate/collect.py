@@ -2,8 +2,8 @@
 depend on the number of samples.
 
 For each sample, a session returns the tensors, and observers count their values (`FloatPass`). `FloatOutputs` keeps the
-model's outputs on the calibration samples. The proof compares the int8 model with these outputs if it uses the same
-samples, so it need not run the float model again.
+model's outputs on the calibration samples. If the proof uses the same samples, it compares the int8 model with these
+outputs and need not run the float model again.
 """
 
 from __future__ import annotations
@@ -99,8 +99,8 @@ class FloatPass:
         channels: channel axes by tensor name.
         at_once: number of samples that run at the same time.
         every_element: whether to count all elements of large tensors.
-        outputs: store for the model's outputs. After the fetched tensors, `model` returns the outputs that are not
-            among them.
+        outputs: store for the model's outputs. If it is set, `model` returns the fetched tensors, followed by the
+            outputs that are not among them.
 
     Attributes:
         running_s: seconds spent on running the model, summed over all threads.
@@ -196,7 +196,7 @@ class FloatPass:
         """Run and count one sample. `place` is its index among all samples.
 
         Raises:
-            CalibrationError: an input contains a value that is not finite, or an output contains NaN or no finite
+            CalibrationError: an input contains a value that is not finite, or an output contains NaN or has no finite
                 value.
             DataError: ONNX Runtime refuses the sample.
         """
@@ -335,8 +335,8 @@ def observe_on(
 
 
 class Merged:
-    """Merge the statistics of shards as they arrive. It adds the counts of histograms in tables, and computes derived
-    histograms once at the end.
+    """Merge the statistics of shards as they arrive. Histogram counts are summed in tables, and derived histograms are
+    computed once, at the end.
 
     Args:
         steps: plan that lists the tensors to fetch and to derive.
@@ -417,7 +417,7 @@ def collect(
         tensors: names of the tensors to record; None means `quantizable_tensors`.
         model_digest: digest of the model's file, which is stored to identify the statistics later; "" if they are not
             saved.
-        memory: limit in bytes for observed activations; None for no limit. A model that needs more runs in several
+        memory: limit in bytes for observed activations; None for no limit. If a model needs more, edgeq makes several
             passes. Each pass runs all samples and records some of the tensors.
         channels: channel axis by tensor name, for tensors that also need extrema per channel.
         threads: number of threads, shared by all samples that run at a time; 0 for one thread per core.

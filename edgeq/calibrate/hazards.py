@@ -14,11 +14,11 @@ quantizes only operands, it keeps a node in float only if the node reads such a 
 small. A sum tolerates this. Divisors, logarithms and roots do not if some values are close to zero compared with the
 range. Sin and Cos do not if the range covers many periods.
 
-For each such argument, edgeq computes the largest error that the argument may have, as a standard deviation. It follows
-this error upstream through operators whose effect on an error is known (products, sums, means, roots, layers). Every
-tensor on this path stays in float if its rounding to 8 bits would cause a larger error. edgeq stops at all other
-operators. After a layer it also stops at activation functions, because values inside a network are quantized anyway.
-The mean square that a norm divides by always stays in float.
+For each argument of these operators, edgeq computes the largest error that the argument may have, as a standard
+deviation. It follows this error upstream through operators whose effect on an error is known (products, sums, means,
+roots, layers). Every tensor on this path stays in float if its rounding to 8 bits would cause a larger error. edgeq
+stops at all other operators. After a layer it also stops at activation functions, because values inside a network are
+quantized anyway. The mean square that a norm divides by always stays in float.
 
 **Joins of unlike ranges** (`find_joins`). A tensor may join values of very different sizes, such as boxes in pixels and
 scores, or columns of one layer in different units. In 8 bits a tensor has one scale. A Concat input with a hundredth of
@@ -198,7 +198,8 @@ LOGARITHM = "is the argument of a logarithm, or leads to it: 8 bits would round 
 ROOT = "is the argument of a root, or leads to it: 8 bits would round its small values to zero"
 
 _RELATIVE = 0.02
-"""Largest relative error of a small value: 34 dB, somewhat worse than the error of an 8-bit activation."""
+"""Largest relative error of a small value. It corresponds to an SQNR of 34 dB, somewhat less than that of an 8-bit
+activation."""
 _RADIANS = 0.01
 _LEAST_ROOT_SNR = 1e3
 _CLAMPS = frozenset({"Clip", "LeakyRelu", "Max", "MaxPool", "Min", "ReduceMax", "ReduceMin", "Relu"})
@@ -494,7 +495,7 @@ def _column_levels(node: ir.Node, measured: Measured) -> float:
 
 def _tail(node: ir.Node, model: ir.Model, leading: frozenset[ir.Node]) -> Iterator[str]:
     """Yield the names of the tensors from a join to the outputs. A tensor between the last layers and the join is
-    included if nothing outside this part reads it.
+    included too if only this part of the graph reads it.
     """
     inside, waiting = {node}, [node]
     while waiting:
@@ -529,8 +530,8 @@ def _moved(value: ir.Value) -> Iterator[ir.Value]:
 
 
 def _is_lost(value: ir.Value, measured: Measured) -> bool:
-    """Return whether a layer that reads a join receives too much of its rounding error, or whether an operator that is
-    not a layer reads the join.
+    """Return whether a layer that reads a join receives too much of the join's rounding error, or whether an operator
+    that is not a layer reads the join.
     """
     for tensor in (value, *_moved(value)):
         noise = spread.noise if (spread := measured.spread(value)) is not None else 0.0
@@ -590,8 +591,8 @@ def _masks(node: ir.Node | None, far: float, reach: Mapping[str, float], measure
 
 
 def _fewest(value: ir.Value) -> int:
-    """Return the number of levels that a tensor needs. It is larger if no layer reads the tensor, because it costs
-    little to run the other operators in float.
+    """Return the number of levels that a tensor needs. This number is larger if no layer reads the tensor, because
+    running other operators in float costs little.
     """
     return FEWEST if any(operator_of(reader).mac_rule for reader in readers(value)) else 4 * FEWEST
 

@@ -5,9 +5,9 @@ of this data. After the first samples, edgeq counts only a part of the elements 
 itself returns that part (Slice) and the extrema (ReduceMin, ReduceMax). The operators that compute the tensors stay the
 same, so every number is identical to the last bit.
 
-The extrema may not show a NaN. A convolution or an addition of moderate numbers is always finite, so for these
-operators it is enough to check the magnitudes of their inputs (`Bounds`). For other operators the graph also returns
-the sum, which is NaN if an element is NaN.
+A NaN is not always visible in the extrema. A convolution or an addition of moderate numbers is always finite, so for
+these operators it is enough to check the magnitudes of their inputs (`Bounds`). For other operators the graph also
+returns the sum, which is NaN if an element is NaN.
 
 `InstrumentedModel` fetches the observed tensors at the lowest cost:
 
@@ -276,9 +276,9 @@ SPREAD = 1 << 12
 """Approximate number of elements that are counted in each sample of a larger tensor, after the first `PLENTY` elements.
 """
 PLENTY = 1 << 18
-"""Number of elements of a tensor above `ALL_COUNTED` after which only an evenly spaced part is counted. The number is
-estimated: edgeq assumes that all earlier samples had the size of the current one. Each counted element has the weight
-of the elements that it represents. Extrema always include all elements."""
+"""Number of elements after which only an evenly spaced part is counted, for a tensor of more than `ALL_COUNTED`
+elements. The number is estimated: edgeq assumes that all earlier samples had the size of the current one. Each counted
+element has the weight of the elements that it represents. Extrema always include all elements."""
 LARGE = 1 << 15
 """Size of the smallest tensor, in elements, whose part and extrema are computed in the graph. Such a tensor need not be
 fetched."""

@@ -5,9 +5,9 @@ bits of a float32 (sign, eight exponent bits, ten mantissa bits). So every octav
 the same bins, and the range need not be known in advance. Merging two histograms only adds integers, so it is exact,
 associative and commutative.
 
-A linear histogram with 2048 bins on each side over a window ±2^k can be made exactly by joining bins, because in the
-window's top octave both kinds of bins have the same width. float16 also has ten mantissa bits, so float16 tensors are
-recorded without any loss.
+A linear histogram with 4096 bins on each side over a window ±2^k is made by joining bins. Only in the window's top
+octave are the bins twice as wide as the linear ones, so each adds half of its count to each of two linear bins. float16
+also has ten mantissa bits, so float16 tensors are recorded without any loss.
 """
 
 from __future__ import annotations
@@ -478,7 +478,7 @@ class Statistics(Displayed):
         in the message.
 
         Raises:
-            CalibrationError: they were collected on another model.
+            CalibrationError: the statistics were collected on another model.
         """
         if digest and self.model_digest and digest != self.model_digest:
             raise CalibrationError(
@@ -487,7 +487,7 @@ class Statistics(Displayed):
             )
 
     def select(self, names: Iterable[str]) -> Statistics:
-        """Return the statistics of the tensors `names` only."""
+        """Return only the statistics of the tensors `names`."""
         chosen = {}
         for name in names:
             if name not in self.tensors:

@@ -238,8 +238,7 @@ def read_table(path: Path) -> Table:
 
 
 def check_table(path: Path) -> None:
-    """Check an output path, and refuse it if it contains anything but a calibration table. A new table may replace an
-    old one.
+    """Refuse an output path at which there is anything but a calibration table. A new table may replace an old one.
 
     Raises:
         OutputError: there is another file at `path`.

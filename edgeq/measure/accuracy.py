@@ -112,7 +112,7 @@ def evaluate_sessions(
         reference: name of the session that the others are compared with; None compares nothing.
         settings: settings of each session, for the record.
         count: maximum number of samples.
-        known: known outputs for each sample, by session name. edgeq does not run these sessions.
+        known: session name → its known outputs, one for each sample. edgeq does not run the sessions listed here.
 
     Raises:
         DataError: there are no samples, a sample lacks the label that the task needs, or a session refuses a sample.
@@ -272,7 +272,7 @@ def evaluate_on(
     count: int | None = None,
     progress: Progress = SILENT,
 ) -> Evaluation:
-    """Run `evaluate_sessions` on workers. The result is the same.
+    """Run `evaluate_sessions` on workers. The result is the same as without workers.
 
     Args:
         made_of: name and options of `task`, if workers must create the task themselves.
@@ -315,14 +315,14 @@ def evaluate_timed(
 ) -> tuple[Evaluation, Mapping[str, Distribution]]:
     """Run `evaluate_sessions` and `race` in one pass. The timing may end before or after the last sample.
 
-    A sample whose shapes differ from those of the first sample is evaluated but not timed, because it is different
-    work. A session in another process is timed in that process, on the first sample. Its runs on the other samples are
-    not timed.
+    A sample whose shapes differ from those of the first sample is evaluated but not timed, because its run takes a
+    different amount of work. A session in another process is timed in that process, on the first sample. Its runs on
+    the other samples are not timed.
 
     Args:
-        sessions: for each model, its name → its sessions. The sessions are timed in turns and give the same outputs.
+        sessions: model name → the sessions of the model. They give the same outputs and are timed in turns.
         task, reference, settings: see `evaluate_sessions`.
-        known: known outputs for each sample, by model name. edgeq runs these models only to time them.
+        known: model name → its known outputs, one for each sample. edgeq runs the models listed here only to time them.
 
     Returns:
         The figures, and the latencies by name.
@@ -357,8 +357,8 @@ class _Line:
 
     Args:
         running: evaluation to which each sample is added when all models have run it.
-        advance: function that is called with the number of such samples.
-        known: known outputs for each sample, by model name.
+        advance: function that is called with the number of samples that were just added to the evaluation.
+        known: model name → its known outputs, one for each sample.
     """
 
     def __init__(
@@ -442,7 +442,7 @@ def compare_sessions(
 ) -> Agreement:
     """Return the agreement of the candidate with the reference, over at most `count` samples.
 
-    It raises the same errors as `evaluate_sessions`.
+    For the errors, see `evaluate_sessions`.
     """
     sessions = {"reference": reference, "candidate": candidate}
     found = evaluate_sessions(sessions, samples, reference="reference", progress=progress, count=count)
@@ -460,7 +460,7 @@ def evaluate_many(
 ) -> dict[str, Accuracy]:
     """Return the accuracy of several open sessions on the same samples. Each sample is decoded only once.
 
-    It raises the same errors as `evaluate_sessions`.
+    For the errors, see `evaluate_sessions`.
     """
     return dict(
         evaluate_sessions(sessions, samples, task=task, settings=settings, progress=progress, count=count).accuracy,

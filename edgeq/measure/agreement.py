@@ -5,8 +5,8 @@ The figures cover all elements of all samples of an output. r is the reference a
     SQNR     10 log10(sum r^2 / sum (r - c)^2)    signal to quantization noise, dB
     cosine   sum r c / sqrt(sum r^2 sum c^2)
     top-1    share of rows whose largest element has the same index (the first index, on a tie)
-    same     share of equal elements, for outputs that are class numbers, indices or truth values. A difference
-             between such values has no size, so SQNR means nothing
+    same     share of equal elements, for outputs that are class numbers, indices or truth values. The size of a
+             difference between such values means nothing, and neither does SQNR
 
 An output that mixes units, such as boxes in pixels and scores, is judged by its worst slice: see
 `edgeq.measure.comparison`.
@@ -27,9 +27,10 @@ An output looks like scores in one of these ways:
 
 - Every row is a probability distribution: not negative, and summing to one.
 - The name suggests scores ("logits", "scores", "probabilities", ...).
-- There are five columns or more, all of similar scale. The arg-max differs between rows. The softmax of a row is on
-  average at least a tenth of the way from a guess to certainty. Embeddings and recurrent states fail this condition
-  because they are further from certainty. Landmarks in pixels fail because the same element is always the largest.
+- There are five columns or more, all of similar scale. The arg-max differs between rows. The largest probability in the
+  softmax of a row is on average at least a tenth of the way from a guess to certainty. Embeddings and recurrent states
+  are excluded because their softmax is closer to a guess. Landmarks in pixels are excluded because the same element is
+  always the largest.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ from edgeq.util.records import Amount, Count, Finite, NullIsInfinite, Share, com
 
 @dataclass(frozen=True)
 class SliceAgreement:
-    """Hold the agreement of a part of an output whose values have a unit of their own.
+    """Hold the agreement of one slice of an output. The values of a slice have a unit of their own.
 
     Attributes:
         axis, first, last: position of the slice: indices `first` to `last` along `axis`.
@@ -86,8 +87,8 @@ class OutputAgreement:
         elements: number of pairs of elements that were compared.
         sqnr_db: SQNR in dB. It is infinity if all elements are equal. It is minus infinity if nothing was compared, or
             if the reference is zero everywhere and the candidate is not.
-        cosine: cosine, -1 to 1. It is 1 if both are zero everywhere, and 0 if only one of them is or if nothing was
-            compared.
+        cosine: cosine, -1 to 1. It is 1 if the reference and the candidate are zero everywhere, and 0 if only one of
+            them is, or if nothing was compared.
         max_abs_error: largest absolute difference, in the output's own unit.
         top1: share of rows with equal arg-max, 0 to 1; None if the output does not contain class scores: see
             `Comparison`.
@@ -244,7 +245,7 @@ class ClassScores:
         summed: True if every row is a distribution.
         confidence: sum of the largest probability of each row.
         first: arg-max of the first row.
-        varied: True if another row has another arg-max.
+        varied: True if a later row has a different arg-max.
     """
 
     shaped: bool = True
@@ -340,8 +341,8 @@ Closeness = Literal["healthy", "noisy", "poor"]
 def closeness(agreement: Agreement) -> Closeness:
     """Return how closely outputs follow float32's outputs, judged by the worst output or slice.
 
-    NaN or infinities where float32's outputs have none make the outputs "poor". If some samples of an output could not
-    be compared, the outputs are at most "noisy".
+    The result is "poor" if the outputs contain NaN or infinities where float32's outputs do not. It is at most "noisy"
+    if an output could not be compared on some samples.
     """
     found = worst_db(agreement)
     if not found >= POOR_DB:  # The condition is also true for NaN.
@@ -387,7 +388,7 @@ def infer(session: Session, sample: Sample, *, model: str = "the model") -> Outp
 def run_feed(
     session: Any, names: Sequence[str] | None, feed: Mapping[str, Any], where: str, *, model: str
 ) -> Sequence[Any]:
-    """Run a session on one feed. It raises the same errors as `infer`.
+    """Run a session on one feed. For the errors, see `infer`.
 
     Args:
         names: the outputs to compute; None computes all.
@@ -419,7 +420,7 @@ def inferences(
     """Yield each sample with the outputs of every session, in the order of `samples`, for at most `count` samples.
 
     Args:
-        known: known outputs for each sample, by session name. edgeq does not run these sessions.
+        known: session name → its known outputs, one for each sample. edgeq does not run the sessions listed here.
 
     Raises:
         DataError: there are no samples, or a session refuses one.

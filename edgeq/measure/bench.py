@@ -120,8 +120,8 @@ def open_model(
 ) -> Iterator[LoadedModel]:
     """Open a model file or a bundle for measuring.
 
-    A bundle's variant has its own provider, options and optimisation level, because they are part of the artifact. Only
-    the thread count of `settings` applies to the variant. A plug-in engine runs a model file in a separate process.
+    A bundle's variant has its own provider, options and optimisation level, because they are part of the artifact. Of
+    `settings`, only the thread count applies to the variant. A plug-in engine runs a model file in a separate process.
 
     Args:
         opener: object that opens the session; None opens it on this machine.
@@ -268,7 +268,7 @@ class BenchPlace(Protocol):
         """Measure model files side by side."""
 
     def bundle(self, bundle: Path, variant: str | None, work: Workload) -> Measurement:
-        """Measure the variant `variant` of a bundle. If it is None, measure the variant that fits the machine."""
+        """Measure the variant `variant` of a bundle. With None, measure the variant that fits the machine."""
 
 
 def bench(
@@ -407,8 +407,8 @@ def _samples(data: BenchData, signature: Signature, model: Path, progress: Progr
 
 
 _TIMED_SECONDS = 0.5
-# Time for models that have several sessions. Their claims compare pairs of sessions, and sessions differ more than the
-# runs of one session do.
+# The same for models that have several sessions. Less time is enough, because their claims compare pairs of sessions,
+# and sessions differ more than the runs of one session do.
 _TIMED_SECONDS_IN_SEVERAL = 0.25
 # On a busy machine, timing continues for up to this many seconds until enough runs were undisturbed.
 _PATIENCE_SECONDS = 8.0

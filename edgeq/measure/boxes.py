@@ -6,7 +6,7 @@ A box is x1, y1, x2, y2 (left, top, right, bottom) in pixels. The boxes in COCO'
 
 `mean_average_precisions` computes COCO's mAP50-95 for many selections of the same images. The detections of each image
 are matched with its objects only once. The result is the same as that of the COCO packages (area "all", 100 detections
-per image), which take half a second for each selection of 128 images. Their rules:
+per image), but those need half a second for each selection of 128 images. The rules of the packages are:
 
 - Detections are processed in order of their scores, the highest first. A detection takes the free object of its
   category that it overlaps most, if the overlap reaches the threshold.
@@ -123,7 +123,7 @@ Flags = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Matches:
-    """Match the detections of one category in one image with the objects of that category.
+    """Hold the matches between the detections of one category in one image and the objects of that category.
 
     Attributes:
         scores: scores of the detections, [D], descending.
@@ -275,8 +275,8 @@ class CocoAnnotations:
     names: Mapping[int, str] = field(default_factory=dict)
 
     def image(self, path: str) -> Image:
-        """Return the annotated image for a file. It is listed under the file's path below the data folder, or else
-        under the file's name.
+        """Return the annotated image that is listed under the file's path below the data folder, or else under the
+        file's name.
 
         Raises:
             DataError: no image fits, or several do.
@@ -386,7 +386,7 @@ def load_package(packages: Iterable[tuple[str, str]] = PACKAGES) -> tuple[Any, A
 def mean_average_precision(
     annotations: CocoAnnotations, found: Sequence[tuple[Image, Detections]], package: tuple[Any, Any]
 ) -> dict[str, float]:
-    """Return COCO's box metrics over the images in `found` only. Boxes are in pixels of the annotated image.
+    """Return COCO's box metrics over only the images in `found`. Boxes are in pixels of the annotated image.
 
     mAP50-95 is the mean over categories and the IoU thresholds .50:.05:.95. mAP50 and mAP75 use one threshold. AR100 is
     the mean recall at 100 detections per image.

@@ -2,10 +2,11 @@
 
 edgeq stores only sums, never outputs, so the memory that it needs does not depend on the number of samples.
 
-Find slices of an output whose values have another unit than the rest, such as scores in a tensor of boxes in pixels.
+Find the slices of an output that differ in unit from the rest. An example is the scores in a tensor that otherwise
+contains boxes in pixels.
 
-One SQNR over such an output describes only the largest values. All others could be zero without a visible change. So
-edgeq keeps sums for every index along every axis, and groups the indices by the scale of the reference there:
+One SQNR over such an output describes only the largest values. All other values could be zero without a visible change.
+So edgeq keeps sums for every index along every axis, and groups the indices by the scale of the reference there:
 
     scale[i]   the larger of two ratios. Each divides a size of index i by the largest such size of any index. The sizes
                are max |r| over all elements with index i, and max r - min r over these elements. (If the values of a
@@ -17,11 +18,11 @@ edgeq keeps sums for every index along every axis, and groups the indices by the
                smaller than the level's largest. Along axes of more than 12 indices (the channels of a feature map),
                it must be that much smaller than the next larger scale, because channels and positions of one unit
                fill a wide range evenly. There, a lower level must also contain more than an eighth of the indices, or
-               those at one end, because some channels are hardly ever active
+               the indices at one end of the axis, because some channels are hardly ever active
 
 Neighbouring indices of the same level form one slice. An index without a level joins the slice before it. A slice's
-SQNR is computed over its own elements. If two levels with a ratio of 16 share one scale, the lower one loses 24 dB.
-That is half of the 48 dB that 8 bits give at best.
+SQNR is computed over its own elements. If two levels differ by a factor of 16 and are quantized with one scale, the
+lower level loses 24 dB. That is half of the 48 dB that 8 bits give at best.
 
 Only the reference decides the slices, so all candidates are judged alike. There are no slices along the axis of the
 rows, along axes whose length differs between samples, and along axes of more than 4096 indices.
@@ -164,7 +165,9 @@ class AxisSums:
 
 @dataclass
 class SliceSums:
-    """Hold the running figures of one output for each index, along every axis for which all samples have them."""
+    """Hold the running figures of one output for each index along an axis. Only axes that have the same length in all
+    samples are included.
+    """
 
     axes: dict[int, AxisSums] = field(default_factory=dict)
     seen: bool = False
@@ -247,8 +250,8 @@ def rows(sample: Sample, outputs: dict[str, Outputs]) -> Iterator[tuple[Sample, 
     """Yield each real row of a gathered batch as a sample with a batch of 1. Yield any other sample unchanged.
 
     Args:
-        sample: a sample. It is gathered if its context has "rows", the contexts of the real rows. These come first in
-            the batch.
+        sample: a sample. It is gathered if its context has the key "rows", with the contexts of the real rows. The real
+            rows come first in the batch.
         outputs: outputs of each session.
 
     Raises:
@@ -470,8 +473,8 @@ def _units(value: float) -> int:
 
 
 def _dot(a: NDArray[np.float64], b: NDArray[np.float64]) -> float:
-    # `a @ b` is not used, because BLAS would start its threads for it. If a runtime keeps the cores busy, this takes a
-    # thousand times as long as the sum itself.
+    # `a @ b` is not used, because BLAS would start its threads for it. If a runtime keeps the cores busy, starting the
+    # threads takes a thousand times as long as the sum itself.
     return float(np.einsum("i,i->", a, b))
 
 

@@ -54,7 +54,7 @@ class KernelRun:
 
     Attributes:
         name: name of the node in the optimised graph.
-        us: time in microseconds. The profiler itself takes about one microsecond.
+        us: time in microseconds, of which the profiler itself takes about one.
         inputs, outputs: (element type, shape) of each input tensor and output tensor.
     """
 
@@ -125,8 +125,8 @@ def timed_profile(
     runs: int = RUNS,
     opener: Callable[[Path, SessionSettings], Any] = open_session,
 ) -> Profile:
-    """Return the `profile` with each kernel only once. Its time is the `typical` time over `runs` runs after a
-    warm-up.
+    """Return the `profile` with each kernel only once. The time of a kernel is its `typical` time over `runs` runs
+    after a warm-up.
     """
     found = profile(model, settings, feed, runs=_WARM_UP + runs, opener=opener)
     return replace(found, kernels=typical(found.kernels, _WARM_UP + runs))
@@ -136,8 +136,8 @@ def typical(kernels: Sequence[KernelRun], runs: int) -> tuple[KernelRun, ...]:
     """Return each kernel of `runs` runs once, in execution order, with the median of its times after the warm-up.
 
     The median is the time of an ordinary run. A mean would include interrupts of the system. The minimum would favour
-    kernels whose time varies, such as conversions that are bound by memory. A kernel in a loop executes several times
-    in each run. Its time is the sum of these executions, averaged over all runs.
+    kernels whose time varies, such as conversions, whose speed is limited by memory. A kernel in a loop executes
+    several times in each run. Its time is the sum of these executions, averaged over all runs.
     """
     first: dict[str, KernelRun] = {}
     times: dict[str, list[float]] = {}
@@ -334,13 +334,14 @@ def layer_runs(
 ) -> tuple[NodeRun, ...]:
     """Return an engine's layers as `NodeRun`s.
 
-    Each source node with MACs becomes one `NodeRun`. It belongs to the first layer that is named after it or into which
-    it was merged. A source node without a layer counts as float, because nothing is known about it. A layer without a
-    source node counts as a conversion.
+    Each source node with MACs becomes one `NodeRun`. This run belongs to the first layer that is named after the node
+    or into which the node was merged. A source node without a layer counts as float, because nothing is known about it.
+    A layer without a source node counts as a conversion.
     """
     types = {str(node.name): node.op_type for node in source.graph}
     made = {name_of(output): str(node.name) for node in source.graph for output in node.outputs}
-    # Each node, with the nodes that compute its inputs: a product loses its name when it is merged with its bias.
+    # For each node, the node itself and the nodes that compute its inputs. A layer may have the name of a bias Add
+    # instead of the name of the product that was merged with it.
     before = {
         str(node.name): (str(node.name), *(made[name_of(value)] for value in node.inputs if name_of(value) in made))
         for node in source.graph
@@ -410,7 +411,7 @@ Basis = Literal["", "native", "emulated", "modelled", "forecast", "unknown"]
 
 @dataclass(frozen=True)
 class FloatNode:
-    """Describe a node that ran in float: the precision if it is known, and the reason."""
+    """Describe a node that ran in float: its precision, if known, and the reason why it ran in float."""
 
     name: str
     op_type: str
@@ -432,13 +433,13 @@ class OperatorCoverage:
 
 _DERIVED = -1.0
 HERE = "this machine"
-"""`Coverage.how` for the kernels of this machine. These are onnxruntime's own kernels, unless an engine is named before
-it."""
+"""`Coverage.how` for the kernels of this machine. These are onnxruntime's own kernels, unless the name of an engine
+precedes this text."""
 
 
 @dataclass(frozen=True)
 class Coverage(Displayed):
-    """Hold the share of multiply-accumulates that ran on integers, and the nodes that did not.
+    """Hold the share of multiply-accumulates that ran on integers, and the nodes that ran in float.
 
     Attributes:
         basis: source of the share: the target's own kernels ("native"), the same kernels emulated ("emulated"), an
@@ -654,8 +655,8 @@ class Check:
     Attributes:
         name: "load", "coverage", "accuracy", "self-test", "saturation" or "kernels".
         kind: whose arithmetic was checked: that of the target's own kernels ("native"), of the same kernels in an
-            emulator ("emulated"), or of a model of them ("modelled"). "none" means other kernels, or that there was no
-            check.
+            emulator ("emulated"), or of a model of them ("modelled"). "none" means that other kernels ran, or that
+            nothing was checked.
         where: machine or simulator that ran the check.
         detail: the finding, one line.
         passed: whether the check passed; None if it cannot pass or fail.

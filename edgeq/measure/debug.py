@@ -2,8 +2,9 @@
 
 To find where an engine's results diverge, edgeq compares its tensors with those of onnxruntime's CPU kernels. Both run
 the same file, so only arithmetic can differ. Every quantized tensor becomes an output through an additional
-DequantizeLinear, so the engine still finds the model's Q/DQ pairs unchanged. edgeq then runs the layers that lose most
-once more, each alone. Both the engine and the CPU's kernels run them on the tensors that the CPU's kernels computed.
+DequantizeLinear, so the engine still finds the model's Q/DQ pairs unchanged. Then edgeq runs the layers that lose most
+again, one at a time. Both the engine and the CPU's kernels run each layer on the tensors that the CPU's kernels
+computed.
 """
 
 from __future__ import annotations
@@ -181,7 +182,7 @@ class Diagnosis(Page):
 
     @property
     def verdict(self) -> Closeness:
-        """Return "healthy", "noisy" or "poor". The worst output or slice decides, in the session that ships."""
+        """Return "healthy", "noisy" or "poor". The worst output or slice in the session that ships decides."""
         return closeness(self.optimised)
 
     @property
@@ -203,8 +204,8 @@ class Diagnosis(Page):
 
     @property
     def effects(self) -> dict[str, Agreement]:
-        """Return tensor → agreement of the float model's outputs when only the layer that computes this tensor has its
-        error.
+        """Return tensor → agreement of the float model's outputs if only the error of the layer that computes this
+        tensor is added.
 
         Only layers that may cause the error are included.
         """
@@ -272,8 +273,8 @@ def debug(
 ) -> Diagnosis:
     """Compare a quantized model with its float model, and name the layers that lose the accuracy.
 
-    Only sums are stored. For the single steps (matching and comparing weights and activations, models with inner
-    tensors as outputs), see the functions of `edgeq.measure.layers`.
+    Only sums are stored. For the individual steps (matching and comparing weights and activations, adding inner tensors
+    to the outputs of a model), see the functions of `edgeq.measure.layers`.
 
     Args:
         float_model: the float32 model.
@@ -427,8 +428,8 @@ class EngineLayer:
         sqnr_db: SQNR when the whole model runs; infinity if both tensors are equal.
         inputs_db: lowest SQNR of the tensors that the node reads.
         alone_db: SQNR when only this layer runs, on the CPU's tensors; None if it was not run alone.
-        steps: largest difference in steps of the tensor's scale. It is that of the layer alone, if the layer was run
-            alone.
+        steps: largest difference in steps of the tensor's scale. If the layer was run alone, it is the difference in
+            that run.
     """
 
     name: str

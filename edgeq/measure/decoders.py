@@ -165,8 +165,8 @@ def _level(level: Floats, stride: int) -> Floats:
 
 
 def decode_yolov3_nms(outputs: Outputs, size: tuple[int, int]) -> Detections:
-    """Return the boxes that YOLOv3 of the ONNX model zoo selected. The model suppresses overlapping boxes itself. Its
-    outputs are:
+    """Return the boxes selected by the YOLOv3 model from the ONNX Model Zoo. The model suppresses overlapping boxes
+    itself. Its outputs are:
 
         boxes [1, N, 4]: top, left, bottom, right
         scores [1, classes, N]
@@ -220,9 +220,10 @@ def decode_yolov8(outputs: Outputs, size: tuple[int, int]) -> Detections:
 def decode_nanodet(outputs: Outputs, size: tuple[int, int]) -> Detections:
     """Decode NanoDet-Plus. Its outputs give the distance from a cell to each side of the box as a distribution.
 
-    The one output [1, N, classes + 4 * 8] contains class scores after their sigmoid. Then it contains, for left, top,
-    right and bottom, the logits of 0 to 7 strides (X. Li et al., "Generalized Focal Loss", 2020). Cells are listed row
-    by row. The levels begin with the finest stride: 8, 16, 32 and perhaps 64, with sizes rounded up.
+    The one output [1, N, classes + 4 * 8] contains class scores after their sigmoid. They are followed by 8 logits for
+    each side (left, top, right, bottom), which belong to distances of 0 to 7 strides (X. Li et al., "Generalized Focal
+    Loss", 2020). Cells are listed row by row. The levels begin with the finest stride: 8, 16, 32 and perhaps 64, with
+    sizes rounded up.
 
         distance = sum_i i * softmax(logits)_i * stride    corner = cell * stride -+ distance
     """

@@ -3,10 +3,10 @@
 There are three steps. Each step considers fewer layers, with more effort:
 
 - The figures of all layers show the noise that each layer adds itself.
-- Two rankings of this noise give candidates. One ranks by its size, the other by its contribution to the outputs'
-  noise.
-- For each candidate, edgeq measures the effect on the outputs if only this layer has its error
-  (`LayerPair.output_effects`). This effect decides.
+- Two rankings of this noise give candidates. One ranks layers by the size of their noise, the other by its contribution
+  to the outputs' noise.
+- For each candidate, edgeq measures the effect of this layer's error alone on the outputs (`LayerPair.output_effects`).
+  This effect decides.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class LayerArrays:
 
 @dataclass(frozen=True)
 class LayerNoise:
-    """Hold the noise that one layer adds itself, relative to the power of its signal: 10^(-SQNR/10).
+    """Hold the noise in the result of one layer, relative to the power of its signal: 10^(-SQNR/10).
 
     Attributes:
         weights: noise of the layer's quantized weights.
@@ -101,7 +101,7 @@ class ActivationComparison:
             the last is exact.
         rounding: agreement of the float values with their rounded form; None if the tensor is not quantized.
         saturated_low, saturated_high: share of the float values that are outside the range by more than half a step.
-        effect: agreement of the float model's outputs if only this layer has its error; None if it was not measured.
+        effect: agreement of the float model's outputs if only this layer's error is added; None if it was not measured.
     """
 
     name: str
@@ -140,7 +140,9 @@ class ActivationComparison:
 
     @written_too
     def output_sqnr_db(self) -> float | None:
-        """Return the SQNR of the outputs if only this layer has its error. Return None if it was not measured."""
+        """Return the SQNR of the float model's outputs if only this layer's error is added. Return None if it was not
+        measured.
+        """
         return None if self.effect is None else self.effect.sqnr_db
 
 
@@ -216,7 +218,7 @@ class ErrorSource:
     Attributes:
         name: name of the layer's tensor.
         node, op_type: the node that computes the tensor; "" and "Input" for a graph input.
-        output_sqnr_db: SQNR of the float model's outputs if only this layer has its error.
+        output_sqnr_db: SQNR of the float model's outputs if only this layer's error is added.
         share: share of the noise in the quantized model's outputs, 0 to 1. The shares of all layers need not add up to
             1, because errors do not simply add up.
         cause: "weights", or "range" (the range of the layer's result).
@@ -283,7 +285,8 @@ def sets_to_exclude(
 ) -> tuple[tuple[str, ...], ...]:
     """Return at most `most` sets of nodes to try in float.
 
-    The sets of the error sources come first. The nodes around the tensors whose error changes the outputs most follow.
+    The sets of the error sources come first. Then come the nodes around the tensors whose error changes the outputs
+    most.
     """
     by_name = {a.name: a for a in activations}
     followed = [(worst_db(a.effect), a) for a in activations if a.effect is not None]
@@ -321,7 +324,7 @@ def _traced(
 
 
 def _share(effect: Agreement, outputs: Agreement) -> float:
-    """Return the layer's share of the noise in an output. Of several outputs, the one with the largest share counts."""
+    """Return the layer's share of the noise in an output. If there are several outputs, return the largest share."""
     whole = {output.name: _ratio(output) for output in outputs.outputs}
     parts = [(_ratio(output), whole.get(output.name, 0.0)) for output in effect.outputs]
     return max((min(1.0, part / total) for part, total in parts if total > 0), default=0.0)
@@ -336,8 +339,8 @@ def _ratio(agreement: OutputAgreement | None) -> float:
 
 
 def _touching(tensor: ActivationComparison, activations: Mapping[str, ActivationComparison]) -> list[str]:
-    """Return the nodes that cause a tensor to be quantized. If the scale is dynamic, only the nodes that read the
-    tensor do.
+    """Return the nodes that cause a tensor to be quantized. If the scale is dynamic, these are only the nodes that read
+    the tensor.
     """
     readers = [a.node for a in activations.values() if tensor.name in a.reads and tensor.name not in a.exact_reads]
     return readers if tensor.kind == "dynamic" else [tensor.node, *readers]

@@ -1,9 +1,9 @@
-"""Implement `edgeq eval` as a function. It measures a model or bundle on data, for a task, against a reference, or
+"""Implement `edgeq eval` as a function: measure a model or bundle on data, against labels, against a reference, or
 both.
 
 Find the preprocessing that a model was trained with: measure its accuracy on labelled data with each candidate. edgeq
 measures the float model, because a wrong preprocessing costs more than any quantization. Calibration on wrongly
-prepared samples gives wrong ranges without a message.
+prepared samples gives wrong ranges without an error message.
 """
 
 from __future__ import annotations
@@ -264,7 +264,7 @@ class Try:
 
 @dataclass(frozen=True)
 class Trial:
-    """Rank the candidates: the best first. Candidates that do not fit come last.
+    """List the candidates, the best first. Candidates that do not fit come last.
 
     Attributes:
         tied: the best candidate, and the candidates that this number of samples cannot distinguish from it.

@@ -32,7 +32,7 @@ _FLOAT_TYPES = (None, ir.DataType.FLOAT)
 def with_nodes_in_float(
     float_graph: GraphIndex, quantized_graph: GraphIndex, matches: Sequence[ActivationMatch], nodes: Collection[str]
 ) -> Loadable | None:
-    """Return the quantized model with the nodes `nodes` of the float model in float.
+    """Return a quantized model in which the float model's nodes `nodes` compute in float.
 
     Nodes that are fused with one of them in the quantized model also become float. Return None for nodes with bodies,
     for tensors without a counterpart, and for a model that computes in a type other than float32.
@@ -95,8 +95,8 @@ class _Splicer:
         self._made: dict[str, ir.Value | None] = {}
 
     def add(self, node: ir.Node) -> None:
-        """Add a node of the float model and connect the nodes that read its outputs. Nodes of the region whose outputs
-        it reads must have been added before.
+        """Add a node of the float model and connect the nodes that read its outputs. If the node reads outputs of other
+        nodes of the region, those nodes must have been added before.
         """
         inputs = [None if value is None else self._read(value) for value in node.inputs]
         names = [name_of(output) for output in node.outputs]
@@ -161,8 +161,8 @@ class _Splicer:
 SAMPLES = 4
 # Number of nodes from the worst sets that are also tried one by one.
 _SINGLES = 8
-# Maximum number of nodes of the best set to try in integers again. If this costs at most `_WORTH_DB`, the node stays in
-# integers.
+# Maximum number of nodes of the best set to try in integers again. If integers cost at most `_WORTH_DB` for a node, it
+# stays in integers.
 _PUT_BACK = 4
 _FLOAT = "float32"
 # Smallest gain that counts, in dB.
@@ -171,12 +171,12 @@ _WORTH_DB = 1.0
 
 @dataclass(frozen=True)
 class Exclusion:
-    """Describe nodes that stay in float, and the effect of this.
+    """Describe nodes that stay in float, and the effect on the outputs.
 
     Attributes:
         nodes: names of the nodes, in the order of the sets.
         sqnr_db: SQNR of the outputs in dB with these nodes in float, on the graph as written.
-        plain_db: SQNR of the outputs in dB without the change, on the same samples.
+        plain_db: SQNR of the outputs in dB without nodes in float, on the same samples.
     """
 
     nodes: tuple[str, ...]

@@ -2,7 +2,7 @@
 sessions.
 
 The benchmark itself is in `edgeq_device`, which is included in bundles, so a workstation and a device run the same
-code. Its interface here is `measure_models`, and `Measurement`, which holds the report.
+code. This module uses it through `measure_models`, which returns the report as a `Measurement`.
 """
 
 from __future__ import annotations

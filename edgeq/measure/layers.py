@@ -8,10 +8,10 @@ storing activations:
     collect_activations   the values of these tensors, one sample at a time
     match_activations     pairs of tensors and activations (`compare_activations` measures the difference)
 
-`compare_layers` runs all four. `output_effects` measures the effect on the outputs if only one layer has its error.
-Both run on a `LayerPair`, which contains the two models, whole and cut into layers. The input of each layer is the
-float model's tensor, or that tensor rounded. Three figures for each tensor distinguish layers that cause errors from
-layers that inherit them:
+`compare_layers` runs all four. `output_effects` measures the effect of each layer's error alone on the outputs. Both
+run on a `LayerPair`, which contains the two models, whole and cut into layers. The input of each layer is the float
+model's tensor, or that tensor rounded. Three figures for each tensor distinguish layers that cause errors from layers
+that inherit them:
 
     accumulated   the tensor when the whole quantized model runs: all errors so far
     layer         the integer layer's result on the float model's inputs: the error of this layer
@@ -23,8 +23,9 @@ neither `inputs` nor the rounding of the result explains the noise of a layer, t
 To follow errors, edgeq gives the float model one more input for each layer in question: a disturbance that is added to
 the layer's tensor. In each run, it is zero for all layers but one, so one session serves all layers. A run shows what
 happens to one layer's error on its way to the outputs: it may be amplified, damped or cancelled. No figure at the layer
-itself shows this. A layer's error is caused by its weights and by the rounding of its result. For this comparison the
-float layer gets rounded inputs too, so each error counts only once, at the layer that causes it.
+itself shows this. The error of a layer is the difference between the results of the quantized and the float layer. Both
+read the same rounded inputs, so the error comes only from the layer's weights and from the rounding of its result. Each
+error thus counts only once, at the layer that causes it.
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ __all__ = [
 ]
 
 MEMORY = 2**29
-"""Limit in bytes for fetched tensors in memory. A model that needs more runs in several passes."""
+"""Limit in bytes for fetched tensors in memory. If a model needs more, edgeq compares it in several passes."""
 # Number of copies of each tensor in memory. They are the float model's tensor, the quantized model's, the layer's in
 # integers and in float, the rounded input, and one copy in float64, which counts twice.
 _COPIES = 7
@@ -104,7 +105,7 @@ def instrumented_session(
 ) -> Any:
     """Open a session of a model in memory. External data is read from the model's data folder.
 
-    Only the threads, providers and configuration of `settings` apply.
+    Of `settings`, only the threads, providers and configuration apply.
     """
     return Loadable.of(model).open(
         SessionSettings(
@@ -346,7 +347,7 @@ class LayerPair:
     def compare_activations(self, samples: Samples) -> tuple[ActivationComparison, ...]:
         """Run both models, and the quantized model's layers alone, over the samples, and compare the activations.
 
-        It raises the same errors as `compare`.
+        For the errors, see `compare`.
         """
         first = next(iter(samples), None)
         if first is None:
@@ -409,8 +410,8 @@ class LayerPair:
     def group_effects(
         self, groups: Mapping[str, Collection[str]], samples: Samples, accumulator: Callable[[], T], *, count: int
     ) -> dict[str, tuple[T, ...]]:
-        """Compare the float model's outputs with and without errors, for groups of tensors. All tensors of a group have
-        their errors at the same time.
+        """Compare the float model's outputs with and without errors, for groups of tensors. The errors of all tensors
+        of a group are added at the same time.
 
         Args:
             groups: group → its tensors. A tensor can be in only one group.
@@ -418,8 +419,8 @@ class LayerPair:
             count: number of samples, evenly spread.
 
         Returns:
-            Accumulators by group. If the tensors of a group do not fit into the memory together, the group has several,
-            each for a part of the tensors. Groups without errors are left out.
+            Accumulators by group. If the tensors of a group do not fit into the memory together, the group has several
+            accumulators, each for a part of the tensors. Groups without errors are left out.
         """
         group_of = {name: group for group, names in groups.items() for name in names}
         places = {group: place for place, group in enumerate(groups)}
@@ -452,7 +453,7 @@ class LayerPair:
     def attribute_error(
         self, comparison: LayerComparison, outputs: Agreement, samples: Samples, *, most: int = 10
     ) -> tuple[LayerComparison, tuple[ErrorSource, ...]]:
-        """Follow the errors of likely layers to the outputs, one layer at a time.
+        """Follow the errors of the layers that may be error sources to the outputs, one layer at a time.
 
         Return the comparison with these effects added, and at most `most` error sources, the worst first.
 

@@ -224,8 +224,8 @@ def match_weights(float_graph: GraphIndex, quantized_graph: GraphIndex) -> tuple
     execution.
 
     Weights match by name, without the suffixes of quantizers, or else by the name of the node that reads them. The
-    scales may be per tensor, per channel or per block. The formats are QDQ (constants before or after QuantizeLinear),
-    QOperator and dynamic operators.
+    scales may be per tensor, per channel or per block. The supported formats are QDQ (constants before or after
+    QuantizeLinear), QOperator and dynamic operators.
     """
     found: dict[str, WeightMatch] = {}
     for use in _quantized_weights(quantized_graph):
@@ -413,8 +413,8 @@ class ActivationMatch:
         name: name of the tensor in the float model.
         node, op_type: the float node that computes the tensor, which is the node to exclude from quantization; "" and
             "Input" for a graph input.
-        folded: type of an activation function that follows the node in the float model, and that is part of the range
-            in the quantized model; "" if there is none.
+        folded: type of an activation function that follows the node in the float model, and that the range replaces in
+            the quantized model; "" if there is none.
         computed: name of the tensor that the layer computes in the quantized model. It contains floats before
             QuantizeLinear, or integers.
         integer: whether `computed` contains integers with `params`.

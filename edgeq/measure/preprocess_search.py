@@ -80,7 +80,8 @@ class Search:
     def decided(self) -> str | None:
         """Return the preprocessing that the labels show to be best, or None if they do not decide.
 
-        It is the usual preprocessing if that is as good as the best. Otherwise it is the best one, if only one is best.
+        It is the usual preprocessing if that is as good as the best. Otherwise it is the best one, unless several are
+        tied.
         """
         if self.metric == BITS or not self.ranked or self.ranked[0].value <= 0 or self.doubt:
             return None
@@ -293,14 +294,14 @@ def open_or_search(
     progress: Progress = SILENT,
     **how: Any,
 ) -> Samples:
-    """Open samples. If they are images and no preprocessing is named, search for one and use the one that labels decide
-    on.
+    """Open samples. If they are images and no preprocessing is named, search for one and use the one that the labels
+    show to be best.
 
     If `task` is None and the model is a detector, a COCO file next to the images is also used as labels.
 
     Args:
         session: function that opens the float model.
-        judged: labelled data that decide; None uses `data`.
+        judged: labelled data on which the candidates are compared; None uses `data`.
         task: task by which to compare; see `search`.
         known: preprocessing to use if none is named for the images; None searches.
         how: further arguments of `open_samples`.

@@ -17,7 +17,7 @@ _FEW = 64
 
 
 def settle(task: Task, session: Session, samples: Samples, *, progress: Progress = SILENT) -> Task:
-    """Return the task with all its open choices made, based on some samples. A note names the choices.
+    """Return the task with all its open choices made, based on some samples. A note on `progress` names the choices.
 
     Args:
         task: a task. If it has a method `settled(pairs)`, the method is called with samples and their outputs. It

@@ -3,13 +3,13 @@
 Estimate how much a loss depends on the choice of samples. The estimate is the standard error of the difference between
 two models.
 
-If the metric is a mean of scores, this is the standard error of the mean of their differences. Any other metric (mAP,
-AUC, F1, a correlation) is computed again for many random halves of the samples. Both models get the same halves, so the
-difficulty that they share cancels. Each sample is in a half with probability one half, so its weight is 0 or 2. These
-weights have mean and variance 1. With such weights, the deviations from the metric over all samples follow the metric's
-sampling distribution, as they do in the bootstrap (A. Owen, D. Eckles: Bootstrapping data arrays of arbitrary order,
-2012, "double-or-nothing"). No sample counts twice. So the method also works for meters that refuse a sample that they
-have already seen, and for meters that count ties.
+If the metric is a mean of scores, the estimate is the standard error of the mean difference between the two models'
+scores. Any other metric (mAP, AUC, F1, a correlation) is computed again for many random halves of the samples. Both
+models get the same halves, so the difficulty that they share cancels. Each sample is in a half with probability one
+half, so its weight is 0 or 2. These weights have mean and variance 1. With such weights, the deviations from the metric
+over all samples follow the metric's sampling distribution, as they do in the bootstrap (A. Owen, D. Eckles:
+Bootstrapping data arrays of arbitrary order, 2012, "double-or-nothing"). No sample counts twice. So the method also
+works for meters that refuse a sample that they have already seen, and for meters that count ties.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Meter(Protocol):
 
         scores() -> NDArray        a score for each row so far, if the primary metric is the mean of the scores
         resampled(halves) -> NDArray   the primary metric over each of the halves [H, N] (bool) of the N updates so far;
-                                       NaN for a half that has none
+                                       NaN for a half for which the metric is undefined
 
     Workers can share the samples (`--workers`) if the meter has two more methods:
 
@@ -309,8 +309,8 @@ class Measured:
 
     Attributes:
         scores: score of each row. Their mean is the primary metric. None if the task has no such scores.
-        halves: primary metric over each half; NaN for a half without one (such as the AUC of one class). Empty if there
-            are `scores`.
+        halves: primary metric over each half; NaN for a half for which it is undefined (such as the AUC of a single
+            class). Empty if there are `scores`.
     """
 
     metrics: Mapping[str, float]
@@ -321,8 +321,8 @@ class Measured:
 class ResampledMeter:
     """Measure one model over the rows so far, and estimate the uncertainty of the figures. The argument is the task.
 
-    It uses `scores()` or `resampled(halves)` of the task's meter (see `Meter`). If the meter has neither, it uses a
-    separate meter for each half, which costs `METERED` / 2 updates for each row.
+    The estimate uses `scores()` or `resampled(halves)` of the task's meter (see `Meter`). If the meter has neither, a
+    separate meter is used for each half, which costs `METERED` / 2 updates for each row.
     """
 
     def __init__(self, task: Task) -> None:
@@ -379,7 +379,7 @@ def loss_error(reference: Measured, candidate: Measured, *, further: float) -> f
 
     Args:
         further: standard error to add for differences that only other rows would show. Without it, the error would be 0
-            if the models agree on all these rows.
+            if the models agree on all measured rows.
     """
     if reference.scores is not None and candidate.scores is not None:
         differences = reference.scores - candidate.scores

@@ -75,8 +75,8 @@ class Classification(Displayed):
     def settled(self, pairs: Iterable[tuple[Sample, Outputs]]) -> tuple[Classification, str]:
         """Return the task with the class offset that labelled rows show, and a text about the choice ("" for none).
 
-        The offset is 1 if the model has more scores than the labels need, and if it is correct far more often with this
-        offset. Otherwise it is 0.
+        The offset is 1 if the model has more scores than the labels need, and if the model is correct far more often
+        with this offset. Otherwise it is 0.
         """
         if self.class_offset is not None:
             return self, ""
@@ -117,7 +117,7 @@ def infer_task(sample: Sample, outputs: Outputs) -> Classification | None:
 
 
 _LEAST_BESIDE = 8
-"""Number of rows. If the best class is next to the label in at least this many rows, this is not chance."""
+"""If labels shifted by one make at least this many rows correct, edgeq does not attribute this to chance."""
 _LEAST_JUDGED = 10
 """Smallest number of rows for which the share of correct answers is compared with that of guesses."""
 _SURE = 2.0
@@ -219,8 +219,8 @@ class ClassificationMeter:
 def by_chance(labels: NDArray[np.int64], best: NDArray[np.int64], classes: int) -> float:
     """Return the share of correct answers that a model would reach by chance.
 
-    Such a model gives each answer as often as this model, but ignores the sample. The share is the agreement by chance
-    in Cohen's kappa. If all labels are the same class, the share is 1 / `classes`.
+    Such a model gives each answer as often as the measured model does, but ignores the sample. The share is the
+    agreement by chance in Cohen's kappa. If all labels are the same class, the share is 1 / `classes`.
     """
     values, counts = np.unique(labels, return_counts=True)
     if len(values) < 2:

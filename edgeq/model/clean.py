@@ -265,8 +265,8 @@ def node_names(model: ir.Model) -> dict[ir.Node, str]:
 
 
 def clashing_names(names: Iterable[str]) -> dict[str, str]:
-    """Return the names that a quantizer may also choose for a new tensor, as name → other name. The quantizer would
-    derive the new tensor from the tensor with the other name.
+    """Return name → name of another tensor, for each name that a quantizer may also give to a new tensor that it
+    derives from the other tensor.
     """
     known = set(names)
     return {
@@ -336,8 +336,8 @@ def _free(stem: str, position: int, taken: set[str]) -> str:
 
 
 def is_sorted(graph: onnx.GraphProto) -> bool:
-    """Return whether the nodes are in topological order. A node must come after every node whose output it, or a graph
-    inside it, reads.
+    """Return whether the nodes are in topological order. A node must come after all nodes whose outputs are read by the
+    node itself or by a graph inside it.
     """
     made_here = {o for node in graph.node for o in node.output if o}
     known: set[str] = set()

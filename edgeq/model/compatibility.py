@@ -48,7 +48,7 @@ class Compatibility:
         requirements: the model's requirements, the most demanding first.
         probed: whether releases were probed on the architecture. If not, the figures are those of another architecture.
         products: kinds of integer products in the model. They identify the releases whose kernels compute wrong results
-            for it.
+            for this model.
     """
 
     requirements: tuple[Requirement, ...]

@@ -249,8 +249,8 @@ def model_files(path: Path, folder: Path | None = None) -> tuple[Path, ...]:
     folder. Weights are not read.
 
     Args:
-        folder: folder of external data, which a bundle's variant may set; None for the model's folder. The argument has
-            the same meaning in other functions.
+        folder: folder of external data, which a bundle's variant may set; None for the model's folder. In other
+            functions of this module, `folder` has the same meaning.
 
     Raises:
         ModelError: the file is not a model, or external data is outside the allowed folders.
@@ -303,8 +303,8 @@ def share_model(model: ir.Model, path: Path, made_of: GraphIndex) -> GraphIndex:
     must not be changed afterwards.
 
     Args:
-        made_of: the prepared model that the model was made from. It keeps the last few of its models, and frees them
-            when it is freed itself.
+        made_of: the prepared model that the model was made from. It keeps the last few models that were made from it,
+            and frees them when it is freed itself.
     """
     kept = _made_of(made_of)
     kept.pop(path, None)
@@ -378,8 +378,8 @@ def _external_tensors(path: Path) -> list[onnx.TensorProto]:
     """Return the external tensors of a file without reading their data."""
     try:
         found = read_onnx(path, str(path)).external
-    # Either the file is not a model, and the parser gives a better message, or `read_onnx` does not accept an unusual
-    # model.
+    # Either the file is not a model, and the parser gives a better message, or it is an unusual model that `read_onnx`
+    # does not accept.
     except BundleError:
         return [tensor for tensor in iter_tensors(parse_model(path)) if is_external(tensor)]
     return [
@@ -530,7 +530,7 @@ def tensor_sizes(model: onnx.ModelProto, inputs: Mapping[str, NDArray[Any]]) -> 
 
 def partitions(sized: Iterable[tuple[T, int]], budget: int) -> Iterator[list[T]]:
     """Yield the items in groups of neighbours. The sizes in a group add up to at most `budget`. An item that is larger
-    gets its own group.
+    than `budget` gets its own group.
 
     Args:
         sized: pairs of an item and its size, in the unit of `budget`.

@@ -45,9 +45,9 @@ from edgeq.run.session import SessionSettings, onnxruntime, open_session
 from edgeq.signature import Signature
 from edgeq.util.display import SILENT, Progress
 
-# Optimizers that edgeq switches off. ConstantSharing renames weights. The next two choose quantized or layout-specific
-# forms, which a backend must decide. The last one (since 1.32) reorders channels with a Gather, whereas
-# edgeq.model.rewrites reorders the weights.
+# Optimizers that edgeq switches off. ConstantSharing renames weights. The next two introduce quantized or
+# layout-specific forms, which only a backend should choose. The last one (since 1.32) reorders channels with a Gather,
+# whereas edgeq.model.rewrites reorders the weights.
 _DISABLED = ("ConstantSharing", "WeightBiasQuantization", "NchwcTransformer", "SliceConcatToSpaceToDepthFusion")
 
 
@@ -155,16 +155,16 @@ def prepare_model(
     progress: Progress = SILENT,
     inline_limit: int = INLINE_LIMIT,
 ) -> PreparedModel:
-    """Load the untrusted file `source` and write the prepared model into `workdir`. It replaces an earlier prepared
-    model there.
+    """Load the untrusted file `source` and write the prepared model into `workdir`. An earlier prepared model in this
+    folder is replaced.
 
     The steps, in order:
 
     1. Check the model, inline local functions, raise the opset to 13 or later, and name the nodes.
     2. Remove Constant nodes and dead code, and widen 16-bit floats to float32.
     3. Remove Identity and Dropout. Fold BatchNormalization, and products and sums with constants, into layers. Merge
-       convolutions of one tensor whose results are added. Replace hard sigmoids by one operator, and means over images
-       by GlobalAveragePool.
+       convolutions that read the same tensor if their results are added. Replace hard sigmoids by one operator, and
+       means over images by GlobalAveragePool.
     4. Run ONNX Runtime's basic optimisation.
     5. Bring Gemm into a form that can be quantized, and join strided slices.
     6. Infer shapes and check the model again.

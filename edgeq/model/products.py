@@ -4,11 +4,11 @@ A multiply-accumulate is one product added to a sum. Biases of convolutions and 
 Symbolic and unknown sizes count as 1, so a dynamic batch counts as one sample. `assumed_shapes` makes better guesses.
 
 If several convolutions read one tensor and their results are added, edgeq replaces them by one convolution. Some
-networks (RepVGG, MobileOne, ACNet) are trained with several branches in place of a convolution and deployed with one.
-This is possible because convolution is linear in its weights. The sum of two convolutions of one input is a convolution
-with the sum of their weights, where the smaller kernel is padded with zeros. A BatchNormalization of that input is a
-convolution with a kernel of size 1. Each branch that is not merged costs its own products, and one more sum that is
-rounded to 8 bits.
+networks (RepVGG, MobileOne, ACNet) are trained with several branches in place of each convolution, and deployed with a
+single convolution. This is possible because convolution is linear in its weights. The sum of two convolutions of one
+input is a convolution with the sum of their weights, where the smaller kernel is padded with zeros. A
+BatchNormalization of that input is a convolution with a kernel of size 1. Each branch that is not merged costs its own
+products, and one more sum that is rounded to 8 bits.
 
 An attention mask is added before a Softmax and contains numbers far below any score. A range that includes these
 numbers maps all scores to a single integer. edgeq finds masks in the graph, because the calibration samples may contain
@@ -289,10 +289,10 @@ class _Branch:
 def merge_branches(model: ir.Model) -> int:
     """Replace an Add or Sub of two convolutions, or of a convolution and a BatchNormalization, by one Conv, in place.
 
-    Both operands must have constant weights, read the same tensor, and have no other reader. One kernel must contain
-    every tap of the other; then the merged layer needs no extra products. The Conv with the larger kernel keeps its
-    name, and its result takes over the name of the sum. New weights are computed in float64 and stored in their old
-    type.
+    The two nodes must have constant weights and read the same tensor, and nothing else may read their results. One
+    kernel must contain every tap of the other; then the merged layer needs no extra products. The Conv with the larger
+    kernel keeps its name, and its result takes over the name of the sum. New weights are computed in float64 and stored
+    in their old type.
 
     Returns:
         The number of sums that were merged.

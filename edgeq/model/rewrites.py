@@ -6,8 +6,8 @@ layer can start. In a YOLOX-Nano, this takes 0.6 ms of 11 ms, and SpaceToDepth t
 
 `fold_affine` folds products and sums with constants into the weights and bias of the preceding layer. Exporters write a
 learnt scale, a bias or a normalization as separate nodes: Conv, Mul, Add. ONNX Runtime folds constants with one value
-per channel, but not a single value for all channels. Each node that remains is quantized separately: an int8 product
-takes time and rounds to 8 bits once more.
+per channel, but not a single value for all channels. Each node that remains is quantized separately, which takes time
+and rounds to 8 bits once more.
 
 `plain_gemms` brings Gemm into the form that quantizers accept: no factors, one bias for each output, and weights that
 all layers read in the same direction.
@@ -50,7 +50,8 @@ _HEIGHT, _WIDTH = 2, 3
 @dataclass(frozen=True)
 class _Blocks:
     """Describe a Concat of all phases of `source`. A phase is the tensor sampled with a stride of `size` on both image
-    axes, starting at one row and column. `order[p]` is the input with phase p = row * size + column.
+    axes, starting at one row and column. `order[p]` is the index of the Concat's input with phase p = row * size +
+    column.
     """
 
     source: ir.Value

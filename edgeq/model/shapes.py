@@ -135,8 +135,8 @@ def _cautious() -> type:
                 )
 
         def _infer_symbolic_compute_ops(self, node: Any) -> None:
-            """Discard the result of Equal if the two sizes may be equal. onnxruntime assumes that two expressions are
-            unequal.
+            """Discard the result of Equal if the two sizes may be equal. The original assumes that two different
+            expressions are never equal.
             """
             if node.op_type != "Equal":
                 super()._infer_symbolic_compute_ops(node)

@@ -140,8 +140,8 @@ def check_tensor(tensor: onnx.TensorProto, path: Path) -> None:
 
 
 def check_sparse_tensor(sparse: onnx.SparseTensorProto, path: Path) -> None:
-    """Refuse a sparse tensor that would be far too large in dense form. The limit is a hundred times the bytes of its
-    values plus the budget's `sample`.
+    """Refuse a sparse tensor that would be far too large in dense form. The limit is the budget's `sample` plus a
+    hundred times the size of the tensor's values in bytes.
 
     Raises:
         ModelError: the dense tensor would be too large.
@@ -160,7 +160,7 @@ def check_external(tensors: Iterable[onnx.TensorProto], path: Path) -> int:
 
     Raises:
         ModelError: a tensor fails `external_span`, or too many tensors share the same bytes. The total size of the
-            tensors may be at most twice the size of the files plus the budget's `sample`.
+            tensors may be at most the budget's `sample` plus twice the size of the files.
     """
     spans = [external_span(tensor, path) for tensor in tensors]
     total = sum(span.length for span in spans)
@@ -520,8 +520,8 @@ PROTOBUF_LIMIT = 2**31 - 1
 
 
 def parse_model(path: Path) -> onnx.ModelProto:
-    """Return the protobuf in a file. It always has a graph with nodes, and an opset that onnx knows. No other checks
-    are made.
+    """Return the protobuf in a file. The protobuf always has a graph with nodes, and an opset that onnx knows. No other
+    checks are made.
 
     Raises:
         ModelError: the file cannot be read, or is not a model with nodes and a known opset.

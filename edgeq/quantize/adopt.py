@@ -2,11 +2,11 @@
 
 The models contain Q/DQ pairs from PyTorch, TFLite converters or quantization-aware training.
 
-The float weights have the rounded values. When `tiles` quantizes them again, it finds the same grid, so a scale that
-the array supports is kept with its integers. Activation scales are kept if the zero point is 0. Other activations get
-the symmetric scale that covers the same values, and a note states how much the steps grow. If the integers of a tensor
-could not represent negative values, its quantization replaced a ReLU, because quantizers remove a ReLU that has no
-further effect. edgeq then restores the ReLU.
+The float weights have the rounded values. When the backend `tiles` quantizes them again, it finds the same grid. If its
+array supports the old scale, the scale and the integers therefore stay the same. Activation scales are kept if the zero
+point is 0. Other activations get the symmetric scale that covers the same values, and a note states how much the steps
+grow. If the integers of a tensor could not represent negative values, its quantization replaced a ReLU, because
+quantizers remove a ReLU that has no further effect. edgeq then restores the ReLU.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def _nonnegative(tensor: ir.Value | None) -> bool:
 
 
 def _covered(params: QuantParams) -> Range:
-    # The value -128 of a symmetric int8 scale does not justify a larger step.
+    # A symmetric int8 scale can also represent -128, but that one value does not justify a larger step.
     symmetric = params.dtype == ir.DataType.INT8 and not params.zero_point.any()
     low, high = replace(params, narrow=symmetric).range
     bound = max(-low, high)

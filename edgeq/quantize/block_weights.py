@@ -3,10 +3,10 @@ error.
 
 An integer q of a block represents scale * (q - zero point). If the range of a block covers all its weights, a few large
 weights use up most of the steps. So edgeq also tries, for each block, ranges that are narrower at either end. A range
-gives the integers d = q - zero point for the weights x. Their least-squares scale is sum(w x d) / sum(w d^2). It
-reduces the weighted error from sum(w x^2) by sum(w x d)^2 / sum(w d^2). If the mean squares of the inputs are known, w
-is the mean square of the input that is multiplied by x. (The "k-quants" of llama.cpp search for the scale and minimum
-of a block in a similar way.)
+gives the integers d = q - zero point for the weights x. The least-squares scale for these integers is sum(w x d) /
+sum(w d^2). It reduces the weighted error from sum(w x^2) by sum(w x d)^2 / sum(w d^2). If the mean squares of the
+inputs are known, w is the mean square of the input that is multiplied by x. (The "k-quants" of llama.cpp search for the
+scale and minimum of a block in a similar way.)
 
 Choose for each product with weights in blocks whether it computes in int8 or float, by its noise on samples.
 
@@ -28,8 +28,8 @@ compute.
 
 The operator's `accuracy_level` sets this type. At 4 the kernel quantizes its input to 8 bits, block by block, at run
 time. At 1 it expands the weights to float32. Measured on AVX-512-VNNI with AMX: for few rows, float takes up to twice
-as long as int8; for many rows, it takes 0.6 times as long. With 8-bit weights it takes 2 to 30 times as long
-(onnxruntime 1.32).
+as long as int8; for many rows, it takes 0.6 times as long. With 8-bit weights, float takes 2 to 30 times as long as
+int8 (onnxruntime 1.32).
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class BlockWeights:
         return np.ascontiguousarray((self.differences * self.steps).astype(np.float32).T)
 
     def of_outputs(self, chosen: NDArray[np.int64]) -> BlockWeights:
-        """Return the blocks of the columns in `chosen` only."""
+        """Return only the blocks of the columns in `chosen`."""
         parts = {name: getattr(self, name)[chosen] for name in ("integers", "scales", "zero_points")}
         return replace(self, **parts)
 
@@ -137,7 +137,7 @@ def fit_blocks(
         bits: number of bits of an integer, 2 to 8.
         size: number of weights in a block.
         symmetric: whether the zero point is in the middle and is not stored.
-        importance: mean square of each input, float32 [k]; None gives all inputs the same weight.
+        importance: mean square of each input, float32 [k]; with None, all inputs count equally.
 
     Returns:
         The blocks. Of the candidates that were tried, each block has the one with the smallest weighted squared error.
@@ -205,7 +205,7 @@ class _Search:
         self._zero = np.zeros(x.shape[1], np.float32)
 
     def asymmetric(self) -> tuple[NDArray[np.uint8], Floats, NDArray[np.uint8]]:
-        """Search freely, and return integers, scales and zero points."""
+        """Search with any zero point, and return integers, scales and zero points."""
         low, high = np.minimum(self._x.min(0), 0), np.maximum(self._x.max(0), 0)
         ends = np.ones((2, len(low)), np.float32)
 
@@ -346,8 +346,8 @@ def set_compute(model: ir.Model, float_compute: Collection[str]) -> None:
 
 DETAIL = "block_compute"
 """Key of the `BlockCompute` in an artifact's `details`."""
-# Number of rows of one sample, and number of outputs of a product. A few thousand pairs of rows and outputs are enough
-# to estimate the noise within a few percent.
+# Largest number of rows that are taken from one sample, and largest number of outputs that are measured in a product. A
+# few thousand pairs of rows and outputs are enough to estimate the noise within a few percent.
 _POSITIONS, _OUTPUTS = 16, 512
 _LEAST_BITS = 4
 
@@ -372,7 +372,7 @@ class ProductNoise:
 
 @dataclass(frozen=True)
 class ProductKind:
-    """Group products that have the same number of bits and compute in the same type.
+    """Describe a group of products that have the same number of bits and compute in the same type.
 
     Attributes:
         count: number of products.

@@ -21,10 +21,10 @@ from edgeq.model.prepare import PreparedModel, rewritten
 def norms_as_convolutions(
     prepared: PreparedModel, ranges: Mapping[str, Range], path: Path
 ) -> tuple[PreparedModel, Mapping[str, Range]]:
-    """Return a copy of `prepared` in which each unfolded BatchNormalization is a 1 x 1 depthwise convolution, and the
-    extended ranges.
+    """Return a copy of `prepared` in which each unfolded BatchNormalization is a 1 x 1 depthwise convolution. Also
+    return the ranges, extended to the new tensors.
 
-    The ranges also cover the new tensors. A file is written to `path` only if something changes.
+    A file is written to `path` only if something changes.
     """
     if not any(is_op(node, "BatchNormalization") for node in prepared.model.graph):
         return prepared, ranges

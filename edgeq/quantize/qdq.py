@@ -14,7 +14,7 @@ output of ONNX Runtime's quantizer for the same settings.
 
 Decide when a Relu or Clip can be removed because the quantization of its result has the same effect.
 
-QuantizeLinear saturates at both ends of its integer range. A clamp to low..high before it changes nothing if `low` and
+QuantizeLinear saturates at both ends of its integer range. A preceding clamp to low..high changes nothing if `low` and
 `high` are quantized to these ends:
 
     quantize(low) = smallest integer    and    quantize(high) = largest integer

@@ -308,8 +308,8 @@ def _replace_product(editor: Editor, node: ir.Node, matrix: ir.Value, blocks: Bl
     return maker(made)
 
 
-# Operator types that onnxruntime's quantizer rewrites. It first replaces every plain Gemm by an Add and a MatMul whose
-# name ends with this suffix.
+# Operator types that onnxruntime's quantizer rewrites. The quantizer first replaces every plain Gemm by an Add and a
+# MatMul whose name ends with `_GEMM_SUFFIX`.
 _QUANTIZER = frozenset({"Attention", "Conv", "EmbedLayerNormalization", "Gather", "Gemm", "LSTM", "MatMul"})
 _GEMM_IS = {"Gemm": "MatMul"}
 _GEMM_SUFFIX = "_MatMul"
@@ -379,7 +379,7 @@ def _own_tables(scheme: Scheme) -> bool:
 def standard_attentions(model: ir.Model) -> set[str]:
     """Return the names of the nodes with ONNX's own Attention operator (opset 23).
 
-    They have no weights, but onnxruntime's quantizer mistakes them for onnxruntime's operator of the same name.
+    These nodes have no weights, but onnxruntime's quantizer mistakes them for onnxruntime's operator of the same name.
     """
     return {str(node.name) for node in model.graph if node.op_type == "Attention" and node.domain in MAIN_DOMAINS}
 

@@ -1,4 +1,4 @@
-"""Choose the averages of the samples' minima and maxima. They do not depend on the order of the samples."""
+"""Choose the averages of the samples' minima and maxima. These averages do not depend on the order of the samples."""
 
 from __future__ import annotations
 
