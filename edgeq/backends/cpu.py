@@ -126,7 +126,7 @@ class CpuBackend(Backend):
         return CpuBackend(reach)
 
     def check(self, scheme: Scheme) -> None:
-        """Refuse a scheme that cannot be built for any model. See `Backend.check`."""
+        """Refuse a scheme that cannot be built, whatever the model is. See `Backend.check`."""
         refuse_wide(scheme, self.title)
         if scheme.format == "table":
             raise UsageError("ONNX Runtime's CPU kernels cannot use a calibration table", "Use --format QDQ")

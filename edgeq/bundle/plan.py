@@ -81,7 +81,7 @@ class SelfTest:
 
     Attributes:
         tolerance: allowed absolute difference of each output, for all cases.
-        slices: allowed differences for parts of an output whose values have another unit.
+        slices: allowed differences for those parts of an output that have another unit.
     """
 
     cases: tuple[SelfTestCase, ...] = ()
@@ -120,9 +120,9 @@ class VariantSpec:
             if the caller sets none). All other keys are for people.
         files: other files that the target needs (such as a file for its own runtime), by relative path. In the bundle
             they are under files/NAME. The runner on the device ignores them.
-        calibration: folder with three calibration tables that contain its ranges. In the bundle, the tables of the
-            first variant are in calibration/, and different tables are in calibration/NAME/. `info` names the folder
-            that the variant uses.
+        calibration: folder with three calibration tables that contain the variant's ranges. In the bundle, the tables
+            of the first variant are in calibration/, and different tables are in calibration/NAME/. `info` names the
+            folder that the variant uses.
     """
 
     name: str

@@ -43,7 +43,7 @@ class Pushed(Displayed):
     """Report the result of `push_bundle`.
 
     Attributes:
-        reference: the reference by digest. `pull` gets the same bytes with it.
+        reference: the reference by digest, with which `pull` gets the same bytes.
         uploaded: number of bytes that were uploaded.
     """
 

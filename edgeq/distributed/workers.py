@@ -81,7 +81,7 @@ def _local_cluster(count: int, stack: ExitStack) -> Any:
         processes=True,
         dashboard_address="127.0.0.1:0",
         scheduler_kwargs={"dashboard": False},
-        memory_limit=None,  # no limit other than the system's, as without workers
+        memory_limit=None,  # only the system's own limit applies, as in a run without workers
         local_directory=stack.enter_context(folder),
         silence_logs=logging.CRITICAL,
         security=True,
@@ -119,7 +119,7 @@ def check_versions(expected: Mapping[str, str]) -> None:
     """Refuse to work in a process whose package versions differ from `expected`, because its results would differ.
 
     Raises:
-        RuntimeUnavailableError: names the first package with another version.
+        RuntimeUnavailableError: a package has another version; names the first such package.
     """
     for name, here in versions().items():
         if here != expected.get(name):
@@ -230,7 +230,7 @@ class _Crew:
     """Keep track of the current workers, and assign each item to one of them by name.
 
     If Dask assigned the items, it would give an item to a worker even before that worker's last result is fetched. It
-    would also run a dead worker's item only after another item.
+    would also run another item before it runs a dead worker's item again.
 
     Attributes:
         free: addresses of workers, once for each idle thread.

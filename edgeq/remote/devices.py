@@ -73,8 +73,8 @@ def boards_of(given: str) -> tuple[Board, ...]:
     else, such as a target.
 
     Raises:
-        UsageError: an address is not valid, or the name means one thing in the working directory and another for the
-            user.
+        UsageError: an address is not valid, or the devices files of the working directory and of the user give the name
+            different meanings.
         HardwareError: a devices file is not valid.
     """
     if given.startswith(SSH):

@@ -176,7 +176,8 @@ class BoardSession:
         return path
 
     def send_model(self, model: Path, engine: EngineSpec | None = None, *, progress: Progress = SILENT) -> str:
-        """Send `model` with its external data, and return its path on the board. It stays there until the session ends.
+        """Send `model` with its external data, and return its path on the board. The files stay there until the session
+        ends.
 
         Args:
             engine: the engine that opens the model on the board. If the engine has its own file format, a file in that
@@ -194,7 +195,7 @@ class BoardSession:
             return f"{self.send(files, keep=False, progress=progress)}/{name}"
 
     def send_samples(self, samples: Sequence[Mapping[str, Any]], progress: Progress = SILENT) -> list[str]:
-        """Send samples and return the path of each on the board. They stay there until the session ends.
+        """Send samples and return the path of each on the board. The files stay there until the session ends.
 
         Args:
             samples: inputs by name, for each sample.
@@ -221,7 +222,7 @@ class BoardSession:
             files = {}
             for name, content in contents(found).items():
                 files[name] = content if isinstance(content, Path) else Path(folder) / name
-                # These are the manifest and the signature.
+                # The manifest and the signature are bytes, not files.
                 if isinstance(content, bytes):
                     files[name].write_bytes(content)
             return self.send(files, digests=digests, progress=progress)
@@ -282,8 +283,8 @@ class BoardSession:
 
 @contextmanager
 def open_board(board: Board) -> Iterator[BoardSession]:
-    """Connect to a board and take its lock. After the `with` block, release the board. Nothing of edgeq runs on it
-    then.
+    """Connect to a board and take its lock. After the `with` block, release the board. From then on, nothing of edgeq
+    runs on it.
 
     Raises:
         BoardError: the board cannot be reached, somebody else has it, or its Python is missing or too old.

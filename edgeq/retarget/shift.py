@@ -78,7 +78,7 @@ _BOUNDS = {"Clip": 1, "Pad": 2}
 
 @dataclass
 class Group:
-    """Group integer tensors that must have one common type.
+    """Hold integer tensors that must have one common type.
 
     Attributes:
         values: the tensors.

@@ -88,7 +88,7 @@ class ExecutionGraph:
             key.
         precisions: the precision for each ending of a kernel's name, as a name in the engine's `precisions` or "int8".
         conversions: types of layers that only change types or layouts.
-        renamed: regular expression for the text that the engine adds to a node's name in the name of its layer.
+        renamed: regular expression for the text that the engine adds to a node's name to form the name of the layer.
     """
 
     options: Mapping[str, Any] = field(default_factory=dict)

@@ -97,7 +97,8 @@ def open_session(
     Session options from the model's metadata are set, unless `settings` override them.
 
     Args:
-        options: a caller's own `SessionOptions`; if given, only the providers of `settings` are used.
+        options: a caller's own `SessionOptions`. If given, `settings` supplies only the providers, or the engine with
+            its precision and threads, and its other fields are ignored.
         weights: values by name, for the initializers that `model` declares as external data without a file.
 
     Raises:

@@ -224,12 +224,13 @@ _MOUNTS = Path("/proc/self/mountinfo")
 _LAST = ("manifest.json", ".edgeq")
 """Files that are moved last when a folder is filled in place, because they show that all other files are there."""
 _ROOM = 1 << 20
-"""Number of bytes. A file system with less free space counts as full."""
+"""Free space, in bytes, below which a file system counts as full."""
 _REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.EFBIG)
 
 
 def check_free(path: Path, *, force: bool, kind: Kind | None = None) -> None:
-    """Refuse `path` before hours of work, if it exists and `force` is not set, or if it cannot be written.
+    """Refuse `path` if it exists and `force` is not set, or if it cannot be written. edgeq calls this before it starts
+    hours of work.
 
     If a run was killed while moving its output to `path`, `recover` first completes or undoes the move.
 

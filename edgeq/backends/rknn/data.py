@@ -52,8 +52,8 @@ class Pool:
 
 @dataclass(frozen=True)
 class Attribute:
-    """Describe an attribute that edgeq writes with the value `write`. If `write` is None, edgeq leaves the attribute
-    out if its value is 0.
+    """Describe an attribute that edgeq writes with the value `write`. None means that edgeq removes the attribute if
+    its value is 0.
     """
 
     operator: str

@@ -142,8 +142,8 @@ def split_pools(model: ir.Model) -> dict[str, str]:
 
 
 def _is_centred(node: ir.Node) -> bool:
-    """Return whether a chain can replace a MaxPool: it has a suitable window, stride 1, and one output of its input's
-    size.
+    """Return whether a chain can replace a MaxPool: it has a suitable window, stride 1, and a single output of the same
+    size as its input.
     """
     kernel = list(node.attributes.get_ints("kernel_shape"))
     size, step = kernel[0], dialect().pool.chained
@@ -260,7 +260,7 @@ def lower_opset(model: ir.Model, source: Path) -> None:
     it.
 
     Raises:
-        ModelError: names an operator with another meaning.
+        ModelError: an operator has another meaning in that opset; names the operator.
     """
     newest, now = dialect().opset.newest, opset_of(model)
     if now <= newest:
