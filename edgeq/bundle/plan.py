@@ -113,7 +113,7 @@ class VariantSpec:
         device: "cpu", "gpu" or "npu".
         session_options: session options that the artifact needs for correct results.
         provider_options: options of `ep`. Like session options, they are limited to those in edgeq_device/options.json.
-            The bundle itself writes options that refer to its files.
+            edgeq itself adds the options that refer to files of the bundle.
         info: content of executor_info.edgeq. The runner reads `architecture` ("x86_64", "arm64", "any"),
             `required_features` (a list), `rank` (an integer; the highest rank that fits wins), `min_onnxruntime`
             ("1.17"), `optimization` ("none", "basic", "extended", "all") and `threads` (the best number, which is used
@@ -363,7 +363,9 @@ Content = bytes | Path
 TABLES = "calibration.zip"
 """The zip that contains the calibration tables of all variants."""
 CALIBRATION = "calibration"
-"""The folder in that zip for the first variant's tables. Variants with other ranges have subfolders of it."""
+"""The folder for the first variant's tables in the zip `TABLES`. Variants with other ranges have subfolders of this
+folder.
+"""
 VECTORS = "selftest.npz"
 """The file with the arrays of all self-tests, in groups. An array in group `inputs-0` is `inputs-0/NAME`."""
 FILES = "files"

@@ -132,7 +132,8 @@ def check_versions(expected: Mapping[str, str]) -> None:
 _ADDRESS = re.compile(r"(tcp|tls|ucx|ws|wss)://[^@]+")
 _MOST = 4096
 _CONNECT_S = 10
-# The number of results per thread that may wait for an earlier result. It keeps memory from growing with the items.
+# The number of results per thread that may wait for an earlier result. This limit keeps the use of memory from growing
+# with the number of items.
 _WAITING = 4
 # Seconds between two checks of the workers, seconds to wait for a dead worker's replacement, and seconds to wait for a
 # result.

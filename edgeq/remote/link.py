@@ -110,7 +110,7 @@ INSTALL_S = 3600.0
 BENCH_S = 900.0
 """Limit for everything in a benchmark except its runs: opening, warming up, measuring memory."""
 BENCH_FACTOR = 20.0
-"""Limit for the runs of a benchmark, as a multiple of their duration."""
+"""Limit for the runs of a benchmark, as a multiple of the minimum duration that its settings require."""
 ALIVE_S = 15.0
 """Time between keep-alive messages to the board, and the board's limit for ending a session's programs."""
 EXIT_S = 5.0
@@ -146,7 +146,7 @@ def brief(text: object) -> str:
 
 
 CONNECT_S = 15
-# Seconds between keep-alive messages. After three of them without an answer, ssh gives up the link.
+# Seconds between ssh's own keep-alive messages. After three of them without an answer, ssh gives up the link.
 _ALIVE_S = 10
 LINK_FAILED = 255
 """ssh's exit code if the link failed and not the command."""

@@ -42,8 +42,8 @@ class Comparison:
 
     Attributes:
         identical: whether the outputs are equal to the last bit.
-        largest: largest difference, as a share of the output's largest magnitude; infinite if only one of them has NaN
-            or infinity.
+        largest: largest difference, as a share of the output's largest magnitude; infinite if only one of the models
+            gives NaN or infinity.
     """
 
     identical: bool

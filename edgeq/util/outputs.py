@@ -30,7 +30,7 @@ from edgeq.util import placement
 from edgeq.util.placement import NEW, alone_in
 
 MARKER = ".edgeq"
-"""The file that names the kind of its folder. It is written before anything else."""
+"""The file that names the kind of the folder that it is in. edgeq writes this file before all others."""
 SCHEMA = 1
 _MOST_BYTES = 1 << 24
 
@@ -45,7 +45,7 @@ class Ownership:
     Attributes:
         title: name of the kind in messages, without an article: "bundle".
         judge: function that reads a folder and returns a `Judge` for its files, or None if the folder is not of this
-            kind. It raises only OSError.
+            kind. The function raises only OSError.
         opaque: names of its subfolders that are judged as a whole.
     """
 

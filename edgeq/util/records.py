@@ -57,7 +57,9 @@ Place = tuple[str, ...]
 
 @lru_cache
 def _type_info(kind: Any) -> inspect.Type:
-    """Return msgspec's description of a class. It is cached, because evaluating the class's annotations takes 10 ms."""
+    """Return msgspec's description of a class. The description is cached, because evaluating the class's annotations
+    takes 10 ms.
+    """
     return inspect.type_info(kind)
 
 
@@ -175,7 +177,7 @@ if TYPE_CHECKING:
 else:
 
     class NullIsInfinite(float):
-        """Mark a float that may be infinite. It is written as null, and null is read back as infinity."""
+        """Mark a float that may be infinite. Infinity is written as null, and null is read back as infinity."""
 
     class computed(property):  # noqa: N801
         """Define a property that `plain` also writes, after the fields."""

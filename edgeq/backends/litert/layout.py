@@ -46,7 +46,9 @@ def transposed(order: Order, permutation: Sequence[int]) -> Order:
 
 
 def groups(before: Sequence[int], after: Sequence[int]) -> list[tuple[list[int], list[int]]]:
-    """Return the smallest groups of axes that a Reshape turns into each other, in order, without axes of size 1."""
+    """Return the smallest groups of axes before a Reshape, in order, each with the group of axes that it becomes. Axes
+    of size 1 are left out.
+    """
     left = [axis for axis, size in enumerate(before) if size != 1]
     right = [axis for axis, size in enumerate(after) if size != 1]
     found: list[tuple[list[int], list[int]]] = []

@@ -168,8 +168,8 @@ def wide_share(model: ir.Model, scheme: Scheme) -> float:
 def _wide(model: ir.Model, scheme: Scheme) -> list[ir.Value]:
     """Return the 16-bit tensors: the outputs of the scheme's wide nodes, and model inputs that only those nodes read.
 
-    The quantizer's rules convert the other inputs of those nodes. They also convert the nodes' outputs for other
-    readers.
+    The quantizer's rules insert conversions for the other inputs of those nodes, and for other readers of their
+    outputs.
     """
     nodes = frozenset(scheme.wide) - {ALL_NODES}
 
@@ -261,7 +261,9 @@ class Delegation:
 
     @property
     def floating(self) -> tuple[ir.Node, ...]:
-        """Return the nodes that are not quantized, but that the engine accepts. It computes them in float16."""
+        """Return the nodes that are not quantized, but that the engine accepts. The engine computes these nodes in
+        float16.
+        """
         taken = frozenset().union(*self.graphs)
         return tuple(n for n in self.source.graph if n.name in taken and n.name in self.reasons)
 
@@ -461,7 +463,7 @@ class QnnBackend(Backend):
         )
 
     def simulator(self) -> DeviceSimulator:
-        """Return the engine that this backend builds for. It simulates the hardware."""
+        """Return the engine that this backend builds for. This engine also simulates the hardware."""
         return _simulated
 
     @property

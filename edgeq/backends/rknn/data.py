@@ -74,7 +74,9 @@ class DisabledRule:
 
 @dataclass(frozen=True)
 class Float16:
-    """Set the minimum SQNR in dB of a model with float16 layers, relative to kernels that compute them in float32."""
+    """Set the minimum SQNR in dB of a model with float16 layers, relative to kernels that compute these layers in
+    float32.
+    """
 
     least_db: float
     why: str

@@ -118,7 +118,8 @@ def weight_bounds(model: ir.Model, scheme: Scheme) -> Iterator[tuple[str, NDArra
 
 
 def split_pools(model: ir.Model) -> dict[str, str]:
-    """Replace each MaxPool that has stride 1 and a large square window with a chain of small ones, in place.
+    """Replace each MaxPool that has stride 1 and a large square window with a chain of MaxPools that have small
+    windows, in place.
 
     Returns:
         The names of the new tensors inside the chains, each with the name of the tensor that the chain pools.
@@ -221,9 +222,9 @@ def shift_constants(model: ir.Model) -> None:
 def shifts(values: NDArray[np.int8], zeros: NDArray[np.int8], axis: int) -> NDArray[np.int16]:
     """Return for each channel the number to add to its integers and to its zero point, so that no zero point is 0.
 
-    The number is -1 or 1. It moves the integer with the largest magnitude towards 0. So no integer becomes -128, unless
-    a channel contains both -127 and 127. Some kernels of ONNX Runtime on ARM multiply -128 wrongly. A channel that uses
-    all 256 integers keeps its zero point, because its integers cannot be shifted.
+    The number is -1 or 1. Adding it moves the integer with the largest magnitude towards 0. So no integer becomes -128,
+    unless a channel contains both -127 and 127. Some kernels of ONNX Runtime on ARM multiply -128 wrongly. A channel
+    that uses all 256 integers keeps its zero point, because its integers cannot be shifted.
     """
     low, high = LIMITS[ir.DataType.INT8]
     flat = values.reshape(1, -1) if not zeros.ndim else np.moveaxis(values, axis, 0).reshape(zeros.size, -1)

@@ -354,8 +354,8 @@ class TensorrtBackend(Backend):
 
     Attributes:
         target: the target to build for; None if neither the TensorRT version nor the GPU is known.
-        observed: smallest and largest value of each tensor in calibration, not clipped. edgeq compares the range of
-            16-bit types with them.
+        observed: smallest and largest value of each tensor in calibration, not clipped. edgeq checks whether these
+            values fit the range of 16-bit types.
         cut: share of each tensor's power that its range cuts off.
     """
 
