@@ -262,7 +262,7 @@ class Backend:
         raise UsageError(f"the {self.name} backend cannot convert models", "Choose another engine")
 
     def estimated(self, artifact: Artifact) -> Artifact:
-        """Return `artifact` with an estimate made by the hardware's own tools, in its notes and in its details (key
+        """Return `artifact` with an estimate by the hardware's own tools added to its notes and to its details (key
         `ESTIMATE`).
         """
         return artifact

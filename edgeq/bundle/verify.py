@@ -148,7 +148,8 @@ def verify_bundle(
     expect: str | None = None,
     progress: Progress = SILENT,
 ) -> Report:
-    """Open the bundle at `path` with every check. Then load the variants that can run here, and run their self-tests.
+    """Open the bundle at `path` and run every check. Then load the variants that can run here, and run their
+    self-tests.
 
     The report lists all variants. `check_report` raises an error if one failed.
 

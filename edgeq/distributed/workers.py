@@ -28,7 +28,7 @@ from edgeq.errors import DataError, RuntimeUnavailableError, UsageError
 
 # multiprocessing starts Python with -c. Without PYTHONSAFEPATH, Python would look for multiprocessing's own modules in
 # the working directory. Dask's default environment also makes glibc return the memory of every image to the system at
-# once. That causes 12 times as many page faults and takes a fifth of the time.
+# once. That causes 12 times as many page faults and takes a fifth of the run time.
 _ENVIRONMENT = dict.fromkeys(("PYTHONSAFEPATH", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 # "forkserver" is multiprocessing's own default on Linux since Python 3.14. It imports slow modules once for all
 # workers, while this process does other work. On other systems, the system's libraries do not survive a fork.

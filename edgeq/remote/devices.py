@@ -36,7 +36,8 @@ class Entry:
 
     Attributes:
         host: a host in a form that ssh accepts, including aliases from ssh's configuration.
-        kind: kind of board. Boards of one kind are compared with each other and share work. The default is the name.
+        kind: kind of board. Boards of one kind are compared with each other and share work. The default is the board's
+            name.
         python: the board's interpreter, with its arguments.
         folder: the only directory on the board that edgeq writes to. The default is edgeq-device in the user's cache.
     """

@@ -116,7 +116,7 @@ def compare_outputs(one: Path, other: Path, *, optimization: OptimizationLevel =
     for number in range(_TRIES):
         inputs = made_up_inputs(one, seed=number, free=1 + number)
         wanted, _ = _run(sessions[0], inputs)
-        if wanted is None and number:  # the model fixes the batch size or another size inside
+        if wanted is None and number:  # the model fixes the batch size or another size internally
             continue
         if wanted is None:
             return None

@@ -316,7 +316,7 @@ def start_guest(
     Args:
         title: name of the program in messages.
         request_s: seconds to wait for an answer before the program is ended.
-        failure: type of the errors that the guest or the runtime in it causes.
+        failure: class of the error to raise if the guest, or the runtime in it, fails.
 
     Raises:
         RuntimeUnavailableError: the program cannot be started.

@@ -87,7 +87,7 @@ def reshaped(before: Sequence[int], order: Order, after: Sequence[int]) -> tuple
 
 
 def _with_units(wide: Sequence[int], shape: Sequence[int], order: Order) -> Order:
-    """Return a full order. It has the axes wider than 1 in the sequence of `wide`, and the axes of size 1 at their
+    """Return an order of all axes. The axes wider than 1 have the sequence of `wide`, and the axes of size 1 keep their
     places in `order`.
     """
     rest = list(wide)

@@ -31,7 +31,7 @@ REASON = "edgeq-reason:"
 
 
 class _Anything:
-    """Accept every call and have every attribute. This replaces torch, which only the toolkit's training needs."""
+    """Accept every call and have every attribute. This class replaces torch, which the toolkit needs only to train."""
 
     def __init__(self, *_: Any, **__: Any) -> None: ...
 

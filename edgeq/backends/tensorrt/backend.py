@@ -9,8 +9,8 @@ that the file breaks. A file without findings has none of the known problems.
 original graph cannot be used for that. ONNX Runtime's CPU provider has hardly any 16-bit kernels, so it computes such
 nodes in float32 and drops the roundings between them. (Seen in 1.31.1: 200 times 1000 times 0.001 is infinite in
 float16, but the provider gives 200.) So the simulation stores every 16-bit tensor in float32. Where a tensor is made, a
-pair of Cast nodes rounds it to its type. No optimisation level removes these Cast nodes. Q/DQ pairs stay as they are:
-integers times their scale, multiplied and summed in float32.
+pair of Cast nodes rounds it to its type. No optimisation level removes these Cast nodes. Q/DQ pairs stay as they are,
+so integers times their scale are multiplied and summed in float32.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def check_placement(model: ir.Model, source: ir.Model, reasons: Mapping[str, str
     """Check `model`, which has explicit quantization, and return the placement.
 
     Args:
-        source: the float model from which it was made; its MACs are counted.
+        source: the float model from which `model` was made. The MACs of this float model are counted.
         reasons: the reason why a node is not in int8 or not in 16 bits, by node name, for the report.
     """
     reader = _Reader(model, source, reasons)

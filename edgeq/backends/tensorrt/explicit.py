@@ -23,8 +23,8 @@ steps overflows and makes the layer's result useless. TensorRT does not support 
 matches only a constant bias with one axis. So edgeq gives the biases another form:
 
 - a Gemm's bias gets a second axis;
-- a convolution's bias becomes the shift of a BatchNormalization after it. Networks trained with Q/DQ pairs reach
-  TensorRT in that form, and TensorRT folds the node into the convolution.
+- a convolution's bias becomes the shift of a BatchNormalization after the convolution. Networks trained with Q/DQ pairs
+  reach TensorRT in that form, and TensorRT folds the node into the convolution.
 
 In the graph itself, edgeq casts nodes that are not in int8 to 16 bits, if calibration shows that their values fit. A
 node computes in 16 bits if three conditions are true: its operator supports 16-bit types, no tensor that it reads or
@@ -522,7 +522,8 @@ class _Caster:
         nodes = tuple(graph)
         for node, following in zip(nodes, [*nodes[1:], None], strict=True):
             if node.op_type == _DQ:
-                restored[node.outputs[0]] = node  # it moves to its readers below, in the type that each of them needs
+                # The node moves to its readers below, in the type that each of them needs.
+                restored[node.outputs[0]] = node
                 continue
             small, (reads, makes) = node.name in halved, self._slots[node]
             for place, value in enumerate(node.inputs):

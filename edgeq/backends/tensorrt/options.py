@@ -126,8 +126,8 @@ def explicit_options(float_type: str) -> dict[str, str]:
 
 
 def table_options(table: str) -> dict[str, str]:
-    """Return the provider options for a float model with a calibration table. `table` is its name in the engines'
-    folder.
+    """Return the provider options for a float model with a calibration table. `table` is the table's name in the folder
+    for engines.
     """
     return {
         "trt_int8_enable": "1",
