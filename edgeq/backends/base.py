@@ -40,7 +40,7 @@ class Artifact:
         provider: ONNX Runtime execution provider that the artifact is for.
         session_options: session configuration entries that the artifact needs to be correct.
         provider_options: options of the execution provider.
-        min_onnxruntime: the oldest onnxruntime that has every kernel.
+        min_onnxruntime: the oldest onnxruntime that has every kernel that the model needs.
         notes: facts that the user should know, one sentence each.
         files: other files that ship with the model and are next to it, keyed by relative path.
         device: "cpu", "gpu" or "npu".
@@ -165,7 +165,7 @@ class Backend:
         targeted: whether its artifacts depend not only on the scheme, but also on other properties of the target; see
             `configured`.
         simulated: whether `Artifact.proof_model` computes on any CPU what the artifact computes on its target.
-        recoverable: whether its file is a Q/DQ model, which accuracy recoveries can edit.
+        recoverable: whether its artifacts are Q/DQ models, which accuracy recoveries can edit.
         runs_engines: whether plug-in engines can run its artifacts.
         modes: modes of a scheme (`edgeq.scheme`) that it builds and that searches may try.
         suffix: file name suffix that its targets' engine expects; "" for ONNX files.

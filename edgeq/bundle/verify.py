@@ -124,7 +124,7 @@ def opened(path: Path, *, expect: str | None = None) -> Iterator[Bundle]:
         expect: the sha256 that the bundle's manifest must have.
 
     Raises:
-        BundleError: names, sizes, hashes or keys are wrong.
+        BundleError: the bundle has wrong names, sizes, hashes or keys.
     """
     with device_errors(), open_bundle(path, expect=expect) as bundle:
         yield bundle

@@ -313,7 +313,7 @@ class Channel:
         """Send a request, followed by the bytes of `data`, and return the answer.
 
         Raises:
-            BoardError: for the same reasons as `answer`.
+            BoardError: see `answer`.
         """
         size = os.fstat(data.fileno()).st_size if data is not None else 0
 

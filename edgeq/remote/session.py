@@ -147,7 +147,7 @@ class BoardSession:
             digests: SHA-256 of each file for which it is already known.
 
         Raises:
-            BoardError: there is no space for the files, or for the same reasons as `ask`.
+            BoardError: there is no space for the files, or a request fails (see `ask`).
         """
         known = digests or {}
         sizes = {name: path.stat().st_size for name, path in files.items()}
@@ -184,7 +184,7 @@ class BoardSession:
                 format is sent.
 
         Raises:
-            BoardError: for the same reasons as `send`.
+            BoardError: see `send`.
         """
         with tempfile.TemporaryDirectory(prefix="edgeq-converted-") as folder:
             sent = EngineFiles(Path(folder)).file(model, engine)
@@ -201,7 +201,7 @@ class BoardSession:
             samples: inputs by name, for each sample.
 
         Raises:
-            BoardError: for the same reasons as `send`.
+            BoardError: see `send`.
         """
         with tempfile.TemporaryDirectory(prefix="edgeq-samples-") as folder, device_errors():
             files = {f"{index}.npz": Path(folder) / f"{index}.npz" for index in range(len(samples))}
@@ -215,7 +215,7 @@ class BoardSession:
 
         Raises:
             BundleError: the bundle is damaged.
-            BoardError: for the same reasons as `send`.
+            BoardError: see `send`.
         """
         with opened(bundle) as found, tempfile.TemporaryDirectory() as folder:
             digests = {name: record.sha256 for name, record in found.files.items()}
@@ -434,7 +434,7 @@ class _BoardModel(GuestSession):
         """Run the model on the board. See `GuestSession.run`.
 
         Raises:
-            BoardError: an output is missing or has another dtype, or for the same reasons as `BoardGuest.exchange`.
+            BoardError: an output is missing or has another dtype, or the request fails (see `BoardGuest.exchange`).
         """
         names = list(output_names or [output.name for output in self.outputs])
         values = super().run(names, input_feed)

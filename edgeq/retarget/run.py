@@ -457,7 +457,7 @@ def _limit(graph: ir.Model, target: Target) -> list[str]:
     only to releases that the target has or may have.
 
     Returns:
-        A line for each reason that applied.
+        A line for each reason for which weights were limited.
     """
     release, kinds = target.runtime.get("onnxruntime"), set(integer_products(graph))
     lines = []

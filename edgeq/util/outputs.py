@@ -477,7 +477,7 @@ def _staging(path: Path, *, force: bool, kind: Kind) -> Iterator[Path]:
                 parents.append(parent)
                 parent.mkdir(exist_ok=True)
             stage.mkdir(mode=0o700)
-        except FileNotFoundError as error:  # raised in /proc for new names
+        except FileNotFoundError as error:  # /proc raises this error for new names
             raise _unwritable(path, error) from error
         (stage / NEW).mkdir()
         yield stage
@@ -517,7 +517,7 @@ def _beside(path: Path, kind: Kind) -> Path:
 
 def _remove(stage: Path, parents: list[Path]) -> None:
     """Remove the private folder, and remove the parent folders that were made for the output, if they are empty."""
-    # An open folder contains files that could not be moved back. The next run moves them back.
+    # If moves were interrupted, the folder still contains files that could not be moved back. The next run moves them.
     if not placement.is_open(stage):
         shutil.rmtree(stage, ignore_errors=True)
     for parent in reversed(parents):

@@ -86,8 +86,8 @@ def read_record(stage: Path, output: str | None) -> dict[str, Identity | None]:
             any names.
 
     Raises:
-        OutputError: for the same reasons as `check_own`, or if the record is damaged or names a file that does not
-            belong to the output.
+        OutputError: `check_own` refuses the folder, or the record is damaged or names a file that does not belong to
+            the output.
     """
     check_own(stage)
     record = stage / RECORD

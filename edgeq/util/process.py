@@ -61,8 +61,8 @@ def begin() -> Budget | None:
 
 
 def check_threads() -> None:
-    """Check that the system can start as many threads as numpy starts when it is imported. If numpy's
-    BLAS library could not start a thread, it would interrupt the program.
+    """Check that the system can start as many threads as numpy starts when it is imported. If numpy's BLAS
+    library could not start a thread, it would interrupt the program.
 
     Raises:
         RuntimeError: the system refuses to start more threads.
