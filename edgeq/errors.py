@@ -36,7 +36,7 @@ def one_line(error: BaseException, *, most: int | None = None) -> str:
 
 
 class EdgeqError(Exception):
-    """Serve as the base of all deliberate failures.
+    """Serve as the base class of all exceptions that edgeq raises on purpose.
 
     Args:
         problem: what is wrong and where, in one sentence. A full stop at the end is dropped.
@@ -61,7 +61,7 @@ class EdgeqError(Exception):
         return [f"{type(self).__name__}: {self}"]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # The inherited method would pass the joined text as the only argument.
+        # The inherited `__reduce__` would pass the joined text as the only argument.
         return type(self), (self.problem, self.fix)
 
 
@@ -179,7 +179,7 @@ def closest(given: str, known: Iterable[str], otherwise: str, *, most: int = 1) 
 def suggest(given: str, known: Iterable[str]) -> str:
     """Return a fix for an unknown name: "Did you mean …?" with similar names, or all of `known` if none is similar.
 
-    A part of a name also counts as similar, whatever separates the parts: "pi5" matches "raspberry-pi-5".
+    A name also counts as similar if it contains the given text, separators aside: "pi5" matches "raspberry-pi-5".
     """
     names, part = sorted(set(known) - {"*"}), _joined(given)
     near = [name for name in names if part in _SEPARATORS.split(name) or (len(part) > 2 and part in _joined(name))]

@@ -19,9 +19,10 @@ IntegerType = Literal["int8", "uint8"]
 WEIGHT_BITS = (4, 8)
 BLOCK_SIZES = (16, 32, 64, 128, 256)
 SYMMETRIC_BLOCKS = {4: False, 8: True}
-"""Whether the zero point of a block of weights is in the middle of the range, for each number of bits. In a block
-whose weights are not centred, one or two steps then stay unused. With 4 bits (16 steps), that adds a tenth to the
-block's noise. With 8 bits (256 steps), it adds nothing."""
+"""Whether the zero point of a block of weights is in the middle of the range, for each number of bits. A zero point in
+the middle leaves one or two steps unused in a block whose weights are not centred. With 4 bits (16 steps), that adds a
+tenth to the block's noise. With 8 bits (256 steps), it adds nothing.
+"""
 ALL_NODES = "*"
 """Value that means every node, instead of a list of names."""
 WEIGHT_ONLY_TYPES = ("Gather", "Gemm", "MatMul")
@@ -42,11 +43,11 @@ class Scheme(Displayed):
         activation_symmetric, weight_symmetric: whether the zero point is in the middle of the integer range.
         per_channel: whether each output channel of a weight has its own scale.
         reduce_range: whether weights have only 7 bits, for kernels that add two products in 16 bits.
-        fit_pairs: whether to fit 8-bit weights to such kernels. If two neighbouring weights could overflow the 16-bit
-            sum, the scale of their output channel grows just enough to prevent it. This is as safe as `reduce_range`,
-            with a fraction of its noise.
-        fit_seen: with `fit_pairs`, grow the scale only as far as the calibration samples need, plus a tenth. Adds
-            hardly any noise, but sums that overflow on other samples are clipped.
+        fit_pairs: whether to fit 8-bit weights to kernels that add two products in 16 bits. If two neighbouring weights
+            could overflow the 16-bit sum, the scale of their output channel grows just enough to prevent it. This is as
+            safe as `reduce_range`, with a fraction of its noise.
+        fit_seen: with `fit_pairs`, whether to grow scales only as far as the calibration samples need, plus a tenth.
+            This adds hardly any noise, but sums that overflow on other samples are clipped.
         method: name of any registered calibration method, which derives ranges from the statistics.
         method_options: parameters of the method, for example {"percentile": 99.99}.
         op_types: operator types to quantize; None means every type that the backend can quantize.
@@ -111,7 +112,7 @@ class Scheme(Displayed):
 
     @property
     def pair(self) -> str:
-        """Return the activation and weight types in the field's short form, such as "U8S8"."""
+        """Return the activation and weight types in the usual short form, such as "U8S8"."""
         short = {"uint8": "U8", "int8": "S8"}
         return short[self.activation_type] + short[self.weight_type]
 

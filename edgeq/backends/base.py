@@ -40,7 +40,7 @@ class Artifact:
         provider: ONNX Runtime execution provider that the artifact is for.
         session_options: session configuration entries that the artifact needs to be correct.
         provider_options: options of the execution provider.
-        min_onnxruntime: the oldest onnxruntime that has every kernel.
+        min_onnxruntime: the oldest onnxruntime that has every kernel that the model needs.
         notes: facts that the user should know, one sentence each.
         files: other files that ship with the model and are next to it, keyed by relative path.
         device: "cpu", "gpu" or "npu".
@@ -49,7 +49,7 @@ class Artifact:
         simulation: a model that computes on a CPU what `model` computes on its target; set if `model` cannot run here.
         simulation_settings: session settings for `simulation`.
         proof_options: extra session options that make this machine's kernels compute what the target's kernels compute.
-        coverage: the nodes that run on integers; set if a run on this machine cannot show it.
+        coverage: the nodes that run on integers; set if a run on this machine cannot show which nodes these are.
         details: further data for reports: plain JSON values, or records.
         tables: calibration tables that must be next to the model on the machine that runs it.
         alternatives: other builds of the model, for devices of the target's kind that cannot run this artifact.
@@ -119,7 +119,9 @@ class Artifact:
 
 
 ESTIMATE = "estimate"
-"""Key in an artifact's `details` for a record with the estimate of the hardware's tools. No part of it was measured."""
+"""Key in an artifact's `details` for a record of the figures that the hardware's own tools estimate. No figure was
+measured.
+"""
 
 
 @dataclass(frozen=True)
@@ -160,9 +162,10 @@ class Backend:
         name: name of the backend in profiles and targets.
         title: short description of the hardware or runtime that it builds for.
         adopts_quantized: whether it accepts models that are already quantized (Q/DQ pairs) and keeps their parameters.
-        targeted: whether its artifacts depend on properties of the target besides the scheme; see `configured`.
+        targeted: whether its artifacts depend not only on the scheme, but also on other properties of the target; see
+            `configured`.
         simulated: whether `Artifact.proof_model` computes on any CPU what the artifact computes on its target.
-        recoverable: whether its file is a Q/DQ model, which accuracy recoveries can edit.
+        recoverable: whether its artifacts are Q/DQ models, which accuracy recoveries can edit.
         runs_engines: whether plug-in engines can run its artifacts.
         modes: modes of a scheme (`edgeq.scheme`) that it builds and that searches may try.
         suffix: file name suffix that its targets' engine expects; "" for ONNX files.
@@ -179,10 +182,11 @@ class Backend:
     modes: tuple[str, ...] = ("static",)
 
     def check(self, scheme: Scheme) -> None:
-        """Refuse a scheme that this backend cannot build for any model. Call it before any work is done.
+        """Refuse a scheme that this backend cannot build, whatever the model is. edgeq calls this before any other
+        work.
 
         Raises:
-            UsageError: names the field.
+            UsageError: the scheme is refused; names the field.
         """
         raise NotImplementedError
 
@@ -222,7 +226,7 @@ class Backend:
 
         Args:
             reach: for each node, by name, one figure for each output channel. The figure is the largest sum of two
-                products on the samples, as a share of the 16-bit range, with weights of the full range.
+                products that the samples give if the weights use their full range. It is a share of the 16-bit range.
 
         Raises:
             UsageError: the backend cannot fit the ranges of weights to samples.
@@ -258,13 +262,13 @@ class Backend:
         raise UsageError(f"the {self.name} backend cannot convert models", "Choose another engine")
 
     def estimated(self, artifact: Artifact) -> Artifact:
-        """Return `artifact` with an estimate made by the hardware's own tools, in its notes and in its details (key
+        """Return `artifact` with an estimate by the hardware's own tools added to its notes and to its details (key
         `ESTIMATE`).
         """
         return artifact
 
     def with_companions(self, artifact: Artifact, samples: Samples, folder: Path, *, count: int) -> Artifact:
-        """Return `artifact` with the files that accompany it only in a bundle.
+        """Return `artifact` with additional files that it needs only as part of a bundle.
 
         Args:
             folder: private folder for the files; it does not exist yet.
@@ -297,7 +301,7 @@ class Backend:
         return artifact
 
     def owns(self, place: Path) -> bool:
-        """Return whether this backend wrote the file `place`, next to a model or instead of one."""
+        """Return whether this backend wrote the file `place`. Such a file accompanies a model or takes its place."""
         del place
         return False
 
@@ -354,7 +358,7 @@ def require_fields(scheme: Scheme, needed: Mapping[str, Any], backend: str, fix:
         needed: the only value that each field may have, by name of the field.
 
     Raises:
-        UsageError: names the first field with another value.
+        UsageError: a field has another value; names the first such field.
     """
     for name, value in needed.items():
         if getattr(scheme, name) != value:

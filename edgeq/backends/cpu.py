@@ -47,7 +47,7 @@ from edgeq.run.session import onnxruntime
 from edgeq.scheme import ALL_NODES, WEIGHT_ONLY_TYPES, Scheme
 
 LEAST_ELEMENTS = 1024
-"""Minimum number of elements to store as integers. Smaller tensors would save less space than two extra nodes take."""
+"""Weights with fewer elements stay in float. As integers, they would save less space than the two extra nodes take."""
 
 
 def store_weights(model: ir.Model, op_types: Collection[str], exclude: Collection[str] = ()) -> tuple[str, ...]:
@@ -103,8 +103,8 @@ def _summed_axes(node: ir.Node, place: int, rank: int) -> tuple[int, ...]:
         return (rank - 2,)
     if node.op_type == "Gemm":
         return (0,) if node.attributes.get_int("transA", 0) else (1,)
-    # This covers a constant left matrix of a MatMul, the weights of recurrent layers [direction, gates, inputs], and
-    # tables of rows.
+    # The remaining cases are a constant left matrix of a MatMul, the weights of recurrent layers [direction, gates,
+    # inputs], and tables of rows.
     return (rank - 1,)
 
 
@@ -126,7 +126,7 @@ class CpuBackend(Backend):
         return CpuBackend(reach)
 
     def check(self, scheme: Scheme) -> None:
-        """Refuse a scheme that cannot be built for any model. See `Backend.check`."""
+        """Refuse a scheme that cannot be built, whatever the model is. See `Backend.check`."""
         refuse_wide(scheme, self.title)
         if scheme.format == "table":
             raise UsageError("ONNX Runtime's CPU kernels cannot use a calibration table", "Use --format QDQ")

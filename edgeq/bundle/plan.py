@@ -81,7 +81,7 @@ class SelfTest:
 
     Attributes:
         tolerance: allowed absolute difference of each output, for all cases.
-        slices: allowed differences for parts of an output whose values have another unit.
+        slices: allowed differences for those parts of an output that have another unit.
     """
 
     cases: tuple[SelfTestCase, ...] = ()
@@ -113,16 +113,16 @@ class VariantSpec:
         device: "cpu", "gpu" or "npu".
         session_options: session options that the artifact needs for correct results.
         provider_options: options of `ep`. Like session options, they are limited to those in edgeq_device/options.json.
-            The bundle itself writes options that refer to its files.
+            edgeq itself adds the options that refer to files of the bundle.
         info: content of executor_info.edgeq. The runner reads `architecture` ("x86_64", "arm64", "any"),
             `required_features` (a list), `rank` (an integer; the highest rank that fits wins), `min_onnxruntime`
             ("1.17"), `optimization` ("none", "basic", "extended", "all") and `threads` (the best number, which is used
             if the caller sets none). All other keys are for people.
         files: other files that the target needs (such as a file for its own runtime), by relative path. In the bundle
             they are under files/NAME. The runner on the device ignores them.
-        calibration: folder with three calibration tables that contain its ranges. In the bundle, the tables of the
-            first variant are in calibration/, and different tables are in calibration/NAME/. `info` names the folder
-            that the variant uses.
+        calibration: folder with three calibration tables that contain the variant's ranges. In the bundle, the tables
+            of the first variant are in calibration/, and different tables are in calibration/NAME/. `info` names the
+            folder that the variant uses.
     """
 
     name: str
@@ -363,7 +363,9 @@ Content = bytes | Path
 TABLES = "calibration.zip"
 """The zip that contains the calibration tables of all variants."""
 CALIBRATION = "calibration"
-"""The folder in that zip for the first variant's tables. Variants with other ranges have subfolders of it."""
+"""The folder for the first variant's tables in the zip `TABLES`. Variants with other ranges have subfolders of this
+folder.
+"""
 VECTORS = "selftest.npz"
 """The file with the arrays of all self-tests, in groups. An array in group `inputs-0` is `inputs-0/NAME`."""
 FILES = "files"

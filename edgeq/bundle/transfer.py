@@ -43,7 +43,7 @@ class Pushed(Displayed):
     """Report the result of `push_bundle`.
 
     Attributes:
-        reference: the reference by digest. `pull` gets the same bytes with it.
+        reference: the reference by digest, with which `pull` gets the same bytes.
         uploaded: number of bytes that were uploaded.
     """
 
@@ -76,7 +76,7 @@ def push_bundle(path: str | Path, reference: str, *, limits: Limits = LIMITS, pr
     Raises:
         UsageError: the reference is not valid.
         BundleError: `path` is not a bundle, or the bundle is damaged.
-        RuntimeUnavailableError: the registry does not answer, is slower than `limits`, or refuses.
+        RuntimeUnavailableError: the registry does not answer, is slower than `limits`, or refuses the upload.
     """
     with device_errors():
         place = replace(parse_reference(reference), digest="")

@@ -124,7 +124,7 @@ def opened(path: Path, *, expect: str | None = None) -> Iterator[Bundle]:
         expect: the sha256 that the bundle's manifest must have.
 
     Raises:
-        BundleError: names, sizes, hashes or keys are wrong.
+        BundleError: the bundle has wrong names, sizes, hashes or keys.
     """
     with device_errors(), open_bundle(path, expect=expect) as bundle:
         yield bundle
@@ -148,7 +148,8 @@ def verify_bundle(
     expect: str | None = None,
     progress: Progress = SILENT,
 ) -> Report:
-    """Open the bundle at `path` with every check. Then load the variants that can run here, and run their self-tests.
+    """Open the bundle at `path` and run every check. Then load the variants that can run here, and run their
+    self-tests.
 
     The report lists all variants. `check_report` raises an error if one failed.
 

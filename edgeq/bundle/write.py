@@ -102,10 +102,10 @@ def _records(manifest: Path) -> dict[str, FileRecord] | None:
 
 
 def check_archive(path: Path) -> None:
-    """Refuse a path at which there is something other than a bundle in one file.
+    """Refuse an existing path that is not a bundle in one file.
 
     Raises:
-        OutputError: there is something else.
+        OutputError: the path is not such a bundle.
     """
     if not path.exists() and not path.is_symlink():
         return

@@ -28,7 +28,7 @@ from edgeq.errors import DataError, RuntimeUnavailableError, UsageError
 
 # multiprocessing starts Python with -c. Without PYTHONSAFEPATH, Python would look for multiprocessing's own modules in
 # the working directory. Dask's default environment also makes glibc return the memory of every image to the system at
-# once. That causes 12 times as many page faults and takes a fifth of the time.
+# once. That causes 12 times as many page faults and takes a fifth of the run time.
 _ENVIRONMENT = dict.fromkeys(("PYTHONSAFEPATH", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 # "forkserver" is multiprocessing's own default on Linux since Python 3.14. It imports slow modules once for all
 # workers, while this process does other work. On other systems, the system's libraries do not survive a fork.
@@ -81,7 +81,7 @@ def _local_cluster(count: int, stack: ExitStack) -> Any:
         processes=True,
         dashboard_address="127.0.0.1:0",
         scheduler_kwargs={"dashboard": False},
-        memory_limit=None,  # no limit other than the system's, as without workers
+        memory_limit=None,  # only the system's own limit applies, as in a run without workers
         local_directory=stack.enter_context(folder),
         silence_logs=logging.CRITICAL,
         security=True,
@@ -119,7 +119,7 @@ def check_versions(expected: Mapping[str, str]) -> None:
     """Refuse to work in a process whose package versions differ from `expected`, because its results would differ.
 
     Raises:
-        RuntimeUnavailableError: names the first package with another version.
+        RuntimeUnavailableError: a package has another version; names the first such package.
     """
     for name, here in versions().items():
         if here != expected.get(name):
@@ -132,7 +132,8 @@ def check_versions(expected: Mapping[str, str]) -> None:
 _ADDRESS = re.compile(r"(tcp|tls|ucx|ws|wss)://[^@]+")
 _MOST = 4096
 _CONNECT_S = 10
-# The number of results per thread that may wait for an earlier result. It keeps memory from growing with the items.
+# The number of results per thread that may wait for an earlier result. This limit keeps the use of memory from growing
+# with the number of items.
 _WAITING = 4
 # Seconds between two checks of the workers, seconds to wait for a dead worker's replacement, and seconds to wait for a
 # result.
@@ -230,7 +231,7 @@ class _Crew:
     """Keep track of the current workers, and assign each item to one of them by name.
 
     If Dask assigned the items, it would give an item to a worker even before that worker's last result is fetched. It
-    would also run a dead worker's item only after another item.
+    would also run another item before it runs a dead worker's item again.
 
     Attributes:
         free: addresses of workers, once for each idle thread.

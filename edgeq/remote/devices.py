@@ -36,7 +36,8 @@ class Entry:
 
     Attributes:
         host: a host in a form that ssh accepts, including aliases from ssh's configuration.
-        kind: kind of board. Boards of one kind are compared with each other and share work. The default is the name.
+        kind: kind of board. Boards of one kind are compared with each other and share work. The default is the board's
+            name.
         python: the board's interpreter, with its arguments.
         folder: the only directory on the board that edgeq writes to. The default is edgeq-device in the user's cache.
     """
@@ -73,8 +74,8 @@ def boards_of(given: str) -> tuple[Board, ...]:
     else, such as a target.
 
     Raises:
-        UsageError: an address is not valid, or the name means one thing in the working directory and another for the
-            user.
+        UsageError: an address is not valid, or the devices files of the working directory and of the user give the name
+            different meanings.
         HardwareError: a devices file is not valid.
     """
     if given.startswith(SSH):

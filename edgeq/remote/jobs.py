@@ -106,8 +106,8 @@ class BoardBench:
 
 
 def check_amounts(value: Any, name: str = "") -> None:
-    """Refuse a report with an amount that no measurement gives. Amounts are durations, sizes and counts, recognised by
-    the end of their keys.
+    """Refuse a report with an amount that no measurement can give. Amounts are durations, sizes and counts, recognised
+    by the end of their keys.
 
     Raises:
         ValueError: an amount is negative or far too large.

@@ -1,4 +1,4 @@
-"""Run commands on a board through the system's ssh. It uses the user's ssh configuration: keys, agents, jump hosts and
+"""Run commands on a board through the system's ssh. ssh uses the user's own configuration: keys, agents, jump hosts and
 known host keys. Each failure becomes a one-line error.
 
 A board is not trusted. This module limits the size of the board's messages and the time that the board may take. Other
@@ -42,7 +42,7 @@ _STOP_S = 1.0
 
 
 def within(limit_s: float, call: Callable[[], T]) -> T:
-    """Return the result of `call`. It runs in a thread, because reading from a pipe or writing to it may block for
+    """Return the result of `call`, which runs in a thread, because reading from a pipe or writing to it may block for
     ever.
 
     Raises:
@@ -69,8 +69,8 @@ def start(command: Sequence[str]) -> tuple[subprocess.Popen[bytes], Tail]:
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
-    """End and reap a process, and close its pipes. It gets SIGTERM first, so that ssh can end the processes through
-    which it connects.
+    """End and reap a process, and close its pipes. The process gets SIGTERM first, so that ssh can end the processes
+    through which it connects.
     """
     if process.poll() is None:
         process.terminate()
@@ -110,7 +110,7 @@ INSTALL_S = 3600.0
 BENCH_S = 900.0
 """Limit for everything in a benchmark except its runs: opening, warming up, measuring memory."""
 BENCH_FACTOR = 20.0
-"""Limit for the runs of a benchmark, as a multiple of their duration."""
+"""Limit for the runs of a benchmark, as a multiple of the minimum duration that its settings require."""
 ALIVE_S = 15.0
 """Time between keep-alive messages to the board, and the board's limit for ending a session's programs."""
 EXIT_S = 5.0
@@ -120,7 +120,9 @@ EXIT_S = 5.0
 ANSWER_BYTES = 1 << 21
 """Maximum number of bytes in one answer, and in one command's standard output."""
 VALUES = 1 << 17
-"""Maximum number of values in one answer. It is limited because the objects take far more memory than the text."""
+"""Maximum number of values in one answer. The number is limited because parsed values take far more memory than their
+text.
+"""
 ARRAYS = 1 << 12
 """Maximum number of arrays in one answer."""
 SYSTEM_FILES = 1 << 11
@@ -144,7 +146,7 @@ def brief(text: object) -> str:
 
 
 CONNECT_S = 15
-# Seconds between keep-alive messages. After three of them without an answer, ssh gives up the link.
+# Seconds between ssh's own keep-alive messages. After three of them without an answer, ssh gives up the link.
 _ALIVE_S = 10
 LINK_FAILED = 255
 """ssh's exit code if the link failed and not the command."""
@@ -311,7 +313,7 @@ class Channel:
         """Send a request, followed by the bytes of `data`, and return the answer.
 
         Raises:
-            BoardError: for the same reasons as `answer`.
+            BoardError: see `answer`.
         """
         size = os.fstat(data.fileno()).st_size if data is not None else 0
 

@@ -335,7 +335,7 @@ class DeviceCleaned:
 def set_up(board: Board, *, wheels: Path | None = None, progress: Progress = SILENT) -> DeviceSetUp:
     """Make an environment with numpy and onnxruntime on a board.
 
-    It gets the newest onnxruntime that is not newer than the onnxruntime on this machine.
+    The environment gets the newest onnxruntime that is not newer than the onnxruntime on this machine.
 
     Args:
         wheels: a folder of wheels to install from, if the board's pip cannot reach a package index.

@@ -147,7 +147,7 @@ class BoardSession:
             digests: SHA-256 of each file for which it is already known.
 
         Raises:
-            BoardError: there is no space for the files, or for the same reasons as `ask`.
+            BoardError: there is no space for the files, or a request fails (see `ask`).
         """
         known = digests or {}
         sizes = {name: path.stat().st_size for name, path in files.items()}
@@ -176,14 +176,15 @@ class BoardSession:
         return path
 
     def send_model(self, model: Path, engine: EngineSpec | None = None, *, progress: Progress = SILENT) -> str:
-        """Send `model` with its external data, and return its path on the board. It stays there until the session ends.
+        """Send `model` with its external data, and return its path on the board. The files stay there until the session
+        ends.
 
         Args:
             engine: the engine that opens the model on the board. If the engine has its own file format, a file in that
                 format is sent.
 
         Raises:
-            BoardError: for the same reasons as `send`.
+            BoardError: see `send`.
         """
         with tempfile.TemporaryDirectory(prefix="edgeq-converted-") as folder:
             sent = EngineFiles(Path(folder)).file(model, engine)
@@ -194,13 +195,13 @@ class BoardSession:
             return f"{self.send(files, keep=False, progress=progress)}/{name}"
 
     def send_samples(self, samples: Sequence[Mapping[str, Any]], progress: Progress = SILENT) -> list[str]:
-        """Send samples and return the path of each on the board. They stay there until the session ends.
+        """Send samples and return the path of each on the board. The files stay there until the session ends.
 
         Args:
             samples: inputs by name, for each sample.
 
         Raises:
-            BoardError: for the same reasons as `send`.
+            BoardError: see `send`.
         """
         with tempfile.TemporaryDirectory(prefix="edgeq-samples-") as folder, device_errors():
             files = {f"{index}.npz": Path(folder) / f"{index}.npz" for index in range(len(samples))}
@@ -214,14 +215,14 @@ class BoardSession:
 
         Raises:
             BundleError: the bundle is damaged.
-            BoardError: for the same reasons as `send`.
+            BoardError: see `send`.
         """
         with opened(bundle) as found, tempfile.TemporaryDirectory() as folder:
             digests = {name: record.sha256 for name, record in found.files.items()}
             files = {}
             for name, content in contents(found).items():
                 files[name] = content if isinstance(content, Path) else Path(folder) / name
-                # These are the manifest and the signature.
+                # The manifest and the signature are bytes, not files.
                 if isinstance(content, bytes):
                     files[name].write_bytes(content)
             return self.send(files, digests=digests, progress=progress)
@@ -282,8 +283,8 @@ class BoardSession:
 
 @contextmanager
 def open_board(board: Board) -> Iterator[BoardSession]:
-    """Connect to a board and take its lock. After the `with` block, release the board. Nothing of edgeq runs on it
-    then.
+    """Connect to a board and take its lock. After the `with` block, release the board. From then on, nothing of edgeq
+    runs on it.
 
     Raises:
         BoardError: the board cannot be reached, somebody else has it, or its Python is missing or too old.
@@ -433,7 +434,7 @@ class _BoardModel(GuestSession):
         """Run the model on the board. See `GuestSession.run`.
 
         Raises:
-            BoardError: an output is missing or has another dtype, or for the same reasons as `BoardGuest.exchange`.
+            BoardError: an output is missing or has another dtype, or the request fails (see `BoardGuest.exchange`).
         """
         names = list(output_names or [output.name for output in self.outputs])
         values = super().run(names, input_feed)

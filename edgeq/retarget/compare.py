@@ -1,8 +1,8 @@
 """Compare two forms of one model on the same made-up inputs, and check whether a target can run a quantized model.
 
-`check_target` checks whether the target's kernels accept the model's zero points, and its scales per tensor or per
-channel. Retargeting cannot change either of them without changing numbers: integers around a zero point other than 0
-reach further to one side than integers around 0.
+`check_target` checks whether the target's kernels accept the model's zero points, and whether they accept scales per
+tensor or per channel, as the model has them. Retargeting cannot change either of these without changing numbers:
+integers around a zero point other than 0 reach further to one side than integers around 0.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ from edgeq.run.session import OptimizationLevel, SessionSettings, open_session, 
 
 USUAL = 0.1
 """Largest usual difference between QDQ and QOperator models, as a share of the largest output. Integer operators scale
-and round in one step, but Q/DQ pairs in two. So an integer may differ by one, and later layers pass this on."""
+and round in one step, but Q/DQ pairs in two. So an integer may differ by one, and later layers pass the difference on.
+"""
 _TRIES = 2
 _REPORT = "Please report this model"
 
@@ -41,8 +42,8 @@ class Comparison:
 
     Attributes:
         identical: whether the outputs are equal to the last bit.
-        largest: largest difference, as a share of the output's largest magnitude; infinite if only one of them has NaN
-            or infinity.
+        largest: largest difference, as a share of the output's largest magnitude; infinite if only one of the models
+            gives NaN or infinity.
     """
 
     identical: bool
@@ -52,12 +53,13 @@ class Comparison:
 def compare(given: Path, rewritten: Path, *, same_operators: bool, branches: bool = False) -> Comparison | None:
     """Compare the outputs of both models. Return None if the model `given` does not run on made-up inputs.
 
-    If the operators changed as well, compare once with and once without ONNX Runtime's optimiser, and return the closer
-    result. The optimiser itself turns Q/DQ pairs into integer operators.
+    The models run without ONNX Runtime's optimiser. If the operators changed and the outputs differ by more than
+    `USUAL`, compare again with the optimiser, which itself turns Q/DQ pairs into integer operators. Return the closer
+    result.
 
     Args:
-        branches: whether the models have control flow. On such models, the optimiser of some releases ends the process,
-            so it then runs in its own process.
+        branches: whether the models have control flow. On such models, the optimiser of some releases crashes the
+            process, so edgeq first tries it in a separate process.
 
     Raises:
         CheckFailedError: the operators are the same but the outputs differ; or the rewritten model does not run, or
@@ -114,7 +116,7 @@ def compare_outputs(one: Path, other: Path, *, optimization: OptimizationLevel =
     for number in range(_TRIES):
         inputs = made_up_inputs(one, seed=number, free=1 + number)
         wanted, _ = _run(sessions[0], inputs)
-        if wanted is None and number:  # the model fixes the batch size or another size inside
+        if wanted is None and number:  # the model fixes the batch size or another size internally
             continue
         if wanted is None:
             return None
@@ -145,8 +147,8 @@ def _run(session: Any, inputs: Mapping[str, Any]) -> tuple[list[NDArray[Any]] | 
 
 
 def made_up_inputs(model: Path, *, seed: int, free: int = 1) -> dict[str, Any]:
-    """Return noise for inputs of numbers, and 1 for indices, masks and lengths, because 1 is nearly always valid. Open
-    sizes become `free`.
+    """Return noise for float inputs and 8-bit inputs. Other inputs are indices, masks or lengths and become 1, which is
+    nearly always valid. Open sizes become `free`.
     """
     random = np.random.default_rng(seed)
     inputs: dict[str, Any] = {}
@@ -163,7 +165,9 @@ def made_up_inputs(model: Path, *, seed: int, free: int = 1) -> dict[str, Any]:
 
 
 class _Trait(NamedTuple):
-    """Describe a property of tensors. `words` name it in messages. A scheme has it if its `field` is `value`."""
+    """Describe a property of tensors. `words` name the property in messages. A scheme has the property if its field
+    `field` has the value `value`.
+    """
 
     field: str
     value: bool
@@ -176,7 +180,7 @@ _PER_CHANNEL = _Trait("per_channel", True, "weights with a scale for each channe
 
 
 def check_target(model: ir.Model, target: Target, given: Path, before: Form) -> None:
-    """Refuse a model that has a property which the backend of `target` would refuse to build.
+    """Refuse a model with a property that the backend of `target` does not support.
 
     Args:
         given: the file to retarget.

@@ -128,7 +128,7 @@ def check_form(model: ir.Model, path: Path) -> None:
     """Refuse scales and zero points that make no sense.
 
     Raises:
-        ModelError: names the first such node and its fault.
+        ModelError: a node has such scales or zero points; names the first such node and its fault.
     """
     for node in model.graph:
         problem = _problem(node) if is_op(node, "QuantizeLinear", "DequantizeLinear") else ""
@@ -245,8 +245,8 @@ def _turn_weight(node: ir.Node, editor: Editor) -> bool:
 
 
 def _carry_on(node: ir.Node, editor: Editor) -> bool:
-    """In DequantizeLinear → Relu → Conv, insert a Q/DQ pair with the same scale between Relu and Conv, so that the Conv
-    can run on integers. The same applies to the other operators in `_KEEPING`.
+    """In DequantizeLinear → Relu → Conv, insert a Q/DQ pair with the scale of the DequantizeLinear between Relu and
+    Conv, so that the Conv can run on integers. The same applies to the other operators in `_KEEPING`.
     """
     source = node.inputs[0] if node.domain in MAIN_DOMAINS and node.op_type in _KEEPING and node.inputs else None
     maker = source.producer() if source is not None else None

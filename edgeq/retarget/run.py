@@ -198,7 +198,9 @@ def _compute(node: ir.Node, found: list[In], out: Out, editor: Editor) -> str:
 
 
 def _data_movement(node: ir.Node, inputs: list[In], out: Out, editor: Editor) -> str:
-    """Apply an operator that only moves values to the integers. The parameters before and after it must be the same."""
+    """Let an operator that only moves values work directly on the integers. The parameters before and after the
+    operator must be the same.
+    """
     if node.op_type in ("Pad", "Expand", "Tile", "Split") or len(node.outputs) != 1:
         return "no integer form"
     if out.clamp is not None or not inputs[0].params.same(out.params):
@@ -455,7 +457,7 @@ def _limit(graph: ir.Model, target: Target) -> list[str]:
     only to releases that the target has or may have.
 
     Returns:
-        A line for each reason that applied.
+        A line for each reason for which weights were limited.
     """
     release, kinds = target.runtime.get("onnxruntime"), set(integer_products(graph))
     lines = []

@@ -1,9 +1,9 @@
-"""Convert int8 to uint8 and back, exactly. If 128 is added to every integer and to their zero point, they represent the
-same numbers.
+"""Convert int8 to uint8 and back, exactly. Integers still represent the same numbers after 128 is added to all of them
+and to their zero point.
 
 Integers that operators pass on unchanged (Reshape, MaxPool, Concat, Clip …) form a group, which is shifted as a whole.
-A group keeps its type if it reaches an input or output of the model, or an operator that may change the integers. Then
-a QuantizeLinear and a DequantizeLinear at the edge of the group convert the type, which is also exact.
+A group keeps its type if it reaches an input or output of the model, or an operator that may change the integers. In
+that case, a QuantizeLinear and a DequantizeLinear at the edge of the group convert the type, which is also exact.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ _BOUNDS = {"Clip": 1, "Pad": 2}
 
 @dataclass
 class Group:
-    """Group integer tensors that must have one common type.
+    """Hold integer tensors that must have one common type.
 
     Attributes:
         values: the tensors.

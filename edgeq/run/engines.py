@@ -88,7 +88,7 @@ class ExecutionGraph:
             key.
         precisions: the precision for each ending of a kernel's name, as a name in the engine's `precisions` or "int8".
         conversions: types of layers that only change types or layouts.
-        renamed: regular expression for the text that the engine adds to a node's name in the name of its layer.
+        renamed: regular expression for the text that the engine adds to a node's name to form the name of the layer.
     """
 
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -114,7 +114,8 @@ class Engine(EngineSpec):
         cache: provider options that make it keep compiled models in a folder, which the options name as "{folder}";
             empty if it cannot keep them.
         present_on: platforms on which every machine has hardware for it; for a CPU engine these are all of `platforms`.
-        boards: parts of board names, as in device trees. Boards with such a name have hardware for it.
+        boards: texts that occur in board names, as device trees state them. A board whose name contains one of these
+            texts has hardware for the engine.
         compute_capabilities: NVIDIA GPUs on which it runs, such as "8.6", or "12.0+" for 12.0 and all newer ones; empty
             if it needs no such GPU.
         why, source: the reason for a value and its source, by the value's key.

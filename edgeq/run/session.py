@@ -97,7 +97,8 @@ def open_session(
     Session options from the model's metadata are set, unless `settings` override them.
 
     Args:
-        options: a caller's own `SessionOptions`; if given, only the providers of `settings` are used.
+        options: a caller's own `SessionOptions`. If given, `settings` supplies only the providers, or the engine with
+            its precision and threads, and its other fields are ignored.
         weights: values by name, for the initializers that `model` declares as external data without a file.
 
     Raises:
@@ -315,7 +316,7 @@ def start_guest(
     Args:
         title: name of the program in messages.
         request_s: seconds to wait for an answer before the program is ended.
-        failure: type of the errors that the guest or the runtime in it causes.
+        failure: class of the error to raise if the guest, or the runtime in it, fails.
 
     Raises:
         RuntimeUnavailableError: the program cannot be started.

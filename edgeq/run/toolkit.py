@@ -1,8 +1,8 @@
 """Find, install and run a vendor's toolkit, which is a compiler in its own environment.
 
-A toolkit needs other releases of Python and of its packages than edgeq, and it has its vendor's terms of use. So edgeq
-does not depend on it, and no wheel or bundle contains it. Each job runs in its own process, in an empty folder, with a
-time limit. edgeq keeps the job's stdout and stderr.
+A toolkit needs other releases of Python and of packages than edgeq does, and its vendor has terms of use. So edgeq does
+not depend on any toolkit, and no wheel or bundle contains one. Each job runs in its own process, in an empty folder,
+with a time limit. edgeq keeps the job's stdout and stderr.
 """
 
 from __future__ import annotations

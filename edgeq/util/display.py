@@ -15,7 +15,9 @@ from edgeq.util.registry import RENDERERS, Registry
 _LINE, _TEXT, _SENTENCE, _FEW = 390, 40, 160, 3
 
 REGISTRY: Registry[Callable[[Mapping[str, Any]], str]] = Registry(RENDERERS, callable, "function")
-"""Functions that draw a result in notebooks. `edgeq.report` registers them, as it is in a higher layer than results."""
+"""Functions that draw a result in notebooks. `edgeq.report` registers them, because it is in a higher layer than the
+results.
+"""
 
 
 class Displayed:

@@ -30,7 +30,7 @@ from edgeq.util import placement
 from edgeq.util.placement import NEW, alone_in
 
 MARKER = ".edgeq"
-"""The file that names the kind of its folder. It is written before anything else."""
+"""The file that names the kind of the folder that it is in. edgeq writes this file before all others."""
 SCHEMA = 1
 _MOST_BYTES = 1 << 24
 
@@ -45,7 +45,7 @@ class Ownership:
     Attributes:
         title: name of the kind in messages, without an article: "bundle".
         judge: function that reads a folder and returns a `Judge` for its files, or None if the folder is not of this
-            kind. It raises only OSError.
+            kind. The function raises only OSError.
         opaque: names of its subfolders that are judged as a whole.
     """
 
@@ -224,12 +224,13 @@ _MOUNTS = Path("/proc/self/mountinfo")
 _LAST = ("manifest.json", ".edgeq")
 """Files that are moved last when a folder is filled in place, because they show that all other files are there."""
 _ROOM = 1 << 20
-"""Number of bytes. A file system with less free space counts as full."""
+"""Free space, in bytes, below which a file system counts as full."""
 _REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.EFBIG)
 
 
 def check_free(path: Path, *, force: bool, kind: Kind | None = None) -> None:
-    """Refuse `path` before hours of work, if it exists and `force` is not set, or if it cannot be written.
+    """Refuse `path` if it exists and `force` is not set, or if it cannot be written. edgeq calls this before it starts
+    hours of work.
 
     If a run was killed while moving its output to `path`, `recover` first completes or undoes the move.
 
@@ -476,7 +477,7 @@ def _staging(path: Path, *, force: bool, kind: Kind) -> Iterator[Path]:
                 parents.append(parent)
                 parent.mkdir(exist_ok=True)
             stage.mkdir(mode=0o700)
-        except FileNotFoundError as error:  # raised in /proc for new names
+        except FileNotFoundError as error:  # /proc raises this error for new names
             raise _unwritable(path, error) from error
         (stage / NEW).mkdir()
         yield stage
@@ -516,7 +517,7 @@ def _beside(path: Path, kind: Kind) -> Path:
 
 def _remove(stage: Path, parents: list[Path]) -> None:
     """Remove the private folder, and remove the parent folders that were made for the output, if they are empty."""
-    # An open folder contains files that could not be moved back. The next run moves them back.
+    # If moves were interrupted, the folder still contains files that could not be moved back. The next run moves them.
     if not placement.is_open(stage):
         shutil.rmtree(stage, ignore_errors=True)
     for parent in reversed(parents):

@@ -86,8 +86,8 @@ def read_record(stage: Path, output: str | None) -> dict[str, Identity | None]:
             any names.
 
     Raises:
-        OutputError: for the same reasons as `check_own`, or if the record is damaged or names a file that does not
-            belong to the output.
+        OutputError: `check_own` refuses the folder, or the record is damaged or names a file that does not belong to
+            the output.
     """
     check_own(stage)
     record = stage / RECORD
@@ -261,8 +261,8 @@ def _move_away(source: Path, place: Path) -> None:
 
 
 def settle(path: Path, *, filled: bool = False) -> None:
-    """Complete or undo the moves to `path` that a killed run began. If the output itself is in place, so are all other
-    files. Otherwise, undo the moves.
+    """Complete or undo the moves to `path` that a killed run began. The output itself is moved last. If it is in place,
+    all files are, and only the private folder is removed. Otherwise, the moves are undone.
 
     Call this only while no other process works in the folder.
 

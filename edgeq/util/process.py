@@ -45,7 +45,8 @@ endings = Endings()
 
 
 def begin() -> Budget | None:
-    """Start a program. Its inputs may be hostile, so it continues in a child process under the limits of a budget.
+    """Start a program. The inputs may be hostile, so the program continues in a child process under the limits of a
+    budget.
 
     Returns:
         The limits, or None if there are no limits.
@@ -60,8 +61,8 @@ def begin() -> Budget | None:
 
 
 def check_threads() -> None:
-    """Check that the system can start as many threads as numpy starts when it is imported. numpy's library would
-    interrupt the program if it could not start a thread.
+    """Check that the system can start as many threads as numpy starts when it is imported. If numpy's BLAS
+    library could not start a thread, it would interrupt the program.
 
     Raises:
         RuntimeError: the system refuses to start more threads.

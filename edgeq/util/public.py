@@ -1,8 +1,8 @@
 """Make a function public: show progress by default, use Python's words in messages, and shorten tracebacks.
 
-Importing any module of a package sets the package as an attribute of its parent. If the parent provides a function of
-the same name, the package replaces it. Some packages are also functions: users call `edgeq.tune(...)` and import
-`edgeq.tune.space`. So such a package is itself callable, and the name `edgeq.tune` always refers to the same object.
+Some names are both functions and packages: users call `edgeq.tune(...)` and import `edgeq.tune.space`. Importing any
+module of a package sets the package as an attribute of its parent, where it replaces a function of the same name. So
+such a package is itself callable, and the name `edgeq.tune` always refers to the same object.
 """
 
 from __future__ import annotations

@@ -57,7 +57,9 @@ Place = tuple[str, ...]
 
 @lru_cache
 def _type_info(kind: Any) -> inspect.Type:
-    """Return msgspec's description of a class. It is cached, because evaluating the class's annotations takes 10 ms."""
+    """Return msgspec's description of a class. The description is cached, because evaluating the class's annotations
+    takes 10 ms.
+    """
     return inspect.type_info(kind)
 
 
@@ -175,7 +177,7 @@ if TYPE_CHECKING:
 else:
 
     class NullIsInfinite(float):
-        """Mark a float that may be infinite. It is written as null, and null is read back as infinity."""
+        """Mark a float that may be infinite. Infinity is written as null, and null is read back as infinity."""
 
     class computed(property):  # noqa: N801
         """Define a property that `plain` also writes, after the fields."""
@@ -215,11 +217,12 @@ def parse(
 
     Args:
         where: the file, for messages.
-        error: type of the error to raise.
+        error: class of the error to raise.
         unknown_keys: whether to ignore keys that `kind` does not have.
 
     Raises:
-        EdgeqError: of the type `error`: a value is wrong; names the value and what it should be.
+        EdgeqError: a value is wrong. The exception is an instance of `error`, and names the value and what it should
+            be.
     """
     if not unknown_keys:
         _check_keys(data, _type_info(kind), (), where, error)  # type: ignore[arg-type]  # classes are hashable
@@ -283,7 +286,8 @@ def read_json(path: Path, kind: type[T], error: type[EdgeqError], fix: str) -> T
     """Return the record in a JSON file, which may be untrusted. The file's size and depth are limited.
 
     Raises:
-        EdgeqError: of the type `error`; its advice is `fix` if the file is not JSON at all.
+        EdgeqError: the file cannot be read as this record. The exception is an instance of `error`, with `fix` as its
+            advice if the file is not JSON at all.
     """
     return parse(json_object(path, error, fix), kind, path, error)
 
@@ -293,7 +297,7 @@ def json_object(path: Path, error: type[EdgeqError], fix: str) -> dict[str, Any]
     keys and NaN are refused.
 
     Raises:
-        EdgeqError: of the type `error`, with the advice `fix`.
+        EdgeqError: the file contains no such object. The exception is an instance of `error`, with `fix` as its advice.
     """
     try:
         if is_longer(path, MAX_BYTES):
@@ -315,7 +319,8 @@ def read_toml(path: Path, kind: type[T], error: type[EdgeqError], fix: str, *, u
     """Return the record in a TOML file, which may be untrusted. See `toml_table` and `parse`.
 
     Raises:
-        EdgeqError: of the type `error`; its advice is `fix` if the file is not TOML at all.
+        EdgeqError: the file cannot be read as this record. The exception is an instance of `error`, with `fix` as its
+            advice if the file is not TOML at all.
     """
     return parse(toml_table(path, error, fix), kind, path, error, unknown_keys=unknown_keys)
 
@@ -329,7 +334,7 @@ def toml_table(path: Path, error: type[EdgeqError], fix: str) -> dict[str, Any]:
     """Return the content of a TOML file of at most 1 MiB, which may be untrusted.
 
     Raises:
-        EdgeqError: of the type `error`, with the advice `fix`.
+        EdgeqError: the file cannot be read as TOML. The exception is an instance of `error`, with `fix` as its advice.
     """
     try:
         with path.open("rb") as stream:

@@ -45,7 +45,7 @@ def shipped(name: str) -> Path:
 
 
 def user_folder(kind: Literal["config", "cache", "state"]) -> Path | None:
-    """Return the folder of this kind that edgeq uses for the user, or None if the user has no home folder.
+    """Return edgeq's folder for the user's files of this kind, or None if the user has no home folder.
 
     In containers, a user may have none: HOME, the XDG variables and the entry in the list of users are all missing.
     """
@@ -109,7 +109,7 @@ class Group:
             `attribute`.
         attribute: name of the object in such a module.
         own: edgeq's own extensions as name → "module:attribute", if they are not the modules of one package.
-        error: type of the error for an unknown name.
+        error: class of the error for an unknown name.
         also: other things that users can give instead of a name, for messages.
     """
 
@@ -142,7 +142,7 @@ class Group:
         distribution is "".
 
         Raises:
-            EdgeqError: of the type `error`: no extension has that name.
+            EdgeqError: no extension has that name. The exception is an instance of `error`.
             UsageError: two extensions have that name.
         """
         builtin = self.builtin().get(name)
@@ -161,7 +161,7 @@ class Group:
         return found[0]
 
     def check(self, name: str) -> None:
-        """Raise an error of the type `error` that suggests the nearest name, if nothing is registered as `name`."""
+        """If nothing is registered as `name`, raise an instance of `error` that suggests the nearest name."""
         if name not in self.names():
             self.place(name)
 
@@ -267,7 +267,7 @@ class Registry(Generic[T]):
         """Return the object registered as `name`.
 
         Raises:
-            EdgeqError: the name is unknown (of the type `Group.error`).
+            EdgeqError: the name is unknown. The exception is an instance of `Group.error`.
             UsageError: the name is registered twice, its plug-in cannot be imported, or its object is not of the
                 group's kind. The message names the distribution.
         """
@@ -384,7 +384,8 @@ def load_function(name: str, what: str, error: type[EdgeqError]) -> Callable[...
         what: the purpose of the function, for messages.
 
     Raises:
-        EdgeqError: of the type `error`: the file does not exist, fails when it runs, or has no such function.
+        EdgeqError: the file does not exist, fails when it runs, or has no such function. The exception is an instance
+            of `error`.
     """
     file, _, attribute = name.rpartition(":")
     path = Path(file)

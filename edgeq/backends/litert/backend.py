@@ -174,7 +174,8 @@ class LitertBackend(Backend):
 
         Args:
             options: `interface` selects the inputs and outputs of the file. With "integers", they are int8, with axes
-                in the order of the operators, as applications use them. Otherwise they are those of the model.
+                in the order of the operators, as applications use them. Otherwise, the file has the inputs and outputs
+                of the model.
         """
         source = read_model(model)
         network = stating(lower(source, model), source)

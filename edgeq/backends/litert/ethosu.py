@@ -1,6 +1,6 @@
 """Compile a .tflite file for Arm's Ethos-U with vela, which runs in its own process, and read vela's estimates.
 
-The compiled file runs only on the NPU, because no interpreter on this machine supports its operator. The uncompiled
+The compiled file runs only on the NPU, because no interpreter on this machine supports its NPU operator. The uncompiled
 file ships with it, and edgeq checks the answers of the uncompiled file.
 """
 
@@ -38,7 +38,7 @@ Text = Annotated[str, Meta(max_length=4096)]
 
 @dataclass(frozen=True)
 class CpuOperator:
-    """Hold the type and the output tensor of an operator that stays on the CPU, and vela's reason."""
+    """Describe an operator that stays on the CPU: its type, its output tensor, and vela's reason."""
 
     operator: Text
     output: Text

@@ -1,7 +1,7 @@
 """Give a file the inputs and outputs of the model from which it was made, with axes in the model's order.
 
-A deployed file has integer inputs and outputs, with axes in the order of its operators. To time a file against other
-engines, edgeq uses it in place of the model. Such a file has the model's own inputs and outputs: it quantizes and
+A deployed file has integer inputs and outputs, with axes in the order of its operators. By contrast, a file that edgeq
+times against other engines takes the place of the model. It has the model's own inputs and outputs, and quantizes and
 reorders its inputs itself.
 """
 

@@ -46,7 +46,9 @@ def transposed(order: Order, permutation: Sequence[int]) -> Order:
 
 
 def groups(before: Sequence[int], after: Sequence[int]) -> list[tuple[list[int], list[int]]]:
-    """Return the smallest groups of axes that a Reshape turns into each other, in order, without axes of size 1."""
+    """Return the smallest groups of axes before a Reshape, in order, each with the group of axes that it becomes. Axes
+    of size 1 are left out.
+    """
     left = [axis for axis, size in enumerate(before) if size != 1]
     right = [axis for axis, size in enumerate(after) if size != 1]
     found: list[tuple[list[int], list[int]]] = []
@@ -85,7 +87,7 @@ def reshaped(before: Sequence[int], order: Order, after: Sequence[int]) -> tuple
 
 
 def _with_units(wide: Sequence[int], shape: Sequence[int], order: Order) -> Order:
-    """Return a full order. It has the axes wider than 1 in the sequence of `wide`, and the axes of size 1 at their
+    """Return an order of all axes. The axes wider than 1 have the sequence of `wide`, and the axes of size 1 keep their
     places in `order`.
     """
     rest = list(wide)

@@ -353,8 +353,8 @@ class Lowering:
         self.hold(value, Stored(made, order, shape))
 
     def partial(self, name: str, shape: Sequence[int], scales: Scales | None) -> Tensor:
-        """Return a new tensor. It has integers with these scales if the current node computes on integers, or else
-        floats.
+        """Return a new tensor. If the current node computes on integers, the tensor has integers with the scales
+        `scales`. Otherwise, it has floats.
         """
         return self._fresh(name, tuple(shape), "int8" if self.integer else "float32", scales if self.integer else None)
 

@@ -55,7 +55,7 @@ def write_sources(
     """Create `folder`, write the sources into it, and return their paths, keyed by their names in a bundle.
 
     Args:
-        name: name of the model, for people.
+        name: name of the model, for display.
         network: the network that the file contains.
         file: the .tflite file, which has integer inputs and outputs.
         engine: TFLite Micro.

@@ -1,6 +1,6 @@
 """Check the rules that the tensors of a .tflite file must follow.
 
-The runtimes silently accept wrong scales and then give other answers, so loading a file proves nothing.
+The runtimes silently accept wrong scales and then give wrong answers, so loading a file proves nothing.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def check(network: Network) -> None:
     """Refuse a network that breaks a rule of its operators.
 
     Raises:
-        ModelError: names the first operator that breaks a rule, its node, and the rule.
+        ModelError: an operator breaks a rule; names the first such operator, its node, and the rule.
     """
     problem = next(problems(network), None)
     if problem is not None:
@@ -33,7 +33,7 @@ def check_kernels(network: Network, engine: str) -> None:
     """Refuse a network with an operator for which the engine has no kernel.
 
     Raises:
-        ModelError: names the node.
+        ModelError: the engine has no kernel for an operator; names the node.
     """
     for operator in network.operators:
         if engine in dialect()[operator.kind].lacking:
@@ -63,7 +63,7 @@ def problems(network: Network) -> Iterator[str]:
 
 
 def _integers(operator: Operator) -> bool:
-    """Return whether an operator computes on int8: all its int8 and float32 inputs are int8."""
+    """Return whether an operator computes on int8: it has int8 and no float32 inputs, and is not a DEQUANTIZE."""
     data = [tensor for tensor in operator.inputs if tensor is not None and tensor.type in ("int8", "float32")]
     return bool(data) and all(tensor.type == "int8" for tensor in data) and operator.kind != "DEQUANTIZE"
 

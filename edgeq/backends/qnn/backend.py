@@ -111,8 +111,8 @@ def write_pairs(
 
 
 def _unsigned(model: ir.Model) -> set[str]:
-    """Return the constant weights of operators that accept only uint8 weights. Runs of such models showed which
-    operators these are.
+    """Return the constant weights of operators that accept only uint8 weights. Their rows in targets/qnn/htp.toml come
+    from test runs.
     """
     types = {row.operator for row in dialect() if row.right and row.weights == "uint8" and row.bits == _NARROW}
     types -= {row.operator for row in dialect() if row.right and row.weights == "int8" and row.bits == _NARROW}
@@ -168,8 +168,8 @@ def wide_share(model: ir.Model, scheme: Scheme) -> float:
 def _wide(model: ir.Model, scheme: Scheme) -> list[ir.Value]:
     """Return the 16-bit tensors: the outputs of the scheme's wide nodes, and model inputs that only those nodes read.
 
-    The quantizer's rules convert the other inputs of those nodes. They also convert the nodes' outputs for other
-    readers.
+    The quantizer's rules insert conversions for the other inputs of those nodes, and for other readers of their
+    outputs.
     """
     nodes = frozenset(scheme.wide) - {ALL_NODES}
 
@@ -201,7 +201,7 @@ def failing_node(model: Path, fails: Callable[[Path], bool], folder: Path) -> ir
         folder: folder for the partial models.
 
     Returns:
-        None if the model has no nodes.
+        That node, or None if the model has no nodes.
     """
     graph = read_model(model)
     nodes = [node for node in graph.graph if not is_op(node, *_PAIR)]
@@ -245,7 +245,7 @@ class Delegation:
         source: the model that was quantized.
         graphs: names of the nodes that the engine accepts, one set for each graph that it compiles.
         reasons: the reason why a node stays in float, by node name, if known.
-        how: the source of this knowledge.
+        how: how edgeq found out which nodes the engine accepts.
     """
 
     source: ir.Model
@@ -261,7 +261,9 @@ class Delegation:
 
     @property
     def floating(self) -> tuple[ir.Node, ...]:
-        """Return the nodes that are not quantized, but that the engine accepts. It computes them in float16."""
+        """Return the nodes that are not quantized, but that the engine accepts. The engine computes these nodes in
+        float16.
+        """
         taken = frozenset().union(*self.graphs)
         return tuple(n for n in self.source.graph if n.name in taken and n.name in self.reasons)
 
@@ -325,7 +327,7 @@ def delegated(
 
     Args:
         reasons: the reason why a node was left in float, by node name.
-        how: source of the knowledge, for the record.
+        how: how edgeq finds out which nodes the engine accepts, for the record.
         folder: private folder for the results. A model with the same structure as an earlier one is not compiled again.
 
     Raises:
@@ -461,7 +463,7 @@ class QnnBackend(Backend):
         )
 
     def simulator(self) -> DeviceSimulator:
-        """Return the engine that this backend builds for. It simulates the hardware."""
+        """Return the engine that this backend builds for. This engine also simulates the hardware."""
         return _simulated
 
     @property

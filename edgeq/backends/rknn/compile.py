@@ -1,4 +1,5 @@
-"""Compile a Q/DQ file with Rockchip's toolkit, read where each layer runs, and compare its simulator with ONNX Runtime.
+"""Compile a Q/DQ file with Rockchip's toolkit, read where each layer runs, and compare the toolkit's simulator with
+ONNX Runtime.
 
 The simulator computes the compiler's graph in float and rounds at the places that the file defines. It does not model a
 chip. So it proves that the compiler imported the file without a change, but not what a chip computes.
@@ -33,7 +34,9 @@ from edgeq.run.toolkit import Job, Ran
 from edgeq.signature import Signature, TensorSpec
 
 UNFUSED = SessionSettings(optimization="none")
-"""Run the file's operators in ONNX Runtime's kernels without fusing them. The simulator equals them bit for bit."""
+"""Settings that run the file's operators in ONNX Runtime's kernels without fusing them. The simulator equals these
+kernels bit for bit.
+"""
 PLATFORM = "target_platform"
 _JOB, _SAMPLES, _ANSWERS = "job.json", "samples", "answers"
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
@@ -295,8 +298,9 @@ def compare_answers(
 
     Args:
         wanted: answers of the unfused kernels.
-        exact: answers of the float model. Layers in float16 may change the answers as much as quantization did: if they
-            round a value to the other side of a tie, the change spreads like that of any other rounding.
+        exact: answers of the float model, which show how much quantization changed the answers. Layers in float16 may
+            change them by as much: if such a layer rounds a value to the other side of a tie, later layers change as
+            after any other rounding.
 
     Raises:
         CheckFailedError: the difference is too large to be caused by rounded sums or by float16 layers.

@@ -52,8 +52,8 @@ class Pool:
 
 @dataclass(frozen=True)
 class Attribute:
-    """Describe an attribute that edgeq writes with the value `write`. If `write` is None, edgeq leaves the attribute
-    out if its value is 0.
+    """Describe an attribute that edgeq writes with the value `write`. None means that edgeq removes the attribute if
+    its value is 0.
     """
 
     operator: str
@@ -74,7 +74,9 @@ class DisabledRule:
 
 @dataclass(frozen=True)
 class Float16:
-    """Set the minimum SQNR in dB of a model with float16 layers, relative to kernels that compute them in float32."""
+    """Set the minimum SQNR in dB of a model with float16 layers, relative to kernels that compute these layers in
+    float32.
+    """
 
     least_db: float
     why: str

@@ -118,7 +118,8 @@ def weight_bounds(model: ir.Model, scheme: Scheme) -> Iterator[tuple[str, NDArra
 
 
 def split_pools(model: ir.Model) -> dict[str, str]:
-    """Replace each MaxPool that has stride 1 and a large square window with a chain of small ones, in place.
+    """Replace each MaxPool that has stride 1 and a large square window with a chain of MaxPools that have small
+    windows, in place.
 
     Returns:
         The names of the new tensors inside the chains, each with the name of the tensor that the chain pools.
@@ -142,8 +143,8 @@ def split_pools(model: ir.Model) -> dict[str, str]:
 
 
 def _is_centred(node: ir.Node) -> bool:
-    """Return whether a chain can replace a MaxPool: it has a suitable window, stride 1, and one output of its input's
-    size.
+    """Return whether a chain can replace a MaxPool: it has a suitable window, stride 1, and a single output of the same
+    size as its input.
     """
     kernel = list(node.attributes.get_ints("kernel_shape"))
     size, step = kernel[0], dialect().pool.chained
@@ -221,9 +222,9 @@ def shift_constants(model: ir.Model) -> None:
 def shifts(values: NDArray[np.int8], zeros: NDArray[np.int8], axis: int) -> NDArray[np.int16]:
     """Return for each channel the number to add to its integers and to its zero point, so that no zero point is 0.
 
-    The number is -1 or 1. It moves the integer with the largest magnitude towards 0. So no integer becomes -128, unless
-    a channel contains both -127 and 127. Some kernels of ONNX Runtime on ARM multiply -128 wrongly. A channel that uses
-    all 256 integers keeps its zero point, because its integers cannot be shifted.
+    The number is -1 or 1. Adding it moves the integer with the largest magnitude towards 0. So no integer becomes -128,
+    unless a channel contains both -127 and 127. Some kernels of ONNX Runtime on ARM multiply -128 wrongly. A channel
+    that uses all 256 integers keeps its zero point, because its integers cannot be shifted.
     """
     low, high = LIMITS[ir.DataType.INT8]
     flat = values.reshape(1, -1) if not zeros.ndim else np.moveaxis(values, axis, 0).reshape(zeros.size, -1)
@@ -260,7 +261,7 @@ def lower_opset(model: ir.Model, source: Path) -> None:
     it.
 
     Raises:
-        ModelError: names an operator with another meaning.
+        ModelError: an operator has another meaning in that opset; names the operator.
     """
     newest, now = dialect().opset.newest, opset_of(model)
     if now <= newest:

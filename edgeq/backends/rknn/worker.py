@@ -1,6 +1,6 @@
 """Compile one ONNX file in the environment that has the toolkit, and run it in the toolkit's simulator.
 
-Run this as `python worker.py JOB` in an empty folder. This Python does not need edgeq. JOB is a JSON file:
+Run this as `python worker.py JOB` in an empty folder. The Python that runs it does not need edgeq. JOB is a JSON file:
 
     config      arguments of RKNN.config
     model       the ONNX file
@@ -9,8 +9,8 @@ Run this as `python worker.py JOB` in an empty folder. This Python does not need
     inputs      names of the model's inputs
     answers     the folder for the simulator's answers; null skips the simulator
 
-After that, each line of standard input is the path of an .npz file with one array per input. The worker writes the
-simulator's answer to the n-th file as n.npz in the folder for answers, counted from 0.
+After compiling, the worker reads its standard input. Each line is the path of an .npz file with one array per input.
+The worker writes the simulator's answer to the n-th file as n.npz in the folder for answers, counted from 0.
 
 The exit status is 0 if everything was written. Otherwise, a line of stderr that begins with `REASON` names the failure.
 """
@@ -31,7 +31,7 @@ REASON = "edgeq-reason:"
 
 
 class _Anything:
-    """Accept every call and have every attribute. This replaces torch, which only the toolkit's training needs."""
+    """Accept every call and have every attribute. This class replaces torch, which the toolkit needs only to train."""
 
     def __init__(self, *_: Any, **__: Any) -> None: ...
 

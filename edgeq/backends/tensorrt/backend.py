@@ -6,11 +6,11 @@ enables. For every node of the float model, it names the type: int8, 16 bits or 
 that the file breaks. A file without findings has none of the known problems.
 
 `simulation` turns the graph into a float32 graph that computes the same results on ONNX Runtime's CPU kernels. The
-graph itself cannot be used for that. ONNX Runtime's CPU provider has hardly any 16-bit kernels, so it computes such
+original graph cannot be used for that. ONNX Runtime's CPU provider has hardly any 16-bit kernels, so it computes such
 nodes in float32 and drops the roundings between them. (Seen in 1.31.1: 200 times 1000 times 0.001 is infinite in
 float16, but the provider gives 200.) So the simulation stores every 16-bit tensor in float32. Where a tensor is made, a
-pair of Cast nodes rounds it to its type. No optimisation level removes these Cast nodes. Q/DQ pairs stay as they are:
-integers times their scale, multiplied and summed in float32.
+pair of Cast nodes rounds it to its type. No optimisation level removes these Cast nodes. Q/DQ pairs stay as they are,
+so integers times their scale are multiplied and summed in float32.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def check_placement(model: ir.Model, source: ir.Model, reasons: Mapping[str, str
     """Check `model`, which has explicit quantization, and return the placement.
 
     Args:
-        source: the float model from which it was made; its MACs are counted.
+        source: the float model from which `model` was made. The MACs of this float model are counted.
         reasons: the reason why a node is not in int8 or not in 16 bits, by node name, for the report.
     """
     reader = _Reader(model, source, reasons)
@@ -265,7 +265,9 @@ def _is_restored(value: ir.Value | None) -> bool:
 
 
 SETTINGS = SessionSettings(optimization="none")
-"""Run the graph as written. The optimiser would quantize weights that stay in float, and fuse Q/DQ differently."""
+"""Settings that run the graph as written. The optimiser would quantize weights that stay in float, and fuse Q/DQ
+differently.
+"""
 _HALVES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 # The results of these operators are values from their inputs, so there is nothing to round.
 _EXACT = DATA_MOVEMENT | {
@@ -321,8 +323,8 @@ def _takes_in_its_reader(node: ir.Node) -> bool:
 
 
 def _at_border(cast: ir.Node) -> bool:
-    """Return whether `cast` widens a 16-bit input of the model or makes a 16-bit output of it. The model's inputs and
-    outputs keep their types.
+    """Return whether `cast` widens a 16-bit model input or makes a 16-bit model output. The model's inputs and outputs
+    keep their types.
     """
     source, made = cast.inputs[0], cast.outputs[0]
     of_input = source is not None and source.is_graph_input() and source.dtype in _HALVES
@@ -352,8 +354,8 @@ class TensorrtBackend(Backend):
 
     Attributes:
         target: the target to build for; None if neither the TensorRT version nor the GPU is known.
-        observed: smallest and largest value of each tensor in calibration, not clipped. edgeq compares the range of
-            16-bit types with them.
+        observed: smallest and largest value of each tensor in calibration, not clipped. edgeq checks whether these
+            values fit the range of 16-bit types.
         cut: share of each tensor's power that its range cuts off.
     """
 
@@ -371,7 +373,7 @@ class TensorrtBackend(Backend):
         return dataclasses.replace(self, target=target, observed=observed, cut=cut)
 
     def check(self, scheme: Scheme) -> None:
-        """Refuse a scheme that cannot be built for any model. See `Backend.check`."""
+        """Refuse a scheme that cannot be built, whatever the model is. See `Backend.check`."""
         refuse_wide(scheme, self.title)
         if scheme.mode != "static":
             raise UsageError(f"TensorRT has no {scheme.mode} int8: its scales are fixed in the engine", "Leave it out")

@@ -1,4 +1,5 @@
-"""Write a float model for TensorRT: with Q/DQ pairs and the rest in 16 bits, or next to a calibration table.
+"""Write a float model for TensorRT: either with Q/DQ pairs and the rest in 16 bits, or with a calibration table next to
+it.
 
 These rules decide which tensors of the float graph get Q/DQ pairs:
 
@@ -6,8 +7,8 @@ These rules decide which tensors of the float graph get Q/DQ pairs:
   TensorRT fuses the pairs before the layer and the nodes after it (BatchNormalization, an activation) into the layer.
 - A residual Add is fused into the layer that makes one of its operands, if only the Add reads that layer's result. The
   other operand, the skip branch, is then quantized, so that the fused layer reads it as int8.
-- Tensors that data-movement operators connect (Concat, MaxPool ...) have one scale, so that Q and DQ can move past
-  these operators.
+- Tensors that are connected by data-movement operators (Concat, MaxPool ...) share one scale, so that Q and DQ can move
+  past these operators.
 - Nothing else is quantized. A tensor is also not quantized if its int8 range cuts off too much of its power.
 
 Pairs are symmetric int8 with zero point 0. The scale is the tensor's largest magnitude / 127. A number x becomes the
@@ -22,8 +23,8 @@ steps overflows and makes the layer's result useless. TensorRT does not support 
 matches only a constant bias with one axis. So edgeq gives the biases another form:
 
 - a Gemm's bias gets a second axis;
-- a convolution's bias becomes the shift of a BatchNormalization after it. Networks trained with Q/DQ pairs reach
-  TensorRT in that form, and TensorRT folds the node into the convolution.
+- a convolution's bias becomes the shift of a BatchNormalization after the convolution. Networks trained with Q/DQ pairs
+  reach TensorRT in that form, and TensorRT folds the node into the convolution.
 
 In the graph itself, edgeq casts nodes that are not in int8 to 16 bits, if calibration shows that their values fit. A
 node computes in 16 bits if three conditions are true: its operator supports 16-bit types, no tensor that it reads or
@@ -94,7 +95,7 @@ class Plan:
 
     Attributes:
         edges: activations and constant weights to quantize, in graph order.
-        weights: names of the tensors among them that are constant.
+        weights: names of the constant tensors in `edges`.
         reasons: the reason why a node is not in int8, by node name, for all nodes whose operator type could be in int8.
     """
 
@@ -109,7 +110,7 @@ class Plan:
 
 
 def weighted_operators(rules: Mapping[str, Rule]) -> frozenset[str]:
-    """Return the operator types that can run in int8 alone, not only between other int8 operators."""
+    """Return the operator types that can run in int8 even if no neighbouring operator does."""
     conditions = {op: rule.condition.split(", ") for op, rule in rules.items() if rule.int8}
     return frozenset(op for op, names in conditions.items() if _AFTER not in names)
 
@@ -134,7 +135,7 @@ def plan_placement(
         cut: share of each tensor's power that its range cuts off (`edgeq.calibrate.ranges`).
         most_cut: the largest share that may be cut off.
         gains: whether to quantize only layers that int8 is expected to make faster.
-        hazards: tensors that must not be in 8 bits, each with a reason, which continues a sentence that begins with the
+        hazards: tensors that must not be in 8 bits, each with a reason. Messages print the reason directly after the
             tensor's name.
     """
     lost = {name: _too_wide(share) for name, share in (cut or {}).items() if share > most_cut} | dict(hazards or {})
@@ -364,7 +365,7 @@ def write_implicit(model: ir.Model, ranges: Mapping[str, Range], folder: Path, t
 
 
 def native_version(version: str) -> str:
-    """Return TensorRT's version in the form that its cache's first line has: "8.6.1" → "8601", "10.3" → "100300"."""
+    """Return TensorRT's version in the form of its cache's first line: "8.6.1" → "8601", "10.3" → "100300"."""
     major, minor, patch = (*parse_version(version), 0, 0)[:3]
     return f"{major}{minor:02}{patch:02}" if major >= 10 else f"{major}{minor}{patch:02}"
 
@@ -521,7 +522,8 @@ class _Caster:
         nodes = tuple(graph)
         for node, following in zip(nodes, [*nodes[1:], None], strict=True):
             if node.op_type == _DQ:
-                restored[node.outputs[0]] = node  # it moves to its readers below, in the type that each of them needs
+                # The node moves to its readers below, in the type that each of them needs.
+                restored[node.outputs[0]] = node
                 continue
             small, (reads, makes) = node.name in halved, self._slots[node]
             for place, value in enumerate(node.inputs):

@@ -35,7 +35,7 @@ class RestType:
 
 @dataclass(frozen=True)
 class Facts:
-    """Hold the facts about TensorRT that edgeq reads from the file.
+    """Hold the facts about TensorRT that edgeq reads from `targets/backends/tensorrt.toml`.
 
     Attributes:
         most_cut: largest share of a tensor's power that its range may cut off.
@@ -55,7 +55,7 @@ class Facts:
 
 @cache
 def facts() -> Facts:
-    """Return the facts in the file that edgeq ships."""
+    """Return the facts in the `tensorrt.toml` that edgeq ships."""
     path = shipped("targets") / "backends" / "tensorrt.toml"
     content = tomllib.loads(path.read_text(encoding="utf-8"))
     explicit, halves = content["explicit"], content["rest"]
@@ -126,8 +126,8 @@ def explicit_options(float_type: str) -> dict[str, str]:
 
 
 def table_options(table: str) -> dict[str, str]:
-    """Return the provider options for a float model with a calibration table. `table` is its name in the engines'
-    folder.
+    """Return the provider options for a float model with a calibration table. `table` is the table's name in the folder
+    for engines.
     """
     return {
         "trt_int8_enable": "1",

@@ -20,7 +20,7 @@ def web_recipe(preprocess: Any, spec: TensorSpec) -> dict[str, Any] | None:
     """Return the steps that `prepare` of edgeq.mjs runs for an input, or None if there is no preprocessing.
 
     edgeq.mjs never repeats decoding and resizing, because browsers differ in both. So the caller has to do every step
-    up to and including the last of these. The recipe lists the caller's steps as text.
+    up to and including the last one that decodes or resizes. The recipe lists the caller's steps as text.
 
     Args:
         preprocess: an `edgeq.data.preprocess.Preprocess`, or None.

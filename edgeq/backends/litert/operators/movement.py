@@ -48,7 +48,7 @@ def write_pool(work: Lowering, node: ir.Node) -> None:
 
 
 def _within(shape: Geometry, source: Stored, padded: Tensor) -> bool:
-    """Return whether no window extends beyond the padding that the node itself sets."""
+    """Return whether every window stays within the padding that the node itself sets."""
     return all(padded.shape[1 + axis] <= source.shape[2 + axis] + sum(shape.pads[axis]) for axis in range(2))
 
 

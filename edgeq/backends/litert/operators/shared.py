@@ -107,7 +107,9 @@ def with_padding(
 
 
 def pad(work: Lowering, source: Tensor, pads: Sequence[tuple[int, int]], value: float) -> Tensor:
-    """Write a PAD that fills with `value`. For an integer tensor, use the integer nearest to it."""
+    """Write a PAD that fills with `value`. In an integer tensor, the filler is the integer that represents the number
+    nearest to `value`.
+    """
     wide = tuple(size + before + after for size, (before, after) in zip(source.shape, pads, strict=True))
     made = work.like(source, f"{source.name}/padded", wide)
     table = work.fixed("paddings", np.array(pads, np.int32))
