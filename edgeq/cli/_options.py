@@ -83,7 +83,9 @@ def target_option(*names: str, **attributes: Any) -> Callable[[F], F]:
 
 
 def complete_board(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
-    """Return the boards in the devices files whose names begin with `incomplete`, for shell completion."""
+    """Return the names of boards that begin with `incomplete`, for shell completion. The boards are those in the
+    devices files.
+    """
     from edgeq.remote.devices import known_boards
 
     del ctx, parameter
@@ -265,7 +267,7 @@ _DECODING = (
     click.option(
         "--classes",
         type=PATH,
-        help="File with the class names in the order of the scores (labels.txt or JSON), for class folders and labels.",
+        help="Class names in the order of the scores (labels.txt or JSON), to number class folders and text labels.",
     ),
     click.option("--annotations", type=PATH, help="Detection: annotations in a COCO instances file."),
     click.option(

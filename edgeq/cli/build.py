@@ -288,7 +288,7 @@ _LOSERS_SHOWN = 10
     type=click.Choice(["latency", "throughput", "size", "memory"]),
     default="latency",
     show_default=True,
-    help="Property to optimize, among the candidates that keep the accuracy and are not slower than float32.",
+    help="Property to optimize. Candidates that lose too much accuracy or are slower than float32 are left out.",
 )
 @click.option("--budget", metavar="TIME", help="Limit on wall-clock time: 90s, 10m, 1h30m.")
 @target_option(

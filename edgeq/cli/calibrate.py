@@ -66,7 +66,7 @@ def calibrate_command() -> None:
 @click.option(
     "--every-element",
     is_flag=True,
-    help="Count every element of very large tensors instead of a part of them (slower).",
+    help="Count every element of very large tensors, not just a sample (slower).",
 )
 @click.option("--resume", is_flag=True, help="Continue an interrupted run.")
 @FORCE
@@ -124,7 +124,7 @@ def merge(printer: Printer, parts: tuple[Path, ...], output: Path, force: bool) 
 @click.option("--symmetric", is_flag=True, help="Center the ranges on zero.")
 @click.option("--force", is_flag=True, help="Replace the SVG if it exists.")
 def show(printer: Printer, path: Path, svg: Path | None, force: bool, **options: Any) -> None:
-    """List and plot statistics with the thresholds that every method derives, or list a calibration table.
+    """List or plot statistics and the thresholds that every method derives from them, or list a calibration table.
 
     PATH can be a folder that `edgeq calibrate` wrote, a folder with ONNX Runtime's three tables, one of those tables, a
     native TensorRT cache, or a bundle's calibration.zip.

@@ -400,7 +400,8 @@ def _report_lines(result: Reported) -> Lines:
     "--engine", metavar="ENGINE", help="Engine whose kernels to audit. [default: the variant's, else onnxruntime's own]"
 )
 @target_option(
-    help="Target that runs the kernels. Nothing saturates on exact kernels. [default: any target that saturates]"
+    help="Target that runs the kernels. If its kernels are exact, nothing saturates. "
+    "[default: any target that saturates]"
 )
 @SESSION_OPTIONS
 def audit_command(printer: Printer, model: Path, data: str | None, **options: Any) -> None:

@@ -205,9 +205,10 @@ def show_preprocess(name: str, printer: Printer) -> None:
 
 @command("extensions")
 def extensions_command(printer: Printer) -> None:
-    """List calibration methods with their options, tasks, decoders, preprocessing steps, recoveries and backends.
+    """List the tasks, decoders, preprocessing steps, recoveries and backends, and the calibration methods with their
+    options.
 
-    The lists include what installed plug-ins add, with the name of each plug-in's package (docs/extending.md).
+    The lists include the entries of installed plug-ins and name each plug-in's package (docs/extending.md).
     """
     from edgeq.backends import base
     from edgeq.calibrate import methods

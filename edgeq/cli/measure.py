@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 @click.option("--variant", metavar="NAME", help="Check only this variant.")
 @TRUST
 @REQUIRE_SIGNATURE
-@click.option("--expect", metavar="SHA256", help="Refuse a bundle whose manifest has another hash.")
+@click.option("--expect", metavar="SHA256", help="Refuse the bundle if its manifest does not have this hash.")
 @click.option(
     "--on",
     multiple=True,
@@ -62,7 +62,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--data",
-    help="With --on: samples for the comparison with this machine: a folder, .npz, .npy, .pb or another source "
+    help="Samples for comparing the target with this machine (with --on): a folder, .npz, .npy, .pb or another source "
     "(docs/data.md).",
 )
 @click.option(
