@@ -95,7 +95,9 @@ def _key(name: str) -> str:
 
 
 def _classes(source: str, pairs: Iterable[tuple[str, int]]) -> Classes:
-    """Return the list of classes that names and numbers give. A line's full text has priority over the names in it."""
+    """Return the list of classes made from pairs of a name and a number. A line's full text has priority over the names
+    in it.
+    """
     numbers: dict[str, int | None] = {}
     parts: dict[str, int | None] = {}
     shown: dict[int, str] = {}
@@ -127,8 +129,8 @@ def imagenet() -> Classes:
 
 
 def without_background(classes: Classes, scores: int | None) -> Classes:
-    """If the model has one score less than the list, the first class is the background, and the result is the list
-    without it. Otherwise return `classes`.
+    """Return the list without its first class, the background, if the model has one score fewer than the list has
+    classes. Otherwise return `classes`.
     """
     first = {name for name, number in classes.numbers.items() if number == 0}
     if scores is None or classes.count != scores + 1 or not first & _BACKGROUND:

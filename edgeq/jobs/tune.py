@@ -324,8 +324,8 @@ def tune(
         val: samples to measure accuracy on, with labels if `task` is given. With None, `data` is used.
         statistics: folder written by `edgeq calibrate`, instead of a calibration pass.
         target: "auto", or a target or profile that this machine can run or simulate. If this machine runs it, latency
-            is measured. If this machine simulates it, the objective is the share of multiply-accumulates in int8
-            instead of the goal's.
+            is measured. If this machine simulates it, the objective is the share of multiply-accumulates in int8, and
+            the objective in `goal` is ignored.
         task: the task that measures accuracy by labels, or its name if it needs no options. With None, agreement with
             float32 is measured.
         goal: objective, accuracy and time, or only an objective. Default: the lowest latency with a loss of at most

@@ -1,7 +1,8 @@
 """Build the artifacts of one job. If several targets share a part, it is built and proven only once.
 
-If a target's kernels run here, edgeq runs them to measure what the target computes in int8. Otherwise rules forecast
-it. For a plug-in, it is either measured in the plug-in or unknown.
+Coverage is the share of the work that a target computes in int8. If the target's kernels run here, edgeq runs them to
+measure the coverage. Otherwise rules forecast it. The coverage in a plug-in is either measured in that plug-in or
+unknown.
 
 Measurements on another CPU architecture do not count, because fusions differ: ONNX Runtime's optimiser fuses int8
 convolutions on one architecture and leaves them in float on another.

@@ -89,7 +89,7 @@ class Opening:
         )
 
     def check(self, model: Path) -> None:
-        """Refuse a file whose outputs become useless when it is opened, or then differ from those of its simulation.
+        """Refuse a file if opening it makes its outputs useless, or makes them differ from those of its simulation.
 
         Raises:
             CheckFailedError: the file is refused. The message names the file, the loss and what helps.

@@ -42,8 +42,9 @@ _SELFTEST_TOLERANCE = 0.025
 # of each noise. The largest difference, on an H100 in float16, was 1.6 times the difference between the simulation and
 # float32.
 _SIMULATED = 2.0
-# The share of the largest value that is allowed in a slice with another unit. In such a slice, a Sigmoid or an Exp in
-# float often follows the integers and turns one rounding of its argument into a change of several percent.
+# The allowed difference in a slice with another unit, as a share of the slice's largest value. In such a slice, a
+# Sigmoid or an Exp in float often follows the integers and turns one rounding of its argument into a change of several
+# percent.
 _SLICE_TOLERANCE = 0.1
 _MOST_SLICES = 64
 # The allowed distance of a value from a multiple of the step, in steps. float32 represents up to 2^16 steps with this
