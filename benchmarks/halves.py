@@ -240,8 +240,8 @@ def loss(stored: Stored, name: str, chosen: Sequence[int]) -> float:
 
 
 def run(stored: Stored, splits: int, goals: Sequence[float], first: int = 0) -> list[dict[str, Any]]:
-    """Return one row for each allowed loss. It contains the number of decisions, and how many of them lost more on the
-    other half.
+    """Return one row for each allowed loss. The row contains the number of decisions, and how many of the chosen models
+    lost more than that on the other half.
     """
     counts = {goal: {"decided": 0, "exceeded": 0, "qualified": 0, "qualified_exceeded": 0} for goal in goals}
     lost: dict[float, list[float]] = {goal: [] for goal in goals}

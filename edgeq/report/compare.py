@@ -74,7 +74,7 @@ class LimitCheck:
 
     Attributes:
         what: "latency", "accuracy", "size" or "memory".
-        limit: the number. It is a share or, for latency, the minimum speed as a multiple.
+        limit: the share that is allowed or, for latency, the minimum speed of B as a multiple of the speed of A.
         text: the limit as text for users.
         outcome: "held", "missed" or "unsettled". It is unsettled if the measurement shows neither that the limit holds
             nor that it does not.
@@ -247,8 +247,8 @@ def _memories(found: Comparison) -> tuple[int | None, int | None]:
 
 
 def _speed(found: Claim) -> str:
-    """Return how many times as fast as A B is, with the interval or the spread of an estimate. Return "" if nothing is
-    known.
+    """Return B's speed as a multiple of A's, as text, with its interval or the spread of an estimate. Return "" if the
+    speed is not known.
     """
     for about, known in (("", found.interval), ("about ", found.estimated)):
         if known is not None:

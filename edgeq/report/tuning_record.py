@@ -228,7 +228,7 @@ class ModelRecord:
 
 @dataclass(frozen=True)
 class MetricRecord:
-    """Name the metric of the accuracy."""
+    """Name the metric by which accuracy is measured."""
 
     name: str = "accuracy"
     higher_is_better: bool = True
@@ -316,8 +316,8 @@ class TuningRecord:
         return (baseline, *(trials[i] for i in sorted(order[:MOST_CANDIDATES])))
 
     def _with_front(self) -> tuple[TrialRecord, ...]:
-        """Return the candidates, with `pareto` set according to the drawn latency and accuracy. float32 is compared
-        with them.
+        """Return the candidates, with `pareto` set according to the drawn latency and accuracy. The comparison includes
+        float32.
         """
         known = (TrialRecord(FLOAT, status=FLOAT, timing=self.float32.timing), *self.candidates)
         figures = [(self.latency_of(trial), self.accuracy_of(trial)) for trial in known]
@@ -346,8 +346,9 @@ class TuningRecord:
         return None if base is None or drop is None else base - self._sign * drop
 
     def latency_of(self, trial: TrialRecord) -> float | None:
-        """Return a candidate's median latency in milliseconds. This is its ratio to float32 in its own series of runs,
-        times the latency of float32. So different series are comparable even if the machine became slower in between.
+        """Return a candidate's median latency in milliseconds. The result is the candidate's ratio to float32 in its
+        own series of runs, multiplied by the latency of float32. So candidates from different series are comparable
+        even if the machine became slower in between.
         """
         base = self.float32.timing.latency.get("p50_ms") if self.float32.timing is not None else None
         if trial.latency_ms is None or not base or trial.timing is None or trial.timing.float_ms is None:
