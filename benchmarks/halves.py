@@ -8,8 +8,8 @@ are swapped. The decision uses no timings. Among the models that keep the accura
 layers in int8. No model is built twice.
 
 The metrics are top-1 (whose uncertainty comes from one score per sample), mAP and AUC (recomputed over random halves),
-and F1. F1 is a task that this file defines, with only `update` and `result`. The detector's candidates are stored
-float32 boxes to which errors are added in steps.
+and F1. F1 is a task that this file defines. Its meter has only the methods `update` and `result`. The detector's
+candidates are stored float32 boxes to which errors are added in steps.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ in steps.
 
 
 class F1:
-    """Measure the F1 of class 1, with two classes. This metric has no score for each sample."""
+    """Measure the F1 score of class 1 for a model with two classes. This metric has no score for each sample."""
 
     name, primary, higher_is_better, classes = "f1", "f1", True, True
 
@@ -227,8 +227,8 @@ class Counted:
 
 
 def loss(stored: Stored, name: str, chosen: Sequence[int]) -> float:
-    """Return the loss of a model against float32 on the chosen samples, in the metric's own scale. It is positive if
-    the model is worse.
+    """Return the loss of a model against float32 on the chosen samples, in the metric's own scale. The loss is positive
+    if the model is worse.
     """
     values = []
     for model in (FLOAT, name):

@@ -375,7 +375,7 @@ _SCHEME = (
     click.option(
         "--block-compute",
         type=click.Choice(["int8", "float32"]),
-        help="Type in which --weight-only computes its products. [default: chosen by accuracy and timings]",
+        help="Type in which --weight-only computes matrix products. [default: chosen by accuracy and timings]",
     ),
     click.option("--op-type", "op_types", multiple=True, help="Quantize only this operator type. Repeatable."),
     click.option("--exclude", multiple=True, metavar="NODE", help="Keep this node in float. Repeatable."),

@@ -84,8 +84,8 @@ class OneOf(click.ParamType):  # type: ignore[type-arg]  # not generic in click 
 
 
 class Command(click.Command):
-    """Define a command that prints at most one line for an error and exits with the error's code. This includes errors
-    in the options.
+    """Define a command that prints at most one line for an error and exits with the error's code. Errors in the options
+    are treated in the same way.
     """
 
     def main(self, *args: Any, **options: Any) -> Any:

@@ -326,8 +326,8 @@ def empty_classes(root: Path, files: Sequence[Path], classes: Mapping[str, int])
 
 
 def strays(root: Path, files: Sequence[Path]) -> tuple[str, ...]:
-    """Return a note on stray files. These are files next to folders that would be class folders if the files were not
-    there. Return nothing if there are none.
+    """Return a note on stray files, or nothing if there are none. Stray files are next to folders that would be class
+    folders if these files were not there.
     """
     beside = [path.name for path in files if path.parent == root]
     within = {path.relative_to(root).parts[0] for path in files if root not in (path, path.parent)}

@@ -164,8 +164,8 @@ def resolve_timed(target: str | Path, machine: Machine) -> tuple[Target, bool]:
 
 
 def is_static(target: Target, data: Data | None, statistics: Path | None) -> bool:
-    """Return whether ranges are derived before the build. They are if there are data for them, or if the target
-    supports no other kind of build.
+    """Return whether ranges are derived before the build. This is so if there are data from which to derive them, or if
+    the target supports no other kind of build.
     """
     return data is not None or statistics is not None or not target.profile.scheme.dynamic_weight_types
 

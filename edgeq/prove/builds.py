@@ -61,7 +61,8 @@ def with_compiled(job: Job, built: Built) -> Built:
     """Add the compiled form of `built` to its alternatives and return the result. If the engine does not simulate its
     hardware here, there is no compiled form.
 
-    The compiled form is then loaded. Its outputs must be equal to those of the model from which it was compiled.
+    If there is a compiled form, this function also loads it. Its outputs must be equal to those of the model from which
+    it was compiled.
 
     Raises:
         EngineError: the engine does not accept the model.
@@ -277,8 +278,8 @@ class Builds:
         return self.for_target(target, dataclasses.replace(known, artifact=artifact))
 
     def for_target(self, target: Target, built: Built) -> Built:
-        """Adapt an artifact that was built for another target to `target`, and return it. Its proof uses kernels that
-        compute like the kernels of `target`.
+        """Adapt an artifact that was built for another target to `target`, and return it. The artifact's proof uses
+        kernels that compute like the kernels of `target`.
         """
         artifact = computed_as_there(built.artifact, target, self.job.host)
         return dataclasses.replace(built, target=target, artifact=artifact)
@@ -438,8 +439,8 @@ def kernels_saturate(target: Target, scheme: Scheme, engine: Engine | None = Non
 
 
 def must_decide(target: Target, scheme: Scheme, overrides: Mapping[str, Any], engine: Engine | None = None) -> bool:
-    """Return whether edgeq must choose a mitigation. It must if the kernels saturate, mitigations are known, and the
-    user has not chosen one.
+    """Return whether edgeq must choose a mitigation. This is so if the kernels saturate, mitigations are known, and the
+    user has not chosen a mitigation.
 
     Args:
         engine: see `kernels_saturate`.

@@ -238,7 +238,7 @@ def _fitting(job: Job, backend: Backend, scheme: Scheme, derived: Derived, besid
 
 
 def derive(job: Job, target: Target, scheme: Scheme) -> Derived:
-    """Derive the values for `scheme` from the job's statistics. They are empty if the scheme is not static."""
+    """Derive the values for `scheme` from the job's statistics. The result is empty if the scheme is not static."""
     if scheme.mode != "static":
         return Derived()
     return with_extrema(job, target, job_ranges(job, scheme))

@@ -38,7 +38,7 @@ class MitigationTrial:
     """Hold the artifacts of several schemes for one target, and compare them with the float model.
 
     Args:
-        builds: object that builds the artifacts. Its job contains the samples on which they run.
+        builds: object that builds the artifacts. Its job contains the samples on which the artifacts run.
         full: the scheme with full 8-bit weights and no mitigation.
         table: the target's kernels that saturate.
 
@@ -148,7 +148,7 @@ FULL = "full range"
 TOLERATED_DB, TOLERATED_METRIC = 0.5, 0.005
 _SAMPLES = 16
 # Number of samples for the audit of the full range. The full range is chosen only if its weights are safe, so the loss
-# found in the audit is only shown to the user.
+# found in the audit never affects the choice. It is shown to the user.
 _AUDITED = 2
 
 

@@ -387,8 +387,8 @@ class CompareRequest:
 
     Attributes:
         a, b: model files or bundles.
-        data: samples for both models; see `edgeq.data.samples.open_samples`. With None, only what needs no samples is
-            compared.
+        data: samples for both models; see `edgeq.data.samples.open_samples`. With None, the comparison leaves out
+            everything that needs samples.
         task: the task that measures accuracy against the labels of the samples. With None, only the outputs are
             compared.
         preprocess: the preprocessing of the samples, or None to use that of a bundle.
@@ -440,7 +440,8 @@ def compare(
 
     Args:
         a, b: model files or bundles.
-        data: samples for both models; see `edgeq.open_samples`. With None, only what needs no samples is compared.
+        data: samples for both models; see `edgeq.open_samples`. With None, the comparison leaves out everything that
+            needs samples.
         task: the task that measures accuracy against the labels of the samples, or its name. With None, only the
             outputs are compared.
         options: the options of a task that is given by name.

@@ -96,7 +96,7 @@ class Assessment:
     @computed
     def prediction_bound(self) -> float:
         """Return the limit of the one-sided 90 % prediction interval for the loss on the same number of other samples.
-        It includes the random variation of those samples.
+        The interval includes the random variation of those samples.
 
         The limit is equal to `bound` if only labels are known, or if the uncertainty is unknown. It is larger than
         `bound` if `expected` is more certain than the loss on that many samples can be.
@@ -206,8 +206,8 @@ class TrialRecord:
 
     @property
     def partial(self) -> bool:
-        """Return whether the candidate's accuracy is known only on part of the samples. It then cannot be compared with
-        that of the others.
+        """Return whether the candidate's accuracy is known only on part of the samples. If so, it cannot be compared
+        with the accuracy of other candidates.
         """
         return self.accuracy is not None and not self.accuracy.complete
 
