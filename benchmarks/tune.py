@@ -37,7 +37,7 @@ Results = dict[str, Any]
 
 
 def run_case(case: Case, workdir: Path, grid: int, budget: str | None) -> Results:
-    """Tune a case, judge the bundle, run the grid, and compare the two."""
+    """Tune a case, judge the bundle, run the grid, and compare the bundle with the grid."""
     print(f"\n{case.name}")
     bundle = workdir / "tuned"
     start = time.perf_counter()

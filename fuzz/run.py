@@ -224,8 +224,8 @@ def _run_batch(
 
 
 def _let_onnxruntime_warn() -> None:
-    """Let sessions log warnings, so that the relay has names to escape. Another version or a plug-in may also
-    log them.
+    """Let sessions log warnings, so that the relay has names to escape. Other versions and plug-ins may log warnings
+    even if edgeq turns them off.
     """
     import onnxruntime
 

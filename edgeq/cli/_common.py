@@ -52,14 +52,14 @@ class Printer:
     writes: bool = False
 
     def result(self, record: Any, human: Callable[[], None]) -> None:
-        """Print a command's result. With --json, this is `record` as JSON (see `edgeq.util.records`); otherwise `human`
-        prints it.
+        """Print a command's result. With --json, print `record` as JSON (see `edgeq.util.records`). Otherwise call
+        `human`, which prints the result as text.
         """
         from edgeq.util.records import plain
 
         try:
             if self.as_json:
-                # replaces the narrow spaces in numbers for people
+                # numbers that are formatted for people contain narrow spaces
                 click.echo(json_text(plain(record)).replace("\\u202f", " "))
                 if (context := click.get_current_context(silent=True)) is not None:
                     context.meta[_PRINTED] = True
@@ -72,7 +72,9 @@ class Printer:
             raise OutputError(f"standard output cannot be written: {error.strerror}", "Send it elsewhere") from error
 
     def lines(self, record: Any, lines: Lines) -> None:
-        """Print a command's result as `result` does. If no text is printed, `lines` is not iterated."""
+        """Print a command's result as `result` does, with `lines` as the text. `lines` is iterated only if the text is
+        printed.
+        """
 
         def draw() -> None:
             console = self.console()

@@ -35,7 +35,7 @@ def calibrate_command() -> None:
     edgeq calibrate merge CAL-0/ CAL-1/ -o CAL/
     edgeq calibrate show CAL/ --svg ranges.svg
 
-    `edgeq calibrate collect --help` lists the options of the first form.
+    `edgeq calibrate collect --help` lists the options of `edgeq calibrate MODEL`.
     """
 
 

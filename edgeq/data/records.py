@@ -72,7 +72,7 @@ class Record:
 
 
 class Hash(Protocol):
-    """Describe the part of the interface of hashlib's objects that is used for digests."""
+    """Describe the methods of hashlib's objects that digests need."""
 
     def update(self, data: bytes, /) -> None:
         """Add `data` to the hashed bytes."""

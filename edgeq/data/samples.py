@@ -476,7 +476,7 @@ def chosen_of(samples: Samples, numbers: Sequence[int]) -> Samples:
     return part if part is not None else Subset(samples, numbers)
 
 
-# Make so many shards that workers do not wait long for the last one, but so few that merging is cheap.
+# Make enough shards that workers do not wait long for the last one, but few enough that merging is cheap.
 _SHARDS, _LEAST, _MOST = 16, 8, 512
 _STREAMED_BYTES = 1 << 23
 

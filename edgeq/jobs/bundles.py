@@ -222,8 +222,8 @@ def _answers(variant: Variant) -> tuple[Path, str]:
 
 
 def _figures(job: Job, built: Built, ranges: Mapping[str, Range]) -> dict[str, Any]:
-    """Return the figures for the charts in the report that show one artifact's tensors and layers. onnxruntime's own
-    kernels compute them.
+    """Return the figures for the charts in the report that show one artifact's tensors and layers. The figures come
+    from runs on onnxruntime's own kernels.
     """
     artifact = replace(built.artifact, engine=None)
     histograms = []

@@ -108,7 +108,8 @@ def _allowed(
     name: str, pairs: Sequence[tuple[SelfTestCase, Array]], factor: float
 ) -> tuple[float, tuple[SliceTolerance, ...]]:
     """Return the tolerance of an output and the tolerances of its slices. A tolerance is the larger of two values: a
-    share of the largest value, and `factor` times the distance from the other outputs.
+    share of the largest output value, and `factor` times the largest difference between the expected outputs and the
+    other array in each pair.
     """
     if any(case.outputs[name].dtype.kind != "f" for case, _ in pairs):
         return 0.0, ()

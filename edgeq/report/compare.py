@@ -450,8 +450,8 @@ def compare(
         duration_s: the minimum time for each model, in seconds.
         max_drop: the accuracy that B may lose on these samples, in the unit of the task's primary metric (0.01 is one
             point of a share). It needs `task`. `Comparison.check` raises if B loses more.
-        min_speedup: the minimum speed of B, as a multiple of A's. The lower end of the measured interval must reach
-            this value.
+        min_speedup: the minimum speed of B, as a multiple of the speed of A. The lower end of the measured interval
+            must reach this value.
         session_options: session options for model files. They take precedence over options in the files. A bundle has
             its own session options.
 

@@ -61,7 +61,7 @@ class Assessment:
     Attributes:
         samples: the number of samples. Each row of a gathered batch counts.
         complete: True if these are all the validation samples.
-        basis: "labels" or, without labels, "agreement". It is "noise" if a repair looks for healthy outputs.
+        basis: "labels" if there are labels. Without labels, it is "noise" in a repair, otherwise "agreement".
         drop: the loss in the task's primary metric. For the other bases, see docs/tune.md.
         low, high: the 95 % confidence interval of `drop`.
         expected: the best estimate of the loss on other samples; equal to `drop` if no better estimate is known.
