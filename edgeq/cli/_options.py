@@ -362,7 +362,7 @@ _SCHEME = (
         type=click.Choice(["float32", "float16", "bfloat16"]),
         help="Precision of the operators that are not quantized. [default: the profile's]",
     ),
-    click.option("--dynamic", is_flag=True, help="Measure activation ranges at run time (transformers, RNNs)."),
+    click.option("--dynamic", is_flag=True, help="Measure activation ranges at run time (for transformers and RNNs)."),
     click.option(
         "--weight-only",
         type=click.Choice(["8", "4"]),
@@ -391,8 +391,8 @@ _BARS = (
     click.option(
         "--max-drop",
         metavar="DROP",
-        help="Largest loss of accuracy to accept: 0.01, 1% or 1pt. edgeq repairs a larger loss, or fails. Needs "
-        "--task. [default: repair above 1pt, never fail]",
+        help="Largest loss of accuracy to accept: 0.01, 1% or 1pt. edgeq tries to repair a larger "
+        "loss and fails if it cannot. Needs --task. [default: repair above 1pt, never fail]",
     ),
     click.option("--require-coverage", metavar="SHARE", help="Fail if less than this share of the MACs is in int8: "
     "0.95 or 95%."),
@@ -401,7 +401,7 @@ _BARS = (
         type=click.Choice(["quick", "default", "thorough"]),
         default="default",
         show_default=True,
-        help="Effort to repair a result that misses --max-drop or, without labels, 20 dB SQNR.",
+        help="Effort for repairing a result that misses --max-drop or, without labels, 20 dB SQNR.",
     ),
     click.option("--as-is", is_flag=True, help="Do not repair the result, however far it is from float32."),
     click.option("--no-timing", is_flag=True, help="Do not time int8 against float32."),

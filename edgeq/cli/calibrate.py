@@ -53,10 +53,13 @@ def calibrate_command() -> None:
     "--start",
     type=click.IntRange(min=0),
     default=0,
-    help="Index of the first sample, for shards. [default: 0]",
+    help="Index of the first sample, to collect one shard. [default: 0]",
 )
 @click.option(
-    "--stride", type=click.IntRange(min=1), default=1, help="Step between the samples, for shards. [default: 1]"
+    "--stride",
+    type=click.IntRange(min=1),
+    default=1,
+    help="Step between the samples, to collect one shard. [default: 1]",
 )
 @click.option("--memory", metavar="SIZE", help="Memory limit for activations, such as 500MB or 2GB.")
 @click.option("--skip", multiple=True, metavar="TENSOR", help="Do not record this tensor. Repeatable.")

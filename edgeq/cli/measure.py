@@ -129,7 +129,7 @@ def verify_command(printer: Printer, bundle: Path, variant: str | None, **option
 @THREADS
 @SESSION_OPTIONS
 @click.option("--pin", metavar="CORES", help="Run only on these cores, such as 0,2-3.")
-@click.option("--duration", type=float, metavar="S", help="Minimum seconds for each model. [default: 2]")
+@click.option("--duration", type=float, metavar="S", help="Minimum time for each model, in seconds. [default: 2]")
 @click.option("--official", is_flag=True, help="Use MLPerf's official duration of 600 seconds.")
 @click.option(
     "--queries",
