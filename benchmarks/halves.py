@@ -4,7 +4,7 @@
 
 Several int8 models of each case run once over all labelled samples, and their outputs are stored. For each random
 split, the decision of `tune` is made on one half, and the chosen model is judged on the other half. Then the two halves
-are swapped. The decision uses no timings. Among the models that keep the accuracy, it chooses the one with the most
+are swapped. The decision uses no timings. Among the models that keep the accuracy, `tune` chooses the one with the most
 layers in int8. No model is built twice.
 
 The metrics are top-1 (whose uncertainty comes from one score per sample), mAP and AUC (recomputed over random halves),

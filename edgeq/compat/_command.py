@@ -26,7 +26,7 @@ _YEARS = 1 << 30
 
 
 class PrintedProgress:
-    """Print a command's notes on stderr and print no progress. Users redirect the output of these commands."""
+    """Print a command's notes on stderr and print no progress, because users redirect the output of these commands."""
 
     @contextmanager
     def stage(self, title: str, total: int | None = None) -> Iterator[Advance]:

@@ -260,8 +260,8 @@ def class_folders(
 
     - `classes`, if given;
     - folder names that are numbers;
-    - a list of classes that contains every folder's name, stored in the data folder, above it, or in one of the folders
-      `beside`;
+    - a list of classes that is stored in the data folder, above it, or in one of the folders `beside`, and that
+      contains every folder's name;
     - the names of ImageNet, if the model has scores for all its classes;
     - the sorted order of the folders. This counts folders without any of `files`, so a class without samples keeps its
       number.

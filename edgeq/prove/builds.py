@@ -285,11 +285,11 @@ class Builds:
         return dataclasses.replace(built, target=target, artifact=artifact)
 
     def prove(self, built: Built, scheme: Scheme | None, *, native: bool) -> Proof:
-        """Return the proof of an artifact in the engine that it names.
+        """Return the proof of an artifact in the engine that the artifact names.
 
         Args:
-            scheme: the scheme by which `build` made the artifact. None if the artifact was made in another way. In this
-                case, the proof is not cached.
+            scheme: the scheme by which `build` made the artifact, or None if the artifact was made in another way. With
+                None, the proof is not cached.
             native: True if this machine's kernels are the target's kernels. Timings are then valid for the target.
         """
         job, timed = self.job, self._timed and native

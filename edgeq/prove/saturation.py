@@ -186,8 +186,8 @@ class Decision:
             exact kernels, all slower mitigations are left out.
         exact_db, exact_metric: the SQNR and the metric of the full range on kernels that do not saturate.
         audit: the audit of the full range.
-        samples: the number of samples on which the figures were measured. Figures with saturation come from
-            `audit.samples` samples.
+        samples: the number of samples on which the figures were measured. The exception is figures with saturation,
+            which were measured on `audit.samples` samples.
         why: the reason for the choice, as one sentence without a full stop.
     """
 

@@ -62,14 +62,14 @@ class Assessment:
         samples: the number of samples. Each row of a gathered batch counts.
         complete: True if these are all the validation samples.
         basis: "labels" if there are labels. Without labels, it is "noise" in a repair, otherwise "agreement".
-        drop: the loss in the task's primary metric. For the other bases, see docs/tune.md.
+        drop: with labels, the loss in the task's primary metric. For the other values of `basis`, see docs/tune.md.
         low, high: the 95 % confidence interval of `drop`.
         expected: the best estimate of the loss on other samples; equal to `drop` if no better estimate is known.
         doubt: the standard error of `expected`. It is 0 if it is not known or not needed: if there are hardly any
             samples, if outputs are compared by their cosine, or if only the loss on these samples matters.
         metrics: the task's metrics by name; empty without labels.
-        disagreement: the share of rows whose top-1 differs from that of float32. A loss of top-1 cannot be larger than
-            this. It is None if the outputs are not class scores.
+        disagreement: the share of rows whose top-1 differs from that of float32. The loss of top-1 cannot be larger
+            than this share. It is None if the outputs are not class scores.
         sqnr_db, cosine: the figures of the worst output.
     """
 
@@ -110,8 +110,8 @@ class Assessment:
         """Return a value that `bound` on all samples will not fall below, with a certainty of 97.5 %. `share` is the
         share of all samples that this assessment uses.
 
-        The mean over a share s of the samples has a standard error. The mean over all samples differs from it by this
-        standard error times sqrt(1 - s). The doubt on all samples is the doubt on the share times sqrt(s).
+        Let e be the standard error of the mean over a share s of the samples. The mean over all samples differs from
+        that mean by e times sqrt(1 - s). The doubt on all samples is the doubt on the share times sqrt(s).
         """
         moves = math.sqrt(1 - share)
         least = self.drop - (self.drop - self.low) * moves if self.high - self.low < 1 else self.low
