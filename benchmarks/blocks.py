@@ -11,7 +11,8 @@ decoder: about 100 million structured weights (low rank, channels of different m
 a seed. The benchmark measures how far the distribution of the next token diverges from that of float32, in nats per
 token. This is the logarithm of the factor by which perplexity grows. All contenders have blocks of 32 and zero points.
 "exhaustive" uses, in each block, the best range of a fine grid. This search covers an eighth of each product's outputs,
-chosen at random. For a fair comparison, there are models in which only these outputs are in blocks.
+chosen at random. For a fair comparison, the divergence of each contender is also measured with only these outputs in
+blocks.
 
 Each part takes about five minutes.
 """
@@ -59,8 +60,8 @@ def structured(random: np.random.Generator, rows: int, columns: int) -> Floats:
 
 
 def decoder(path: Path, layers: int) -> Path:
-    """Write a decoder: ids int64 [1, s] → logits float32 [1, s, vocabulary]. Each token sees the tokens before it and
-    itself.
+    """Write a decoder: ids int64 [1, s] → logits float32 [1, s, vocabulary]. Each token attends to itself and to the
+    tokens before it.
     """
     random = np.random.default_rng(0)
     nodes: list[onnx.NodeProto] = []

@@ -9,8 +9,8 @@ loops run. For `tune`, it stops the loops after each run and measures the ratio 
 different candidate.
 
 A run is right if the quiet ratio is in the interval that the run claims, or in the spread that it estimates. A run is
-wrong if it calls a slower model faster, or a faster model slower. An estimate is wrong only if it does so by more than
-a tenth.
+wrong if it calls a slower model faster, or a faster model slower. An estimate is wrong only if, in addition, the quiet
+ratio shows a difference of more than a tenth.
 
 `estimators` compares ways to estimate the speed, on the same runs and with the same allowance. With EDGEQ_NICE=0, edgeq
 has no priority over the loops, as is the case for users who may not set priorities.

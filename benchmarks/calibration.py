@@ -94,8 +94,8 @@ def interleaved(rounds: int, **runs: Callable[[], object]) -> dict[str, float]:
 
 
 def bench_time(title: str, model: Path, samples: Images, rounds: int, bar: float | None) -> None:
-    """Print the time of a calibration as a ratio to the time of float32. The times for hashing, loading, opening
-    sessions and deriving ranges do not grow with the number of samples.
+    """Print the time of a calibration as a ratio to the time of float32. The calibration also hashes and loads the
+    model, opens sessions and derives ranges. These steps take the same time for any number of samples.
     """
     session = onnxruntime.InferenceSession(model)
     plain(session, samples)

@@ -3,9 +3,12 @@ measurements.
 
     python benchmarks/compat.py [--only SECTION ...] [--seconds S]
 
-Sections: retarget (residual networks as S8S8 Q/DQ pairs, which are onnxruntime's default, and the same networks
-retargeted to U8S8), same (quantize_static of both tools with the same options). Latencies are measured interleaved on
-one thread. A ratio is the ratio of two medians on this machine. The limits for retarget are valid for x86 with VNNI.
+Sections:
+- retarget: compare residual networks as S8S8 Q/DQ pairs, which are onnxruntime's default, with the same networks
+  retargeted to U8S8. The limits are valid for x86 with VNNI.
+- same: compare quantize_static of both tools with the same options.
+
+Latencies are measured interleaved on one thread. A ratio is the ratio of two medians on this machine.
 """
 
 from __future__ import annotations

@@ -84,7 +84,7 @@ def p50s(model: Path, folder: Path, records: Records, feed: Mapping[str, Any], t
 
 
 def judge_by_hand(case: Case, folder: Path, feed: Mapping[str, Any], run: Callable[[], dict[str, Any]]) -> Any:
-    """Time the winner of tuning against all hand-made builds that lose at most half a point more than it does."""
+    """Time the winner of tuning against all hand-made builds that lose at most half a point more than the winner."""
     kept = folder / "record.json"
     if not kept.exists():
         kept.write_text(json.dumps(timed(run)), "utf-8")

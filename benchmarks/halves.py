@@ -4,12 +4,12 @@
 
 Several int8 models of each case run once over all labelled samples, and their outputs are stored. For each random
 split, the decision of `tune` is made on one half, and the chosen model is judged on the other half. Then the two halves
-are swapped. The decision uses no timings. Among the models that keep the accuracy, it chooses the one with the most
+are swapped. The decision uses no timings. Among the models that keep the accuracy, `tune` chooses the one with the most
 layers in int8. No model is built twice.
 
 The metrics are top-1 (whose uncertainty comes from one score per sample), mAP and AUC (recomputed over random halves),
-and F1. F1 is a task that this file defines, with only `update` and `result`. The detector's candidates are stored
-float32 boxes to which errors are added in steps.
+and F1. F1 is a task that this file defines. Its meter has only the methods `update` and `result`. The detector's
+candidates are stored float32 boxes to which errors are added in steps.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ in steps.
 
 
 class F1:
-    """Measure the F1 of class 1, with two classes. This metric has no score for each sample."""
+    """Measure the F1 score of class 1 for a model with two classes. This metric has no score for each sample."""
 
     name, primary, higher_is_better, classes = "f1", "f1", True, True
 
@@ -227,8 +227,8 @@ class Counted:
 
 
 def loss(stored: Stored, name: str, chosen: Sequence[int]) -> float:
-    """Return the loss of a model against float32 on the chosen samples, in the metric's own scale. It is positive if
-    the model is worse.
+    """Return the loss of a model against float32 on the chosen samples, in the metric's own scale. The loss is positive
+    if the model is worse.
     """
     values = []
     for model in (FLOAT, name):
@@ -240,8 +240,8 @@ def loss(stored: Stored, name: str, chosen: Sequence[int]) -> float:
 
 
 def run(stored: Stored, splits: int, goals: Sequence[float], first: int = 0) -> list[dict[str, Any]]:
-    """Return one row for each allowed loss. It contains the number of decisions, and how many of them lost more on the
-    other half.
+    """Return one row for each allowed loss. The row contains the number of decisions, and how many of the chosen models
+    lost more than that on the other half.
     """
     counts = {goal: {"decided": 0, "exceeded": 0, "qualified": 0, "qualified_exceeded": 0} for goal in goals}
     lost: dict[float, list[float]] = {goal: [] for goal in goals}

@@ -65,7 +65,7 @@ def command(*arguments: str) -> Callable[[Path], object]:
 
 
 def calibrate(place: Path) -> None:
-    """Calibrate and save checkpoints all the time."""
+    """Calibrate, and save a checkpoint every hundredth of a second."""
     edgeq.calibrate(demo.MODEL, str(demo.CALIBRATION), place / "CAL", count=64, resume=True, checkpoint_seconds=0.01)
 
 

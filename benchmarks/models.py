@@ -1,8 +1,8 @@
 """Build models of well-known shapes with random weights, so that benchmarks need no download.
 
-ResNet-50 (v1.5: the stride in the 3×3 convolution) and MobileNetV2 (width 1.0), 224×224, 1000 classes. Weights have He
-scaling (variance 2 / fan-in before a rectifier, 1 / fan-in elsewhere), and BatchNormalization is close to the identity.
-So activations have about the same magnitude as in a trained network.
+The shapes are those of ResNet-50 (v1.5, with the stride in the 3×3 convolution) and MobileNetV2 (width 1.0), for images
+of 224×224 and 1000 classes. Weights have He scaling (variance 2 / fan-in before a rectifier, 1 / fan-in elsewhere), and
+BatchNormalization is close to the identity. So activations have about the same magnitude as in a trained network.
 """
 
 from __future__ import annotations

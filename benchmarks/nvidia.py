@@ -163,7 +163,7 @@ def tables(target: str, only: Sequence[str]) -> list[Row]:
 
 
 def fallback(target: str, only: Sequence[str]) -> list[Row]:
-    """Run a bundle that was made for a GPU on this machine, in its own process."""
+    """On this machine, run a bundle that was made for a GPU, in a separate process."""
     from edgeq import demo
     from edgeq.jobs.package import package
 

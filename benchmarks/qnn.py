@@ -4,11 +4,11 @@ compares the accuracy with that of float32 and of the CPU.
     python benchmarks/qnn.py [--only NAME ...] [--target hexagon-v73] [--count 50] [--wide NODE ...] [--helper]
     python benchmarks/qnn.py --tune 20m [--only NAME ...] [--count 200] [--seen 500]
 
-`--helper` instead builds with get_qnn_qdq_config, ONNX Runtime's own helper, with its defaults. With `--tune`, `edgeq
-tune` finds the model within a time budget, on samples that are not used to judge it. If a case has only one set, tuning
-uses every second sample, and the others judge the model. With `--tune`, the reported loss is the loss on all judging
-samples on the CPU, plus the additional loss in the simulator on `--count` of them (docs/tune.md). The benchmark needs
-onnxruntime-qnn.
+With `--helper`, the models are instead built with ONNX Runtime's own helper (get_qnn_qdq_config) and its defaults. With
+`--tune`, `edgeq tune` finds the model within a time budget, on samples that are not used to judge it. If a case has
+only one set, tuning uses every second sample, and the others judge the model. With `--tune`, the reported loss is the
+loss on all judging samples on the CPU, plus the additional loss in the simulator on `--count` of them (docs/tune.md).
+The benchmark needs onnxruntime-qnn.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ FLOAT, CPU, NPU = "float32", "CPU", "simulator"
 
 
 def spread(case: Case, count: int) -> Samples:
-    """Return about `count` samples that are spread over all, because folders are sorted by class."""
+    """Return about `count` samples, spread over all samples of the case, because folders are sorted by class."""
     samples = case.open(case.judged_on)
     return open_samples(samples, model_signature(case.model), stride=max(1, len(samples) // count), count=count)
 
 
 def every_second(case: Case, source: Path, first: int, most: int | None = None) -> Samples:
-    """Return samples of `source`, spread over all. If tuning and judging share one set, return every second sample from
-    `first` on.
+    """Return samples that are spread over all samples of `source`. If tuning and judging share one set, return every
+    second sample from `first` on.
     """
     stride = 1 + (case.tuned_on == case.judged_on)
     samples, first = case.open(source), first % stride

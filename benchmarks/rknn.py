@@ -3,9 +3,9 @@ compiler's simulator.
 
     python benchmarks/rknn.py [--only NAME ...] [--target rk3588] [--count 300] [--seen 300] [--json FILE]
 
-`edgeq quantize` uses labelled samples, and other samples judge the result. If a case has only one set, each of the two
-uses every second sample. Rockchip's quantizer uses the same calibration samples and its own defaults. The benchmark
-needs rknn-toolkit2: `edgeq toolkit rknn --install`.
+`edgeq quantize` uses labelled samples, and other samples judge the result. If a case has only one set, every second
+sample is for `edgeq quantize`, and the others judge the result. Rockchip's quantizer uses the same calibration samples
+and its own defaults. The benchmark needs rknn-toolkit2: `edgeq toolkit rknn --install`.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@ output.
 
     python benchmarks/systolic_c.py [--graphs 200] [--images 2]
 
-The models are the demo and those of shared/data. They are compiled for riscv64 and run under qemu-riscv64. The random
-graphs are compiled for this machine. Each of them runs in every mode (ws, ws with products for convolutions, cpu, os)
-and with both generations of gemmini.h.
+The models are the demo and those of shared/data. They are compiled for riscv64 with both generations of gemmini.h, and
+run under qemu-riscv64. The random graphs are compiled for this machine, each with one of the two generations. All of
+them run in every mode (ws, ws with products for convolutions, cpu, os).
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Read the labelled tasks of `shared/data` as arrays without edgeq, so that edgeq and the other tools get the same
 samples.
 
-The samples are preprocessed as each set's meta.json specifies. `float32` contains the top-1 that meta.json records.
+The samples are preprocessed as each set's meta.json specifies. The recorded top-1 of a validation set is that of
+float32 in meta.json.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ machine.
 
 For each model, the benchmark prints the loss of the tuned bundle on the judging samples, its speed against float32, and
 the time of tuning. The grid builds, evaluates and times each of 72 settings separately. With --grid N (9 in --quick
-mode), it runs only N random settings, and the printed time of the grid is their time multiplied by 72 / N. The tuned
-bundle is timed, interleaved, against the fastest setting of the grid that keeps the accuracy.
+mode), the grid consists of only N random settings, and the printed time of the grid is their time multiplied by 72 / N.
+The tuned bundle is timed, interleaved, against the fastest setting of the grid that keeps the accuracy.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Results = dict[str, Any]
 
 
 def run_case(case: Case, workdir: Path, grid: int, budget: str | None) -> Results:
-    """Tune a case, judge the bundle, run the grid, and compare the two."""
+    """Tune a case, judge the bundle, run the grid, and compare the bundle with the grid."""
     print(f"\n{case.name}")
     bundle = workdir / "tuned"
     start = time.perf_counter()

@@ -1,5 +1,5 @@
-"""Provide functions that the benchmarks of `edgeq tune` share. They run it as a user does, time its bundle, and check a
-limit.
+"""Provide functions that the benchmarks of `edgeq tune` share. The functions run `edgeq tune` as a user does, time the
+bundle that it writes, and check a limit.
 """
 
 from __future__ import annotations

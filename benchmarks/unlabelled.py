@@ -3,8 +3,8 @@ samples.
 
     python benchmarks/unlabelled.py [--only NAME ...] [--json FILE]
 
-Both bundles are judged with the labels. Without labels, edgeq estimates the accuracy from the scores that float32 gives
-to the candidate's outputs (docs/tune.md, Accuracy).
+Both bundles are judged with the labels. Without labels, edgeq estimates the loss from float32's scores for its own
+class and for the candidate's class (docs/tune.md, Accuracy).
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ and the memory.
     python benchmarks/workers.py [--rounds 3] [--only speed killed memory] [--json FILE]
 
 - speed: run `edgeq calibrate` and `edgeq eval` for MobileNet on the 900 images of shared/data. Each worker has one
-  thread. The time is that of the whole command, with and without the time to start a cluster (that of a command on
-  eight images). Two workers must be at least 1.5 times as fast as one and give the same bytes.
+  thread. The time is that of the whole command, with and without the time to start a cluster, which is measured with a
+  command on eight images. Two workers must be at least 1.5 times as fast as one and give the same bytes.
 - killed: one worker gets SIGKILL during the run. The bytes must be the same.
 - memory: the peak of the main process with 50,000 samples must be at most 1.1 times the peak with 5,000.
 
@@ -52,7 +52,7 @@ def run(job: str, words: list[str], workers: int, output: Path, *, kill_after: f
     extra = ["-o", str(output), "--force"] if job == "calibrate" else ["--task", "classification"]
     command = [sys.executable, "-m", "edgeq", job, *words, *extra, "--json", "-q", "--workers", str(workers)]
     began = time.monotonic()
-    # Run without edgeq's process for limits, so that the watched process is the one that works.
+    # Turn off edgeq's process for limits, so that the watched process is the one that does the work.
     here = {**os.environ, "EDGEQ_BUDGET": "off"}
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen([*command, "--threads", "1"], env=here, **pipes) as process:

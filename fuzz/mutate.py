@@ -198,8 +198,8 @@ def of_zip(inner: Mutation) -> Mutation:
 
 
 def of_names(kind: type[Message], inner: Mutation) -> Mutation:
-    """Return a mutation that replaces one or two names in a protobuf message with hostile names. It replaces all uses
-    of a name, so that the message stays consistent. In half of the cases, it also applies `inner`.
+    """Return a mutation that replaces one or two names in a protobuf message with hostile names. The mutation replaces
+    all uses of a name, so that the message stays consistent. In half of the cases, it also applies `inner`.
     """
 
     def mutate(random: Random, data: bytes, others: Sequence[bytes]) -> bytes:

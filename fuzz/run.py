@@ -180,7 +180,7 @@ def _run_batch(
     confine("fuzz")
     if layer.native:
         _let_onnxruntime_warn()
-    run_case(layer, *case_of(layer, seeds, seed, 0), folder)  # so that the memory of its imports does not count
+    run_case(layer, *case_of(layer, seeds, seed, 0), folder)  # the memory that this case's imports take does not count
     resource.setrlimit(resource.RLIMIT_DATA, (_data_bytes() + MEMORY, resource.RLIM_INFINITY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     refused = contained = 0
@@ -224,8 +224,8 @@ def _run_batch(
 
 
 def _let_onnxruntime_warn() -> None:
-    """Let sessions log warnings, so that the relay has names to escape. Another version or a plug-in may also
-    log them.
+    """Let sessions log warnings, so that the relay has names to escape. Other versions and plug-ins may log warnings
+    even if edgeq turns them off.
     """
     import onnxruntime
 

@@ -64,9 +64,10 @@ def main() -> None:
 
 
 def load_all(folder: Path) -> dict[str, Any]:
-    """Load each model with this interpreter's onnxruntime. Return model name → whether it loads, and "" → the version.
+    """Load each model with this interpreter's onnxruntime. Return a dictionary of model name → whether the model loads,
+    and "" → the version of onnxruntime.
 
-    If a model loads and has known outputs, its value is the list of the shapes with wrong outputs.
+    For a model that loads and has known outputs, the value is the list of the shapes with wrong outputs.
     """
     import onnxruntime
 

@@ -116,8 +116,8 @@ class _LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Return the command that the first argument names. If there is none, the error suggests commands with similar
-        names.
+        """Return the command that the first argument names. If no command has that name, the error suggests commands
+        with similar names.
         """
         if args and not args[0].startswith("-") and args[0] not in self.names:
             near = suggest(args[0], self.names)

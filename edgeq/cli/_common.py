@@ -1,5 +1,5 @@
-"""Provide the output functions that commands share. They print results as text or JSON, the next line, and errors as
-one line with an exit code.
+"""Provide the output functions that commands share. They print a result as text or JSON, suggest the command to type
+next, and report an error as one line with an exit code.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ class Printer:
     writes: bool = False
 
     def result(self, record: Any, human: Callable[[], None]) -> None:
-        """Print a command's result. With --json, this is `record` as JSON (see `edgeq.util.records`); otherwise `human`
-        prints it.
+        """Print a command's result. With --json, print `record` as JSON (see `edgeq.util.records`). Otherwise call
+        `human`, which prints the result as text.
         """
         from edgeq.util.records import plain
 
         try:
             if self.as_json:
-                # replaces the narrow spaces in numbers for people
+                # numbers that are formatted for people contain narrow spaces
                 click.echo(json_text(plain(record)).replace("\\u202f", " "))
                 if (context := click.get_current_context(silent=True)) is not None:
                     context.meta[_PRINTED] = True
@@ -72,7 +72,9 @@ class Printer:
             raise OutputError(f"standard output cannot be written: {error.strerror}", "Send it elsewhere") from error
 
     def lines(self, record: Any, lines: Lines) -> None:
-        """Print a command's result as `result` does. If no text is printed, `lines` is not iterated."""
+        """Print a command's result as `result` does, with `lines` as the text. `lines` is iterated only if the text is
+        printed.
+        """
 
         def draw() -> None:
             console = self.console()
@@ -84,7 +86,7 @@ class Printer:
     def console(self) -> Console:
         """Return a rich console on stdout that raises on a broken pipe. If stdout is not a terminal, it wraps no lines.
 
-        A text in a line or in a table cell contains no line breaks and cannot move the cursor.
+        In lines and in table cells, line breaks and characters that move the cursor are escaped.
         """
         from rich.console import Console
 
@@ -152,8 +154,8 @@ _TOPICS = {
     "objective budget duration_s min_queries target_qps latency_bound_ms no_timing thorough memory",
     "Output": "output with_float selftest split force update as_markdown junit as_json quiet verbose print_recipe",
 }
-"""Title → names of the parameters that the help shows under this title. It shows all other parameters first, under
-Options.
+"""Title → names of the parameters that the help shows under this title. The help shows all other parameters first,
+under Options.
 """
 _FEW = 14
 
@@ -335,11 +337,12 @@ def fill_next(**words: object) -> None:
 
 
 def choose_next(line: Callable[[], str | None], **words: object) -> None:
-    """Replace the next line of the running command with one that depends on the result, and set words of that line.
+    """Replace the next line of the running command with one that depends on the result, and set the words that fill its
+    placeholders.
 
     Args:
-        line: function that returns a line in the form of `NEXT`, without "edgeq", or None to print no line. It is
-            called only if a next line is to be printed.
+        line: function that returns a line in the form of the values of `NEXT`, without "edgeq", or None to print no
+            line. The function is called only if a next line is to be printed.
     """
     fill_next(**words)
     click.get_current_context().meta[_CHOSEN] = line
@@ -349,7 +352,7 @@ def propose_check(bundle: Path, targets: Sequence[str] = ()) -> None:
     """Set the next line to the command that checks as much of `bundle` as this machine can run."""
 
     def line() -> str | None:
-        """Return the command that checks the variants in the bundle, which is read only when the line is printed."""
+        """Return the command that checks the bundle's variants. The bundle is read only when the line is printed."""
         from edgeq.backends.base import SIMULATORS
         from edgeq.emulate.check import next_check
 

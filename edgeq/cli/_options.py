@@ -83,7 +83,9 @@ def target_option(*names: str, **attributes: Any) -> Callable[[F], F]:
 
 
 def complete_board(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
-    """Return the boards in the devices files whose names begin with `incomplete`, for shell completion."""
+    """Return the names of boards that begin with `incomplete`, for shell completion. The boards are those in the
+    devices files.
+    """
     from edgeq.remote.devices import known_boards
 
     del ctx, parameter
@@ -265,7 +267,7 @@ _DECODING = (
     click.option(
         "--classes",
         type=PATH,
-        help="File with the class names in the order of the scores (labels.txt or JSON), for class folders and labels.",
+        help="Class names in the order of the scores (labels.txt or JSON), to number class folders and text labels.",
     ),
     click.option("--annotations", type=PATH, help="Detection: annotations in a COCO instances file."),
     click.option(
@@ -360,7 +362,7 @@ _SCHEME = (
         type=click.Choice(["float32", "float16", "bfloat16"]),
         help="Precision of the operators that are not quantized. [default: the profile's]",
     ),
-    click.option("--dynamic", is_flag=True, help="Measure activation ranges at run time (transformers, RNNs)."),
+    click.option("--dynamic", is_flag=True, help="Measure activation ranges at run time (for transformers and RNNs)."),
     click.option(
         "--weight-only",
         type=click.Choice(["8", "4"]),
@@ -373,7 +375,7 @@ _SCHEME = (
     click.option(
         "--block-compute",
         type=click.Choice(["int8", "float32"]),
-        help="Type in which --weight-only computes its products. [default: chosen by accuracy and timings]",
+        help="Type in which --weight-only computes matrix products. [default: chosen by accuracy and timings]",
     ),
     click.option("--op-type", "op_types", multiple=True, help="Quantize only this operator type. Repeatable."),
     click.option("--exclude", multiple=True, metavar="NODE", help="Keep this node in float. Repeatable."),
@@ -389,8 +391,8 @@ _BARS = (
     click.option(
         "--max-drop",
         metavar="DROP",
-        help="Largest loss of accuracy to accept: 0.01, 1% or 1pt. edgeq repairs a larger loss, or fails. Needs "
-        "--task. [default: repair above 1pt, never fail]",
+        help="Largest loss of accuracy to accept: 0.01, 1% or 1pt. edgeq tries to repair a larger "
+        "loss and fails if it cannot. Needs --task. [default: repair above 1pt, never fail]",
     ),
     click.option("--require-coverage", metavar="SHARE", help="Fail if less than this share of the MACs is in int8: "
     "0.95 or 95%."),
@@ -399,7 +401,7 @@ _BARS = (
         type=click.Choice(["quick", "default", "thorough"]),
         default="default",
         show_default=True,
-        help="Effort to repair a result that misses --max-drop or, without labels, 20 dB SQNR.",
+        help="Effort for repairing a result that misses --max-drop or, without labels, 20 dB SQNR.",
     ),
     click.option("--as-is", is_flag=True, help="Do not repair the result, however far it is from float32."),
     click.option("--no-timing", is_flag=True, help="Do not time int8 against float32."),

@@ -1,4 +1,6 @@
-"""Run recipes, which are commands and their options in TOML. A recipe may contain only parameters that click knows."""
+"""Run recipes, which are commands and their options in TOML. A recipe may set only the parameters that its commands
+define in click.
+"""
 
 from __future__ import annotations
 

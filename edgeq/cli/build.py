@@ -96,8 +96,8 @@ def draw_repair(repair: Repair) -> Lines:
 
 
 def closeness(found: Agreement | OutputAgreement) -> str:
-    """Describe how closely outputs match the reference: by the share of identical values for indices, by the share of
-    identical top-1 classes for class scores, and otherwise by the cosine.
+    """Describe how closely outputs match the reference. For indices, this is the share of identical values. For class
+    scores, it is the share of identical top-1 classes. For other outputs, it is the cosine.
     """
     if not found.compared:
         return "nothing could be compared"
@@ -218,7 +218,7 @@ def _quantize_lines(result: Quantized, *, verbose: bool) -> Lines:
     help="Number of samples to include as test vectors.",
 )
 @click.option(
-    "--split", is_flag=True, help="Write one bundle for each target, OUTPUT/NAME.edgeq, instead of one for all."
+    "--split", is_flag=True, help="Write one bundle for each target (OUTPUT/NAME.edgeq) instead of one for all."
 )
 @click.option(
     "--engine",
@@ -288,7 +288,7 @@ _LOSERS_SHOWN = 10
     type=click.Choice(["latency", "throughput", "size", "memory"]),
     default="latency",
     show_default=True,
-    help="Property to optimize, among the candidates that keep the accuracy and are not slower than float32.",
+    help="Property to optimize. Candidates that lose too much accuracy or are slower than float32 are left out.",
 )
 @click.option("--budget", metavar="TIME", help="Limit on wall-clock time: 90s, 10m, 1h30m.")
 @target_option(
@@ -322,7 +322,9 @@ _LOSERS_SHOWN = 10
     help="Write a bundle only if the measurements prove that the goal is met. Otherwise exit with code 11.",
 )
 @click.option(
-    "--thorough", is_flag=True, help="Do not dismiss any candidate early. This checks the search but takes longer."
+    "--thorough",
+    is_flag=True,
+    help="Do not dismiss any candidate early. This takes longer and serves to check the normal search.",
 )
 @click.option("--dry-run", is_flag=True, help="List the candidates and the plan, and do nothing else.")
 @FORCE

@@ -35,7 +35,7 @@ def calibrate_command() -> None:
     edgeq calibrate merge CAL-0/ CAL-1/ -o CAL/
     edgeq calibrate show CAL/ --svg ranges.svg
 
-    `edgeq calibrate collect --help` lists the options of the first form.
+    `edgeq calibrate collect --help` lists the options of `edgeq calibrate MODEL`.
     """
 
 
@@ -53,10 +53,13 @@ def calibrate_command() -> None:
     "--start",
     type=click.IntRange(min=0),
     default=0,
-    help="Index of the first sample, for shards. [default: 0]",
+    help="Index of the first sample, to collect one shard. [default: 0]",
 )
 @click.option(
-    "--stride", type=click.IntRange(min=1), default=1, help="Step between the samples, for shards. [default: 1]"
+    "--stride",
+    type=click.IntRange(min=1),
+    default=1,
+    help="Step between the samples, to collect one shard. [default: 1]",
 )
 @click.option("--memory", metavar="SIZE", help="Memory limit for activations, such as 500MB or 2GB.")
 @click.option("--skip", multiple=True, metavar="TENSOR", help="Do not record this tensor. Repeatable.")
@@ -66,7 +69,7 @@ def calibrate_command() -> None:
 @click.option(
     "--every-element",
     is_flag=True,
-    help="Count every element of very large tensors instead of a part of them (slower).",
+    help="Count every element of very large tensors, not just a sample (slower).",
 )
 @click.option("--resume", is_flag=True, help="Continue an interrupted run.")
 @FORCE
@@ -124,7 +127,7 @@ def merge(printer: Printer, parts: tuple[Path, ...], output: Path, force: bool) 
 @click.option("--symmetric", is_flag=True, help="Center the ranges on zero.")
 @click.option("--force", is_flag=True, help="Replace the SVG if it exists.")
 def show(printer: Printer, path: Path, svg: Path | None, force: bool, **options: Any) -> None:
-    """List and plot statistics with the thresholds that every method derives, or list a calibration table.
+    """List or plot statistics and the thresholds that every method derives from them, or list a calibration table.
 
     PATH can be a folder that `edgeq calibrate` wrote, a folder with ONNX Runtime's three tables, one of those tables, a
     native TensorRT cache, or a bundle's calibration.zip.

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 @command("demo")
 @click.option("-o", "--output", type=OUTPUT, default=Path("edgeq-demo"), show_default=True, help="Path of the bundle.")
-@click.option("--files", type=OUTPUT, metavar="DIR", help="Only write the model and its samples, to DIR.")
+@click.option(
+    "--files", type=OUTPUT, metavar="DIR", help="Write the model and its samples to DIR, and do nothing else."
+)
 @click.option(
     "--force",
     is_flag=True,

@@ -66,7 +66,7 @@ device_command.add_command(emulate_command)
 @command("setup", within=emulate_command)
 @click.argument("machine", metavar="NAME", default="arm64")
 @click.option(
-    "--sysroot", type=PATH, metavar="DIR", help="Use this root file system, which contains Python and onnxruntime."
+    "--sysroot", type=PATH, metavar="DIR", help="Use this root file system, which must contain Python and onnxruntime."
 )
 @click.option(
     "--onnxruntime", metavar="VERSION", help="Version of onnxruntime to install. [default: the one installed here]"

@@ -392,7 +392,9 @@ def _report_lines(result: Reported) -> Lines:
 @click.option("--data", help="Samples to simulate MODEL on. Without samples, edgeq judges by the weights alone.")
 @PREPROCESS
 @click.option(
-    "--count", type=click.IntRange(min=1), help="Number of samples to simulate. [default: 2 to 8, by the model's size]"
+    "--count",
+    type=click.IntRange(min=1),
+    help="Number of samples to simulate. [default: 2 to 8, depending on the model's size]",
 )
 @click.option("--float", "reference", type=PATH, help="Float32 model, to measure the loss caused by saturation.")
 @click.option("--variant", metavar="NAME", help="Variant to audit, if MODEL is a bundle.")
@@ -400,7 +402,8 @@ def _report_lines(result: Reported) -> Lines:
     "--engine", metavar="ENGINE", help="Engine whose kernels to audit. [default: the variant's, else onnxruntime's own]"
 )
 @target_option(
-    help="Target that runs the kernels. Nothing saturates on exact kernels. [default: any target that saturates]"
+    help="Target that runs the kernels. If its kernels are exact, nothing saturates. "
+    "[default: any target that saturates]"
 )
 @SESSION_OPTIONS
 def audit_command(printer: Printer, model: Path, data: str | None, **options: Any) -> None:

@@ -149,7 +149,7 @@ def targets_command(printer: Printer, why: bool, **given: Any) -> None:
 def profiles_command(printer: Printer, why: bool, **given: Any) -> None:
     """List hardware profiles, or show one. NAME can be the name of a profile or a .toml file.
 
-    If NAME is a target, the command shows the target's profile with the target's overrides.
+    If NAME is a target, the command shows the target's profile after the target's overrides.
     """
     from edgeq.hardware import show
     from edgeq.hardware.profile import load_profiles
@@ -205,9 +205,10 @@ def show_preprocess(name: str, printer: Printer) -> None:
 
 @command("extensions")
 def extensions_command(printer: Printer) -> None:
-    """List calibration methods with their options, tasks, decoders, preprocessing steps, recoveries and backends.
+    """List the tasks, decoders, preprocessing steps, recoveries and backends, and the calibration methods with their
+    options.
 
-    The lists include what installed plug-ins add, with the name of each plug-in's package (docs/extending.md).
+    The lists include the entries of installed plug-ins and name each plug-in's package (docs/extending.md).
     """
     from edgeq.backends import base
     from edgeq.calibrate import methods

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 @click.option("--variant", metavar="NAME", help="Check only this variant.")
 @TRUST
 @REQUIRE_SIGNATURE
-@click.option("--expect", metavar="SHA256", help="Refuse a bundle whose manifest has another hash.")
+@click.option("--expect", metavar="SHA256", help="Refuse the bundle if its manifest does not have this hash.")
 @click.option(
     "--on",
     multiple=True,
@@ -62,7 +62,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--data",
-    help="With --on: samples for the comparison with this machine: a folder, .npz, .npy, .pb or another source "
+    help="Samples for comparing the target with this machine (with --on): a folder, .npz, .npy, .pb or another source "
     "(docs/data.md).",
 )
 @click.option(
@@ -129,7 +129,7 @@ def verify_command(printer: Printer, bundle: Path, variant: str | None, **option
 @THREADS
 @SESSION_OPTIONS
 @click.option("--pin", metavar="CORES", help="Run only on these cores, such as 0,2-3.")
-@click.option("--duration", type=float, metavar="S", help="Minimum seconds for each model. [default: 2]")
+@click.option("--duration", type=float, metavar="S", help="Minimum time for each model, in seconds. [default: 2]")
 @click.option("--official", is_flag=True, help="Use MLPerf's official duration of 600 seconds.")
 @click.option(
     "--queries",

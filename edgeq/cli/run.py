@@ -21,8 +21,8 @@ from edgeq.util.registry import names_function
 PROGRAMS = {"sysroot", "sources", "onnxruntime", "wheels"}
 """Parameters that name the source of programs that edgeq runs or installs."""
 HOSTS = {"on", "board", "reference", "workers"}
-"""Parameters that name other machines. A scheduler for workers is one of them because it sends pickles, which can run
-code.
+"""Parameters that name other machines. `workers` is included because it can name a scheduler, which sends pickles, and
+pickles can run code.
 """
 
 

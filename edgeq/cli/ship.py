@@ -71,8 +71,8 @@ def push_command(printer: Printer, bundle: Path, reference: str) -> None:
 def pull_command(printer: Printer, reference: str, output: Path, **options: Any) -> None:
     """Download a bundle from an OCI registry, and check it as `verify` does. REF is HOST/REPOSITORY@sha256:….
 
-    The command does not load the models in the bundle. It fails if the registry sends less than 1,000 bytes per second
-    or does not answer within 60 s. On a device, use `edgeq_run.py pull` instead.
+    Unlike `verify`, the command does not load the models. It fails if the registry sends less than 1,000 bytes per
+    second or does not answer within 60 s. On a device, use `edgeq_run.py pull` instead.
 
     \b
     edgeq pull registry.example.com/models/net@sha256:0123… -o dist/ --trust build.pub

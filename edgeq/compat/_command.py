@@ -26,7 +26,7 @@ _YEARS = 1 << 30
 
 
 class PrintedProgress:
-    """Print a command's notes on stderr and print no progress. Users redirect the output of these commands."""
+    """Print a command's notes on stderr and print no progress, because users redirect the output of these commands."""
 
     @contextmanager
     def stage(self, title: str, total: int | None = None) -> Iterator[Advance]:
@@ -84,8 +84,8 @@ class OneOf(click.ParamType):  # type: ignore[type-arg]  # not generic in click 
 
 
 class Command(click.Command):
-    """Define a command that prints at most one line for an error and exits with the error's code. This includes errors
-    in the options.
+    """Define a command that prints at most one line for an error and exits with the error's code. Errors in the options
+    are treated in the same way.
     """
 
     def main(self, *args: Any, **options: Any) -> Any:

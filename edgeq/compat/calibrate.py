@@ -4,8 +4,9 @@ The command accepts the same options and the same data sets: a folder of images,
 input_0.pb, or one stacked .pb. It makes the same choices:
 
 - Static int8 gives the fork's dialect for the systolic array, and next to it a model that stock ONNX Runtime runs.
-- Static uint8 gives asymmetric QOperator. Without --static and --mode, which only the fork has, the result is uint8.
-- Dynamic quantization gives ConvInteger and MatMulInteger, with weights of the type of --mode.
+- Static uint8 gives asymmetric QOperator. Only the fork has the options --static and --mode. Without both, the result
+  is uint8.
+- Dynamic quantization gives ConvInteger and MatMulInteger, with weights of the type that --mode sets.
 - Weight scales are per tensor, and ranges are minima and maxima.
 
 edgeq's own `quantize` does the work. The module also replaces `onnxruntime.quantization.calibrate` in imports.

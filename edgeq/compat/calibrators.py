@@ -80,7 +80,8 @@ class CalibratorOptions:
 
     @classmethod
     def read(cls, given: Mapping[str, Any]) -> CalibratorOptions:
-        """Read options by name. None means the default. For `symmetric`, it means False, as in onnxruntime.
+        """Read options by name. None means the default. The exception is `symmetric`: there, None means False, as in
+        onnxruntime.
 
         Raises:
             UsageError: a value is not a number, or is out of its bounds.

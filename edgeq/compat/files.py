@@ -39,7 +39,7 @@ from edgeq.quantize.weight_only import standard_attentions
 from edgeq.retarget.run import retarget
 from edgeq.util.outputs import output_file
 
-# These options are read by onnxruntime's quantizer, which also writes the model here.
+# Options that onnxruntime's quantizer reads. edgeq uses this quantizer to write the model.
 WRITER = frozenset(
     {
         "ActivationRestrictedAsymmetric",
@@ -63,7 +63,7 @@ WRITER = frozenset(
         "extra.Sigmoid.nnapi",
     }
 )
-# These options are read by edgeq's calibration.
+# Options that edgeq's calibration reads.
 CALIBRATION = frozenset(
     {
         "CalibMaxIntermediateOutputs",
@@ -89,8 +89,8 @@ def check_options(given: Mapping[str, Any] | None) -> dict[str, Any]:
     Unknown keys are ignored, as in the older functions, but a warning names each key.
 
     Raises:
-        UsageError: the options are not a mapping, or SmoothQuant is set. The package that SmoothQuant needs has no
-            release that supports it.
+        UsageError: the options are not a mapping, or SmoothQuant is set. SmoothQuant needs a module that current
+            releases of neural-compressor no longer contain.
     """
     if given is not None and not isinstance(given, Mapping):
         raise UsageError(f"extra_options are given as {type(given).__name__}", "Give a dict of names and values")
@@ -225,9 +225,10 @@ def _kept_clamps(
 
 
 def _with_plain_gemms(prepared: PreparedModel, folder: Path) -> PreparedModel:
-    """Return the model with plain Gemm nodes, which have no factors and one bias value per output. onnxruntime's
-    quantizer multiplies a bias by beta but keeps beta, and computes the bias's scale as if alpha were 1. Per channel,
-    it expects one bias value per output. The change adds no node, so a user's names and ranges still fit.
+    """Return the model with plain Gemm nodes, which have neither alpha nor beta, and have one bias value per output.
+    onnxruntime's quantizer multiplies a bias by beta but keeps beta, and computes the bias's scale as if alpha were 1.
+    For weights with one scale per channel, the quantizer expects one bias value per output. The rewrite adds no node,
+    so a user's names and ranges still fit.
     """
     model = prepared.model.clone()
     changed = plain_gemms(model, add_nodes=False)

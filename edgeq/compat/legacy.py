@@ -53,7 +53,7 @@ def read_params(
         names: tensors of the model. Other names are ignored with a warning.
 
     Raises:
-        UsageError: a value is not a zero point and a scale, or a tensor has two different ones.
+        UsageError: a value is not a zero point and a scale, or a tensor has two different pairs of them.
     """
     found: dict[str, tuple[NDArray[Any], np.float32]] = {}
     for argument, given in (

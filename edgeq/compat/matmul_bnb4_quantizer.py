@@ -32,8 +32,8 @@ def __getattr__(name: str) -> Any:
 
 
 class MatMulBnb4Quantizer:
-    """Provide the quantizer of ONNX Runtime's documentation with the same arguments. Call `process()`, then
-    `model.save_model_to_file(path)`.
+    """Provide the quantizer that ONNX Runtime's documentation describes, with the same arguments. Call `process()`,
+    then `model.save_model_to_file(path)`.
 
     Attributes:
         model: onnxruntime's ONNXModel, quantized after `process`.

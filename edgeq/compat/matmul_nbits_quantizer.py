@@ -48,8 +48,8 @@ def __getattr__(name: str) -> Any:
 
 
 class MatMulNBitsQuantizer:
-    """Provide the quantizer of ONNX Runtime's documentation with the same arguments. Call `process()`, then
-    `model.save_model_to_file(path)`.
+    """Provide the quantizer that ONNX Runtime's documentation describes, with the same arguments. Call `process()`,
+    then `model.save_model_to_file(path)`.
 
     Attributes:
         model: onnxruntime's ONNXModel, quantized after `process`.

@@ -1,8 +1,8 @@
 """Run ONNX Runtime's `transformers.optimizer` and check its result: python -m edgeq.compat.optimizer, or the function
 `optimize_model`.
 
-The fusions are ONNX Runtime's, with all their options. Before the command writes the result, it checks that the result
-loads and gives the same outputs as the original model.
+ONNX Runtime does the fusions, and all its options are accepted. Before the command writes the result, it checks that
+the result loads and gives the same outputs as the original model.
 
     python -m edgeq.compat.optimizer --input bert.onnx --output bert.opt.onnx --model_type bert
     quantize_dynamic("bert.opt.onnx", "bert.int8.onnx", op_types_to_quantize=["Attention", "MatMul", ...])
@@ -50,8 +50,8 @@ def optimize_model(input: str | Path | onnx.ModelProto, model_type: str = "bert"
     """Run `onnxruntime.transformers.optimizer.optimize_model` with its arguments and return its `OnnxModel`.
 
     onnxruntime's optimizer needs PyTorch to run ONNX Runtime's own optimisation. If PyTorch is not installed, edgeq
-    runs the basic level without PyTorch. Before the fusions, edgeq splits each Unsqueeze of several axes, because
-    otherwise the optimizer does not recognise an attention mask.
+    itself runs the basic level of that optimisation, which works without PyTorch. Before the fusions, edgeq splits each
+    Unsqueeze of several axes, because otherwise the optimizer does not recognise an attention mask.
 
     Raises:
         ModelError: the model is damaged, or the optimizer fails on it.

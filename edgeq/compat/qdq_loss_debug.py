@@ -1,7 +1,7 @@
 """Provide the functions of ONNX Runtime's `quantization.qdq_loss_debug`, which return the same dictionaries.
 
-edgeq matches weights in every quantized format. The older tool matches them only by name in QDQ models. `edgeq debug`
-also finds which layers lose accuracy, and why (docs/debug.md).
+edgeq matches weights in every quantized format. The older tool matches them by name, and only in QDQ models. `edgeq
+debug` also finds which layers lose accuracy, and why (docs/debug.md).
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ def modify_model_output_intermediate_tensors(
     op_types_for_saving: Sequence[str] | None = None,
     save_as_external_data: bool = False,
 ) -> None:
-    """Write a model for debugging. It also outputs the float tensors that its nodes read and produce, each flattened to
-    one axis.
+    """Write a copy of the model for debugging. The copy also outputs the float tensors that its nodes read and produce,
+    each flattened to one axis.
 
     Only tensors of the main graph are output. Constants and tensors whose type cannot be inferred are left out.
 

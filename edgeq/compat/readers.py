@@ -118,8 +118,8 @@ class DataReader:
         self._runs = self.runs()
 
     def runs(self) -> Iterator[Sample]:
-        """Return the runs as samples. An incomplete batch is filled up to the batch size. Its context states how many
-        rows are real samples.
+        """Return the runs as samples. An incomplete batch is filled up to the batch size. The context of the batch
+        states how many rows are real samples.
         """
         return iter(self.samples) if self.batch_size == 1 else rebatch(self.samples, self.batch_size)
 
@@ -223,8 +223,8 @@ class ImageNetDataReader(DataReader):
 class YoloDataReader(DataReader):
     """Read data as in the object detection example.
 
-    The YOLOv3 of the model zoo has a second input `image_shape`. The reader feeds it the height and width of the
-    model's input.
+    The YOLOv3 model from the ONNX Model Zoo has a second input, `image_shape`. The reader feeds this input with the
+    height and width of the model's image input.
 
     Args:
         is_evaluation: accepted but not used.

@@ -1,4 +1,4 @@
-"""Read .npy, .npz and IDX files. They contain prepared model inputs, raw items, or image files inside arrays."""
+"""Read .npy, .npz and IDX files. These files contain prepared model inputs, raw items, or image files inside arrays."""
 
 from __future__ import annotations
 
@@ -323,8 +323,8 @@ class Cases:
 
 
 def find_cases(root: Path) -> tuple[Path, ...]:
-    """Return the folders of test cases. This is `root` itself if it contains input_0.pb, otherwise its test_data_set_N
-    folders in the order of N.
+    """Return the folders of test cases. If `root` contains input_0.pb, this is only `root`. Otherwise these are the
+    test_data_set_N folders in `root`, in the order of N.
     """
     if (root / "input_0.pb").is_file():
         return (root,)

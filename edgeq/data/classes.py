@@ -95,7 +95,9 @@ def _key(name: str) -> str:
 
 
 def _classes(source: str, pairs: Iterable[tuple[str, int]]) -> Classes:
-    """Return the list of classes that names and numbers give. A line's full text has priority over the names in it."""
+    """Return the list of classes made from pairs of a name and a number. A line's full text has priority over the names
+    in it.
+    """
     numbers: dict[str, int | None] = {}
     parts: dict[str, int | None] = {}
     shown: dict[int, str] = {}
@@ -127,8 +129,8 @@ def imagenet() -> Classes:
 
 
 def without_background(classes: Classes, scores: int | None) -> Classes:
-    """If the model has one score less than the list, the first class is the background, and the result is the list
-    without it. Otherwise return `classes`.
+    """Return the list without its first class, the background, if the model has one score fewer than the list has
+    classes. Otherwise return `classes`.
     """
     first = {name for name, number in classes.numbers.items() if number == 0}
     if scores is None or classes.count != scores + 1 or not first & _BACKGROUND:
@@ -258,8 +260,8 @@ def class_folders(
 
     - `classes`, if given;
     - folder names that are numbers;
-    - a list of classes that contains every folder's name, stored in the data folder, above it, or in one of the folders
-      `beside`;
+    - a list of classes that is stored in the data folder, above it, or in one of the folders `beside`, and that
+      contains every folder's name;
     - the names of ImageNet, if the model has scores for all its classes;
     - the sorted order of the folders. This counts folders without any of `files`, so a class without samples keeps its
       number.
@@ -324,8 +326,8 @@ def empty_classes(root: Path, files: Sequence[Path], classes: Mapping[str, int])
 
 
 def strays(root: Path, files: Sequence[Path]) -> tuple[str, ...]:
-    """Return a note on stray files. These are files next to folders that would be class folders if the files were not
-    there. Return nothing if there are none.
+    """Return a note on stray files, or nothing if there are none. Stray files are next to folders that would be class
+    folders if these files were not there.
     """
     beside = [path.name for path in files if path.parent == root]
     within = {path.relative_to(root).parts[0] for path in files if root not in (path, path.parent)}

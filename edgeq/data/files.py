@@ -96,8 +96,8 @@ def _is_deep(image: Image.Image) -> bool:
         bits = image.tag_v2.get(_BITS_PER_SAMPLE, (1,))
         return any(size > 8 for size in (bits if isinstance(bits, tuple) else (bits,)))
     for tile in image.tile if isinstance(image, PngImageFile | PpmImageFile) else ():
-        # The arguments of the decoders are the layout of PNG data, such as "RGB;16B", and the largest value in a PPM
-        # file.
+        # For PNG data, an argument of the decoder is the layout, such as "RGB;16B". For a PPM file, it is the largest
+        # value.
         for argument in tile.args if isinstance(tile.args, tuple) else (tile.args,):
             if (isinstance(argument, str) and ";16" in argument) or (isinstance(argument, int) and argument > 255):
                 return True

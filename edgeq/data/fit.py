@@ -272,8 +272,8 @@ def _list(signature: Signature) -> str:
 
 
 def first_input(signature: Signature, wanted: str | None) -> str:
-    """Return the input that single raw items feed: the input `wanted`, or else the only input. Return "" if the model
-    has several.
+    """Return the input that single raw items feed: the input `wanted`, or else the only input. Return "" if `wanted` is
+    None and the model has several inputs.
 
     Raises:
         DataError: `wanted` is not an input.
@@ -285,7 +285,7 @@ def first_input(signature: Signature, wanted: str | None) -> str:
 
 
 def rows_of(inputs: Mapping[str, Any]) -> int:
-    """Return the size of the first axis that all inputs share.
+    """Return the size of the first axis, which must be the same for all inputs.
 
     Raises:
         DataError: the sizes differ.

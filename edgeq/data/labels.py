@@ -64,7 +64,7 @@ def load_labels_from(labels: Any, folder: Path | None, count: int, *, inside: bo
         inside: whether the data folder itself names the label file (in a sidecar). The file must then be in `folder`.
 
     Raises:
-        DataError: the form is unknown, the file cannot be read, or the number of labels differs.
+        DataError: the form is unknown, the file cannot be read, or the number of labels differs from `count`.
     """
     if isinstance(labels, str) and labels == "folder":
         return _by_folder
@@ -258,8 +258,8 @@ def _label_in(text: str, pattern: str) -> str | None:
     """Return the part of `text` that matches {label}, or None if `text` does not match `pattern`. From left to right,
     each * matches as little text as possible.
 
-    The time is always proportional to the product of the two lengths. With a regular expression, the time could be
-    exponential.
+    The search takes time proportional to the length of `text` times the length of `pattern`. With a regular expression,
+    the time could be exponential.
     """
     parts = [part for part in re.split(r"(\*|\{label\})", pattern) if part]
     # fits[j][i] is True if text[i:] matches parts[j:].

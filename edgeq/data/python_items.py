@@ -30,7 +30,7 @@ class PythonItems:
     """Read Python items as records. Each call of `again` returns a new iterator over the same items.
 
     Attributes:
-        files: whether an item that is text is the path of a file.
+        files: whether text items are paths of files.
     """
 
     again: Callable[[], Iterator[Any]]
@@ -95,7 +95,7 @@ def open_python(
             kept in a temporary file; a function that returns a new iterator at each call; or an object whose
             `get_next()` returns a dict or None, such as ONNX Runtime's CalibrationDataReader.
         wanted: the model input that single arrays feed, if the model has several.
-        files: whether an item that is text is the path of a file.
+        files: whether text items are paths of files.
 
     Raises:
         DataError: `source` is none of these, or its `get_next()` was read to the end and it has no `rewind()`.
@@ -179,7 +179,7 @@ def _is_several(item: list[Any], inputs: int) -> bool:
     first = item[0] if item else None
     if not isinstance(first, Mapping | tuple) and not hasattr(first, "shape"):
         return False
-    if all(isinstance(value, Mapping) for value in item):  # the samples are in one list more than needed
+    if all(isinstance(value, Mapping) for value in item):  # the list contains samples, not arrays
         return False
     return inputs > 1 or isinstance(first, Mapping | tuple) or len({np.shape(value) for value in item}) > 1
 

@@ -72,7 +72,7 @@ class Record:
 
 
 class Hash(Protocol):
-    """Describe the part of the interface of hashlib's objects that is used for digests."""
+    """Describe the methods of hashlib's objects that digests need."""
 
     def update(self, data: bytes, /) -> None:
         """Add `data` to the hashed bytes."""
@@ -227,7 +227,7 @@ class Picture:
 class Geometry:
     """Map the pixels of the original image to the pixels of the model's input.
 
-    For a point, x_input = x_original * scale[0] + offset[0]. For y, the indices are 1.
+    For a point, x_input = x_original * scale[0] + offset[0] and y_input = y_original * scale[1] + offset[1].
 
     Attributes:
         original: (width, height) of the image as stored.
@@ -293,7 +293,7 @@ def model_axes(spec: TensorSpec | None, axes: str) -> str:
 
     Args:
         spec: the input.
-        axes: the item's axes without the batch axis. They decide if the shape alone is ambiguous.
+        axes: the item's axes without the batch axis. They settle the order if the shape alone is ambiguous.
     """
     if spec is None or spec.shape is None:
         return ""

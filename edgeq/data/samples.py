@@ -114,7 +114,7 @@ class SourceSamples(Displayed):
         preprocess: the preprocessing, or None if the data are already model inputs.
         hold: largest total size of the inputs, in bytes, for which all samples stay in memory after the first pass.
             Decoding them again often takes longer than running the model.
-        classes: list of classes that maps labels that are names to numbers, or None to leave names as they are.
+        classes: list of classes that maps class names in labels to numbers, or None to keep the names.
         score_names: names of the model's scores from a list of classes or from class folders, or empty.
     """
 
@@ -305,7 +305,7 @@ class Subset(Displayed):
         return itertools.compress(self.samples, (number in chosen for number in range(self.selection[-1] + 1)))
 
     def digest(self) -> str:
-        """Return the SHA-256 (hex) of the digest of all samples and the selection."""
+        """Return the SHA-256 (hex) of two things: the digest of all samples, and the selection."""
         digest = hashlib.sha256()
         digest.update(f"{self.samples.digest()} {self.selection!r}".encode())
         return digest.hexdigest()
@@ -476,7 +476,7 @@ def chosen_of(samples: Samples, numbers: Sequence[int]) -> Samples:
     return part if part is not None else Subset(samples, numbers)
 
 
-# Make so many shards that workers do not wait long for the last one, but so few that merging is cheap.
+# Make enough shards that workers do not wait long for the last one, but few enough that merging is cheap.
 _SHARDS, _LEAST, _MOST = 16, 8, 512
 _STREAMED_BYTES = 1 << 23
 

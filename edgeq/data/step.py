@@ -74,7 +74,7 @@ class FieldKind:
 
     Attributes:
         read: function that converts a plain value to the field's value, or raises UnfitError. The plain value is None
-            if it is missing.
+            if the table lacks the field.
         part: function that converts one part of the text form to a plain value, or returns None if the part belongs to
             another field.
         many: whether all the parts of the text form belong to the field.

@@ -30,8 +30,8 @@ from edgeq.util.records import plain
 
 def used_ranges(job: Job, built: Built) -> dict[str, Range]:
     """Return the range of each tensor in an artifact. This is the range that the scale and zero point in the file
-    represent. If the file has no scale for a tensor (a table for TensorRT, a tensor in float), it is the range from
-    which the artifact was built.
+    represent. If the file has no scale for a tensor, because the file is a table for TensorRT or the tensor is in
+    float, the range is the one from which the artifact was built.
     """
     file = shared_model(built.artifact.proof_model, job.prepared.graph)
     found = dict(built.ranges)
@@ -96,7 +96,7 @@ def _is_scale_of(params: QuantParams, span: Range) -> bool:
 
 def _represented(params: QuantParams) -> Range:
     """Return the range that the integers represent. For signed integers with zero point 0, this is the symmetric range
-    for which they are scaled.
+    for which the scale was chosen.
     """
     symmetric = params.low < 0 and not params.zero_point.any()
     low, high = (replace(params, narrow=True) if symmetric else params).range
@@ -222,8 +222,8 @@ def _answers(variant: Variant) -> tuple[Path, str]:
 
 
 def _figures(job: Job, built: Built, ranges: Mapping[str, Range]) -> dict[str, Any]:
-    """Return the figures for the charts in the report that show one artifact's tensors and layers. onnxruntime's own
-    kernels compute them.
+    """Return the figures for the charts in the report that show one artifact's tensors and layers. The figures come
+    from runs on onnxruntime's own kernels.
     """
     artifact = replace(built.artifact, engine=None)
     histograms = []

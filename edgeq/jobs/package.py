@@ -67,7 +67,7 @@ def target_variants(
 
     Args:
         overrides: fields of the scheme that the user has set.
-        plugins: engines for each of which the target gets one more variant, if the engine supports the target.
+        plugins: plug-in engines. The target gets one more variant for each engine that supports the target.
         selftest: number of samples to include as self-test vectors.
         emulate: whether variants for other machines are checked on the kernels of those machines.
         repairer: object that repairs results that fall short.
@@ -191,7 +191,8 @@ def package(
 
     Raises:
         CheckFailedError: a variant misses a limit, its target's onnxruntime cannot load it, or it fails on its target's
-            kernels. Then no bundle is written. With `split`, the bundles of the other targets are still written.
+            kernels. Then no bundle is written. The exception is `split`, with which the bundles of the other targets
+            are still written.
         RuntimeUnavailableError: an engine is not installed here.
         UsageError: an argument has the wrong type, or a task or engine is unknown.
         EdgeqError: a stage failed.
@@ -311,14 +312,14 @@ def _all_in_one(failed: Mapping[str, EdgeqError], *, written: Sequence[Path]) ->
 
 
 def _in_package_order(targets: Sequence[Target]) -> list[Target]:
-    """Return the targets, least demanding first. ONNX Runtime itself runs the first variant that fits the machine.
-    edgeq's runner runs the best one that fits.
+    """Return the targets, least demanding first. ONNX Runtime itself runs the first variant that fits the machine. By
+    contrast, edgeq's runner runs the best variant that fits.
     """
     names = [variant_name(target) for target in targets]
     repeated = next((name for name in names if names.count(name) > 1), None)
     if repeated:
         raise UsageError(f"target {repeated} is named twice", "Name each target once, and give two files two names")
-    # The ranks of shipped profiles are compared when they are loaded, but the rank of a profile that is named by its
-    # path is not.
+    # The ranks of shipped profiles are compared with each other when they are loaded. A profile that is named by its
+    # path is compared only here.
     refuse_ties(list({target.profile.name: target.profile for target in targets}.values()))
     return sorted(targets, key=lambda target: (target.architecture, target.profile.rank, target.name))

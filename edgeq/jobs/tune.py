@@ -164,8 +164,8 @@ def resolve_timed(target: str | Path, machine: Machine) -> tuple[Target, bool]:
 
 
 def is_static(target: Target, data: Data | None, statistics: Path | None) -> bool:
-    """Return whether ranges are derived before the build. They are if there are data for them, or if the target
-    supports no other kind of build.
+    """Return whether ranges are derived before the build. This is so if there are data from which to derive them, or if
+    the target supports no other kind of build.
     """
     return data is not None or statistics is not None or not target.profile.scheme.dynamic_weight_types
 
@@ -324,8 +324,8 @@ def tune(
         val: samples to measure accuracy on, with labels if `task` is given. With None, `data` is used.
         statistics: folder written by `edgeq calibrate`, instead of a calibration pass.
         target: "auto", or a target or profile that this machine can run or simulate. If this machine runs it, latency
-            is measured. If this machine simulates it, the objective is the share of multiply-accumulates in int8
-            instead of the goal's.
+            is measured. If this machine simulates it, the objective is the share of multiply-accumulates in int8, and
+            the objective in `goal` is ignored.
         task: the task that measures accuracy by labels, or its name if it needs no options. With None, agreement with
             float32 is measured.
         goal: objective, accuracy and time, or only an objective. Default: the lowest latency with a loss of at most

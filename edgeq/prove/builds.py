@@ -1,7 +1,8 @@
 """Build the artifacts of one job. If several targets share a part, it is built and proven only once.
 
-If a target's kernels run here, edgeq runs them to measure what the target computes in int8. Otherwise rules forecast
-it. For a plug-in, it is either measured in the plug-in or unknown.
+Coverage is the share of the work that a target computes in int8. If the target's kernels run here, edgeq runs them to
+measure the coverage. Otherwise rules forecast it. The coverage in a plug-in is either measured in that plug-in or
+unknown.
 
 Measurements on another CPU architecture do not count, because fusions differ: ONNX Runtime's optimiser fuses int8
 convolutions on one architecture and leaves them in float on another.
@@ -60,7 +61,8 @@ def with_compiled(job: Job, built: Built) -> Built:
     """Add the compiled form of `built` to its alternatives and return the result. If the engine does not simulate its
     hardware here, there is no compiled form.
 
-    The compiled form is then loaded. Its outputs must be equal to those of the model from which it was compiled.
+    If there is a compiled form, this function also loads it. Its outputs must be equal to those of the model from which
+    it was compiled.
 
     Raises:
         EngineError: the engine does not accept the model.
@@ -276,18 +278,18 @@ class Builds:
         return self.for_target(target, dataclasses.replace(known, artifact=artifact))
 
     def for_target(self, target: Target, built: Built) -> Built:
-        """Adapt an artifact that was built for another target to `target`, and return it. Its proof uses kernels that
-        compute like the kernels of `target`.
+        """Adapt an artifact that was built for another target to `target`, and return it. The artifact's proof uses
+        kernels that compute like the kernels of `target`.
         """
         artifact = computed_as_there(built.artifact, target, self.job.host)
         return dataclasses.replace(built, target=target, artifact=artifact)
 
     def prove(self, built: Built, scheme: Scheme | None, *, native: bool) -> Proof:
-        """Return the proof of an artifact in the engine that it names.
+        """Return the proof of an artifact in the engine that the artifact names.
 
         Args:
-            scheme: the scheme by which `build` made the artifact. None if the artifact was made in another way. In this
-                case, the proof is not cached.
+            scheme: the scheme by which `build` made the artifact, or None if the artifact was made in another way. With
+                None, the proof is not cached.
             native: True if this machine's kernels are the target's kernels. Timings are then valid for the target.
         """
         job, timed = self.job, self._timed and native
@@ -437,8 +439,8 @@ def kernels_saturate(target: Target, scheme: Scheme, engine: Engine | None = Non
 
 
 def must_decide(target: Target, scheme: Scheme, overrides: Mapping[str, Any], engine: Engine | None = None) -> bool:
-    """Return whether edgeq must choose a mitigation. It must if the kernels saturate, mitigations are known, and the
-    user has not chosen one.
+    """Return whether edgeq must choose a mitigation. This is so if the kernels saturate, mitigations are known, and the
+    user has not chosen a mitigation.
 
     Args:
         engine: see `kernels_saturate`.

@@ -46,8 +46,8 @@ pairs (float[1, 16, 8, 8] x) => (float[1, 16, 8, 8] y)
 }"""
 
 
-# _SMALL: the sum of two products of a 7-bit weight and an 8-bit activation fits into 16 bits. _LARGE: with 8-bit
-# weights, the sum may not fit.
+# The largest weights of two kinds of test. With weights up to _SMALL (7 bits), the sum of two products with 8-bit
+# activations fits into 16 bits. With weights up to _LARGE (8 bits), the sum may not fit.
 _SMALL, _LARGE = 63, 127
 
 

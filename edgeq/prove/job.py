@@ -66,7 +66,7 @@ def on_exact_kernels(settings: SessionSettings) -> SessionSettings:
 def exact_settings(artifact: Artifact) -> SessionSettings | None:
     """Return settings with which onnxruntime computes `artifact` without saturation on any x86-64 CPU. Return None if
     no settings do this, because an operator has no exact kernel, or because onnxruntime does not accept the graph that
-    results from the option (two layers that share a weight, S8S8 in the QOperator format).
+    results from the option for exact kernels (if two layers share a weight, or for S8S8 in the QOperator format).
     """
     exact = on_exact_kernels(artifact.settings())
     try:
@@ -238,7 +238,7 @@ def _fitting(job: Job, backend: Backend, scheme: Scheme, derived: Derived, besid
 
 
 def derive(job: Job, target: Target, scheme: Scheme) -> Derived:
-    """Derive the values for `scheme` from the job's statistics. They are empty if the scheme is not static."""
+    """Derive the values for `scheme` from the job's statistics. The result is empty if the scheme is not static."""
     if scheme.mode != "static":
         return Derived()
     return with_extrema(job, target, job_ranges(job, scheme))

@@ -89,7 +89,7 @@ class Opening:
         )
 
     def check(self, model: Path) -> None:
-        """Refuse a file whose outputs become useless when it is opened, or then differ from those of its simulation.
+        """Refuse a file if opening it makes its outputs useless, or makes them differ from those of its simulation.
 
         Raises:
             CheckFailedError: the file is refused. The message names the file, the loss and what helps.
@@ -362,8 +362,8 @@ def check_preparation(prepared: PreparedModel, samples: Samples) -> PreparedMode
     """Return `prepared`. If its outputs for the first samples differ from those of its source, add a note.
 
     There is no note if the two cannot be compared. This is the case if the model has random operators, if onnxruntime
-    can run only its prepared form, or if its outputs consist of rounding errors. For example, a detector that finds
-    nothing outputs values like 1e-9.
+    can run only its prepared form, or if its outputs consist of rounding errors. For example, the outputs of a detector
+    are values like 1e-9 if it finds nothing.
 
     Raises:
         CheckFailedError: the outputs differ at another size that the source accepts. See `check_other_sizes`.

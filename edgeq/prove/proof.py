@@ -70,7 +70,7 @@ class Step:
     """Describe one change that was tried to repair a poor result.
 
     Attributes:
-        name: what was changed against the plain build.
+        name: what was changed in comparison with the plain build.
         loss: the loss as a fraction, in the basis of the repair; None if the change was dropped before it was measured.
         samples: the number of samples that `loss` was measured on.
         int8_mac_share: the share of the multiply-accumulates that run in int8.
@@ -95,7 +95,7 @@ class Repair:
             divided by its signal power.
         plain: the loss of the plain build that is expected on other samples. It is at least the loss on these samples.
         loss: the same loss for the chosen build.
-        chosen: what was changed in the chosen build against the plain build.
+        chosen: what was changed in the chosen build in comparison with the plain build.
         steps: all builds, in the order in which they were tried.
     """
 

@@ -38,7 +38,7 @@ class MitigationTrial:
     """Hold the artifacts of several schemes for one target, and compare them with the float model.
 
     Args:
-        builds: object that builds the artifacts. Its job contains the samples on which they run.
+        builds: object that builds the artifacts. Its job contains the samples on which the artifacts run.
         full: the scheme with full 8-bit weights and no mitigation.
         table: the target's kernels that saturate.
 
@@ -148,7 +148,7 @@ FULL = "full range"
 TOLERATED_DB, TOLERATED_METRIC = 0.5, 0.005
 _SAMPLES = 16
 # Number of samples for the audit of the full range. The full range is chosen only if its weights are safe, so the loss
-# found in the audit is only shown to the user.
+# found in the audit never affects the choice. It is shown to the user.
 _AUDITED = 2
 
 
@@ -186,8 +186,8 @@ class Decision:
             exact kernels, all slower mitigations are left out.
         exact_db, exact_metric: the SQNR and the metric of the full range on kernels that do not saturate.
         audit: the audit of the full range.
-        samples: the number of samples on which the figures were measured. Figures with saturation come from
-            `audit.samples` samples.
+        samples: the number of samples on which the figures were measured. The exception is figures with saturation,
+            which were measured on `audit.samples` samples.
         why: the reason for the choice, as one sentence without a full stop.
     """
 

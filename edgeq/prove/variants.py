@@ -42,8 +42,9 @@ _SELFTEST_TOLERANCE = 0.025
 # of each noise. The largest difference, on an H100 in float16, was 1.6 times the difference between the simulation and
 # float32.
 _SIMULATED = 2.0
-# The share of the largest value that is allowed in a slice with another unit. In such a slice, a Sigmoid or an Exp in
-# float often follows the integers and turns one rounding of its argument into a change of several percent.
+# The allowed difference in a slice with another unit, as a share of the slice's largest value. In such a slice, a
+# Sigmoid or an Exp in float often follows the integers and turns one rounding of its argument into a change of several
+# percent.
 _SLICE_TOLERANCE = 0.1
 _MOST_SLICES = 64
 # The allowed distance of a value from a multiple of the step, in steps. float32 represents up to 2^16 steps with this
@@ -107,7 +108,8 @@ def _allowed(
     name: str, pairs: Sequence[tuple[SelfTestCase, Array]], factor: float
 ) -> tuple[float, tuple[SliceTolerance, ...]]:
     """Return the tolerance of an output and the tolerances of its slices. A tolerance is the larger of two values: a
-    share of the largest value, and `factor` times the distance from the other outputs.
+    share of the largest output value, and `factor` times the largest difference between the expected outputs and the
+    other array in each pair.
     """
     if any(case.outputs[name].dtype.kind != "f" for case, _ in pairs):
         return 0.0, ()
@@ -266,8 +268,8 @@ def variant_spec(
 
 
 def _spec(name: str, artifact: Artifact, info: Mapping[str, Any], selftest: SelfTest) -> VariantSpec:
-    """Describe an artifact for the bundle. edgeq's runner reads a plug-in's options from the plug-in's description.
-    ONNX Runtime's own package reader reads them from the bundle.
+    """Describe an artifact for the bundle. edgeq's runner reads a plug-in's options from the plug-in's description. By
+    contrast, ONNX Runtime's own package reader reads these options from the bundle.
     """
     provider, options = artifact.provider, artifact.provider_options
     if artifact.plugin is not None:

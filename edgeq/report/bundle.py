@@ -238,13 +238,13 @@ def report_bundle(
 ) -> Reported:
     """Write the report of `path`: a bundle, a record, or the folder of a finished `edgeq tune`.
 
-    edgeq always draws the page from the figures in the bundle. It does not open a page that came with the bundle, which
-    may be untrusted.
+    edgeq always draws the page from the figures in the bundle. It never opens a page that came with the bundle, because
+    such a page may be untrusted.
 
     Args:
         output: path of the page. With None, it is NAME.report.html next to the bundle.
-        measure: True to time the bundle and its layers on this machine now. If the bundle contains a float32 model, the
-            two are timed against each other.
+        measure: True to time the bundle and its layers on this machine now. If the bundle contains a float32 model, it
+            is timed against the variant.
         variant: the variant to measure, or None for the best one for this machine.
         settings: settings for timing the bundle.
         fleet: the output of `edgeq bench --on FLEET.toml --json`, which is shown in its own section.

@@ -74,7 +74,7 @@ class LimitCheck:
 
     Attributes:
         what: "latency", "accuracy", "size" or "memory".
-        limit: the number. It is a share or, for latency, the minimum speed as a multiple.
+        limit: the share that is allowed or, for latency, the minimum speed of B as a multiple of the speed of A.
         text: the limit as text for users.
         outcome: "held", "missed" or "unsettled". It is unsettled if the measurement shows neither that the limit holds
             nor that it does not.
@@ -247,8 +247,8 @@ def _memories(found: Comparison) -> tuple[int | None, int | None]:
 
 
 def _speed(found: Claim) -> str:
-    """Return how many times as fast as A B is, with the interval or the spread of an estimate. Return "" if nothing is
-    known.
+    """Return B's speed as a multiple of A's, as text, with its interval or the spread of an estimate. Return "" if the
+    speed is not known.
     """
     for about, known in (("", found.interval), ("about ", found.estimated)):
         if known is not None:
@@ -387,8 +387,8 @@ class CompareRequest:
 
     Attributes:
         a, b: model files or bundles.
-        data: samples for both models; see `edgeq.data.samples.open_samples`. With None, only what needs no samples is
-            compared.
+        data: samples for both models; see `edgeq.data.samples.open_samples`. With None, the comparison leaves out
+            everything that needs samples.
         task: the task that measures accuracy against the labels of the samples. With None, only the outputs are
             compared.
         preprocess: the preprocessing of the samples, or None to use that of a bundle.
@@ -440,7 +440,8 @@ def compare(
 
     Args:
         a, b: model files or bundles.
-        data: samples for both models; see `edgeq.open_samples`. With None, only what needs no samples is compared.
+        data: samples for both models; see `edgeq.open_samples`. With None, the comparison leaves out everything that
+            needs samples.
         task: the task that measures accuracy against the labels of the samples, or its name. With None, only the
             outputs are compared.
         options: the options of a task that is given by name.
@@ -449,8 +450,8 @@ def compare(
         duration_s: the minimum time for each model, in seconds.
         max_drop: the accuracy that B may lose on these samples, in the unit of the task's primary metric (0.01 is one
             point of a share). It needs `task`. `Comparison.check` raises if B loses more.
-        min_speedup: the minimum speed of B, as a multiple of A's. The lower end of the measured interval must reach
-            this value.
+        min_speedup: the minimum speed of B, as a multiple of the speed of A. The lower end of the measured interval
+            must reach this value.
         session_options: session options for model files. They take precedence over options in the files. A bundle has
             its own session options.
 

@@ -63,7 +63,9 @@ _UNPRINTABLE = frozenset({"Cc", "Cs"})
 
 
 def visible(text: str) -> str:
-    """Return `text` on one line, with control and direction characters written as ⟨202E⟩."""
+    """Return `text` on one line, with control characters and bidirectional-text characters written as codes such as
+    ⟨202E⟩.
+    """
     if text.isascii() and text.isprintable():
         return text
     return "".join(_visible(c) for c in text)

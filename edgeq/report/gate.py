@@ -142,7 +142,7 @@ def gate(
 ) -> Gated:
     """Measure `request.b` against the baseline `request.a`.
 
-    If the limit on latency is not settled, both are timed once more, for twice as long.
+    If the limit on latency is not settled, both models are timed once more, for twice as long.
 
     Args:
         request: the two models and how to compare them. `limits` replaces the limits in it.

@@ -1,4 +1,4 @@
-"""Describe and draw a model's layers and the tensors that lose most, for the report.
+"""Describe and draw a model's layers and the tensors with the lowest SQNR, for the report.
 
 A layer's row combines its error and its times, which are matched by node name. A tensor's histogram shows its values
 and the range that each method would choose.
@@ -96,7 +96,7 @@ class Activation:
 
 @dataclass(frozen=True)
 class LayersRecord:
-    """List activations in execution order and the layers that cost accuracy. If there are none, `error` states why."""
+    """List activations in execution order and the layers that cost accuracy. If both are empty, `error` states why."""
 
     count: int = 0
     activations: tuple[Activation, ...] = ()
@@ -112,7 +112,7 @@ def layer_record(
     *,
     progress: Progress = SILENT,
 ) -> dict[str, Any]:
-    """Record what `edgeq debug` finds about each activation, reduced to what the report draws, and the error sources.
+    """Record the error sources and the figures of each activation that `edgeq debug` finds and the report draws.
 
     Args:
         reference: the prepared model that `quantized` was made from.
@@ -260,7 +260,9 @@ def _advice(source: ErrorSource) -> str:
 
 
 def _summed(times: Iterable[KernelTime]) -> dict[str, KernelTime]:
-    """Sum the times by node name. The kernels of one node are counted together, with the operator type of the first."""
+    """Sum the times by node name. The kernels of one node are counted together and get the operator type of the first
+    kernel.
+    """
     found: dict[str, KernelTime] = {}
     for time in times:
         known = found.get(time.name)

@@ -242,7 +242,7 @@ def layers_view(variant: Variant) -> dict[str, Any] | None:
     """Return the values that layers.html shows, or None if there are no layers. layers.html shows the worst layers if
     errors are known, otherwise the slowest layers.
 
-    `top` is the best SQNR of all layers in dB and the length of a full bar. `slowest` is the longest time in
+    `top` is the best SQNR of all layers in dB, which a bar of full length represents. `slowest` is the longest time in
     microseconds. `folded` is the summary line of the table of all layers, or "" if the bars already show all layers.
     """
     layers, conversion_us = variant.drawn_layers
@@ -389,8 +389,8 @@ def _style() -> str:
 
 @cache
 def _environment() -> Environment:
-    """Return the environment of the templates. It escapes everything that a template prints, and makes control and
-    direction characters visible.
+    """Return the environment of the templates. The environment escapes everything that a template prints, and shows
+    control characters and bidirectional-text characters as codes.
     """
     environment = Environment(
         loader=FileSystemLoader(_HERE / "templates"),

@@ -182,7 +182,9 @@ def accuracy_text(trial: TrialRecord, tuning: TuningRecord) -> str:
 def _accuracy_scale(
     tuning: TuningRecord, measured: Sequence[tuple[str, float]], factor: float, start: float, end: float
 ) -> Scale:
-    """Return the scale for `measured`. Each item is a pair of a candidate's mark and its accuracy times `factor`."""
+    """Return the scale for `measured`. Each item contains a candidate's mark, and the candidate's accuracy multiplied
+    by `factor`.
+    """
     values = [y for _, y in measured]
     sign = 1.0 if tuning.metric.higher_is_better else -1.0
     best = max(values, key=lambda v: sign * v)

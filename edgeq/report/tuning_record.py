@@ -61,15 +61,15 @@ class Assessment:
     Attributes:
         samples: the number of samples. Each row of a gathered batch counts.
         complete: True if these are all the validation samples.
-        basis: "labels" or, without labels, "agreement". It is "noise" if a repair looks for healthy outputs.
-        drop: the loss in the task's primary metric. For the other bases, see docs/tune.md.
+        basis: "labels" if there are labels. Without labels, it is "noise" in a repair, otherwise "agreement".
+        drop: with labels, the loss in the task's primary metric. For the other values of `basis`, see docs/tune.md.
         low, high: the 95 % confidence interval of `drop`.
         expected: the best estimate of the loss on other samples; equal to `drop` if no better estimate is known.
         doubt: the standard error of `expected`. It is 0 if it is not known or not needed: if there are hardly any
             samples, if outputs are compared by their cosine, or if only the loss on these samples matters.
         metrics: the task's metrics by name; empty without labels.
-        disagreement: the share of rows whose top-1 differs from that of float32. A loss of top-1 cannot be larger than
-            this. It is None if the outputs are not class scores.
+        disagreement: the share of rows whose top-1 differs from that of float32. The loss of top-1 cannot be larger
+            than this share. It is None if the outputs are not class scores.
         sqnr_db, cosine: the figures of the worst output.
     """
 
@@ -96,7 +96,7 @@ class Assessment:
     @computed
     def prediction_bound(self) -> float:
         """Return the limit of the one-sided 90 % prediction interval for the loss on the same number of other samples.
-        It includes the random variation of those samples.
+        The interval includes the random variation of those samples.
 
         The limit is equal to `bound` if only labels are known, or if the uncertainty is unknown. It is larger than
         `bound` if `expected` is more certain than the loss on that many samples can be.
@@ -110,8 +110,8 @@ class Assessment:
         """Return a value that `bound` on all samples will not fall below, with a certainty of 97.5 %. `share` is the
         share of all samples that this assessment uses.
 
-        The mean over a share s of the samples has a standard error. The mean over all samples differs from it by this
-        standard error times sqrt(1 - s). The doubt on all samples is the doubt on the share times sqrt(s).
+        Let e be the standard error of the mean over a share s of the samples. The mean over all samples differs from
+        that mean by e times sqrt(1 - s). The doubt on all samples is the doubt on the share times sqrt(s).
         """
         moves = math.sqrt(1 - share)
         least = self.drop - (self.drop - self.low) * moves if self.high - self.low < 1 else self.low
@@ -206,8 +206,8 @@ class TrialRecord:
 
     @property
     def partial(self) -> bool:
-        """Return whether the candidate's accuracy is known only on part of the samples. It then cannot be compared with
-        that of the others.
+        """Return whether the candidate's accuracy is known only on part of the samples. If so, it cannot be compared
+        with the accuracy of other candidates.
         """
         return self.accuracy is not None and not self.accuracy.complete
 
@@ -228,7 +228,7 @@ class ModelRecord:
 
 @dataclass(frozen=True)
 class MetricRecord:
-    """Name the metric of the accuracy."""
+    """Name the metric by which accuracy is measured."""
 
     name: str = "accuracy"
     higher_is_better: bool = True
@@ -316,8 +316,8 @@ class TuningRecord:
         return (baseline, *(trials[i] for i in sorted(order[:MOST_CANDIDATES])))
 
     def _with_front(self) -> tuple[TrialRecord, ...]:
-        """Return the candidates, with `pareto` set according to the drawn latency and accuracy. float32 is compared
-        with them.
+        """Return the candidates, with `pareto` set according to the drawn latency and accuracy. The comparison includes
+        float32.
         """
         known = (TrialRecord(FLOAT, status=FLOAT, timing=self.float32.timing), *self.candidates)
         figures = [(self.latency_of(trial), self.accuracy_of(trial)) for trial in known]
@@ -346,8 +346,9 @@ class TuningRecord:
         return None if base is None or drop is None else base - self._sign * drop
 
     def latency_of(self, trial: TrialRecord) -> float | None:
-        """Return a candidate's median latency in milliseconds. This is its ratio to float32 in its own series of runs,
-        times the latency of float32. So different series are comparable even if the machine became slower in between.
+        """Return a candidate's median latency in milliseconds. The result is the candidate's ratio to float32 in its
+        own series of runs, multiplied by the latency of float32. So candidates from different series are comparable
+        even if the machine became slower in between.
         """
         base = self.float32.timing.latency.get("p50_ms") if self.float32.timing is not None else None
         if trial.latency_ms is None or not base or trial.timing is None or trial.timing.float_ms is None:
