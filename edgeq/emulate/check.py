@@ -270,8 +270,9 @@ def check_trial(
 
     Args:
         machine: this machine.
-        simulators: see `edgeq.emulate.routes.route_to`. A plug-in's kernels run in the plug-in.
-        route: the route to the kernels, if it is known, such as a board of that kind.
+        simulators: see `edgeq.emulate.routes.route_to`. They are not used for a plug-in, whose kernels run in the
+            plug-in itself.
+        route: the route to the kernels, such as a board of that kind; None finds the route.
 
     Raises:
         DataError: something is wrong with the samples.
@@ -295,7 +296,7 @@ def check_trial(
 def _run(trial: Trial, target: Target, route: ExecutionRoute, running: Running, progress: Progress) -> EmulatedCheck:
     found = EmulatedCheck(target.name, trial.name, route.where, route.how, PASSED, kernels=running.kernels)
     try:
-        # On an emulated CPU, waiting for each other costs threads more time than they save.
+        # On an emulated CPU, threads lose more time by waiting for each other than they save.
         threads = trial.settings.intra_op_threads if route.native_speed else 1
         with progress.stage(f"Opening the model on {route.how}"):
             session = running.open(trial.model, replace(trial.settings, intra_op_threads=threads))
@@ -354,7 +355,7 @@ def _run(trial: Trial, target: Target, route: ExecutionRoute, running: Running, 
 
 
 def _judge(found: EmulatedCheck) -> EmulatedCheck:
-    """Set the status to failed if the outputs follow float32 clearly worse on the target's kernels than on this
+    """Set the status to failed if the outputs are clearly further from float32's on the target's kernels than on this
     machine's.
     """
     assert found.agreement is not None
@@ -480,9 +481,7 @@ def _pairs(bundle: Bundle, request: VerifyRequest, machine: Machine) -> Iterator
 
 
 def _stands_in(variant: Variant) -> bool:
-    """Return whether `variant` was built without a target. A device of its kind runs such a variant if no other variant
-    fits.
-    """
+    """Return whether `variant` was built without a target. A device runs such a variant only if no other one fits."""
     return not {"profile", "target"} & variant.info.keys()
 
 
@@ -490,7 +489,7 @@ def _built_for(variant: Variant, machine: Machine) -> Target:
     """Return the target that a variant was built for.
 
     A bundle records only the name of a user's own target file. For a variant built for such a file, or for the build
-    machine, return the target of its profile. A variant that was built without a target is checked on this machine.
+    machine, return the target of its profile. For a variant built without a target, return this machine's target.
     """
     if _stands_in(variant):
         return resolve(AUTO, machine)

@@ -178,7 +178,7 @@ def home() -> Path:
 
 
 def check_writable() -> None:
-    """Create the cache folder, so that a problem with it shows before long work starts.
+    """Create the cache folder, so that a problem with the folder shows before any long task starts.
 
     Raises:
         OutputError: the folder cannot be created.

@@ -272,9 +272,9 @@ def download_wheels(
     """Fetch the wheel of each project for another machine. Wheels that are already in `folder` are not fetched again.
 
     Args:
-        projects: version of each project, by name. "" means the newest version in `pins` for this Python, or the newest
-            of all if `pins` has none.
-        python: the Python version, such as "3.11".
+        projects: version of each project, by name. "" means the newest version that `pins` lists for that Python or, if
+            it lists none, the newest of all.
+        python: the other machine's Python version, such as "3.11".
         platforms: acceptable wheel platform tags.
         pins: SHA-256 of wheels, by file name; a pinned wheel must match.
 

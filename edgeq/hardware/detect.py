@@ -10,7 +10,7 @@ if it would add nothing.
 The module also finds how much of the machine this process may use: threads and memory within its affinity and control
 groups. It also finds the caches.
 
-The functions that read take the root of the file system as an argument, so that tests can pass another one.
+Functions that read system files have the root of the file system as an argument, so that tests can pass another root.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Machine(Displayed):
         architecture: "x86_64", "arm64" or "riscv64"; for others, the system's own name in lower case.
         features: CPU features in the spelling of `edgeq_device.features`.
         cpu_name: the CPU's name, only for display.
-        vendor: the CPU's maker. It only decides which engines do not support the CPU.
+        vendor: the CPU's maker. Its only use is to find engines that do not support the CPU.
         board: the board's name in the device tree; "" if it has none.
         cores, threads: physical cores and hardware threads; 0 if unknown.
         usable_threads: number of threads that this process may use, after affinity and control groups.
@@ -77,7 +77,7 @@ class Machine(Displayed):
         os: system and release.
         gpus: NVIDIA GPUs, in NVML's order.
         runtimes: versions of the installed runtimes: "onnxruntime" or "onnxruntime-gpu", "tensorrt", "cuda", "python".
-        notes: disagreements between sources, with the source that was used, and values that could not be read.
+        notes: disagreements between sources, each with the source that was used; and values that could not be read.
     """
 
     architecture: str = ""
@@ -245,7 +245,7 @@ def describe(evidence: Evidence, reported: Mapping[str, Any], info: Machine | No
     The function reads nothing from the machine that it runs on.
 
     Args:
-        info: everything but the CPU, as `read_system` returns it. A recording has no such data; pass None.
+        info: everything but the CPU, as `read_system` returns it; None for a recording, which has no such data.
     """
     info = info or Machine()
     reading = interpret(evidence)

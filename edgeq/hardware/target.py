@@ -114,8 +114,8 @@ def is_known(name: str) -> bool:
 
 
 def runs_natively(target: Target, machine: Machine) -> bool:
-    """Return whether this machine runs the same kernels as the target. It does if the target's profile is the one that
-    fits it best.
+    """Return whether this machine runs the same kernels as the target. It does if the profile that fits this machine
+    best is the target's.
 
     A newer machine that meets all requirements of an older one is not enough, because it runs other kernels.
     """

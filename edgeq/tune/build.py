@@ -57,9 +57,9 @@ def build_methods(trials: Trials, profile: Profile) -> None:
     structure.
 
     An engine may take seconds to compile each file. So two groups of kernel choices get only a few methods: choices
-    that run in a plug-in engine, and choices that are slower than one in such an engine. They get the methods whose
-    files follow float32 most closely in onnxruntime's own kernels. One kernel choice is enough to find these methods:
-    methods differ only in the ranges of activations, which are the same for every kernel choice.
+    that run in a plug-in engine, and choices that are slower than one of those. They get the methods whose files follow
+    float32 most closely in onnxruntime's own kernels. One kernel choice is enough to find these methods: methods differ
+    only in the ranges of activations, which are the same for every kernel choice.
     """
     _drop_dominated(trials)
     closest: tuple[str, ...] | None = None
@@ -127,8 +127,8 @@ def _closest(trials: Trials, kernel: Candidate, others: Sequence[Candidate]) -> 
 
 
 def _drop_dominated(trials: Trials) -> None:
-    """Drop a kernel choice if another one is at least as cheap and its outputs are far closer to float32's. If two run
-    about as fast in one engine, drop the one whose outputs are further from float32's. If the cost is a speed that
+    """Drop a kernel choice if another one is at least as cheap and has outputs that are far closer to float32's. If two
+    run about as fast in one engine, drop the one whose outputs are further from float32's. If the cost is a speed that
     cannot be claimed, keep both.
     """
     for trial in trials.alive():

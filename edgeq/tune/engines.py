@@ -76,8 +76,8 @@ class Field:
     def also_on(
         self, installed: Mapping[str, Installed], asked: Sequence[EngineChoice], progress: Progress = SILENT
     ) -> Field:
-        """Return the field with only the engines that another machine has in the same version. That machine times files
-        that are built and assessed on this one.
+        """Return the field with only the engines that another machine has in the same version. The other machine times
+        files that are built and assessed on this one.
 
         Raises:
             EngineError: an engine in `asked` is missing there or has another version.
@@ -238,8 +238,8 @@ def _surely_faster(one: Trial, other: Trial) -> bool:
 
 
 def more_in_engines(trials: Trials, sources: Sequence[Candidate], field: Field) -> list[Candidate]:
-    """Return `sources` as candidates for each engine whose int8 candidate is still in the run and not slower than
-    float32, in the engine's fastest precision. Leave out candidates that exist already.
+    """Return `sources` as candidates for plug-in engines, in each engine's fastest precision. An engine gets them if
+    its int8 candidate is still in the run and not slower than float32. Candidates that exist already are left out.
     """
     best: dict[str, Trial] = {}
     for trial in sorted(trials.alive(), key=lambda t: t.latency):

@@ -1,8 +1,9 @@
 """Choose which layers to leave in float, so that the model loses no more accuracy than allowed, at the least cost.
 
-A ranking orders the layers. Layers that cause much noise at the outputs for their cost in float come first.
+A ranking orders the layers. Layers that cause much noise at the outputs, relative to their cost in float, come first.
 Measurements find how many of them are needed: 1, 2, 4, ... until the loss is small enough, then by bisection. Then the
-layers that cost most are put back into integers one by one, unless the loss becomes too large.
+layers that cost most are put back into integers one by one. A layer stays in float if the loss would become too large
+without it.
 
 If a ranking cannot be computed from tensors, `rank_by_probing` measures it: the noise of a layer is the noise at the
 outputs if only that layer is quantized. Noises of layers add up if they are small and independent.
@@ -90,7 +91,7 @@ class QuietLayer:
 
 @dataclass(frozen=True)
 class Ranking:
-    """Order layers by which of them to leave in float first.
+    """Rank layers in the order in which to leave them in float.
 
     Attributes:
         costs: costs of the layers, by name.

@@ -26,7 +26,9 @@ to settle a smaller difference.
 BEHIND = 0.1
 """A candidate that takes longer by this share is behind. On a quiet machine, races minutes apart differ by less."""
 SQNR_BEHIND_DB = 6.0
-"""A candidate is less accurate if the SQNR of its outputs is lower by this, which is one bit of every value."""
+"""A candidate is less accurate if the SQNR of its outputs is lower by this many decibels, which is one bit of every
+value.
+"""
 _ALL = 1_000_000
 
 

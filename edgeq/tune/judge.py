@@ -1,9 +1,10 @@
 """Judge accuracy by successive halving: all candidates on few samples, the last ones on all samples. Then time the best
 that qualify against each other, choose one, and give the reason for each of the others.
 
-A simulator of the target takes a thousand times as long as this machine's kernels, so the search runs the file in this
-machine's kernels. Normally the results differ only by roundings. If they differ by more, only the simulator shows it.
-So each candidate that is about to be chosen also runs in the simulator, and the simulator's figure replaces the other.
+A simulator of the target takes a thousand times as long as this machine's kernels, so the search runs candidates in
+this machine's kernels. Normally the results differ only by roundings. If they differ by more, only the simulator shows
+it. So each candidate that is about to be chosen also runs in the simulator, and the simulator's figure replaces this
+machine's.
 """
 
 from __future__ import annotations
@@ -52,10 +53,10 @@ def rungs(trials: Trials) -> tuple[int, ...]:
 
 
 def halve(trials: Trials) -> None:
-    """Assess the candidates in the run on more and more samples, and drop those that cannot win after each round.
+    """Assess the candidates in the run on more and more samples. After each round, drop those that cannot win.
 
     Two kinds of candidates cannot win: those that, with 97.5 % certainty, will not keep the accuracy on all samples,
-    and the less accurate half of each structure. Afterwards every trial in the run has been measured on all samples.
+    and the less accurate half of each structure. At the end, every trial in the run has been measured on all samples.
     """
     deadline, total = trials.deadline, trials.evaluator.total
     seen, each_s = 0, 0.0  # samples so far; seconds per sample and candidate
@@ -243,8 +244,8 @@ def _finalists(trials: Trials, known: Collection[str]) -> list[Trial]:
 
 
 def _choose(trials: Trials, ranked: Sequence[Trial]) -> None:
-    """Choose the most accurate of the cheapest trials in `ranked`, which is sorted by cost. All other trials that
-    qualify cost more than these.
+    """Choose the most accurate of the cheapest trials in `ranked`, which is sorted by cost. Call this when no other
+    trial that qualifies is cheaper, or when the time is up.
     """
     cheapest = [t for t in ranked if not trials.cheaper(ranked[0], t)]
     winner = min(cheapest, key=lambda t: t.accuracy_key)

@@ -250,8 +250,8 @@ class LocalEvaluator:
     def recovery_groups(self) -> tuple[tuple[str, ...], ...]:
         """See `Evaluator.recovery_groups`. The groups contain only recoveries that affect what is built for the target.
 
-        There are no groups without calibration samples. Unless the artifact is to be repaired, there are also none if
-        it is simulated and is not a Q/DQ model.
+        There are no groups without calibration samples. There are also none for a simulated artifact that is not a Q/DQ
+        model, unless the artifact is to be repaired.
         """
         if self._job.calibration is None or not (self._editable or self._repairs):
             return ()
@@ -269,7 +269,7 @@ class LocalEvaluator:
 
         If speed is counted, the bound is the loss to expect, not the largest likely loss. A repair takes the first
         candidate that is good enough, and such a candidate is often merely lucky. So for a repair, the bound is one
-        standard error higher, unless the loss to expect comes from more than labels.
+        standard error higher if the loss to expect comes from labels alone.
         """
         doubt = _LUCK * found.doubt if self._repairs and found.disagreement is None else 0.0
         return replace(found, doubt=doubt) if self.counts else found
@@ -332,11 +332,11 @@ def _together(candidate: Candidate) -> bool:
 
 
 def _check_answers(here: Agreement, there: Agreement) -> None:
-    """Refuse a candidate whose outputs follow float32 clearly worse on another machine than on this one, because that
-    machine would not reach the accuracy measured here.
+    """Refuse a candidate whose outputs are clearly further from float32's on another machine than on this one. The
+    other machine would not reach the accuracy measured here.
 
     Raises:
-        CheckFailedError: the outputs are clearly worse. The message contains both figures.
+        CheckFailedError: the outputs are clearly further away. The message contains both figures.
     """
     if any(output.nonfinite for output in there.outputs) or there.sqnr_db < here.sqnr_db - _LOSS_DB:
         raise CheckFailedError(
@@ -373,7 +373,7 @@ def slow_layers(
     backend: str = "",
     opener: Callable[[Path, SessionSettings], Any] = open_session,
 ) -> tuple[str, ...]:
-    """Name the layers of `artifact` that take longer than in its float model, `prepared`. The worst come first.
+    """Name the layers that take longer in `artifact` than in its float model, `prepared`. The worst come first.
 
     Args:
         feed: the inputs of one query.

@@ -125,8 +125,9 @@ def _race_variants(trials: Trials, sources: Sequence[Candidate], engines: Field,
     """Time variants of the kernel choices: the fastest static choice with its slow layers in float, and the other
     choices in each engine whose first int8 candidate is not slower than float32.
 
-    Of the forms with layers in float, keep only the fastest. It also runs in the other engines, unless an engine is
-    already faster. Its slow layers were found in onnxruntime's own kernels, but it may help there as well.
+    Of the forms with layers in float, keep only the fastest. That form is also tried in the other engines, except in
+    engines that are already faster. Its slow layers were found in onnxruntime's own kernels, but leaving them in float
+    may help in those engines as well.
     """
     family = _slow_layers_in_float(trials)
     more = [c.name for c in more_in_engines(trials, sources, engines) if build(trials, c)]
@@ -200,7 +201,8 @@ def choose_threads(
         if candidate is not None and candidate.engine is not None and clear and len(set(best.values())) == 1:
             best[kind] = best[FLOAT]
             continue
-        # Each kind is timed separately, because its best number of threads does not depend on which kind is faster.
+        # Each kind of runner is timed separately, because its best number of threads does not depend on which kind is
+        # faster.
         runners: dict[str, Runner] = {f"{kind} {n} {when}": (candidate, n) for n in threads}
         first, each_s = next(iter(runners)), seconds / len(groups)
         timings = trials.evaluator.time(runners, first, tie=EQUAL, seconds=each_s, rough=True).timings
@@ -208,7 +210,7 @@ def choose_threads(
             # Choose nothing: other programs load the cores now, but may not when the device works.
             return 0.0
         latencies = {n: timings[f"{kind} {n} {when}"].latency for n in threads}
-        # Do not use the median. It hides the runs in which one thread waits for another on a core that is busy with
+        # Do not use the median: it hides the runs in which a thread waits for another thread whose core is busy with
         # other work.
         mean = {n: latency["mean_ms"] for n, latency in latencies.items()}
         fewest = [n for n in threads if mean[n] <= min(mean.values()) * (1 + EQUAL)]

@@ -45,7 +45,8 @@ def _recover(trials: Trials, base: Trial, *, widens: bool) -> None:
         return
     if widest is not None and not trials.meets(widest):
         widest = _on_16_bits(trials, best)
-    # If even the lower end of its interval is above the limit, it is 97.5 % certain that it loses too much.
+    # If even the lower end of the loss's interval is above the limit, it is 97.5 % certain that the candidate loses too
+    # much.
     if widest is None or (widest.judged is not None and widest.judged.low <= trials.goal.max_drop):
         _keep_layers_in_float(trials, best, _headroom(trials, base, widens))
 

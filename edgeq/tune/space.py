@@ -175,7 +175,9 @@ def _variants(model: ir.Model, profile: Scheme, *, sampled: bool) -> Iterator[tu
 
 
 def _products_only(model: ir.Model, profile: Scheme) -> Scheme:
-    """Return a scheme with static ranges only for products with constant matrices. Tables are stored as integers."""
+    """Return a scheme with static ranges for products with constant matrices, and for nothing else. Embedding tables
+    and the weights of recurrent layers are stored as integers.
+    """
     of_activations = [
         node.name or "" for node in model.graph if is_op(node, *_PRODUCTS) and not is_constant(node.inputs[1])
     ]

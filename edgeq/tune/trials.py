@@ -115,8 +115,8 @@ FLOAT_MACS = "MACs in float"
 """The objective if speed is counted. The share of MACs in float should be as small as possible."""
 _LEAST_NOISE = 1e-20
 BLOCKS_COST = 0.9
-"""Cost of products with weights in blocks if speed is counted, relative to float. On a sentence encoder, 0.8 to 1.3 was
-measured for all sizes of its inputs.
+"""Cost of products with weights in blocks if speed is counted, relative to float. On a sentence encoder, the measured
+cost was 0.8 to 1.3 over all input sizes.
 """
 WIDE_COST = 0.5
 """Cost of 16 bits if speed is counted, relative to float."""
@@ -440,7 +440,7 @@ def points(loss: float) -> str:
 
 
 def loses(found: Assessment) -> str:
-    """Write the loss on the samples, and how large it may be over many others. For a loss that is noise, write the
+    """Write the loss on the samples, and how large it may be over many other samples. If the loss is noise, write the
     SQNR.
     """
     if found.basis == "noise":

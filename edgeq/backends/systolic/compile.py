@@ -1,7 +1,7 @@
 """Compile a prepared model for an array: make the integer program and the files that go with it.
 
-edgeq first lowers the program without samples. It then fits the program to samples in two ways, and keeps what brings
-the outputs closer to the float model's:
+edgeq first lowers the program without samples. It then fits the program to samples in two ways, and keeps a change if
+it brings the outputs closer to the float model's:
 
 - Rounding weights: edgeq minimises the error of a layer's output, not of each weight (`edgeq.quantize.weight_only`).
   The integers that a layer reads in the program decide which errors matter. The bias absorbs the shift of the mean that
@@ -190,7 +190,8 @@ def _shift(y: Array, mean: Floats, tensor: steps.Tensor, *, relu: bool) -> Float
 SAMPLES = 48
 """Number of samples for fitting weights and biases. Each third is also used to judge a fit to the other two thirds."""
 _FOLDS = 3
-# A fitting method that is this many decibels behind the best on the samples so far is not tried on the others.
+# A fitting method that is this many decibels behind the best on the samples so far is not tried on the remaining
+# samples.
 _BEHIND = 6.0
 # Minimum gain of fitting, in decibels. A smaller gain may be due to the choice of samples.
 _WORTH_FITTING = 1.0
@@ -250,9 +251,9 @@ def compile_program(
     """Quantize a prepared model for an array.
 
     Channels are sorted by range, so that the scale of each tile suits all its channels. With `samples`, edgeq also
-    tries to round weights for the least error of each layer and to correct biases. It keeps what brings the outputs
-    closer to the float model's. If depthwise layers lose too much because the array has one scale for each tile, they
-    run on the core with one scale for each channel.
+    tries to round weights for the least error of each layer and to correct biases. It keeps a change if it brings the
+    outputs closer to the float model's. If depthwise layers lose too much because the array has one scale for each
+    tile, they run on the core with one scale for each channel.
 
     Raises:
         CalibrationError: a range is missing.

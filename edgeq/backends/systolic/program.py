@@ -1,8 +1,8 @@
 """Define the quantized integer program: what the array and its core compute, step by step.
 
 The simulator runs the program. The dialect file, the reference model and the C bundle are translations of it. All of
-them compute the same integers. Before scales are chosen, the same steps are in a `Network`: with float64 weights and
-biases, without tiles and multipliers, and on tensors with their float names.
+them compute the same integers. Before scales are chosen, the same steps form a `Network`. It has float64 weights and
+biases, no tiles or multipliers, and the tensor names of the float model.
 
 Notation: rne = round half to even; f32() = round to float32; sat8 = clamp to -128..127. Integer tensors are int8 with
 zero point 0: the real value is q · scale. Activations are NCHW (or [N, features]). Shapes have batch 1 as first axis. A
@@ -22,7 +22,7 @@ The step formulas (docs/systolic.md has their sources):
     Float         an ONNX model on float32 tensors
 
 Products are cut into pieces that fit the array's memories. Sizes are in tiles of dim × dim elements. For a product of
-[I, K] with [K, J], the scratchpad has a piece of both operands, and the accumulator has the int32 result:
+[I, K] with [K, J], the scratchpad contains a piece of both operands, and the accumulator contains the int32 result:
 
     (I·K + K·J) · dim rows of scratchpad, I·J · dim rows of accumulator
 
@@ -180,10 +180,10 @@ class Tensor:
     Attributes:
         name: a unique name in the program.
         shape: the shape, with batch 1 as first axis.
-        dtype: "int8" for integers with a scale. For the tensors of Float steps and for inputs, the numpy name of their
-            dtype ("float32").
+        dtype: "int8" for integers with a scale. Tensors of Float steps and inputs have the numpy name of their dtype
+            ("float32").
         scale: a float32 value above 0 for int8 tensors; None for others.
-        origin: name of the tensor of the float model that this tensor represents. For a float tensor, its own name.
+        origin: name of the tensor of the float model that this tensor represents. A float tensor represents itself.
         channels: the order of the channels (axis 1) if they were reordered: position i has channel channels[i] of
             `origin`. None means the order of `origin`.
     """
@@ -268,7 +268,7 @@ class Conv(Unary):
         pads: (top, left, bottom, right) zeros; they may differ.
         tiles: see `Tile`. A depthwise convolution may also have several tiles.
         relu: whether negative results become 0, before pooling.
-        pool: the pooling that follows, so the output tensor is the pooled one; None means no pooling.
+        pool: the pooling that follows; None means no pooling. With pooling, the output tensor is the pooled one.
         conv_shape: [1, O, rows, columns] before pooling.
         sources: names of the float model's nodes that this step replaces.
     """
@@ -396,8 +396,8 @@ class Rearrange(Unary):
     """Move integers: Reshape, Flatten, Transpose, Slice, Pad with zeros, nearest Resize and similar operators.
 
     Attributes:
-        index: int32, for each element of the flattened output sample, its position in the flattened input sample; -1
-            means a zero. Samples are without the batch. None means a plain reshape: nothing moves.
+        index: int32; for each element of the flattened output sample, the position of its source in the flattened input
+            sample; -1 means a zero. Samples are without the batch. None means a plain reshape: nothing moves.
         model: the same movement as a serialized ONNX model on int8 tensors of any batch, with the step's input and
             output names; in a network it is on float32 tensors.
     """

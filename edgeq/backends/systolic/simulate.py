@@ -1,8 +1,9 @@
 """Run a program with the array's own integers, bit by bit. Time is not modelled; see `estimate`.
 
 The simulator models int8 operands, int32 accumulators that wrap, and the float32 multiplier, whose product is rounded
-once. It rounds half to even, or the way the header's macro does. It also models saturation, relu, and max pooling of
-the results. On request it models the output-stationary array, whose partial sums leave the array with 20 bits.
+once. It rounds half to even or, on request, as the header's macro does. It also models saturation, relu, and max
+pooling of the results. On request it models the output-stationary array, whose partial sums leave the array with 20
+bits.
 """
 
 from __future__ import annotations
@@ -110,7 +111,7 @@ def largest_in_windows(
 
     Args:
         size: rows and columns of the output.
-        fill: the padding value.
+        fill: the value of the padding.
     """
     padded = np.pad(x, ((0, 0), (0, 0), (pads[0], pads[2]), (pads[1], pads[3])), constant_values=fill)
     best: Int8s | None = None
@@ -455,7 +456,7 @@ class Simulator:
         """Add the bias to sums, then rescale and saturate them.
 
         Args:
-            shape: the shape that the values per output channel get, so that they broadcast.
+            shape: the shape to which biases and multipliers [outputs] are reshaped, so that they broadcast.
         """
         accumulator, overflows = wrapped(sums, step.bias.reshape(shape))
         multipliers = steps.tile_values(step.tiles, "multiplier").reshape(shape)

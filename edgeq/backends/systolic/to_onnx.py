@@ -122,8 +122,8 @@ class _Writer:
             self._node("DequantizeLinear", self._operand(step.input), step.name, step.output)
             return
         tensor = self._program.tensors[step.input]
-        # Use one factor for each value of the last axis. The optimiser would move a single factor to after a product,
-        # which would change the rounding.
+        # Use one factor for each value of the last axis. The optimiser would move a single factor past a product, which
+        # would change the rounding.
         scales = self._constant(f"{step.input}/scales", np.full(tensor.shape[-1:], tensor.params.scale))
         made = self._as_float(step.input, f"{step.name}/cast", f"{step.input}/float")
         self._node("Mul", [made, scales], step.name, step.output)
@@ -174,7 +174,8 @@ class _Writer:
             parts.append(self._node("Clip", [part, low, high], f"{own}/clip", f"{own}/cut"))
         total = self._node("Add", parts, f"{name}/add", f"{name}/sum")
         total = self._node("Clip", [total, zero if step.relu else low, high], f"{name}/clip", f"{name}/sat")
-        # The node with the sum's name computes the integers, so that no tensor in other units is mistaken for the sum.
+        # The node with the sum's name computes the final integers, so that no intermediate tensor in other units is
+        # mistaken for the sum.
         self._node("Cast", [total], name, step.output, to=ir.DataType.INT8)
 
     def _max_pool(self, step: steps.MaxPool) -> None:
@@ -221,8 +222,8 @@ class _Writer:
 
         Returns:
             The part's outputs by name, which become tensors of the program and keep their names. The nodes, and the
-                tensors between them, get new names if the graph already has theirs. For example, a Split appears once
-                for each of its outputs.
+                tensors between them, get new names if their names are already in the graph. This happens to a Split,
+                for example, because it is grafted once for each of its outputs.
         """
         self._prepare(part)
         graph = part.graph

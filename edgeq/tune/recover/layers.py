@@ -8,10 +8,10 @@ Conv, Gemm and MatMul all compute, at every position,
 Here x[g] is the part of the input that one output position reads. For a Conv, it is the group's channels times the
 kernel. For Gemm and MatMul, it is one row.
 
-**Scaled channels.** The channels of a tensor can be scaled if the layers that read it undo that. If the layer that
-computes the tensor divides every channel c by k[c], and the weights that read channel c are multiplied by k[c], the
-network computes the same in floats. In integers it does not, because one scale for a tensor suits only channels of one
-magnitude.
+**Scaled channels.** The channels of a tensor can be scaled if the layers that read it undo the scaling. If the layer
+that computes the tensor divides every channel c by k[c], and the weights that read channel c are multiplied by k[c],
+the network computes the same in floats. In integers it does not, because one scale for a tensor suits only channels of
+one magnitude.
 
 **Quantized files.** Integer layers are read and edited in place, in every format:
 
@@ -101,7 +101,7 @@ class Layer:
         return flat.reshape(self.groups, self.outputs // self.groups, self.taps)
 
     def unrows(self, rows: NDArray[Any]) -> NDArray[Any]:
-        """Return a weight in its own shape, given in the form that the method `rows` returns."""
+        """Return weights, given as [groups, outputs per group, taps], in the shape in which the layer stores them."""
         flat = rows.reshape(self.outputs, self.taps)
         return np.ascontiguousarray(flat.T) if self.transposed else flat.reshape(self.shape)
 
@@ -164,8 +164,8 @@ def conv_geometry(
 def find_layers(model: ir.Model) -> tuple[Layer, ...]:
     """Return the main graph's layers with constant float weights, in the order of the graph.
 
-    Left out are a Gemm with transA, alpha, beta or a bias that differs from row to row, and a MatMul whose weight is
-    not a matrix.
+    A Gemm is left out if it has transA, alpha or beta, or a bias that differs from row to row. A MatMul is left out if
+    its weight is not a matrix.
     """
     layers = (_layer(node) for node in model.graph if is_op(node, "Conv", "Gemm", "MatMul"))
     return tuple(layer for layer in layers if layer is not None)
@@ -291,7 +291,8 @@ class IntegerLayer:
         layer: the layer of the float model.
         node: the node in the file.
         weight: the initializer with the integer weights.
-        params: float64 scales and int64 zero points of the weights [outputs]. If all outputs share one, it is repeated.
+        params: float64 scales and int64 zero points of the weights [outputs]. If all outputs share one scale and zero
+            point, they are repeated.
         input_scale: scale of the activation that the layer reads.
         bias: the initializer of the int32 (or float32) bias, in units of `bias_scale`; None if there is none.
         bias_scale: float64 [outputs].

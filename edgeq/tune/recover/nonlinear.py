@@ -49,8 +49,8 @@ def open_piece(
 
     Args:
         nodes: nodes of the main graph, in the order of the graph.
-        feed: examples of the session's inputs by name: arrays, or lists of arrays for sequences. Other shapes are
-            allowed.
+        feed: examples of the session's inputs by name: arrays, or lists of arrays for sequences. The session also
+            accepts other shapes.
         outputs: names of tensors that the nodes compute.
     """
     piece = onnx.ModelProto(ir_version=model.ir_version)
@@ -138,7 +138,7 @@ class Stepper:
 
 
 Function = Callable[[NDArray[Any]], NDArray[Any]]
-"""A function that maps numbers to [ends, numbers], float64 unless another type is mentioned."""
+"""A function that maps n numbers to an array [ends, n]; float64 unless another type is mentioned."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -167,7 +167,9 @@ class Followers:
         self._places = {node: place for place, node in enumerate(self._nodes)}
 
     def of(self, tensor: str) -> Follower:
-        """Return the nodes after `tensor` that compute each element from one of its elements and scalar constants."""
+        """Return the nodes after `tensor` that compute each element from one element of `tensor` and from scalar
+        constants.
+        """
         if tensor not in self._values:
             return Follower(tensor, (), ())
         start = self._values[tensor]

@@ -77,7 +77,7 @@ class Region:
         inputs: int8 tensors that the host provides, in the order of the program.
         outputs: int8 tensors that the C code returns to the host.
         steps: the steps in C.
-        before, after: the float steps that the host runs before and after them.
+        before, after: the float steps that the host runs before and after the steps in C.
     """
 
     inputs: tuple[str, ...]

@@ -5,8 +5,8 @@ from 0 whose bound no scaled channel reaches. Then channel c may be divided by k
 by k[c] in those of B (Nagel et al. 2019, "Data-Free Quantization Through Weight Equalization and Bias Correction",
 section 4.1). That paper chooses k for the weights alone.
 
-With one scale for each output channel, k costs A's weights nothing, and the tensor is best if all its channels have one
-magnitude. So several k are tried. They are powers of the largest magnitudes of the channels of A's weights, of the
+With one scale for each output channel, k costs A's weights nothing, and the tensor is best if all its channels have the
+same magnitude. So several k are tried. They are powers of the largest magnitudes of the channels of A's weights, of the
 tensor and of B's weights. The k with the least noise at B's output is chosen. The noise is the sum of three errors,
 which are assumed to be independent. Here x is the tensor, step is the step of x / k, and u is the input of A:
 
@@ -41,7 +41,7 @@ _COMMUTING = frozenset({"AveragePool", "GlobalAveragePool", "GlobalMaxPool", "Le
 _POWERS = ((0.5, 0.0), (0.0, 0.5), (0.0, 0.75), (0.0, 1.0))
 _SWEEPS = 2
 _LEAST_GAIN = 10 ** (-1 / 10)
-"""Factor on the noise that is a gain of one decibel. A smaller gain is not worth building another model."""
+"""A gain of one decibel multiplies the noise by this factor. A smaller gain is not worth building another model."""
 _WIDEST = 1e3
 # A channel counts as cut if it reaches this share of the Clip's bound.
 _CUT = 1 - 1e-6

@@ -25,7 +25,9 @@ from edgeq.tune.recover.nonlinear import Followers
 from edgeq.util.display import Progress
 
 HETEROGENEOUS = 4.0
-"""Ratio from which the ranges of a Concat's widest and narrowest inputs differ too much. The narrowest loses 2 bits."""
+"""If the widest input range of a Concat is at least this many times the narrowest, the ranges differ too much: the
+narrowest loses 2 bits.
+"""
 
 # Operators that compute nothing, or almost nothing.
 _MOVES = DATA_MOVEMENT - {"MaxPool", "Resize"} | {"Cast", "Concat"}
@@ -96,7 +98,7 @@ def _moved_into(output: ir.Value) -> set[ir.Node]:
         node = value.producer() if value is not None else None
         if node is not None and node.op_type in _MOVES and node not in found:
             found.add(node)
-            # Except for a Concat, all inputs after the first are shapes and indices.
+            # In all nodes but a Concat, the inputs after the first are shapes and indices.
             waiting.extend(node.inputs if node.op_type == "Concat" else node.inputs[:1])
     return found
 
