@@ -158,7 +158,8 @@ def optimised_graph(model: Path, settings: SessionSettings) -> GraphIndex:
     with tempfile.TemporaryDirectory(prefix="edgeq-optimised-") as folder:
         path = Path(folder) / "model.onnx"
         open_session(model, replace(settings, save_optimized_to=path))
-        # onnxruntime writes the same references to external weights, so the weights are read from the original folder.
+        # onnxruntime copies the references to external weights unchanged, so the weights are read from the original
+        # folder.
         weights = Path(settings.config.get(EXTERNAL_FOLDER, model.parent))
         return GraphIndex(read_own(path, weights))
 
@@ -228,7 +229,9 @@ class LayerAudit:
 
     @computed
     def can_saturate(self) -> bool:
-        """Return whether a channel can saturate for some input. A layer with unknown weights counts as one that can."""
+        """Return whether a channel can saturate for some input. A layer with unknown weights counts as one that can
+        saturate.
+        """
         return self.suspects is None or self.suspects > 0
 
 
@@ -239,9 +242,10 @@ class Audit:
     Attributes:
         layers: the layers on saturating paths, in graph order.
         samples: number of simulated samples; 0 if only the weights were checked.
-        effect_db: SQNR of the saturating outputs against the exact outputs, for the worst output. It is infinity if the
-            outputs are identical, and None without samples.
-        float_db: SQNR of the (saturating, exact) outputs against the float model; None without a float model.
+        effect_db: SQNR of the worst output with saturation against the exact output; infinity if the outputs are
+            identical, None without samples.
+        float_db: two SQNRs against the float model, of the outputs (with saturation, exact); None without a float
+            model.
     """
 
     layers: tuple[LayerAudit, ...]
@@ -302,7 +306,7 @@ def audit(
         settings: the settings that the model will run with.
         samples: samples to simulate; None checks the weights alone.
         reference: the float model's session, for measuring the loss from saturation.
-        exact: a session of the same model on kernels that do not saturate. None simulates these kernels as well, which
+        exact: a session of the same model on kernels that do not saturate. None also simulates the exact kernels, which
             doubles the time.
         count: number of samples to simulate; None means 2 to 8, fewer for larger models.
         table: the kernels that saturate; None means ONNX Runtime's own.

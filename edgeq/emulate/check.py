@@ -67,7 +67,7 @@ def route_for(
 ) -> ExecutionRoute:
     """Return the best way to run the kernels that the plug-in `spec` has for `target`, on `machine`.
 
-    Without a plug-in, see `edgeq.emulate.routes.route_to`.
+    Without a plug-in, the result is that of `edgeq.emulate.routes.route_to`.
 
     Args:
         machine: this machine.
@@ -120,8 +120,8 @@ COMPILED = "compiled_by"
 PASSED, FAILED = "passed", "failed"
 HOST, TARGET, FLOAT = "host", "target", "float32"
 
-# How many decibels lower the SQNR against float32 may be on the target's kernels than on this machine. Different
-# rounding costs almost nothing, while kernels that saturate cost several decibels.
+# Decibels by which the SQNR against float32 may be lower on the target's kernels than on this machine's. Different
+# rounding costs almost nothing, while saturation costs several decibels.
 _LOSS_DB = 3.0
 
 
@@ -144,7 +144,7 @@ class EmulatedCheck:
             "float32".
         agreement: agreement of the target's outputs with the reference.
         host_agreement: agreement of this machine's outputs, if the reference is float32.
-        accuracy: accuracy of "host" and "target" on those samples, by labels; empty without a task.
+        accuracy: accuracy by labels, on those samples, of "host" and "target"; empty without a task.
     """
 
     target: str
@@ -166,7 +166,7 @@ class EmulatedCheck:
 
     @property
     def drop(self) -> float | None:
-        """Return the accuracy that the target loses compared with this machine, as a fraction; None without a task."""
+        """Return how much lower the accuracy is on the target than here, as a fraction; None without a task."""
         return self.accuracy[TARGET].loss_against(self.accuracy[HOST]) if self.accuracy else None
 
     @computed
@@ -175,7 +175,7 @@ class EmulatedCheck:
         return self.drop
 
     def check(self, max_drop: float | None = None) -> None:
-        """Raise CheckFailedError if the check failed, or if the target loses more than `max_drop` of accuracy."""
+        """Raise CheckFailedError if the check failed, or if `drop` is larger than `max_drop`."""
         name = f"variant {self.variant}" if self.variant else "the model"
         if self.status == FAILED:
             raise CheckFailedError(
@@ -391,7 +391,7 @@ class VerifyRequest:
         preprocess: preprocessing of the samples; None uses the bundle's.
         labels, task, options: the labels, the task, and its options for measuring accuracy. Without a task, only
             agreement is measured.
-        max_drop: accuracy that may be lost compared with this machine, as a fraction.
+        max_drop: how much lower the accuracy may be on a target than on this machine, as a fraction.
         expect: the sha256 that the bundle's manifest must have.
     """
 

@@ -48,7 +48,7 @@ class Qemu:
         return parse_version(self.version)
 
     def is_honest(self, emulator: Emulator) -> bool:
-        """Return whether this qemu shows the guest its own /proc/cpuinfo, not the host's."""
+        """Return whether this qemu shows the guest a /proc/cpuinfo of the emulated CPU, not the host's."""
         return self.key >= parse_version(emulator.qemu.honest_cpuinfo)
 
 
@@ -275,7 +275,8 @@ def _with_cpuinfo(
     view = home() / "views" / sign
     if view.is_dir():
         return view
-    # With the host's file, only onnxruntime fails. A guest without onnxruntime can report its features.
+    # With the host's /proc/cpuinfo, nothing but onnxruntime fails. A guest without onnxruntime can still report its
+    # features.
     interpreter = (*arguments, "-L", str(sysroot.root), str(sysroot.python))
     command = Command(interpreter, (), environment, compiled=_compiled())
     with start_guest(command, f"{emulator.program} -cpu {cpu}") as guest:

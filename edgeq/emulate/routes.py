@@ -126,7 +126,7 @@ def _masked_runtime(progress: Progress) -> Path:
 
 
 def _copy(source: Path, place: Path) -> None:
-    """Copy the package `source` as links to all its files, not only the Python files."""
+    """Copy the package `source`: link all its files, not only the Python files."""
     for file in sorted(source.rglob("*")):
         name = file.relative_to(source)
         if file.is_file() and "__pycache__" not in name.parts:
@@ -504,8 +504,8 @@ class Status:
         }
 
     def lines(self, *, verbose: bool = False) -> list[str]:
-        """Return lines for the terminal: the machines, then each target. With `verbose`, give all reasons, not only the
-        first.
+        """Return lines for the terminal: the machines, then each target. With `verbose`, each route is listed with all
+        its reasons, not only the first.
         """
         lines = [f"emulated machines in {self.place}"]
         for name, (qemu, sysroot) in self.machines.items():

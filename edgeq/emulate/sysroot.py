@@ -545,7 +545,7 @@ def _unpack_wheel(wheel: Path, site: Path, recipe: Recipe) -> None:
 def _join_usr(root: Path) -> None:
     """Link lib, bin and lib64 to their folders in /usr.
 
-    In distributions that keep everything in /usr, a package that the recipe leaves out contains these links.
+    Distributions that keep everything in /usr have these links in a package that the recipe leaves out.
     """
     for name in ("lib", "bin", "lib64"):
         if not (root / name).exists() and (root / "usr" / name).is_dir():

@@ -105,7 +105,7 @@ class Machine(Displayed):
 
     @property
     def onnxruntime(self) -> str | None:
-        """Return the version of onnxruntime, from whichever of its two packages is installed; None if neither is."""
+        """Return the version of onnxruntime, whichever of its two packages is installed; None if neither is."""
         return self.runtimes.get("onnxruntime") or self.runtimes.get("onnxruntime-gpu")
 
 
@@ -190,8 +190,8 @@ def _groups(root: Path, controller: str) -> Iterator[Path]:
         # Inside a control group's namespace, the path may begin with "/..". The part above the namespace cannot be seen
         # from inside.
         relative = Path(*(part for part in path.split("/") if part not in ("", "..")))
-        # Inside a container, the path may be the host's, which does not exist in the container. The mount itself is
-        # then the group.
+        # Inside a container, the path may be the host's, which does not exist in the container. The group is then the
+        # mount point itself.
         yield from (mount / folder for folder in (relative, *relative.parents) if (mount / folder).is_dir())
 
 
@@ -271,7 +271,7 @@ def describe(evidence: Evidence, reported: Mapping[str, Any], info: Machine | No
 
 
 def combine(reading: Reading, reported: frozenset[str]) -> tuple[frozenset[str], tuple[str, ...]]:
-    """Return the CPU features to use, from the system's list and py-cpuinfo's report, and notes on disagreements."""
+    """Return the CPU features to use, and notes on disagreements between the system's list and py-cpuinfo's report."""
     if not reading.source:
         if not reported:
             return frozenset(), ("no source lists this CPU's features: only the profile for every machine fits",)

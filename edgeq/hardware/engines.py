@@ -45,7 +45,7 @@ class EngineState:
         problem: why an installed engine cannot be used; "" if it can.
         precisions: precisions for which this machine has instructions.
         int8_pairs: pairs of activation and weight types for which the engine has integer kernels.
-        install: the command that installs the engine; "" if it is installed.
+        install: the command that installs the engine; "" if the engine is already installed.
     """
 
     name: str

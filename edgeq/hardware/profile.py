@@ -146,7 +146,7 @@ Pair = Annotated[
         description='a pair of types such as "U8S8", or one in a form such as "S8S8-QDQ"',
     ),
 ]
-# The scheme fields that keep weights from saturating. A session option can also do this.
+# The scheme fields that can prevent saturation. A session option can also prevent it.
 REMEDIES = ("fit_pairs", "fit_seen", "reduce_range", "weight_type")
 
 
@@ -318,8 +318,8 @@ def explain_override(document: Document) -> Document:
 
 
 def inherit(document: Document, documents: Mapping[str, Document]) -> Document:
-    """Return `document` merged over everything that it extends, with architecture and features spelled as devices
-    report them.
+    """Return `document` merged over everything that it extends. Architecture and features are spelled as devices report
+    them.
 
     Requirements add up. All other values are overridden. An architecture other than "any" cannot be overridden.
 

@@ -39,7 +39,7 @@ class Target(Displayed):
         emulate: how to run the device's kernels on another machine; see `Profile.emulate`.
         device: known facts about the hardware: "cores", "memory_mib", "compute_capability"; "engine", the engine that
             runs models there, if the backend builds for several; and "engine_options", the provider options with which
-            the engine compiles for the device, or simulates it, on another machine.
+            the engine, on another machine, compiles for the device or simulates it.
         systolic: the array's parameters, if the target is a systolic array.
     """
 

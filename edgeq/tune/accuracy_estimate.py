@@ -39,8 +39,8 @@ Held = Literal["expected", "seen", "noise"]
 """
 # The noise on an eighth of the samples differs from the noise on all samples by at most this factor.
 _STEADY = 2.0
-# Standard deviation of the regret as an estimate of the loss, as a share of the regret. float32 may misjudge itself by
-# this much.
+# Standard deviation of the error with which the regret estimates the loss, as a share of the regret: float32 may
+# misjudge itself by this much.
 _TRUST = 0.5
 _SURE = 1.96  # two-sided 95 % of the normal distribution
 
@@ -201,7 +201,8 @@ def further_error(measured: Measured, regret: Regret | None, rows: int) -> float
 
 
 def sure(drop: float, error: float | None, further: float = 0.0) -> tuple[float, float]:
-    """Return the 95 % interval of a loss with this standard error. If the error is not known, return the whole scale.
+    """Return the 95 % interval of the loss `drop` with the standard error `error`. If the error is not known, return
+    the whole scale.
 
     Args:
         further: half of the 95 % interval of an independent quantity that is added to the loss.

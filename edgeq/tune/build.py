@@ -65,7 +65,7 @@ def build_methods(trials: Trials, profile: Profile) -> None:
     closest: tuple[str, ...] | None = None
     for kernel in sorted(trials.alive(), key=lambda t: _in_few(trials, t)):
         if any(same_file(kernel, other) and outrun(kernel, other, trials.pace.twin) for other in trials.alive()):
-            continue  # it would be almost as accurate as the same file in the faster engine
+            continue  # this candidate would be almost as accurate as the same file in the faster engine
         methods = method_candidates(kernel.candidate, profile)
         if len(methods) > trials.pace.methods and _in_few(trials, kernel):
             closest = _closest(trials, kernel.candidate, methods) if closest is None else closest
@@ -80,7 +80,9 @@ def build_methods(trials: Trials, profile: Profile) -> None:
 
 
 def same_file(one: Trial, other: Trial) -> bool:
-    """Return whether two trials run the same file in different engines, or in one engine with different precisions."""
+    """Return whether two trials run the same file, either in different engines or in one engine with different
+    precisions.
+    """
     a, b = (t.candidate.replace(name="", threads=0, engine=None) for t in (one, other))
     return one.candidate.engine != other.candidate.engine and a == b
 
@@ -101,8 +103,8 @@ def _closest(trials: Trials, kernel: Candidate, others: Sequence[Candidate]) -> 
     """Return the methods of `others` whose files follow float32 most closely in onnxruntime's own kernels. If two
     methods give identical files, only one is returned.
 
-    The files come from a kernel choice that was built for these kernels with all these methods. If there is no such
-    choice, `kernel` is built with them until the deadline.
+    The files come from a kernel choice that was already built for onnxruntime's own kernels with all of these methods.
+    If there is no such choice, `kernel` is built with the methods until the deadline.
     """
     wanted = {_method(c) for c in others}
     built: dict[str, dict[str, Screening]] = {}

@@ -2,8 +2,8 @@
 
 A candidate's file is built once and runs in every engine that supports its types. The float model runs in each engine,
 in each precision that is fast on this machine. To keep the search short, edgeq first times only one int8 candidate and
-the float model in each engine. If the candidate is slower there than in another engine, or slower than float32, the
-engine is not timed further.
+the float model in each engine. If the candidate is slower in an engine than in another one, or slower than float32,
+that engine is not timed further.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def find_field(
     `asked` names engines, return only those. edgeq loads and checks each engine in a separate process.
 
     Raises:
-        UsageError: only plug-ins are named, but they do not run what is built for the target.
+        UsageError: `asked` names only plug-ins, none of which can run what is built for the target.
         RuntimeUnavailableError: a named engine is not installed.
         EngineError: a named engine gives wrong results.
     """
@@ -161,7 +161,7 @@ def suits(candidate: Candidate, engine: Engine) -> bool:
 
 def with_entrants(candidates: Sequence[Candidate], field: Field, *, unquantized: bool = True) -> tuple[Candidate, ...]:
     """Return `candidates` with new ones for each plug-in engine: the first candidate that suits the engine, and the
-    float model. The new candidates follow the first candidate that suits any engine.
+    float model. The new candidates are inserted after the first candidate that suits any engine.
 
     Args:
         unquantized: whether to add the float model.
@@ -210,10 +210,10 @@ def drop_slower_twins(trials: Trials, *, own: bool = True) -> None:
 
 def _pays(trials: Trials, lower: Trial, higher: Trial) -> bool:
     """Return whether the lower of two precisions is certainly faster for this file. If the float model was timed in
-    both, the lower precision must be certainly faster for it, too.
+    both precisions, it must be certainly faster in the lower one as well.
 
-    A file that is all in int8 runs faster in one precision only by chance. But layers that recoveries later put into
-    float run in the precision chosen here.
+    A file that is all in int8 runs faster in one precision only by chance. But the precision chosen here is also used
+    for layers that recoveries later put into float.
     """
     floats = [t for t in trials if not t.candidate.quantized and t.timing is not None]
     alike = [t for one in (lower, higher) for t in floats if t.candidate.engine == one.candidate.engine]

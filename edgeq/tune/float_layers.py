@@ -21,7 +21,8 @@ WIDE: Literal["wide"] = "wide"
 EIGHT_BIT: Literal["eight_bit"] = "eight_bit"
 """The field of a scheme that names the products whose blocks get 8 bits instead of 4."""
 REFINEMENTS = 4
-# If more layers in float lose more than fewer, this many further sizes are tried, besides the powers of two.
+# If a larger set of layers in float loses more than a smaller one, this many sizes are tried in addition to the powers
+# of two.
 _BETWEEN = 6
 _GROUPS = 8
 _PROBES = 32  # largest number of measurements, including those of the first groups
@@ -55,7 +56,7 @@ class LayerCosts(Protocol):
 
 @dataclass(frozen=True)
 class MacCosts:
-    """Give the costs of layers as multiply-accumulates. They are used if nothing is timed.
+    """Give the costs of layers as multiply-accumulates, for use if nothing is timed.
 
     Attributes:
         macs: multiply-accumulates, by name of the layer.
@@ -76,7 +77,8 @@ class MacCosts:
 @dataclass(frozen=True)
 class QuietLayer:
     """Describe a layer that adds no noise of its own, such as one that only moves values. If its neighbours are in
-    integers, it is best in integers as well. Between layers in float, it would quantize the values that it passes on.
+    integers, the layer is best in integers as well. Between layers in float, a layer in integers would quantize the
+    values that it passes on.
 
     Attributes:
         name: a unique name among all layers of the ranking.
@@ -211,8 +213,8 @@ def _enough(order: Sequence[RankedLayer], share: float) -> int:
 
 
 def _between(tried: Mapping[int, float]) -> int | None:
-    """Return the size halfway between the best of `tried` and the next larger one. If that was tried, use the next
-    smaller one instead.
+    """Return the size halfway between the best of `tried` and the next larger one. If that size was tried, return the
+    size halfway between the best and the next smaller one.
 
     Return None if fewer than two sizes were tried, if the largest one is the best, or if no size is left between them.
     """
@@ -229,8 +231,8 @@ def _between(tried: Mapping[int, float]) -> int | None:
 
 
 def affordable(ranking: Ranking, headroom: float) -> tuple[RankedLayer, ...]:
-    """Return the longest prefix of the ranking that costs at most `headroom` of the span. It may contain all layers
-    only if they get 8 bits, because with all layers in float, the model would be the float model.
+    """Return the longest prefix of the ranking that costs at most `headroom` of the span. The last layer of the ranking
+    is left out unless layers get 8 bits: with all layers in float, the model would be the float model.
     """
     limit = ranking.slack * headroom * ranking.costs.span if headroom < math.inf else math.inf
     kept: set[str] = set()
@@ -251,8 +253,8 @@ def rank_by_probing(
     *,
     each: bool = False,
 ) -> Ranking:
-    """Rank layers by noise. Among layers whose noise differs by less than about a factor of two, the cheapest come
-    first. Costs are multiply-accumulates.
+    """Rank layers by noise. Among layers whose noise differs by less than about a factor of two, those with the fewest
+    multiply-accumulates come first.
 
     To save measurements, groups of neighbours are measured first. Then the noisiest group is split again and again.
 

@@ -47,17 +47,17 @@ class Pace:
             plug-in gets that number without a race, because opening a plug-in may take seconds.
         gain: a second candidate must be faster by this share to be recovered in addition to the first.
         sqnr_db: a candidate is dropped if another one is as fast and the SQNR of its outputs is higher by this.
-        alike_db: the same limit for candidates that a plug-in runs about as fast. It is separate because a plug-in may
-            take seconds to compile each calibration method.
-        methods: number of calibration methods tried in a plug-in, and tried for a candidate that recoveries do not
-            repair.
+        alike_db: the same limit for candidates that one plug-in runs about equally fast. The two limits are separate
+            because a plug-in may take seconds to compile each calibration method.
+        methods: number of calibration methods to try in a plug-in, and number to try for a candidate that recoveries do
+            not repair.
         recovered: number of structures that are recovered.
         finalists: number of structures in the last race.
-        hopeless: multiple of the allowed loss. If a candidate loses more, even with as many layers in float as it may
-            have, it is given up.
+        hopeless: multiple of the allowed loss. A candidate is given up if it loses more than that even with as many
+            layers in float as it may have.
         prunes: whether recoveries that are not needed are removed again.
         float_sets: largest number of sets of layers in float for which a candidate is built.
-        most_float: largest cost of such a set, as a share of the cost of all layers in float.
+        most_float: largest cost of a set of layers in float, as a share of the cost of all layers in float.
     """
 
     halvings: int = 3
@@ -210,7 +210,7 @@ class Deadline:
         return self._clock() - self._start
 
     def until(self, share: float) -> Deadline:
-        """Return a deadline on the same clock that ends after the first `share` of this budget."""
+        """Return a deadline on the same clock that passes when the first `share` of this budget is used up."""
         part = copy.copy(self)
         part._budget = None if self._budget is None else share * self._budget
         return part

@@ -1,7 +1,7 @@
 """Keep a journal of measurements, so that an interrupted run can resume where it stopped.
 
 The journal is one file of JSON lines: a header that describes the run, then one line for each measurement. A resumed
-run makes the same decisions from the same figures, so the journal needs only the figures.
+run makes the same decisions from the same figures, so the journal does not record decisions.
 """
 
 from __future__ import annotations
@@ -185,8 +185,8 @@ class JournaledEvaluator:
         """See `Evaluator.build`. The journal also records that a candidate cannot be built."""
 
         def measure() -> dict[str, Any]:
-            """Return the screening of the candidate, or why it cannot be built. A board's failure is raised, because
-            the candidate did not cause it.
+            """Return the screening of the candidate, or why it cannot be built. If a board fails, raise the error,
+            because the candidate did not cause it.
             """
             try:
                 return {"found": plain(self._evaluator.build(candidate))}

@@ -184,17 +184,18 @@ def _surer(trials: Trials, found: Assessment) -> Trial | None:
 
 
 def decide(trials: Trials, threads: Sequence[int]) -> None:
-    """Time the best candidates that qualify against each other, and choose one. Repeat this with the next best if none
-    of them is fast enough, or if others were faster than the leader in an earlier race.
+    """Time the best candidates that qualify against each other, and choose one. If none of them is fast enough, or if
+    other candidates were faster than the leader in an earlier race, do the same with the next best.
 
-    The threads are chosen again before each race, because this machine's processors may share cores differently by
-    then.
+    The number of threads is chosen again before each race, because this machine's processors may share cores
+    differently by then.
     """
     confirm(trials)
     known: set[str] = set()  # Structures that were in a last race. Each further race adds others, so the loop ends.
     while finalists := _finalists(trials, known):
         seconds = trials.deadline.left_s(RACE_S)
-        # All that qualify get these threads, because speeds with other threads cannot be compared with this race.
+        # All trials that qualify get these numbers of threads, because speeds with other numbers cannot be compared
+        # with this race.
         remaining = [t for t in trials.qualified() if t.name not in {f.name for f in finalists}]
         choose_threads(trials, [*finalists, *remaining], threads, seconds / 3, "last")
         finalists = [trials[trial.name] for trial in finalists]
@@ -222,11 +223,10 @@ def _time_nearest(trials: Trials) -> None:
 
 
 def _finalists(trials: Trials, known: Collection[str]) -> list[Trial]:
-    """Return the finalists: for some of the structures that qualify, the most accurate trial. These structures are
-    included:
+    """Return the finalists: the most accurate trial of each of these structures, if it qualifies:
 
     - all structures in `known`, which were in an earlier last race
-    - the cheapest few of the others that are not behind
+    - the few cheapest of the other timed structures, unless they are behind
     - all structures that were never timed
     """
     best = [trials.timed(group[0]) for group in by_structure(sorted(trials.qualified(), key=lambda t: t.accuracy_key))]
@@ -272,8 +272,8 @@ def _why_not(trials: Trials, trial: Trial, winner: Trial, cheapest: Sequence[Tri
 
 
 def fall_back(trials: Trials, winner: Trial | None) -> str:
-    """Return the name of the candidate that runs if the plug-in of `winner` is missing. Preferably, it is the same file
-    in onnxruntime's own kernels.
+    """Return the name of the candidate that runs if the plug-in of `winner` is missing: preferably, the same file in
+    onnxruntime's own kernels.
 
     Return "" if the winner needs no plug-in, or if only float32 remains. Candidates that were dropped in favour of a
     faster engine are measured now.

@@ -1,5 +1,5 @@
-"""Repair a poor build. Changes that cost nothing are tried first, changes that cost speed last, until the result is
-good enough or nothing is left to try.
+"""Repair a poor build. Changes that cost nothing are tried first, and changes that cost speed last. The repair ends
+when the result is good enough or nothing is left to try.
 
 The steps are those of the search (`edgeq.tune.search`), but speed is counted in multiply-accumulates, not timed. So the
 steps are the same on every machine and for every target:
@@ -134,8 +134,8 @@ def climb(
 
 
 def _bounded(job: Job) -> Job:
-    """Return the job with fewer samples, spread evenly over all samples. It has as many as a repair can use in the time
-    of about three builds.
+    """Return the job with fewer samples, spread evenly over all samples: as many as a repair can use in the time of
+    about three builds.
     """
     macs = max(1, sum(node_macs(job.prepared.model).values()))
     calibration = job.calibration

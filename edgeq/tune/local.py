@@ -46,10 +46,11 @@ from edgeq.tune.trials import Race, Runner
 from edgeq.util.display import SILENT, Progress
 from edgeq.util.records import plain
 
-# A simulated candidate runs at most this many times the samples of a proof. That takes some minutes.
+# A simulated candidate runs at most this many times as many samples as a proof, which takes some minutes.
 _SIMULATIONS = 4
 _BATCH = 8
-# `Assessment.bound` multiplies the doubt by a factor. This value times that factor is one standard error.
+# `Assessment.bound` multiplies the doubt by a factor. If the doubt is scaled by this value, the product is one standard
+# error.
 _LUCK = 0.55
 _LEAST_SQNR_DB = -200.0
 # Kernels that only round differently lose almost no decibels. Kernels that saturate lose several.
@@ -74,8 +75,9 @@ class LocalEvaluator:
         workdir: folder for models, samples and outputs. It must exist as long as the evaluator is in use.
         task: what to measure by labels; None measures agreement with float32.
         counts: whether speed is counted, because the target's kernels do not run here. Then artifacts run in
-            simulation, and losses are measured on the validation samples alone, as the proof reports them. If there are
-            labels, and if recoveries can edit what ships, a loss is at least the loss to expect on other samples.
+            simulation, and losses are measured on the validation samples alone, as the proof reports them. With labels,
+            a loss is also never below the loss to expect on other samples, provided that recoveries can edit what
+            ships.
         repairs: whether a poor build is repaired. Then a loss is the loss to expect on other samples or, without
             labels, noise. Layers are ranked by tensors alone, and slow recoveries come last. A file that the target's
             onnxruntime cannot run is not a candidate.

@@ -3,8 +3,8 @@ layers.
 
 A finished run leaves evidence: the winner, its speed, and the kinds of operators in the model's arithmetic. A run on a
 similar model begins with a narrowed search: the kernels, the engine and the calibration methods that won before, and
-the profile's own choice. All of them are measured as usual. If the winner is not about as fast as the evidence
-promises, or nothing keeps the accuracy, edgeq searches the whole space. It does not repeat measurements.
+the profile's own choice. All of them are measured as usual. If the winner is clearly slower than the evidence promises,
+or nothing keeps the accuracy, edgeq searches the whole space, without repeating measurements.
 """
 
 from __future__ import annotations
@@ -112,8 +112,8 @@ class Memory:
     digest: str = ""
 
     def narrowed(self, space: Space) -> Space | None:
-        """Return the part of `space` that won before, with the first candidate of `space`. Return None if there is no
-        evidence for any part, or if nothing would be left out.
+        """Return the part of `space` that won before, plus the first candidate of `space`. Return None if there is no
+        evidence for any part, or if that part would be all of `space`.
         """
         won = [
             c
@@ -146,8 +146,8 @@ class Memory:
         return unmeasured(*(t for t, a in judged if a is not None and a.complete and a.bound <= self.max_drop))
 
     def claimed_before(self, outcome: Outcome) -> Outcome:
-        """Return `outcome` with the speed that an earlier run claimed, if that run used the same kernels of the same
-        model in the same engine. If this run can claim a speed for its choice, return `outcome` unchanged.
+        """Return `outcome` with the speed that an earlier run claimed for the same kernels of the same model in the
+        same engine, if there was such a run. If this run can claim a speed for its choice, return `outcome` unchanged.
         """
         winner = outcome.winner
         if winner is None or winner.verdict != UNKNOWN:

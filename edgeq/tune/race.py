@@ -1,10 +1,10 @@
 """Time different numbers of threads, one candidate of each structure against float32, and variants with slow integer
 layers in float.
 
-An integer kernel is not always the faster one: a convolution of three channels, or a depthwise convolution, can take
-twice as long as in float. The runtime's profile of both models shows which layers are slower on this machine. A layer
-in float costs conversions at its borders, which the profile does not predict. So edgeq sorts these layers, the worst
-first, and builds and times longer and longer prefixes of the list.
+Integer kernels are not always faster: a convolution of three channels, or a depthwise convolution, can take twice as
+long in integers as in float. The runtime's profile of both models shows which layers are slower on this machine. A
+layer in float costs conversions at its borders, which the profile does not predict. So edgeq sorts these layers, the
+worst first, and builds and times longer and longer prefixes of the list.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def race(trials: Trials, runners: Sequence[Trial], seconds: float, *, rough: boo
     """Time `runners` against float32, and record their timings.
 
     Args:
-        rough: see `Evaluator.time`. If no speeds count as equal at the search's pace, no race is rough.
+        rough: see `Evaluator.time`. If the search's pace counts no speeds as equal, no race is rough.
     """
     if trials.evaluator.counts:
         known = {trial.name: trial.timing for trial in runners if trial.timing is not None}
@@ -182,9 +182,10 @@ def choose_threads(
     """Choose the number of threads with which float32 is fastest, and return its median latency in milliseconds. Return
     0 if there is no choice.
 
-    The trials of each engine get the number with which the first of them is fastest. A larger number must be faster to
-    be chosen. A plug-in gets its number without a race if one number is clearly best for everything in onnxruntime's
-    own kernels. On a machine that is too busy to show a difference, all get the first of `threads`.
+    All trials of an engine get the number with which the first of them is fastest. Among numbers that are about equally
+    fast, the smallest is chosen. A plug-in gets its number without a race if one number is clearly best for everything
+    in onnxruntime's own kernels. On a machine that is too busy to show a difference, all trials get the first of
+    `threads`.
 
     Args:
         when: part of the runners' names, so that a journal distinguishes a later race of the same runners.

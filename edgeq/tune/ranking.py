@@ -42,8 +42,8 @@ from edgeq.util.display import Progress
 
 SCREENED = 8
 """Number of samples on which candidates are screened and noise is measured."""
-# If speed is counted, the noise of models with more multiply-accumulates is traced on one sample only, because a repair
-# must not take long.
+# If speed is counted and a model has more multiply-accumulates than this, its noise is traced on one sample only,
+# because a repair must not take long.
 _LARGE = 100_000_000
 _CLIPPING = ("Relu", "Clip")
 

@@ -53,8 +53,8 @@ def _recover(trials: Trials, base: Trial, *, widens: bool) -> None:
 
 def _apply_recoveries(trials: Trials, base: Trial) -> Trial:
     """Return `base` with the set of recoveries that does best. Each group of recoveries is added as a whole or, if that
-    does harm, one by one. Then a recovery is removed if it does harm together with the others, or if it costs speed and
-    is not needed.
+    does harm, one by one. Then a recovery is removed if the others do better without it, or if it costs speed and is
+    not needed.
     """
     every, own = trials.evaluator.recovery_groups(), base.candidate.recoveries
     if base.candidate.scheme.mode != "static" or base.candidate.builder or not every:
@@ -94,8 +94,8 @@ def _apply_recoveries(trials: Trials, base: Trial) -> Trial:
 
 def _with_other_ranges(trials: Trials, base: Trial, best: Trial) -> Trial:
     """Return `best`, which is `base` with recoveries, or a better candidate with another range method and the
-    recoveries that cost no speed. Without recoveries, the ranges of `base` lose least, but with them, other ranges may
-    lose less.
+    recoveries that cost no speed. The ranges of `base` lose least without recoveries, but other ranges may lose less
+    with recoveries.
     """
     if best is base:
         return best
@@ -153,9 +153,9 @@ def _keep_layers_in_float(trials: Trials, base: Trial, headroom: float) -> None:
 
 
 def _bases(trials: Trials) -> list[Trial]:
-    """Return the trials to recover: the most accurate trials of structures that lose too much but are cheaper than the
-    best that qualifies. Their number is limited. Trials about as cheap as the cheapest come first, and among these, the
-    trials that lose least.
+    """Return a limited number of trials to recover: the most accurate trials of structures that lose too much but are
+    cheaper than the best that qualifies. Trials about as cheap as the cheapest come first, and among these, the trials
+    that lose least.
 
     If the speed of a trial could not be claimed, it is timed again first, because a recovery takes longer than a race.
     """
@@ -196,10 +196,11 @@ def _worthwhile(trials: Trials, trial: Trial) -> bool:
 
 
 def _no_better(trials: Trials, trial: Trial, recovered: Trial) -> bool:
-    """Return whether it cannot pay to recover `trial`, which loses more than `recovered`.
+    """Return whether recovering `trial`, which loses more than `recovered`, cannot give a better result.
 
-    If both have the same quantization mode, `trial` must be clearly faster than `recovered`, because it needs no fewer
-    layers in float. Otherwise it must be clearly faster than the best that qualifies now.
+    To be worth recovering, `trial` must be clearly faster than `recovered` if both have the same quantization mode,
+    because `trial` then needs at least as many layers in float. With another mode, it must be clearly faster than the
+    best that qualifies now.
     """
     one_kind = trial.candidate.scheme.mode == recovered.candidate.scheme.mode
     best = recovered if one_kind else trials.qualified()[0]

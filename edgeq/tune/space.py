@@ -2,8 +2,9 @@
 time.
 
 A kernel choice is everything that decides speed: dtypes, weight granularity, format, session options. A calibration
-method only moves scales and costs nothing at run time. So edgeq tries kernel choices with the profile's method only,
-and other methods only for the kernel choices that are worth it. The number of builds is then a sum, not a product.
+method only moves scales and costs nothing at run time. So edgeq tries all kernel choices with just the profile's
+method, and other methods only for the kernel choices that are worth it. The number of builds is then a sum, not a
+product.
 
 Models made of matrix products (transformers, recurrent networks, multilayer perceptrons) get further candidates, if
 they have suitable layers:
@@ -106,7 +107,7 @@ def sequence_candidates(job: Job, target: Target) -> tuple[Candidate, ...]:
     if not dynamic or product_share(model) < WORTH_A_TRY:
         return ()
     found = _variants(model, profile, sampled=job.calibration is not None)
-    # For weights in blocks, the backend itself has a mode.
+    # The backend itself has a mode for weights in blocks.
     return tuple(
         Candidate(name, scheme, recoveries, builder="" if scheme.mode == "weight-only" else NAME)
         for name, scheme, recoveries in found
@@ -306,7 +307,9 @@ def _needed(session: Mapping[str, str]) -> dict[str, str]:
 
 
 def _sensible(scheme: Scheme, profile: Profile) -> bool:
-    """Return whether a scheme makes sense. It may mitigate saturation only if something saturates, and only once."""
+    """Return whether a scheme makes sense: it must not mitigate saturation if nothing saturates, nor in two ways at
+    once.
+    """
     saturating = profile.hazards.get("saturates_int16", ())
     saturates = scheme.pair in saturating or f"{scheme.pair}-{scheme.format}" in saturating
     precise = bool(scheme.session_options)

@@ -134,7 +134,8 @@ class Trial:
         status: "chosen"; "qualified" (keeps the accuracy, but is not the best); "short" (measured, but loses too much);
             "eliminated" (dropped before it was measured on all samples).
         reason: why it was chosen, or why it was not.
-        pareto: whether no other candidate is at least as fast and as accurate, and better in one of the two.
+        pareto: whether the candidate is on the Pareto front: no other candidate is at least as good in speed and
+            accuracy, and better in one of them.
         memory_bytes: peak memory of its session, if the objective needs it.
     """
 
@@ -236,7 +237,7 @@ class Outcome:
         out_of_time: whether the budget ended the search.
         histograms: {"edges_ms": [...], "counts": {name: [...]}} of the finalists and float32.
         earlier: speed relative to float32 that an earlier run on this machine claimed for these kernels of this model;
-            None if no run did, or if this run claims a speed itself.
+            None if there was no such run, or if this run claims a speed itself.
     """
 
     trials: tuple[Trial, ...] = field(metadata=written(name="candidates"))
@@ -343,8 +344,8 @@ class Trials:
         return self.update(trial.name, timing=timing) if timing else trial
 
     def cost(self, trial: Trial) -> float:
-        """Return the quantity that the objective minimizes: bytes, or a ratio to float32's latency or MACs. It is
-        infinite while unknown.
+        """Return the quantity that the objective minimizes: bytes, or a ratio to float32's latency or MACs; infinity as
+        long as it is unknown.
         """
         if self.objective == "size":
             return float(trial.screening.bytes) if trial.screening else float("inf")
@@ -384,8 +385,8 @@ def counted(found: Screening, *, in_blocks: bool = False) -> Timing:
     """Return a speed that is counted, not timed.
 
     The cost is the share of multiply-accumulates in float, plus the cost of 16 bits and of weights in blocks. The speed
-    is exact. It is relative to the largest cost: all multiply-accumulates in float and all tensors in 16 bits. Ranges
-    that are measured at run time count as free, although they took four to seven hundredths of the time in
+    has no uncertainty. It is relative to the largest cost: all multiply-accumulates in float and all tensors in 16
+    bits. Ranges that are measured at run time count as free, although they took four to seven hundredths of the time in
     measurements.
     """
     cost = 1 - found.int8_mac_share + WIDE_COST * found.wide_share

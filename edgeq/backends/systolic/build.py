@@ -67,8 +67,8 @@ def fixed_batch(model: ir.Model, path: Path) -> ir.Model:
 
 
 def _make_constant_outputs(model: ir.Model) -> None:
-    """Add a node, in place, for each output of the model that is a constant. In a network, a layer must compute every
-    output.
+    """Add a node, in place, for each output of the model that is a constant, because in a network a layer must compute
+    every output.
     """
     editor = Editor(model)
     for place, value in enumerate(model.graph.outputs):
@@ -348,7 +348,7 @@ def activations_first(model: ir.Model, wanted: Callable[[ir.Node], bool]) -> boo
         model.graph.insert_before(through, activation)
         activation.replace_input_with(0, source)
         through.replace_input_with(0, last)
-        # The last tensor keeps its name, because its range is stored under that name.
+        # The last tensor keeps its name, under which its range is stored.
         last.name, between.name = editor.free_value_name(f"{source.name}/{activation.op_type.lower()}"), last.name
         changed = True
     return changed
@@ -357,7 +357,7 @@ def activations_first(model: ir.Model, wanted: Callable[[ir.Node], bool]) -> boo
 def _movable(model: ir.Model, node: ir.Node, wanted: Callable[[ir.Node], bool]) -> tuple[ir.Node, ir.Node] | None:
     """Return a MaxPool or data movement and the activation after it, if the two can be swapped.
 
-    The first node must have an int8 form. Otherwise return None.
+    Return None if they cannot be swapped, or if the first node has no int8 form.
     """
     if (node.op_type != "MaxPool" and node.op_type not in MOVES) or len(node.outputs) != 1:
         return None

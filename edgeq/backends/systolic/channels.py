@@ -80,7 +80,7 @@ class _Ties:
         self._fix((*network.inputs, *network.outputs), "it is an input or output of the model")
 
     def add(self, layer: Layer) -> None:
-        """Record which tensors must have their channels in the same order because of a layer, and which must keep their
+        """Record for one layer which tensors must have their channels in the same order, and which must keep their
         order.
         """
         names = (*step_inputs(layer), *step_outputs(layer))
@@ -205,11 +205,11 @@ _SUFFIX = "/offset"
 def with_offsets(
     network: Network, scales: Mapping[str, float], ranges: Mapping[str, Range], *, powers_of_two: bool
 ) -> tuple[Network, dict[str, float]]:
-    """Shift tensors after a relu by 128 steps where possible, which halves their steps. Return the network and its
-    scales.
+    """Store tensors after a relu minus 128 steps where possible, so that the steps are half as large. Return the
+    network and its scales.
 
     Args:
-        ranges: the ranges that the scales were chosen from; a tensor whose range must be kept is not shifted.
+        ranges: the ranges from which the scales were chosen. A tensor whose range must be kept is not shifted.
     """
     read = network.readers
     layers: dict[str, Any] = {layer.name: layer for layer in network.layers}
@@ -279,7 +279,9 @@ def sort_channels(network: Network, dim: int) -> Network:
 
 
 def best_order(group: ChannelGroup, dim: int) -> Order | None:
-    """Return the order that wastes the fewest bits over all layers of the group; None if the given order is best."""
+    """Return the order of the channels that wastes the fewest bits over all layers of the group; None if the present
+    order is best.
+    """
     if group.fixed or not group.writers or len(group.writers[0].weights) <= dim:
         return None
     ranges = [_log_ranges(layer) for layer in group.writers]
@@ -352,7 +354,8 @@ def activation_scales(network: Network, ranges: Mapping[str, Range], *, powers_o
                 scales.update(dict.fromkeys(groups[layer.output], least))
                 empty.difference_update(groups[layer.output])
                 changed = True
-    # Start with the last sums: a sum that is all zero must get the scale of its reader before its own operands take it.
+    # Start with the last sums: a sum that is all zero must have the scale of its reader before its operands get the
+    # same scale.
     widest = dict.fromkeys(empty, math.inf)
     for layer in reversed(additions):
         for name in {layer.left, layer.right} & empty:

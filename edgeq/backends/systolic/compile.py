@@ -147,7 +147,7 @@ def correct_biases(
     simulator = Simulator(program, keep_sums=True)
 
     def corrected(step: Weighted, x: Array) -> Weighted:
-        """Return `step` with a corrected bias: the mean error of each output channel for input `x` is added, in
+        """Return `step` with a corrected bias: the correction of each output channel's mean for input `x` is added, in
         accumulator units.
         """
         step = first(step, x) if first is not None else step
@@ -193,13 +193,13 @@ _FOLDS = 3
 # A fitting method that is this many decibels behind the best on the samples so far is not tried on the remaining
 # samples.
 _BEHIND = 6.0
-# Minimum gain of fitting, in decibels. A smaller gain may be due to the choice of samples.
+# Minimum gain, in decibels, for which a fit is kept. A smaller gain may be due to the choice of samples.
 _WORTH_FITTING = 1.0
 _MEMORY = 2**29
 # Minimum gain, in decibels, for which depthwise layers move from the array to the core.
 _WORTH_LEAVING = 3.0
-# If the SQNR is at least this many decibels, edgeq does not try depthwise layers on the core: the gain would not be
-# worth the time.
+# If the SQNR is at least this many decibels, edgeq does not try depthwise layers on the core, because the gain would
+# not be worth the time.
 _GOOD_ENOUGH = 12.0
 
 
@@ -284,7 +284,7 @@ def compile_program(
 
 
 class _Judged(NamedTuple):
-    """Hold a program and the SQNR of its fitting method, measured on samples that were not used for fitting."""
+    """Hold a fitted program, and the SQNR of its fitting method on samples that were not used for fitting."""
 
     program: Program
     sqnr_db: float
@@ -321,7 +321,7 @@ def _fitted(plain: Program, network: Network, reference: Reference) -> _Judged:
 def observe(model: ir.Model, program: Program, samples: Samples, shifted: Mapping[str, str]) -> Reference:
     """Run the float model on as many samples as fit into memory, spread evenly over all the samples.
 
-    Files are sorted, often by class, so the first samples would not be representative.
+    Files are often sorted by class, so the first samples would not be representative.
     """
     size = 4 * sum(math.prod(t.shape) for t in program.tensors.values() if t.dtype == "int8")
     count = max(min(SAMPLES, _MEMORY // max(size, 1)), 1)

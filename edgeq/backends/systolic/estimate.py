@@ -37,8 +37,8 @@ class Placement:
     Attributes:
         macs: multiply-accumulates for one sample, including float layers.
         array: multiply-accumulates on the array.
-        depthwise: multiply-accumulates of depthwise layers on the array or the core. On the array, such a layer uses
-            one column.
+        depthwise: multiply-accumulates of depthwise layers, on the array or the core. On the array, such a layer uses a
+            single column.
         apart: multiply-accumulates of each depthwise layer that runs on the core.
     """
 

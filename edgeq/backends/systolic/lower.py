@@ -250,7 +250,8 @@ def quantize_weights(
     dim: int,
     powers_of_two: bool,
 ) -> tuple[steps.Int8s, steps.Int32s, tuple[Tile, ...]]:
-    """Quantize weights [O, ...] symmetrically to -127..127, and the bias to int32 with the scale input · weight scale.
+    """Quantize weights [O, ...] symmetrically to -127..127, and the bias to int32. The scale of the bias is input scale
+    · weight scale.
 
     Args:
         dim: number of channels in a tile.

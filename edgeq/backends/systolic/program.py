@@ -226,7 +226,7 @@ class Tile:
 class Pool:
     """Describe a square max pooling that the array applies to a convolution's output before storing it.
 
-    It respects the hardware's limits: window, stride and padding are at most 3, and the output has at most 255 rows and
+    The hardware limits the pooling: window, stride and padding are at most 3, and the output has at most 255 rows and
     columns. Padding counts as 0, so it is only allowed after a relu, where 0 cannot exceed a real value.
     """
 
@@ -296,8 +296,8 @@ class Fc(Unary):
     """Multiply the input, viewed as [rows, K], by a constant matrix. The result is [rows, O]. A 2-D tensor has one row
     per sample.
 
-    After a Rearrange that only reshapes [1, C, H, W], K is in the order C, H, W. A runtime with NHWC activations
-    permutes the weights' columns.
+    After a Rearrange that only reshapes [1, C, H, W], K is in the order C, H, W. A runtime with NHWC activations has to
+    permute the weights' columns.
 
     Attributes:
         weights: int8 [O, K].
@@ -317,7 +317,7 @@ class ResidualAdd:
     """Add two tensors of one shape.
 
     The multipliers f32(input scale / output scale) are at most 1, so neither operand saturates. On an array that
-    shifts, they are powers of two.
+    shifts, the multipliers are powers of two.
     """
 
     name: str

@@ -43,8 +43,8 @@ def convolve(
     Args:
         x: int8 [N, I, H, W].
         weights: int8 [O, I / groups, kh, kw].
-        k_tile: number of products, in the order kh, kw, channel, after which a partial sum is cut to 20 bits; 0 means
-            no cutting.
+        k_tile: number of products after which a partial sum is cut to 20 bits; 0 means no cutting. Products are added
+            in the order kh, kw, channel.
     """
     kind = exact_type(weights)
     padded = np.pad(x, ((0, 0), (0, 0), (pads[0], pads[2]), (pads[1], pads[3]))).astype(kind)
@@ -90,7 +90,7 @@ def wrapped(sums: NDArray[Any], bias: steps.Int32s) -> tuple[steps.Int32s, int]:
     """Add the bias to exact sums, and wrap the results like the int32 accumulator. The bias broadcasts.
 
     Returns:
-        The accumulators, and how many of them wrapped.
+        The accumulators, and the number of accumulators that wrapped.
     """
     if sums.dtype == np.float32:
         # float32 sums are below 2^24 in magnitude, so only a large bias can push the result out of the int32 range.
@@ -173,7 +173,8 @@ def round_values(values: NDArray[np.float32], *, rounding: Rounding = "even") ->
         return values
     rounded: NDArray[np.float32] = values.copy()
     np.rint(values, out=rounded)
-    # Just below 2^k, v ± 1 rounds to 2^k + 1. From 2^7 on, both ways of rounding saturate.
+    # For v just below 2^k, v + 1 rounds to 2^k + 1, and negative values mirror this. From 2^7 on, both ways of rounding
+    # saturate.
     for power in range(_POWERS):
         below = np.nextafter(np.float32(2**power), np.float32(0))
         for sign in (1, -1):
@@ -211,7 +212,7 @@ _BATCH = 32
 
 @dataclass(frozen=True)
 class LayerRun:
-    """Record the overflows and saturation, over all samples, of a step that accumulates or adds.
+    """Record how often a step that accumulates or adds overflowed and saturated, over all samples.
 
     Attributes:
         values: number of results before pooling.

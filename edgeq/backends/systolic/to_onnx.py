@@ -8,8 +8,8 @@ The reference model is standard ONNX. With it, stock ONNX Runtime computes the s
 - A sum is written out in float32 operations that are exact on its integers. The runtime's QLinearAdd rounds once, but
   the array rounds each operand and saturates at other points. The sum ends in Cast, not QuantizeLinear, so that the
   runtime does not fuse it.
-- Inputs of float parts are also dequantized by Cast and Mul. After a DequantizeLinear, the runtime's optimiser would
-  quantize weights that must stay in float, and turn their operators into integer operators.
+- Inputs of float parts are dequantized by Cast and Mul, not by DequantizeLinear. After a DequantizeLinear, the
+  runtime's optimiser would quantize weights that must stay in float, and turn their operators into integer operators.
 - Channels are sorted for the array (`channels`). To compare tensors one by one with those of the float model, first
   convert the program with `in_origin_order`. The result has the same integers in the float model's order.
 
@@ -22,8 +22,8 @@ QLinearAdd that nothing else reads. Other operators replace what the dialect lac
 - A product is a 1 × 1 convolution, because the dialect's QLinearMatMul has no int32 bias.
 - Average pooling is a depthwise convolution with ones.
 - The runtime fuses every max pooling after a convolution, whatever its parameters. If the array would compute such a
-  pooling wrongly (see `lower.fusable`), the pooling runs in float. For a maximum, that gives the same integers. Clamps
-  and padding also run in float.
+  pooling wrongly (see `lower.fusable`), the pooling runs in float, which gives the same integers because it only
+  selects values. Clamps and padding also run in float.
 """
 
 from __future__ import annotations
@@ -323,7 +323,7 @@ Order = NDArray[np.int64]
 def in_origin_order(program: Program) -> Program:
     """Return `program` with every tensor's channels in the float model's order. The array cannot run the result.
 
-    If a layer's output channels change places, each gets a tile of its own. The array does not support such tiles.
+    If a layer's output channels change places, each channel gets a tile of its own, which the array does not support.
     """
     places = {name: np.argsort(t.channels) for name, t in program.tensors.items() if t.channels is not None}
     reshaped = {s.output: s.input for s in program.steps if isinstance(s, steps.Rearrange) and s.index is None}

@@ -33,7 +33,7 @@ from edgeq.util.registry import RECOVERIES
 
 SAMPLES = 16
 """Number of calibration samples on which each set of nodes is judged first."""
-# A ranking counts any lower SQNR as this one.
+# In a ranking, any SQNR below this one counts as equal to it.
 _LEAST_DB = -40.0
 
 
@@ -47,7 +47,7 @@ class Search:
         timed: whether the cost of layers in float comes from the runtime's profile. Otherwise, it is their
             multiply-accumulates, which are the same everywhere.
         followed: number of samples on which the noise of each layer is traced to the outputs.
-        known: SQNR in dB of each set tried. A set contains the nodes in float in addition to the scheme's.
+        known: SQNR in dB of each set tried. A set contains the nodes that are in float in addition to the scheme's own.
     """
 
     recoverer: Recoverer

@@ -492,7 +492,7 @@ def _expand(editor: Editor, node: ir.Node, row: Operator) -> None:
         scales = [constant(node_input(node, operand.scale)) for operand in row.integers]
         assert scales[0] is not None
         assert scales[1] is not None
-        # The bias is in the unit of the integers' product, because it is added before alpha scales the sum.
+        # The bias has the unit of the product of the integers, because it is added before alpha scales the sum.
         product = scales[0] * scales[1] * np.float32(node.attributes.get_float("alpha", 1.0))
         scale = editor.constant(f"{stem}/bias_scale", product if product.size > 1 else product.reshape(()))
         inputs.append(

@@ -255,8 +255,8 @@ def range_behind(tensor: TensorStatistics, function: Function, grid: Grid) -> Ra
         return None
 
     def errors(shares: Floats) -> Floats:
-        """Return the weighted squared error for n ranges: float[n]. Each row of `shares` scales the two ends of the
-        whole range.
+        """Return the weighted squared error for n ranges: float[n]. Each row of `shares` contains factors by which the
+        two ends of the whole range are multiplied.
         """
         found = [_error(centres, counts, wanted, function, Range(low * a, high * b), grid) for a, b in shares]
         return np.array(found)

@@ -116,11 +116,11 @@ class Recoverer:
         return self._job.calibration
 
     def _with_model(self, scheme: Scheme, names: Sequence[str], samples: Samples, progress: Progress) -> State:
-        """Return the state after the "model" stage, with statistics of its model. It is made once for each set of
-        recoveries.
+        """Return the state after the "model" stage, with statistics of its model. The state is made only once for each
+        set of recoveries.
 
-        Layers that stay in float matter only if a recovery would change them. So in a search for layers to keep in
-        float, dozens of schemes use the same state.
+        Layers that a scheme keeps in float make a difference only if a recovery would change them. So in a search for
+        such layers, dozens of schemes use the same state.
         """
         assert self._job.statistics is not None
         start = State(self._job.prepared, self._job.statistics, {}, scheme)

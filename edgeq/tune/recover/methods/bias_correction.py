@@ -42,7 +42,7 @@ MEMORY = 2**29
 """Bytes that the activations of all samples may take at once. It limits the number of samples."""
 # Number of tensors of the largest size that are in memory at once, on both sides of a branch and of Q/DQ nodes.
 _ALIVE = 4
-# A smaller slope of the activation function counts as zero: the bias of such a channel has no effect.
+# Slopes of the activation function below this count as zero, because the bias of such a channel has no effect.
 _FLAT = 0.02
 
 

@@ -192,7 +192,7 @@ def best_factor(
     """Return the factor with the least noise, float64 [channels]; None if it gains less than a decibel.
 
     Args:
-        reached: largest value of each channel, as a share of the pair's bound.
+        reached: largest value of each channel, divided by the pair's bound.
     """
     reach = _reach(pair.first, weights), np.maximum(made.below, made.above)
     behind = np.max([_reach_of_inputs(reader, weights) for reader in pair.readers], axis=0)
@@ -259,8 +259,8 @@ def _reach_of_inputs(layer: Layer, weights: Weights) -> Floats:
 
 
 def _within(factor: Floats, reached: Floats) -> Floats:
-    """Return the factor, limited to what a Clip allows: channels that the Clip cuts keep their values, and it cuts no
-    other channel after the scaling.
+    """Return the factor, limited to what a Clip allows: channels that the Clip cuts are not scaled, and after the
+    scaling it cuts no other channel.
     """
     cut = reached >= _CUT
     if cut.any():

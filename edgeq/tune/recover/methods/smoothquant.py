@@ -7,7 +7,7 @@ them less.
     k[c] = max |X[:, c]| ** alpha / max |W[c, :]| ** (1 - alpha)        (Xiao et al. 2023, equation 4)
 
 For each input, alpha is chosen for the least error of the product of quantized factors, on rows of real activations.
-The division goes into a LayerNormalization if that feeds nothing else. Otherwise it becomes a Mul.
+The division is folded into a LayerNormalization if nothing else reads its output. Otherwise the division becomes a Mul.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """Round weights again, for the least error of a layer's output, not of each weight.
 
 Rounding each weight to the nearest integer is best only if inputs are uncorrelated. `edgeq.quantize.weight_only`
-describes the better method, in which H is the second moment of the inputs. For a layer with a bias, H is only their
-covariance here: the mean of the error, dW E[x], goes into the bias. The rounding of the input adds step^2 / 12 to the
-diagonal of H, because it is an independent error in each tap.
+describes the better method, in which H is the second moment of the inputs. If the layer has a bias, H is their
+covariance here, because the mean of the error, dW E[x], goes into the bias. The rounding of the input adds step^2 / 12
+to the diagonal of H, because it is an independent error in each tap.
 
-One float pass over a few samples measures the first and second moments of the inputs of layers. They determine the
-effect of an error in the weights on a layer's output. With the error dW, the output is off by dW x. The mean of that is
-dW E[x], and its covariance is dW Cov[x] dW'.
+One float pass over a few samples measures the first and second moments of the inputs of layers. These moments determine
+how an error in the weights affects a layer's output. An error dW of the weights changes the output by dW x, which has
+the mean dW E[x] and the covariance dW Cov[x] dW'.
 
 Weights in blocks (MatMulNBits) are also rounded again. First, every block is fitted anew, with each weight counted by
 the mean square of the input that it multiplies. Then the integers are rounded in one pass, with the scales of the
@@ -316,7 +316,8 @@ def round_layer(
     file.set_weight(integer, chosen)
     remaining = ((rows - scale * chosen) * mean).sum(2).ravel()
     if integer.bias is not None:
-        # Start from the float bias, not from the file's, so that applying this twice changes nothing.
+        # Start from the float bias, not from the file's bias, so that applying the method twice has the same result as
+        # once.
         wanted = floats.array(layer.bias).ravel() if layer.bias else 0.0
         file.add_to_bias(integer, wanted + remaining - file.bias(integer))
         lost = squared(rows - scale * old, metric) + (((rows - scale * old) * mean).sum(2)) ** 2
