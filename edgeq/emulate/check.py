@@ -1,8 +1,8 @@
 """Check a built model on its target's kernels: whether it loads, passes its self-test, and gives good outputs on data.
 
 For a plug-in, this machine runs the plug-in's own kernels, unchanged or limited to the target's instructions. A CPU
-engine chooses its kernels by the instructions that it finds. For some engines, an environment variable hides newer
-instructions, so that they run the kernels of a lesser CPU at native speed.
+engine chooses its kernels by the instructions that it finds. In some engines, an environment variable hides newer
+instructions, so that the engine runs the kernels of a lesser CPU at native speed.
 """
 
 from __future__ import annotations
@@ -200,8 +200,8 @@ class Trial:
         vectors: inputs and expected outputs of the self-test.
         tolerance: absolute tolerance by output; None allows any value.
         slices: tolerances of parts of an output.
-        float_model: the float model that the model was made from, if it is available. Both machines' outputs are
-            compared to its outputs.
+        float_model: the float model that the model was made from, if it is available. The outputs on both machines are
+            compared to those of the float model.
         samples: data for agreement and, with a `task`, accuracy; at most `count` of them are used.
         name: the variant's name.
     """
@@ -262,11 +262,12 @@ def check_trial(
     route: ExecutionRoute | None = None,
     progress: Progress = SILENT,
 ) -> EmulatedCheck:
-    """Run a model on the kernels of `target`: load it, run its self-test, and compare its outputs on data with this
-    machine's.
+    """Run a model on the kernels of `target`: load it, run its self-test, and compare its outputs on data with its
+    outputs on this machine.
 
-    The status is "not run", with the reason, if the kernels cannot run or cannot be proven to be the target's. It is
-    "failed" if the target's runtime refuses the model or computes it wrongly. In both cases no error is raised.
+    The status is "not run", with the reason, if the kernels cannot run or cannot be proven to be the target's. The
+    status is "failed" if the target's runtime refuses the model or computes it wrongly. In both cases no error is
+    raised.
 
     Args:
         machine: this machine.

@@ -213,8 +213,8 @@ def emulated_command(emulator: Emulator, cpu: str, *, log: Path | None = None) -
 def _compiled() -> Path:
     """Return the folder for compiled Python files.
 
-    Packages and wheels contain only sources. Without this folder, most of the time of every start on an emulated CPU
-    would be spent on compiling them.
+    Packages and wheels contain only sources. Without this folder, every start on an emulated CPU would spend most of
+    its time on compiling the sources.
     """
     return home() / "compiled"
 

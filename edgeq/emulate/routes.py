@@ -95,7 +95,7 @@ def masked_command(features: Iterable[str], *, progress: Progress = SILENT) -> C
 
 
 def _masked_runtime(progress: Progress) -> Path:
-    """Return the folder with the masked copy and the library. Its name contains hashes of their sources."""
+    """Return the folder with the masked copy and the library. The folder's name contains hashes of both sources."""
     spec = importlib.util.find_spec("onnxruntime")
     assert spec is not None
     assert spec.origin is not None
@@ -135,7 +135,7 @@ def _copy(source: Path, place: Path) -> None:
 
 
 def _loaded(binding: Path) -> list[Path]:
-    """Return the Python binding, and the libraries in its folder that it is linked with."""
+    """Return the Python binding, and those libraries in its folder that the binding is linked with."""
     output = run([find("objdump", _TOOLS), "-p", str(binding)], _TOOLS)
     needed = {line.split()[1] for line in output.splitlines() if line.strip().startswith("NEEDED")}
     return [binding, *(file for file in sorted(binding.parent.glob("*.so*")) if file.name in needed)]
@@ -520,7 +520,7 @@ class Status:
 
 
 def status(simulators: Mapping[str, Simulator] | None = None) -> Status:
-    """Return how this machine can run the kernels of each target. This starts no kernels."""
+    """Return how this machine can run the kernels of each target. The function starts no kernels."""
     machine = detect_machine()
     machines = {
         name: (find_qemu(emulator), load_sysroot(emulator) if emulator.sysroot is not None else None)

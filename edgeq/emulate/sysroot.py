@@ -33,8 +33,8 @@ from edgeq.util.records import plain, read_json
 def which(program: str) -> str | None:
     """Return the path of a program on PATH; None if it is not installed.
 
-    A program in the same folder as a model must not run. So this function skips relative and empty entries of PATH, and
-    the working directory, which Windows would search first.
+    A program in the same folder as a model must not run. So this function skips relative and empty entries of PATH. It
+    also skips the working directory, which Windows would search first.
     """
     path = search_path()
     found = shutil.which(program, path=path) if path else None

@@ -1,11 +1,11 @@
-"""Detect this machine as a `Machine`, from the operating system and CPUID. If they do not suffice, py-cpuinfo completes
-it.
+"""Detect this machine as a `Machine`, from the operating system and CPUID. If these sources do not suffice, edgeq also
+uses py-cpuinfo.
 
 py-cpuinfo spells some flags twice, knows only CPUID leaf 7/0 (no AVX-VNNI, no AMX), and merges CPUID's answers with the
-list in /proc/cpuinfo. So edgeq uses its features only if the system lists none, as in a container that hides them. A
-feature that is missing from the system's list is not used, because a hypervisor or a boot option may have hidden it on
-purpose. Disagreements become notes. py-cpuinfo keeps a core busy for a second to measure the clock, so edgeq skips it
-if it would add nothing.
+list in /proc/cpuinfo. So edgeq uses the features that py-cpuinfo reports only if the system lists none, as in a
+container that hides them. If the system has a list, features that are missing from it are not used, because a
+hypervisor or a boot option may have hidden them on purpose. Disagreements become notes. py-cpuinfo keeps a core busy
+for a second to measure the clock, so edgeq does not run it if it would add nothing.
 
 The module also finds how much of the machine this process may use: threads and memory within its affinity and control
 groups. It also finds the caches.
@@ -232,7 +232,7 @@ _DRIVER_MARKS = (Path("/proc/driver/nvidia/version"), Path("/dev/nvidiactl"), Pa
 def detect_machine() -> Machine:
     """Detect this machine. This takes milliseconds, or 1.3 seconds if py-cpuinfo is needed."""
     evidence, info = gather(), read_system()
-    # If this is true, py-cpuinfo adds nothing: it reads the same file, reads less from CPUID, and lists no other
+    # If this is true, py-cpuinfo would add nothing: it reads the same file and less of CPUID, and lists no other
     # caches.
     complete = evidence.cpuid is not None and interpret(evidence).source == "/proc/cpuinfo" and bool(info.caches)
     reported, notes = ({}, ()) if complete else query_py_cpuinfo()

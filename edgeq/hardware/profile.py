@@ -1,4 +1,4 @@
-"""Define profiles: classes of hardware, and how to quantize models for each. They are data, from profiles/*.toml.
+"""Define profiles: classes of hardware, and how to quantize models for each. Profiles are data from profiles/*.toml.
 
 A profile requires raw features, never a CPU's family or marketing name. It may extend another profile: requirements add
 up, tables are merged key by key, and other values are inherited. Among the profiles whose requirements a machine meets,
@@ -286,7 +286,7 @@ def check_values(document: Document) -> None:
 
     - The backend must be registered.
     - Session options must be allowed in bundles; otherwise a model built with them could not be shipped.
-    - `remedy_cost` must name existing mitigations; others would never be tried.
+    - `remedy_cost` must name existing mitigations; a mitigation with any other name would never be tried.
 
     Raises:
         HardwareError: a value is not valid. The message names the file and the backend, option or mitigation.

@@ -1,7 +1,7 @@
-"""Define targets: places to deploy a model to. They are data, from targets/*.toml.
+"""Define targets: places to deploy a model to. Targets are data from targets/*.toml.
 
 A target has a profile, a runtime, and known facts about the device. It extends one profile and may override the
-profile's choices. "auto" instead of a profile's name means the profile that fits this machine.
+profile's choices. A target that extends "auto" gets the profile that fits this machine.
 """
 
 from __future__ import annotations
@@ -117,7 +117,8 @@ def runs_natively(target: Target, machine: Machine) -> bool:
     """Return whether this machine runs the same kernels as the target. It does if the profile that fits this machine
     best is the target's.
 
-    A newer machine that meets all requirements of an older one is not enough, because it runs other kernels.
+    It is not enough that this machine is newer and meets all the target's requirements, because newer machines run
+    other kernels.
     """
     # such a plug-in engine runs the same kernels on every machine
     if only_engine(target.backend) is not None:

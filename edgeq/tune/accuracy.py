@@ -265,7 +265,7 @@ class AccuracyMeter:
     ) -> tuple[Assessment, float]:
         """Estimate the loss of the model called `name` in an engine that is too slow to run all samples. Only the first
         `samples` samples run in both engines. The estimate is the loss in this machine's kernels on all samples, plus
-        the additional loss in the slow engine (`loses_more`).
+        an estimate of the additional loss in the slow engine (`loses_more`).
 
         Args:
             here, there: sessions of the model in this machine's kernels, and in the slow engine.

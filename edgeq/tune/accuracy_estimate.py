@@ -190,10 +190,11 @@ def further_error(measured: Measured, regret: Regret | None, rows: int) -> float
     """Return the part of a loss's standard error that is due to rare rows: rows that change class, but that happen not
     to be among the `rows` rows seen.
 
-    For a mean of scores, it is the weight of one row. For any other metric of classes, it is the error of two rows, one
-    for each direction (D. Bonett, R. Price: Adjusted Wald confidence interval for a difference of binomial proportions
-    based on paired data, 2012). If fewer than two rows are expected to change, the error is that of the expected
-    number. If float32 is not sure of its classes, the error is 0, because then every row has a little influence.
+    For a mean of scores, this part is the weight of one row. For any other metric of classes, it is the error of two
+    rows, one for each direction (D. Bonett, R. Price: Adjusted Wald confidence interval for a difference of binomial
+    proportions based on paired data, 2012). If fewer than two rows are expected to change, the error is that of the
+    expected number. If float32 is not sure of its classes, the error is 0, because then every row has a little
+    influence.
     """
     if measured.scores is not None:
         return 1 / rows
@@ -218,7 +219,7 @@ def _combine(drop: float, error: float, regret: Regret | None) -> tuple[float, f
     regret, weighted by the inverse of their variances. For other metrics, return the measured loss.
 
     The loss by labels is unbiased but noisy: it depends only on rows that change between right and wrong, and a few
-    hundred samples contain about a dozen of those. The regret is steady but may be biased, so its standard error
+    hundred samples contain about a dozen such rows. The regret is steady but may be biased, so its standard error
     includes half its size. A candidate that seems better than float32 counts as equal. Otherwise the search would
     choose a candidate that was merely lucky on the few samples.
     """
@@ -234,9 +235,9 @@ def loses_more(
     """Return how much more a model loses in an engine than in this machine's kernels, and the standard error of the
     difference.
 
-    On few samples, the difference by labels is unbiased but noisy, because the class changes in few of them. The noise
-    of the outputs is steady, because every sample shows it, and losses grow with its power. With noise N in this
-    machine's kernels and N' in the engine, the engine's loss is estimated as N' / N times this machine's loss. The
+    On few samples, the difference measured by labels is unbiased but noisy, because few of the samples change class.
+    The noise of the outputs is steady, because every sample shows it, and losses grow with its power. With noise N in
+    this machine's kernels and N' in the engine, the engine's loss is estimated as N' / N times this machine's loss. The
     standard error of this estimate is sqrt(D / N) / 2 times the largest likely loss on this machine (at least two
     samples). D is the power of the difference between the engine's outputs and this machine's. If only roundings
     differ, this error is small. If the engine computes something else, the error is large, and the labels decide.

@@ -56,8 +56,8 @@ class Field:
     def fitting(self, candidate: Candidate, engine: Engine) -> tuple[Candidate, ...]:
         """Return the forms of `candidate` that run correctly in `engine`.
 
-        Normally this is the candidate itself. If the engine's kernels saturate, return one form for each kind of
-        weights that cannot saturate. If the candidate does not suit the engine, return nothing.
+        Normally the only form is the candidate itself. If the engine's kernels saturate, return one form for each kind
+        of weights that cannot saturate. If the candidate does not suit the engine, return nothing.
         """
         scheme = candidate.scheme
         if not suits(candidate, engine):
@@ -184,7 +184,7 @@ def with_entrants(candidates: Sequence[Candidate], field: Field, *, unquantized:
 def drop_slower_twins(trials: Trials, *, own: bool = True) -> None:
     """Drop a trial if its file runs faster in another engine, or in the same engine in another precision, unless its
     outputs are much closer to float32's. Also drop a lower precision that is no faster. If one of the two speeds cannot
-    be claimed, keep both.
+    be claimed, keep both trials.
 
     Args:
         own: whether trials in onnxruntime's own kernels can be dropped as well.
@@ -230,8 +230,8 @@ def _is_lower(candidate: Candidate, twin: Candidate) -> bool:
 
 
 def _surely_faster(one: Trial, other: Trial) -> bool:
-    """Return whether `one` is certainly faster than `other`. The lower end of its speed interval must be above the
-    median of `other`, and the medians must differ by more than the share that counts as equal.
+    """Return whether `one` is certainly faster than `other`. The lower end of the speed interval of `one` must be above
+    the median of `other`, and the medians must differ by more than the share that counts as equal.
     """
     mine, its = (t.timing.speedup.interval if t.timing and t.timing.speedup else None for t in (one, other))
     return mine is not None and its is not None and mine[1] > its[0] and one.latency * (1 + EQUAL) < other.latency

@@ -98,7 +98,7 @@ class Ranking:
     Attributes:
         costs: costs of the layers, by name.
         slack: factor by which the allowed cost is raised if the costs are estimates.
-        field: the field of the scheme that names the chosen layers. It keeps them in float, or gives them more bits.
+        field: the field of the scheme that names the chosen layers, and so keeps them in float or gives them more bits.
         quiet: layers that go to float if all their neighbours do.
     """
 
@@ -133,8 +133,8 @@ def select_float_layers(
     """Return sets of nodes to leave in float, each cheaper than the one before. With each of them, the model loses at
     most `max_drop`.
 
-    If the loss never grows with more layers in float, the last set costs at most as much as the shortest prefix of the
-    ranking that loses at most `max_drop`. If it does grow, sizes near the best one are tried as well. No set is
+    If more layers in float never mean a larger loss, the last set costs at most as much as the shortest prefix of the
+    ranking that loses at most `max_drop`. If they sometimes do, sizes near the best one are tried as well. No set is
     evaluated twice.
 
     Args:
@@ -277,7 +277,9 @@ def rank_by_probing(
         return sum(macs[node] for node in layer.nodes)
 
     def order(layer: RankedLayer) -> tuple[float, int, tuple[str, ...]]:
-        """Return a sort key: the most noise first, rounded to powers of two, then the least cost."""
+        """Return a sort key: the noise, rounded to a power of two, with the most first, and then the cost, with the
+        least first.
+        """
         magnitude = round(math.log2(layer.noise)) if layer.noise > 0 else -math.inf
         return -magnitude, cost(layer), layer.nodes
 

@@ -37,17 +37,19 @@ class Pace:
     """Set how early a search dismisses candidates that are unlikely to win.
 
     Attributes:
-        halvings: number of rounds that measure accuracy on part of the samples. Each uses twice as many as the one
-            before.
+        halvings: number of rounds that measure accuracy on part of the samples. Each round uses twice as many samples
+            as the one before.
         equal: share by which two speeds must differ to count as different. A race need not settle a smaller difference.
         first_races: duration of each of the first races, as a share of the last race's duration.
         behind: a candidate that takes longer by this share is behind.
-        twin: if a file is faster in one engine by this share, other calibration methods are built only for that engine.
+        twin: if a file is faster in one engine than in the others by this share, other calibration methods are built
+            only for that engine.
         threads: if one number of threads is faster than all others by this share in onnxruntime's own kernels, a
             plug-in gets that number without a race, because opening a plug-in may take seconds.
         gain: a second candidate must be faster by this share to be recovered in addition to the first.
-        sqnr_db: a candidate is dropped if another one is as fast and the SQNR of its outputs is higher by this.
-        alike_db: the same limit for candidates that one plug-in runs about equally fast. The two limits are separate
+        sqnr_db: a candidate is dropped if another one is as fast and has outputs whose SQNR is higher by this many
+            decibels.
+        alike_db: like `sqnr_db`, but for candidates that one plug-in runs about equally fast. The limit is separate
             because a plug-in may take seconds to compile each calibration method.
         methods: number of calibration methods to try in a plug-in, and number to try for a candidate that recoveries do
             not repair.

@@ -74,7 +74,7 @@ class Journal:
     """Hold measurements by key, and write each one to the file as soon as it is made."""
 
     def __init__(self, path: Path, settings: Mapping[str, Any], *, resume: bool, force: bool = False) -> None:
-        """Open the journal at `path`. With `resume`, it is an existing journal, otherwise a new one.
+        """Open the journal at `path`: with `resume` an existing one, otherwise a new one.
 
         Args:
             settings: the plain values that the measurements depend on; a journal with other settings is refused.
@@ -300,8 +300,8 @@ def claimed(folder: Path) -> Iterator[None]:
 
 
 def _only_run(folder: Path) -> AbstractContextManager[None]:
-    """Return the lock of a run. It locks the marker file, because the folder's own lock is only held while files are
-    moved into the folder.
+    """Return the lock of a run. The lock is on the marker file, because the folder's own lock is held only while files
+    are moved into the folder.
     """
     return alone_in(folder / MARKER, busy=f"another run is at work in {shown(folder)}")
 

@@ -1,5 +1,5 @@
 """Judge accuracy by successive halving: all candidates on few samples, the last ones on all samples. Then time the best
-that qualify against each other, choose one, and give the reason for each of the others.
+that qualify against each other, choose one, and record why each of the others was not chosen.
 
 A simulator of the target takes a thousand times as long as this machine's kernels, so the search runs candidates in
 this machine's kernels. Normally the results differ only by roundings. If they differ by more, only the simulator shows

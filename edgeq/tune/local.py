@@ -59,8 +59,8 @@ _LOSS_DB = 3.0
 _RUNNERS_IN_SESSIONS, _SESSIONS_ROUGHLY = 8, 3
 # Bursts are short, because the number of rounds decides how well a race distinguishes runners.
 _BURSTS = Bursts(0.025, 0.006)
-# At least two rounds for each session. If a race only decides what to examine next, some of its comparisons may be
-# wrong.
+# `min_rounds` is at least two rounds for each session. `_ROUGHLY_SURE` has a low confidence: if a race only decides
+# what to examine next, some of its comparisons may be wrong.
 _SURE: dict[str, float] = {"confidence": 0.95, "min_rounds": 12}
 _ROUGHLY_SURE: dict[str, float] = {"confidence": 0.5, "min_rounds": 8}
 # Minimum loss of time in integers for a layer to be considered, as a share of float32's time. Smaller losses are noise
@@ -83,7 +83,7 @@ class LocalEvaluator:
             onnxruntime cannot run is not a candidate.
         batched: whether to time batches of 8, for throughput, if the model's first axis is free.
         memory: bytes of samples and float32 outputs to keep in memory.
-        engines: opens sessions of plug-ins. It is needed if candidates name a plug-in.
+        engines: opens sessions of plug-ins; needed if candidates name a plug-in.
         clock: measures latencies; by default, on this machine.
 
     Attributes:
@@ -327,8 +327,8 @@ class LocalEvaluator:
 
 
 def _together(candidate: Candidate) -> bool:
-    """Return whether samples may run in one batch. They may not if ranges are measured at run time, because one range
-    would then cover the whole batch.
+    """Return whether samples may run in one batch. Samples must run one by one if ranges are measured at run time,
+    because one range would otherwise cover the whole batch.
     """
     return not candidate.quantized or (candidate.scheme.mode == "static" and not candidate.builder)
 

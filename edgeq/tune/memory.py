@@ -70,7 +70,7 @@ class Evidence:
     max_drop: float
 
     def likeness(self, operators: Mapping[str, float]) -> float:
-        """Return the share of the multiply-accumulates in kinds of layers that both models have, 0 to 1."""
+        """Return the share (0 to 1) of the multiply-accumulates that is in kinds of layers that both models have."""
         return sum(min(share, operators.get(kind, 0.0)) for kind, share in self.operators.items())
 
 
@@ -161,8 +161,8 @@ class Memory:
     def remember(self, model: str, digest: str, outcome: Outcome, progress: Progress) -> None:
         """Add the winner of a run to the file, and replace earlier evidence for the same model and goal.
 
-        If the budget cut the run short, it is not evidence, because it may not have tried something better. A winner
-        that does not certainly meet the goal is not evidence either.
+        A run that the budget cut short is not evidence, because something better may not have been tried. A winner that
+        does not certainly meet the goal is not evidence either.
         """
         winner = outcome.winner
         if self.path is None or winner is None or outcome.out_of_time or _speedup(winner) <= 1:
@@ -221,7 +221,7 @@ def recall(
 
 
 def layer_kinds(model: ir.Model) -> dict[str, float]:
-    """Return the share of the multiply-accumulates by operator. Convolutions are split by form: grouped, pointwise, and
+    """Return each operator's share of the multiply-accumulates. Convolutions are split by form: grouped, pointwise, and
     others.
     """
     macs = node_macs(model)

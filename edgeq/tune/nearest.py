@@ -42,7 +42,8 @@ def _measured(trials: Trials) -> list[Trial]:
     """Return the trials that were assessed on all samples.
 
     If none of them keeps the accuracy, take the trial that loses least on fewer samples, and assess it on all samples.
-    If nothing was assessed because everything is slow, assess the trial that is closest to float32 among the fastest.
+    If nothing was assessed because everything is slow, take the fastest trials, and assess the one whose outputs are
+    closest to float32's.
     """
     seen = [t for t in trials if t.screening is not None and t.assessment is not None]
     if seen:

@@ -153,8 +153,8 @@ def _race_variants(trials: Trials, sources: Sequence[Candidate], engines: Field,
 
 
 def _slow_layers_in_float(trials: Trials) -> list[str]:
-    """Take the most accurate static kernel choice that is not behind the fastest one, and build it with layers in float
-    that are slower in integers. Return the name of the choice and the names of these builds.
+    """Take the most accurate static kernel choice that is not behind the fastest one, and build it with those layers in
+    float that are slower in integers. Return the name of the choice and the names of these builds.
 
     Return nothing if there is no such layer. Also return nothing if size or memory is the objective and the choice is
     good enough as it is.
@@ -179,8 +179,8 @@ def _slow_layers_in_float(trials: Trials) -> list[str]:
 def choose_threads(
     trials: Trials, candidates: Sequence[Trial], threads: Sequence[int], seconds: float, when: str
 ) -> float:
-    """Choose the number of threads with which float32 is fastest, and return its median latency in milliseconds. Return
-    0 if there is no choice.
+    """Choose the number of threads with which float32 is fastest, and return float32's median latency in milliseconds.
+    Return 0 if nothing was measured, or if no number could be chosen.
 
     All trials of an engine get the number with which the first of them is fastest. Among numbers that are about equally
     fast, the smallest is chosen. A plug-in gets its number without a race if one number is clearly best for everything
@@ -208,7 +208,7 @@ def choose_threads(
         first, each_s = next(iter(runners)), seconds / len(groups)
         timings = trials.evaluator.time(runners, first, tie=EQUAL, seconds=each_s, rough=True).timings
         if any(timing.speedup is not None and timing.verdict == UNKNOWN for timing in timings.values()):
-            # Choose nothing: other programs load the cores now, but may not when the device works.
+            # Choose nothing: other programs load the cores now, but perhaps not when the model is in use.
             return 0.0
         latencies = {n: timings[f"{kind} {n} {when}"].latency for n in threads}
         # Do not use the median: it hides the runs in which a thread waits for another thread whose core is busy with

@@ -20,8 +20,8 @@ def recover_accuracy(trials: Trials, profile: Profile) -> None:
     """Repair candidates that are cheaper than the best that qualifies, so that they qualify as well: first by
     recoveries, then by layers in float.
 
-    If tensors may have 16 bits, all of them get 16 bits first. This often gives a usable result, but more bits than are
-    needed. If even this certainly loses too much, smaller sets are not tried.
+    If tensors may have 16 bits, all of them get 16 bits first. The result is often usable, but has more bits than
+    needed. If even that result certainly loses too much, smaller sets of tensors are not tried.
     """
     recovered: list[Trial] = []
     for short in _bases(trials):
@@ -64,7 +64,7 @@ def _apply_recoveries(trials: Trials, base: Trial) -> Trial:
     tried = {frozenset(base.candidate.recoveries)}
 
     def attempt(name: str, recoveries: tuple[str, ...]) -> Trial:
-        """Build and assess the best so far with other recoveries, and remember that this set was tried."""
+        """Build and assess the best candidate so far with the set `recoveries`, and remember that it was tried."""
         tried.add(frozenset(recoveries))
         candidate = best.candidate.replace(name=f"{best.name} {name}", recoveries=recoveries)
         return build_and_assess(trials, candidate, "recovery", best.name)
@@ -228,8 +228,8 @@ def _headroom(trials: Trials, trial: Trial, widens: bool) -> float:
 
 
 def _reconsidered(trials: Trials, trial: Trial) -> Trial:
-    """Return a trial with its accuracy on all samples. It may have been dropped after fewer samples, or because the
-    time ran out.
+    """Return `trial` with its accuracy on all samples. The search may have dropped it after fewer samples, or because
+    the time ran out.
     """
     if trial.assessment is not None and trial.assessment.complete:
         return trial

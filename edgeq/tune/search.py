@@ -1,8 +1,8 @@
-"""Search: build, race, judge, recover. The search is greedy: it changes one coordinate at a time. It records a reason
-for every step.
+"""Search: build, race, judge, recover. The search is greedy: it changes one coordinate at a time. The search records a
+reason for every step.
 
 build    Kernel choices (everything that decides speed) are built and screened. Later, the calibration methods of the
-         remaining choices are built. They are equally fast, but differ in accuracy.
+         remaining choices are built. The methods are equally fast, but differ in accuracy.
 race     Threads, then kernel choices, are timed against float32. Layers that are slower in integers go to float.
          Candidates still slower than float32 are dropped.
 judge    Successive halving on accuracy, and finally a last race against float32 of the candidates that qualify. If

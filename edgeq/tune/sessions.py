@@ -86,8 +86,8 @@ def opened(engines: Engines, model: Path, settings: SessionSettings) -> Iterator
 def judged(artifact: Artifact) -> tuple[Path, SessionSettings]:
     """Return the model and the settings that represent an artifact when its outputs are judged.
 
-    If its engine is a simulator, this is the Q/DQ model as written. The simulator would take a thousand times as long,
-    and its results differ only by roundings: see `edgeq.tune.judge`.
+    If the artifact's engine is a simulator, return the Q/DQ model as written, to run without the engine. The simulator
+    would take a thousand times as long, and its results differ only by roundings: see `edgeq.tune.judge`.
     """
     if artifact.in_simulator:
         return artifact.model, SessionSettings(optimization="none")

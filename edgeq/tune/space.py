@@ -240,8 +240,8 @@ def kernel_candidates(profile: Profile, *, static: bool = True, dynamic: bool = 
 
 
 def method_candidates(candidate: Candidate, profile: Profile) -> tuple[Candidate, ...]:
-    """Return `candidate` with each of the other calibration methods in the profile's search table; empty if it is
-    dynamic.
+    """Return `candidate` with each of the other calibration methods in the profile's search table; empty if `candidate`
+    is dynamic.
     """
     if candidate.scheme.mode != "static" or candidate.builder:
         return ()

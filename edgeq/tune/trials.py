@@ -1,7 +1,8 @@
 """Define the trials of a search, the interface that measures them, their comparison, and the sentences that describe
 them.
 
-The search itself only decides. So tests can run it with an evaluator that returns invented figures.
+The search itself measures nothing and only decides, so tests can run it with an evaluator that returns invented
+figures.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class Evaluator(Protocol):
 
     @property
     def counts(self) -> bool:
-        """Return whether speed is counted in multiply-accumulates, because the target's kernels do not run here. Then
+        """Return whether speed is counted in multiply-accumulates, because the target's kernels do not run here. If so,
         each candidate's speed is known when it is built, and `time` is not called.
         """
 
@@ -182,7 +183,7 @@ class Trial:
 
     @property
     def verdict(self) -> str:
-        """Return the verdict on its speed; unknown if it was not timed."""
+        """Return the verdict on the trial's speed; unknown if the trial was not timed."""
         return self.timing.verdict if self.timing else UNKNOWN
 
     @property
@@ -370,8 +371,8 @@ class Trials:
         return sorted(self.alive(), key=lambda t: (t.accuracy_key, self.cost(t)))
 
     def mark_pareto(self) -> None:
-        """Set `pareto` of every trial that was measured on all samples, unless another trial is at least as good in
-        latency and loss, and better in one of them.
+        """Set `pareto` to True in every trial that was measured on all samples, unless another trial is at least as
+        good in latency and loss, and better in one of them.
         """
         measured = [t for t in self if t.assessment and t.assessment.complete and t.timing]
         least = float("inf")
@@ -468,7 +469,9 @@ def in_simulator(found: Assessment) -> str:
 
 
 def times(timing: Timing | None, of: str = "") -> str:
-    """Write the ratio to float32 with its interval, or an estimate that is marked as one; "" if there is no ratio."""
+    """Write the speed relative to float32 with its interval, or an estimate that is marked as an estimate; "" if there
+    is no ratio.
+    """
     found = timing.speedup if timing is not None else None
     if found is None:
         return ""
@@ -480,8 +483,8 @@ def times(timing: Timing | None, of: str = "") -> str:
 
 
 def unmeasured(*trials: Trial) -> str:
-    """Write why the speeds of `trials` cannot be compared. This is the reason of the first trial whose speed cannot be
-    claimed. Return "" if the speeds of all timed trials can be claimed.
+    """Write why the speeds of `trials` cannot be compared: the reason of the first trial whose speed cannot be claimed.
+    Return "" if the speeds of all timed trials can be claimed.
     """
     claims = (t.timing.speedup for t in trials if t.timing is not None and t.verdict == UNKNOWN)
     return next(((claim and claim.reason) or "too few pairs of runs" for claim in claims), "")

@@ -217,7 +217,7 @@ def _is_product_of_rows(node: ir.Node) -> bool:
 
 
 def _is_of_rows(node: ir.Node, in_front: Mapping[ir.Value, ir.Value]) -> bool:
-    """Return whether a node is an activation or a sum that reads only rows from `in_front`.
+    """Return whether a node is an activation or a sum whose inputs are all rows in `in_front`.
 
     The second operand of a sum may also be a constant bias.
     """
@@ -454,7 +454,7 @@ def _unwanted(node: ir.Node, kept: Mapping[str, str], op_types: Collection[str] 
 
 
 def _settle(index: GraphIndex, found: Found, reasons: dict[str, str]) -> None:
-    """Move layers that would only add conversions from `found` to `reasons`, in place.
+    """Move layers from `found` to `reasons`, in place, if in int8 they would only add conversions.
 
     Convolutions and products are worth a conversion. Any other layer becomes int8 if it reads an int8 tensor. Two other
     kinds of layers also become int8 if all readers of their results are int8: layers that read nothing but graph

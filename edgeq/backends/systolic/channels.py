@@ -7,9 +7,9 @@ absorbs the new order in its weights, while depthwise layers, sums, pooling and 
 their order because it is visible elsewhere: inputs and outputs of the model, and tensors of float parts, data movement,
 and concatenation of channels.
 
-Weights that only read zeros are set to zero. If a channel has a relu and its largest possible result is not positive,
-it is always 0. After such channels, batch normalization can leave weights of any size. They have no effect, but in a
-tile with one scale, large ones would cost the other channels bits.
+Weights that read nothing but zeros are set to zero. If a channel has a relu and its largest possible result is not
+positive, it is always 0. Batch normalization can give any size to weights that read such channels. These weights have
+no effect, but in a tile with one scale, large ones would cost the other channels bits.
 
 Tensors after a relu use all 256 integers, although zero points are 0. Values that are never negative would normally use
 only half of the signed integers. Between layers with weights and without padding, the tensor can be stored minus a
@@ -298,9 +298,7 @@ def _log_ranges(layer: Weighted) -> NDArray[np.float64]:
 
 
 def _waste(layers: Sequence[Weighted], order: Order, dim: int) -> float:
-    """Return the number of bits that channels lose because they share a scale with others, over all layers and
-    channels.
-    """
+    """Return the number of bits, summed over all layers and channels, that are lost because channels share a scale."""
     total = 0.0
     for layer in layers:
         ranges = _log_ranges(layer)[order]

@@ -8,10 +8,10 @@ it brings the outputs closer to the float model's:
   rounding causes.
 - Correcting biases: rounded weights and clipped activations shift the mean of a layer's output, and the shifts add up.
   edgeq runs the program once over some samples. Each layer reads the output of the corrected layers before it. The
-  difference between its mean and the float model's goes into the int32 bias, channel by channel (Nagel et al. 2019,
-  "Data-Free Quantization Through Weight Equalization and Bias Correction", section 4.2, with data instead of their
-  assumptions). Let y be the float output after the activation, z the integer output, and p the share of z that is not
-  cut. The shift is one Newton step, (mean y - mean z) / p. Channels that are nearly always cut do not change.
+  difference between the layer's mean and the float model's goes into its int32 bias, channel by channel (Nagel et al.
+  2019, "Data-Free Quantization Through Weight Equalization and Bias Correction", section 4.2, with data instead of
+  their assumptions). Let y be the float output after the activation, z the integer output, and p the share of z that is
+  not cut. The shift is one Newton step, (mean y - mean z) / p. Channels that are nearly always cut do not change.
 """
 
 from __future__ import annotations
@@ -128,8 +128,8 @@ def corrected_layers(program: Program) -> dict[str, int]:
 
 
 def _channel_axis(step: Weighted) -> int:
-    """Return the channel axis of a step's output. For a product, it is the last axis, because there may be several rows
-    for each sample.
+    """Return the channel axis of a step's output. A product has its channels on the last axis, because there may be
+    several rows for each sample.
     """
     return 1 if isinstance(step, steps.Conv) else -1
 

@@ -1,8 +1,8 @@
 """Define the quantized integer program: what the array and its core compute, step by step.
 
-The simulator runs the program. The dialect file, the reference model and the C bundle are translations of it. All of
-them compute the same integers. Before scales are chosen, the same steps form a `Network`. It has float64 weights and
-biases, no tiles or multipliers, and the tensor names of the float model.
+The simulator runs the program. The dialect file, the reference model and the C bundle are translations of the program.
+All of them compute the same integers. Before scales are chosen, the same steps form a `Network`. It has float64 weights
+and biases, no tiles or multipliers, and the tensor names of the float model.
 
 Notation: rne = round half to even; f32() = round to float32; sat8 = clamp to -128..127. Integer tensors are int8 with
 zero point 0: the real value is q · scale. Activations are NCHW (or [N, features]). Shapes have batch 1 as first axis. A
@@ -26,9 +26,9 @@ Products are cut into pieces that fit the array's memories. Sizes are in tiles o
 
     (I·K + K·J) · dim rows of scratchpad, I·J · dim rows of accumulator
 
-Each must fit into its memory, or into half of it if the next piece is loaded meanwhile (weight stationary). A
-convolution works on pieces of b images, orows × ocols outputs (before pooling), och output and kch input channels. Each
-piece needs
+The rows must fit into the respective memory, or into half of it if the next piece is loaded meanwhile (weight
+stationary). A convolution works on pieces of b images, orows × ocols outputs (before pooling), och output and kch input
+channels. Each piece needs
 
     ⌈kch / dim⌉ · b · irows · icols + ⌈och / dim⌉ · krows · kcols · kch rows of scratchpad,
     ⌈och / dim⌉ · b · orows · ocols rows of accumulator
@@ -260,8 +260,8 @@ class Conv(Unary):
 
     Attributes:
         weights: int8 [O, I / groups, kh, kw]; float64 in a network.
-        bias: int32 [O], zeros if the model has no bias; float64 in a network. Its scale is input scale · the tile's
-            weight_scale.
+        bias: int32 [O], zeros if the model has no bias; float64 in a network. The scale of the bias is input scale ·
+            the tile's weight_scale.
         groups: 1, I = O (depthwise), or a number between. Output channel o reads the input channels of group o // (O /
             groups).
         strides, dilations: (rows, columns).
@@ -399,7 +399,7 @@ class Rearrange(Unary):
         index: int32; for each element of the flattened output sample, the position of its source in the flattened input
             sample; -1 means a zero. Samples are without the batch. None means a plain reshape: nothing moves.
         model: the same movement as a serialized ONNX model on int8 tensors of any batch, with the step's input and
-            output names; in a network it is on float32 tensors.
+            output names. In a network, the tensors are float32.
     """
 
     index: Int32s | None

@@ -15,8 +15,8 @@ The reference model is standard ONNX. With it, stock ONNX Runtime computes the s
 
 onnxruntime-riscv has an execution provider that runs on the array. Its dialect is opset 13, format version 7, with
 these operators: QLinearConv with scalar scales and zero points 0; QLinearAdd of com.microsoft; and QLinearRelu, which
-is in the default domain although ONNX does not know it. QLinearRelu only has a kernel directly after a QLinearConv or
-QLinearAdd that nothing else reads. Other operators replace what the dialect lacks:
+is in the default domain although ONNX does not know it. QLinearRelu has a kernel only if it directly follows a
+QLinearConv or QLinearAdd that has no other reader. Other operators replace what the dialect lacks:
 
 - A layer with several weight scales becomes several convolutions, whose outputs are joined.
 - A product is a 1 × 1 convolution, because the dialect's QLinearMatMul has no int32 bias.

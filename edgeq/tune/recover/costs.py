@@ -8,8 +8,9 @@ noise. Powers of independent errors add up, so a unit's noise is also the gain o
 to leave each layer out of quantization in turn, would need a build and a session for each.
 
 The cost comes from the runtime's own profile of the float model and of the quantized model (`measure_costs`). A unit in
-float costs the time of its nodes in float minus their time in integers. A conversion is added wherever a tensor goes
-from a unit in float to a unit in integers, or back. Its time per element comes from the conversions in the profile.
+float costs the time of its nodes in float minus their time in integers. The time of a conversion is added wherever a
+tensor goes from a unit in float to a unit in integers, or back. That time per element comes from the conversions in the
+profile.
 """
 
 from __future__ import annotations
@@ -113,7 +114,7 @@ class Costs:
 
     def further(self, name: str, kept: Set[str]) -> float:
         """Return the microseconds that one more unit in float costs if the units in `kept` are already in float. The
-        result is negative if it saves conversions.
+        result is negative if the unit saves more by fewer conversions than it costs.
         """
         touched = self._touched.get(name, ())
         return self._own(name) + self._converted(touched, kept | {name}) - self._converted(touched, kept - {name})
@@ -176,8 +177,8 @@ def measure_costs(
 
 
 def unit_of(kernel: str, names: Mapping[str, str]) -> str | None:
-    """Return the unit of a kernel; None if it is unknown. The kernel's name begins with the name of the node or tensor
-    that it was fused from.
+    """Return the unit that a kernel belongs to; None if the unit is unknown. The kernel's name begins with the name of
+    the node or tensor that it was fused from.
     """
     end = len(kernel)
     while end > 0:
@@ -373,7 +374,7 @@ def mac_costs(units: Sequence[Unit], model: ir.Model) -> MacCosts:
 
 
 def merged(found: Sequence[RankedLayer], units: Sequence[Unit]) -> tuple[RankedLayer, ...]:
-    """Map the noise of a rewritten model's units to the units of the original model, and add it up.
+    """Map the units of a rewritten model to the units of the original model, and add up their noise.
 
     Returns:
         The original units that cause noise, the noisiest first.

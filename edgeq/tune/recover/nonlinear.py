@@ -1,7 +1,7 @@
 """Choose ranges of tensors before a non-linear function for the least error after the function, not before it.
 
-A convolution before SiLU may range from -139 to 23, and SiLU maps everything below -8 to nearly zero. Steps spent there
-are wasted. So the search minimises, over the histogram of the tensor,
+A convolution before SiLU may range from -139 to 23, and SiLU maps everything below -8 to nearly zero. Quantization
+steps below -8 are wasted. So the search minimises, over the histogram of the tensor,
 
     sum over bins  count * sum over ends (f(quantized centre) - f(centre))^2
 
@@ -88,8 +88,8 @@ Array = NDArray[Any]
 class Stepper:
     """Run the nodes of `model` in order, up to a given tensor.
 
-    Nodes and initializers are read when they run. So if an initializer changes, all nodes that have not run yet use the
-    new value. Nodes run as written, without ONNX Runtime's optimisation.
+    A node and its initializers are read when the node runs. So if an initializer changes, all nodes that have not run
+    yet use the new value. Nodes run as written, without ONNX Runtime's optimisation.
 
     Args:
         model: a model with its nodes in topological order.

@@ -164,8 +164,8 @@ class Recoverer:
 
 
 def ineffective(target: Target) -> frozenset[str]:
-    """Return the names of the recoveries that have no effect for `target`. These recoveries edit a quantized file, but
-    the target's backend does not make its result from that file.
+    """Return the names of the recoveries that have no effect for `target`. These recoveries edit a quantized file that
+    the target's backend does not use for its result.
     """
     if backend_named(target.backend).recoverable:
         return frozenset()
@@ -211,8 +211,8 @@ _PLAIN, _RECOVERED = "plain", "recovered"
 def no_worse(
     job: Job, recovered: Built, scheme: Scheme, names: Sequence[str], workdir: Path, progress: Progress
 ) -> Built:
-    """Return `recovered`, or a plain build without the recoveries `names` if that has a higher SQNR in the proof. The
-    SQNR is that of the worst output on the validation samples.
+    """Return `recovered`, or a plain build without the recoveries `names` if the plain build has a higher SQNR in the
+    proof. The proof's SQNR is that of the worst output on the validation samples.
 
     Args:
         scheme: the scheme of the plain build.

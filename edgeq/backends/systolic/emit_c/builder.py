@@ -29,7 +29,7 @@ Order = NDArray[np.int64]
 
 
 def c_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the shape of one sample in C: H, W, C for [1, C, H, W]. Other shapes only lose the batch."""
+    """Return the shape of one sample in C: H, W, C for [1, C, H, W]. Other shapes stay the same, without the batch."""
     if len(shape) == 4:
         return shape[2], shape[3], shape[1]
     return tuple(shape[1:])
@@ -444,8 +444,8 @@ def is_direct(step: steps.Conv, size: tuple[int, int], generation: Generation) -
     """Return whether gemmini.h's convolution calls can compute a layer. Other layers become patches and a product, with
     identical results.
 
-    The calls need regular windows. The 2021 generation also needs square images. It cannot process slices of channels
-    or groups, because its depthwise call was wrong.
+    The calls need regular windows. The 2021 generation also needs square images. In that generation, layers
+    with groups or several tiles are not direct either, because its depthwise call was wrong.
     """
     windows = Windows((step.weights.shape[2], step.weights.shape[3]), step.strides, step.dilations, step.pads)
     if generation == "2021":
@@ -463,7 +463,7 @@ def _fc(builder: Builder, step: steps.Fc) -> None:
     """Add a fully connected layer to the C source.
 
     If each sample is one row, the input keeps its order in memory, and the rows of the weights are permuted to match.
-    For NHWC, they change from the order C, H, W to H, W, C.
+    For NHWC, the order of the rows changes from C, H, W to H, W, C.
     """
     label = builder.label("fc")
     outs, inner = step.weights.shape

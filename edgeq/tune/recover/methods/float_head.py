@@ -1,11 +1,13 @@
 """Find detection heads that join boxes and scores in one tensor, and leave everything after the join in float.
 
-A head often ends in a Concat of coordinates, which may be in the hundreds, and scores between 0 and 1. Only operators
-that move data follow. In integers, all values share one scale. The coordinates determine it, so only a few steps are
-left for the scores. The nodes after the join compute nothing, so they cost almost nothing in float.
+A head often ends in a Concat of coordinates, which may be in the hundreds, and scores between 0 and 1. After the
+Concat, there are only operators that move data. In integers, all values share one scale. The coordinates determine that
+scale, so only a few steps are left for the scores. The nodes after the join compute nothing, so they cost almost
+nothing in float.
 
 A head is recognised by its structure. From a graph output, edgeq goes upstream through operators that only move data.
-If it finds a Concat whose inputs have ranges of very different width, this is the tail of a head.
+If it finds a Concat whose inputs have ranges of very different width, the nodes from that Concat on are the tail of a
+head.
 """
 
 from __future__ import annotations

@@ -11,10 +11,10 @@ little in integers, and then each result has its own scale:
 
 In floats the network computes the same.
 
-`find_gates` finds these convolutions. `plan_gates` chooses which gates to split. On values of y drawn from some
-samples, it compares the errors of x = y g(y) in integers with and without the split. The errors are weighted by the
-layers that read x, and compared to the sum over all gates. It also chooses the range and the channel factors of the
-second y. `split_all` splits the gates.
+`find_gates` finds these convolutions. `plan_gates` chooses which gates to split. For values of y drawn from some
+samples, it computes the errors of x = y g(y) in integers with and without the split. The errors are weighted by the
+layers that read x, and compared to the sum over all gates. `plan_gates` also chooses the range and the channel factors
+of the second y. `split_all` splits the gates.
 """
 
 from __future__ import annotations

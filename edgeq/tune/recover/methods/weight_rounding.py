@@ -9,10 +9,10 @@ One float pass over a few samples measures the first and second moments of the i
 how an error in the weights affects a layer's output. An error dW of the weights changes the output by dW x, which has
 the mean dW E[x] and the covariance dW Cov[x] dW'.
 
-Weights in blocks (MatMulNBits) are also rounded again. First, every block is fitted anew, with each weight counted by
-the mean square of the input that it multiplies. Then the integers are rounded in one pass, with the scales of the
-blocks unchanged. Each output gets the blocks with the least expected error: the file's own, the fitted or the rounded
-ones.
+Weights in blocks (MatMulNBits) are also rounded again. First, every block is fitted anew, with each weight's error
+weighted by the mean square of the input that the weight multiplies. Then the integers are rounded in one pass, with the
+scales of the blocks unchanged. Each output gets the blocks with the least expected error: the file's own, the fitted or
+the rounded ones.
 """
 
 from __future__ import annotations
@@ -204,7 +204,8 @@ def round_blocks(name: str, state: State, samples: Samples, workdir: Path, progr
 
 
 def _round(product: ir.Node, rows: Floats, metric: Floats) -> float:
-    """Round the weights of one product again, in place. Return by how many decibels its expected squared error falls.
+    """Round the weights of one product again, in place. Return the decibels by which the expected squared error of the
+    product falls.
 
     Args:
         rows: float64 [1, n, k], the float weights.
@@ -228,7 +229,9 @@ def _round(product: ir.Node, rows: Floats, metric: Floats) -> float:
 
 
 def _joined(tried: tuple[BlockWeights, ...], best: np.ndarray) -> BlockWeights:
-    """Return blocks put together from those in `tried`. For each output, `best` is the index of the blocks to use."""
+    """Return blocks that are put together from `tried`. For each output, `best` is the index in `tried` of the blocks
+    to use.
+    """
     outputs = np.arange(len(best))
     return replace(
         tried[0],
@@ -300,7 +303,7 @@ def round_layer(
         store: an existing folder that keeps the rounded weights for later builds with the same layer.
 
     Returns:
-        By how many decibels the expected squared error of the output falls.
+        The decibels by which the expected squared error of the output falls.
     """
     layer = integer.layer
     rows = floats.rows(layer)
