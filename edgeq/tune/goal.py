@@ -132,8 +132,8 @@ class Goal(Displayed):
         objective: the quantity to optimize.
         max_drop: accuracy that may be lost, as a fraction of the metric's own scale: 0.01 is one point of top-1.
         budget_s: wall-clock seconds; None means no limit.
-        thorough: whether to dismiss nothing early. Then each candidate is assessed on all samples, races continue until
-            the order is settled, and candidates far behind in SQNR or speed are followed up as well.
+        thorough: whether to dismiss nothing early. If so, each candidate is assessed on all samples, races continue
+            until the order is settled, and candidates far behind in SQNR or speed are followed up as well.
         strict: whether to choose only a candidate that certainly meets the goal. Otherwise the search chooses the
             candidate nearest to the goal and names what is in doubt.
     """

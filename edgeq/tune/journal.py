@@ -211,15 +211,15 @@ class JournaledEvaluator:
         return {name: self._read(self._journal[key], Assessment) for name, key in keys.items()}
 
     def simulate(self, candidate: Candidate, max_drop: float, seconds: float) -> Assessment | None:
-        """See `Evaluator.simulate`. The key is the candidate and the allowed loss."""
+        """See `Evaluator.simulate`. The key consists of the candidate and the allowed loss."""
         key = f"simulate {max_drop:g} {digest(candidate)}"
         kind: Any = Assessment | None
         found: Assessment | None = self._kept(key, kind, lambda: self._evaluator.simulate(candidate, max_drop, seconds))
         return found
 
     def time(self, runners: Mapping[str, Runner], baseline: str, *, tie: float, seconds: float, rough: bool) -> Race:
-        """See `Evaluator.time`. The key is the names of the runners, what they run, `tie` and `rough`. If the machine
-        was too busy for a result, the race is not recorded, so a resumed run repeats it.
+        """See `Evaluator.time`. The key consists of the names of the runners, what they run, `tie` and `rough`. If the
+        machine was too busy for a result, the race is not recorded, so a resumed run repeats it.
         """
         raced = {name: [candidate and digest(candidate), threads] for name, (candidate, threads) in runners.items()}
         key = "race " + fingerprint([raced, baseline, tie, rough])
@@ -231,12 +231,12 @@ class JournaledEvaluator:
         return race
 
     def slow_layers(self, candidate: Candidate, float_threads: int) -> tuple[str, ...]:
-        """See `Evaluator.slow_layers`. The key is the candidate and both numbers of threads."""
+        """See `Evaluator.slow_layers`. The key consists of the candidate and both numbers of threads."""
         key = f"slow layers {candidate.threads} {float_threads} {digest(candidate)}"
         return self._kept(key, tuple[str, ...], lambda: self._evaluator.slow_layers(candidate, float_threads))
 
     def memory(self, candidate: Candidate | None, threads: int) -> int:
-        """See `Evaluator.memory`. The key is the candidate and the threads."""
+        """See `Evaluator.memory`. The key consists of the candidate and the threads."""
         key = f"memory {threads} {candidate and digest(candidate)}"
         return self._kept(key, int, lambda: self._evaluator.memory(candidate, threads))
 

@@ -74,11 +74,11 @@ class LocalEvaluator:
     Args:
         workdir: folder for models, samples and outputs. It must exist as long as the evaluator is in use.
         task: what to measure by labels; None measures agreement with float32.
-        counts: whether speed is counted, because the target's kernels do not run here. Then artifacts run in
+        counts: whether speed is counted, because the target's kernels do not run here. If so, artifacts run in
             simulation, and losses are measured on the validation samples alone, as the proof reports them. With labels,
             a loss is also never below the loss to expect on other samples, provided that recoveries can edit what
             ships.
-        repairs: whether a poor build is repaired. Then a loss is the loss to expect on other samples or, without
+        repairs: whether a poor build is repaired. If so, a loss is the loss to expect on other samples or, without
             labels, noise. Layers are ranked by tensors alone, and slow recoveries come last. A file that the target's
             onnxruntime cannot run is not a candidate.
         batched: whether to time batches of 8, for throughput, if the model's first axis is free.

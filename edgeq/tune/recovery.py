@@ -127,7 +127,7 @@ def _keep_layers_in_float(trials: Trials, base: Trial, headroom: float) -> None:
     refinements = REFINEMENTS
     if field != EIGHT_BIT:
         headroom = min(headroom, trials.pace.most_float)
-    elif trials.pace.few_sets:  # to give 8 bits to one product less saves few bytes, but costs a build
+    elif trials.pace.few_sets:  # giving 8 bits to one product fewer saves few bytes, but costs a build
         refinements = 0
     trials.progress.note(f"looking for the fewest {_SPARED[field]} that let {base.name} qualify")
     named: Counter[int] = Counter()
@@ -145,7 +145,7 @@ def _keep_layers_in_float(trials: Trials, base: Trial, headroom: float) -> None:
     def expired() -> bool:
         return trials.deadline.passed() or named.total() >= trials.pace.float_sets
 
-    # If only few sets are built, the first set should already be enough.
+    # If only a few sets are built, the first set should already be enough.
     share = most / base.loss if trials.pace.few_sets and base.loss > 0 else 1.0
     hopeless = trials.pace.hopeless * most
     how = {"share": share, "headroom": headroom, "hopeless": hopeless}

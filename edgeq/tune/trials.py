@@ -387,8 +387,7 @@ def counted(found: Screening, *, in_blocks: bool = False) -> Timing:
 
     The cost is the share of multiply-accumulates in float, plus the cost of 16 bits and of weights in blocks. The speed
     has no uncertainty. It is relative to the largest cost: all multiply-accumulates in float and all tensors in 16
-    bits. Ranges that are measured at run time count as free, although they took four to seven hundredths of the time in
-    measurements.
+    bits. Ranges that are measured at run time count as free, although they took 4 to 7 % of the time in measurements.
     """
     cost = 1 - found.int8_mac_share + WIDE_COST * found.wide_share
     cost += BLOCKS_COST * found.int8_mac_share if in_blocks else 0.0

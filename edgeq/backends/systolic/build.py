@@ -54,7 +54,7 @@ def fixed_batch(model: ir.Model, path: Path) -> ir.Model:
         path: the model's file, for messages.
 
     Raises:
-        ModelError: an input has another axis without a fixed size, or a fixed batch other than 1.
+        ModelError: an input's batch is fixed and not 1, or another axis of an input has no fixed size.
     """
     fixed = model.clone()
     ir.external_data.load_to_model(fixed)

@@ -106,7 +106,7 @@ class Layer:
         return np.ascontiguousarray(flat.T) if self.transposed else flat.reshape(self.shape)
 
     def patches(self, values: NDArray[Any], limit: int, random: np.random.Generator) -> NDArray[np.float32]:
-        """Return the patches of an input tensor: the values that its output positions read.
+        """Return the patches of an input tensor: the values that the layer's output positions read.
 
         Args:
             values: the tensor `source`, with its batch axis.

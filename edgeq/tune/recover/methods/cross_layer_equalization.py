@@ -36,8 +36,8 @@ from edgeq.tune.recover.methods.weight_rounding import weight_limits
 from edgeq.util.display import SILENT, Progress
 
 _COMMUTING = frozenset({"AveragePool", "GlobalAveragePool", "GlobalMaxPool", "LeakyRelu", "MaxPool", "Relu"})
-# Exponents of the channels' magnitudes in k: (of A's weights, of the tensor). The exponent of B's weights is 1 minus
-# their sum, with a negative sign.
+# Exponents of the channels' magnitudes in k: (of A's weights, of the tensor). The exponent of B's weights is their sum
+# minus 1.
 _POWERS = ((0.5, 0.0), (0.0, 0.5), (0.0, 0.75), (0.0, 1.0))
 _SWEEPS = 2
 _LEAST_GAIN = 10 ** (-1 / 10)
@@ -175,8 +175,8 @@ def scale_pair(weights: Weights, pair: Pair, factor: Floats) -> None:
 
 
 def observe(prepared: PreparedModel, pairs: Sequence[Pair], samples: Samples) -> Mapping[str, Channels]:
-    """Return figures of the channels of tensors, by name, on some samples. These are the tensors of `pairs`, and the
-    inputs of the pairs' first layers.
+    """Return figures of channels on some samples, by the name of the tensor, for the tensors of `pairs` and the inputs
+    of the pairs' first layers.
     """
     axes = {pair.first.source: pair.first.channel_axis for pair in pairs}
     axes |= {pair.tensor: pair.first.channel_axis for pair in pairs}
