@@ -3,8 +3,8 @@ saturate, and measure the effect on the outputs.
 
 `Simulation` computes a model's outputs on a CPU with such kernels. ONNX Runtime first optimises the model as usual.
 edgeq's exact model of those kernels (`kernels`) then computes the layers on saturating paths. ONNX Runtime computes
-everything else, because there its results do not depend on the CPU. So the outputs are those of the target on any
-machine of the same architecture, to the last bit if the graph is all integers.
+everything else, because there its results do not depend on the CPU. So on any machine of the same architecture, the
+outputs are the target's. If the graph is all integers, they are equal to the last bit.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Simulation:
         settings: the settings that the model runs with.
         saturating: whether the layers saturate; False computes the same layers exactly.
         watched: whether to count sums that would have been clipped. It is only used if `saturating` is False.
-        table: the kernels that saturate; None means ONNX Runtime's own. ONNX Runtime computes the nodes between them.
+        table: the kernels that saturate; None means ONNX Runtime's own. ONNX Runtime computes all other nodes.
 
     Raises:
         RuntimeUnavailableError: onnxruntime refuses the model.
@@ -139,7 +139,7 @@ class SimulatedSession:
 
 
 def graph_settings(settings: SessionSettings) -> SessionSettings:
-    """Return settings for making a model's graph with ONNX Runtime. `settings` are those with which a plug-in runs the
+    """Return settings with which ONNX Runtime makes a model's graph, given the `settings` with which a plug-in runs the
     model.
 
     The plug-in's own graph cannot be read. The options that make ONNX Runtime's kernels exact are left out, because
@@ -158,13 +158,14 @@ def optimised_graph(model: Path, settings: SessionSettings) -> GraphIndex:
     with tempfile.TemporaryDirectory(prefix="edgeq-optimised-") as folder:
         path = Path(folder) / "model.onnx"
         open_session(model, replace(settings, save_optimized_to=path))
-        # onnxruntime writes the same references to external weights, so the weights are read from the original folder.
+        # onnxruntime copies the references to external weights unchanged, so the weights are read from the original
+        # folder.
         weights = Path(settings.config.get(EXTERNAL_FOLDER, model.parent))
         return GraphIndex(read_own(path, weights))
 
 
 def _steps(graph: GraphIndex, layers: Sequence[Layer]) -> tuple[Layer | _Segment, ...]:
-    """Return the graph as steps in order. Each of `layers` is a step. The nodes between them are joined to as few
+    """Return the graph as steps in order. Each of `layers` is a step. The nodes between them are joined into as few
     segments as possible.
     """
     own = {layer.node: layer for layer in layers}
@@ -196,7 +197,7 @@ def _names(values: Iterable[ir.Value]) -> tuple[str, ...]:
     return tuple(sorted(value.name for value in values if value.name))
 
 
-# Multiply-accumulates to simulate in total. A model with n of them gets about this / n samples.
+# Multiply-accumulates to simulate in total. A model with n multiply-accumulates gets about this number / n samples.
 _WORK = 8e9
 _FEWEST, _MOST = 2, 8
 
@@ -209,7 +210,8 @@ class LayerAudit:
         name, op_type: name and operator type in the optimised graph.
         channels: number of output channels; None if the weight is computed at run time.
         suspects: number of channels that may saturate for some input, judged by their weights alone.
-        worst_pair: the largest sum of two neighbouring weights with the same sign; above 128, the channel can saturate.
+        worst_pair: the largest sum of two neighbouring weights with the same sign. If it is above 128, the channel can
+            saturate.
         modelled: whether edgeq can compute the layer as the kernel does.
         sums, clipped: number of sums of two products over all samples, and how many of them were clipped.
         clipped_channels: number of channels with clipped sums.
@@ -227,7 +229,9 @@ class LayerAudit:
 
     @computed
     def can_saturate(self) -> bool:
-        """Return whether a channel can saturate for some input. A layer with unknown weights counts as one that can."""
+        """Return whether a channel can saturate for some input. A layer with unknown weights counts as one that can
+        saturate.
+        """
         return self.suspects is None or self.suspects > 0
 
 
@@ -238,9 +242,10 @@ class Audit:
     Attributes:
         layers: the layers on saturating paths, in graph order.
         samples: number of simulated samples; 0 if only the weights were checked.
-        effect_db: SQNR of the saturating outputs against the exact outputs, for the worst output. It is infinity if the
-            outputs are identical, and None without samples.
-        float_db: SQNR of the (saturating, exact) outputs against the float model; None without a float model.
+        effect_db: SQNR of the worst output with saturation against the exact output; infinity if the outputs are
+            identical, None without samples.
+        float_db: two SQNRs against the float model, of the outputs (with saturation, exact); None without a float
+            model.
     """
 
     layers: tuple[LayerAudit, ...]
@@ -301,7 +306,7 @@ def audit(
         settings: the settings that the model will run with.
         samples: samples to simulate; None checks the weights alone.
         reference: the float model's session, for measuring the loss from saturation.
-        exact: a session of the same model on kernels that do not saturate. None simulates these kernels as well, which
+        exact: a session of the same model on kernels that do not saturate. None also simulates the exact kernels, which
             doubles the time.
         count: number of samples to simulate; None means 2 to 8, fewer for larger models.
         table: the kernels that saturate; None means ONNX Runtime's own.

@@ -1,8 +1,8 @@
 """Check a built model on its target's kernels: whether it loads, passes its self-test, and gives good outputs on data.
 
 For a plug-in, this machine runs the plug-in's own kernels, unchanged or limited to the target's instructions. A CPU
-engine chooses its kernels by the instructions that it finds. For some engines, an environment variable hides newer
-instructions, so that they run the kernels of a lesser CPU at native speed.
+engine chooses its kernels by the instructions that it finds. In some engines, an environment variable hides newer
+instructions, so that the engine runs the kernels of a lesser CPU at native speed.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def route_for(
 ) -> ExecutionRoute:
     """Return the best way to run the kernels that the plug-in `spec` has for `target`, on `machine`.
 
-    Without a plug-in, see `edgeq.emulate.routes.route_to`.
+    Without a plug-in, the result is that of `edgeq.emulate.routes.route_to`.
 
     Args:
         machine: this machine.
@@ -120,8 +120,8 @@ COMPILED = "compiled_by"
 PASSED, FAILED = "passed", "failed"
 HOST, TARGET, FLOAT = "host", "target", "float32"
 
-# How many decibels lower the SQNR against float32 may be on the target's kernels than on this machine. Different
-# rounding costs almost nothing, while kernels that saturate cost several decibels.
+# Decibels by which the SQNR against float32 may be lower on the target's kernels than on this machine's. Different
+# rounding costs almost nothing, while saturation costs several decibels.
 _LOSS_DB = 3.0
 
 
@@ -144,7 +144,7 @@ class EmulatedCheck:
             "float32".
         agreement: agreement of the target's outputs with the reference.
         host_agreement: agreement of this machine's outputs, if the reference is float32.
-        accuracy: accuracy of "host" and "target" on those samples, by labels; empty without a task.
+        accuracy: accuracy by labels, on those samples, of "host" and "target"; empty without a task.
     """
 
     target: str
@@ -166,7 +166,7 @@ class EmulatedCheck:
 
     @property
     def drop(self) -> float | None:
-        """Return the accuracy that the target loses compared with this machine, as a fraction; None without a task."""
+        """Return how much lower the accuracy is on the target than here, as a fraction; None without a task."""
         return self.accuracy[TARGET].loss_against(self.accuracy[HOST]) if self.accuracy else None
 
     @computed
@@ -175,7 +175,7 @@ class EmulatedCheck:
         return self.drop
 
     def check(self, max_drop: float | None = None) -> None:
-        """Raise CheckFailedError if the check failed, or if the target loses more than `max_drop` of accuracy."""
+        """Raise CheckFailedError if the check failed, or if `drop` is larger than `max_drop`."""
         name = f"variant {self.variant}" if self.variant else "the model"
         if self.status == FAILED:
             raise CheckFailedError(
@@ -200,8 +200,8 @@ class Trial:
         vectors: inputs and expected outputs of the self-test.
         tolerance: absolute tolerance by output; None allows any value.
         slices: tolerances of parts of an output.
-        float_model: the float model that the model was made from, if it is available. Both machines' outputs are
-            compared to its outputs.
+        float_model: the float model that the model was made from, if it is available. The outputs on both machines are
+            compared to those of the float model.
         samples: data for agreement and, with a `task`, accuracy; at most `count` of them are used.
         name: the variant's name.
     """
@@ -262,16 +262,18 @@ def check_trial(
     route: ExecutionRoute | None = None,
     progress: Progress = SILENT,
 ) -> EmulatedCheck:
-    """Run a model on the kernels of `target`: load it, run its self-test, and compare its outputs on data with this
-    machine's.
+    """Run a model on the kernels of `target`: load it, run its self-test, and compare its outputs on data with its
+    outputs on this machine.
 
-    The status is "not run", with the reason, if the kernels cannot run or cannot be proven to be the target's. It is
-    "failed" if the target's runtime refuses the model or computes it wrongly. In both cases no error is raised.
+    The status is "not run", with the reason, if the kernels cannot run or cannot be proven to be the target's. The
+    status is "failed" if the target's runtime refuses the model or computes it wrongly. In both cases no error is
+    raised.
 
     Args:
         machine: this machine.
-        simulators: see `edgeq.emulate.routes.route_to`. A plug-in's kernels run in the plug-in.
-        route: the route to the kernels, if it is known, such as a board of that kind.
+        simulators: see `edgeq.emulate.routes.route_to`. They are not used for a plug-in, whose kernels run in the
+            plug-in itself.
+        route: the route to the kernels, such as a board of that kind; None finds the route.
 
     Raises:
         DataError: something is wrong with the samples.
@@ -295,7 +297,7 @@ def check_trial(
 def _run(trial: Trial, target: Target, route: ExecutionRoute, running: Running, progress: Progress) -> EmulatedCheck:
     found = EmulatedCheck(target.name, trial.name, route.where, route.how, PASSED, kernels=running.kernels)
     try:
-        # On an emulated CPU, waiting for each other costs threads more time than they save.
+        # On an emulated CPU, threads lose more time by waiting for each other than they save.
         threads = trial.settings.intra_op_threads if route.native_speed else 1
         with progress.stage(f"Opening the model on {route.how}"):
             session = running.open(trial.model, replace(trial.settings, intra_op_threads=threads))
@@ -354,7 +356,7 @@ def _run(trial: Trial, target: Target, route: ExecutionRoute, running: Running, 
 
 
 def _judge(found: EmulatedCheck) -> EmulatedCheck:
-    """Set the status to failed if the outputs follow float32 clearly worse on the target's kernels than on this
+    """Set the status to failed if the outputs are clearly further from float32's on the target's kernels than on this
     machine's.
     """
     assert found.agreement is not None
@@ -390,7 +392,7 @@ class VerifyRequest:
         preprocess: preprocessing of the samples; None uses the bundle's.
         labels, task, options: the labels, the task, and its options for measuring accuracy. Without a task, only
             agreement is measured.
-        max_drop: accuracy that may be lost compared with this machine, as a fraction.
+        max_drop: how much lower the accuracy may be on a target than on this machine, as a fraction.
         expect: the sha256 that the bundle's manifest must have.
     """
 
@@ -480,9 +482,7 @@ def _pairs(bundle: Bundle, request: VerifyRequest, machine: Machine) -> Iterator
 
 
 def _stands_in(variant: Variant) -> bool:
-    """Return whether `variant` was built without a target. A device of its kind runs such a variant if no other variant
-    fits.
-    """
+    """Return whether `variant` was built without a target. A device runs such a variant only if no other one fits."""
     return not {"profile", "target"} & variant.info.keys()
 
 
@@ -490,7 +490,7 @@ def _built_for(variant: Variant, machine: Machine) -> Target:
     """Return the target that a variant was built for.
 
     A bundle records only the name of a user's own target file. For a variant built for such a file, or for the build
-    machine, return the target of its profile. A variant that was built without a target is checked on this machine.
+    machine, return the target of its profile. For a variant built without a target, return this machine's target.
     """
     if _stands_in(variant):
         return resolve(AUTO, machine)

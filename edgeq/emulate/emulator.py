@@ -37,7 +37,7 @@ class Kernels:
     """Describe a [[kernels]] table: instructions that only kernels for `feature` contain.
 
     Attributes:
-        patterns: (mask, value) over the 32 bits of an instruction, in hexadecimal digits.
+        patterns: pairs (mask, value) for the 32 bits of an instruction, in hexadecimal digits.
     """
 
     name: profile.Text
@@ -52,7 +52,7 @@ class QemuTable:
     Attributes:
         program: the program of qemu-user.
         packages: packages that may contain the program.
-        honest_cpuinfo: the first qemu version that shows the guest its own /proc/cpuinfo.
+        honest_cpuinfo: the first qemu version that shows the guest a /proc/cpuinfo of the emulated CPU.
         missing: texts in qemu's warnings that show that the running CPU is not the named one.
         refused: patterns of CPU names for which qemu is known to run another CPU.
     """
@@ -107,8 +107,8 @@ class Emulator:
     Attributes:
         elf_machine: e_machine in the ELF header of the architecture's programs.
         sysroot: the recipe of its root file system; None if it uses the host's.
-        kernels: patterns by which kernels are recognised in translated code. Kernels with the fewest requirements are
-            first.
+        kernels: patterns by which kernels are recognised in translated code. Kernels that require the least of the CPU
+            come first.
         name: the file's name without suffix, which is also the name of the architecture.
     """
 
@@ -178,7 +178,7 @@ def home() -> Path:
 
 
 def check_writable() -> None:
-    """Create the cache folder, so that a problem with it shows before long work starts.
+    """Create the cache folder, so that a problem with the folder shows before any long task starts.
 
     Raises:
         OutputError: the folder cannot be created.
@@ -340,7 +340,8 @@ class Watch:
         os.mkfifo(self.pipe)
         self._seen: set[str] = set()
         self._thread = threading.Thread(target=self._read, daemon=True)
-        # Open both ends here, so that neither end waits for the other to open. The reader stops at the mark `_END`.
+        # Open both ends of the pipe here, so that neither end waits for the other one to be opened. The reader stops at
+        # the mark `_END`.
         self._own_end = os.open(self.pipe, os.O_RDWR)
         self._thread.start()
 

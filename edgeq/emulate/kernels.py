@@ -1,8 +1,8 @@
 """Compute the integer operators of ONNX Runtime's CPU provider in numpy, to the last bit.
 
-Each operator takes a node's inputs in order (None for an omitted input) and a function that multiplies matrices,
-exactly or with saturation. It returns the node's output. The arithmetic around the product follows MLAS: sums and zero
-points in int32, scales in float32 from left to right, and rounding half to even after clipping.
+The function of each operator takes a node's inputs in order (None for an omitted input), and a function that multiplies
+matrices exactly or with saturation. It returns the node's output. The arithmetic around the product follows MLAS: sums
+and zero points in int32, scales in float32 from left to right, and rounding half to even after clipping.
 
 Kernels that add two products in 16 bits compute, for unsigned a and signed b,
 
@@ -51,8 +51,8 @@ _LOW, _HIGH = -(2**15), 2**15 - 1
 # Products of bytes are below 2^16, so float32's 24 bits hold the sum of this many products exactly.
 _EXACT_IN_FLOAT32 = 1 << 8
 # OpenBLAS computes products of up to 2^18 multiply-adds on one thread, and products with a vector up to 2^13. For
-# larger products, its threads wait for each other in busy loops. If the cores also did other work, that took 20 times
-# the processor time.
+# larger products, its threads wait for each other in busy loops. With other work on the cores, this was measured to
+# take 20 times the processor time.
 _ONE_THREAD, _COLUMNS = 1 << 18, 1 << 5
 
 
@@ -64,8 +64,8 @@ class Product:
         values: int64 [M, N].
         clipped: number of clipped sums of two products in each column; int64 [N].
         pairs: number of sums of two products in one column, over all rows.
-        largest: for each column, the largest magnitude of a sum of two products whose weights can leave 16 bits; int64
-            [N]. It is 0 if there is no such sum, or if the product does not check for clipping.
+        largest: for each column, the largest magnitude among the sums that may exceed 16 bits, judged by their
+            weights; int64 [N]. It is 0 if there is no such sum, or if clipping is not checked.
     """
 
     values: NDArray[np.int64]
@@ -128,7 +128,7 @@ def _watched(a: NDArray[np.uint8], b: NDArray[np.int8]) -> tuple[Product, NDArra
 
 
 def _reach(largest: NDArray[np.int32], first: NDArray[Any], second: NDArray[Any]) -> NDArray[np.bool_]:
-    """Return which pairs of weights can leave 16 bits, given the largest activation at each k."""
+    """Return which pairs of weights can give sums outside 16 bits, if `largest` is the largest activation at each k."""
     even, odd = largest[0::2], largest[1::2]
     above = even * np.maximum(first, 0) + odd * np.maximum(second, 0) > _HIGH
     return np.asarray(above | (even * np.minimum(first, 0) + odd * np.minimum(second, 0) < _LOW))
@@ -242,7 +242,7 @@ def conv_sums(
     """Return int64 sums of a convolution, [N, cout, *out]. Index k runs over taps, then channels.
 
     Args:
-        path: the kernel, if it affects which products are neighbours and which sums saturate.
+        path: the kernel, which affects which products are neighbours and which sums saturate; None ignores both.
     """
     shape = geometry(node, x.shape[2:], w.shape[2:])
     zero = int(_zero(x_zero).ravel()[0])
@@ -403,8 +403,8 @@ class Layer:
     Attributes:
         node: the node in the optimised graph.
         path: the kernel that computes the node.
-        rows: the constant weight as [output channels, K] in the order of k; None if the weight is computed, or has a
-            form without a single matrix.
+        rows: the constant weight as [output channels, K] in the order of k; None if the weight is computed, or is not a
+            single matrix.
         channels: number of input channels that one output reads; 0 for nodes that are not convolutions.
     """
 

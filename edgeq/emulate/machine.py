@@ -48,7 +48,7 @@ class Qemu:
         return parse_version(self.version)
 
     def is_honest(self, emulator: Emulator) -> bool:
-        """Return whether this qemu shows the guest its own /proc/cpuinfo, not the host's."""
+        """Return whether this qemu shows the guest a /proc/cpuinfo of the emulated CPU, not the host's."""
         return self.key >= parse_version(emulator.qemu.honest_cpuinfo)
 
 
@@ -213,8 +213,8 @@ def emulated_command(emulator: Emulator, cpu: str, *, log: Path | None = None) -
 def _compiled() -> Path:
     """Return the folder for compiled Python files.
 
-    Packages and wheels contain only sources. Without this folder, most of the time of every start on an emulated CPU
-    would be spent on compiling them.
+    Packages and wheels contain only sources. Without this folder, every start on an emulated CPU would spend most of
+    its time on compiling the sources.
     """
     return home() / "compiled"
 
@@ -275,7 +275,8 @@ def _with_cpuinfo(
     view = home() / "views" / sign
     if view.is_dir():
         return view
-    # With the host's file, only onnxruntime fails. A guest without onnxruntime can report its features.
+    # With the host's /proc/cpuinfo, nothing but onnxruntime fails. A guest without onnxruntime can still report its
+    # features.
     interpreter = (*arguments, "-L", str(sysroot.root), str(sysroot.python))
     command = Command(interpreter, (), environment, compiled=_compiled())
     with start_guest(command, f"{emulator.program} -cpu {cpu}") as guest:

@@ -95,7 +95,7 @@ def masked_command(features: Iterable[str], *, progress: Progress = SILENT) -> C
 
 
 def _masked_runtime(progress: Progress) -> Path:
-    """Return the folder with the masked copy and the library. Its name contains hashes of their sources."""
+    """Return the folder with the masked copy and the library. The folder's name contains hashes of both sources."""
     spec = importlib.util.find_spec("onnxruntime")
     assert spec is not None
     assert spec.origin is not None
@@ -126,7 +126,7 @@ def _masked_runtime(progress: Progress) -> Path:
 
 
 def _copy(source: Path, place: Path) -> None:
-    """Copy the package `source` as links to all its files, not only the Python files."""
+    """Copy the package `source`: link all its files, not only the Python files."""
     for file in sorted(source.rglob("*")):
         name = file.relative_to(source)
         if file.is_file() and "__pycache__" not in name.parts:
@@ -135,7 +135,7 @@ def _copy(source: Path, place: Path) -> None:
 
 
 def _loaded(binding: Path) -> list[Path]:
-    """Return the Python binding, and the libraries in its folder that it is linked with."""
+    """Return the Python binding, and those libraries in its folder that the binding is linked with."""
     output = run([find("objdump", _TOOLS), "-p", str(binding)], _TOOLS)
     needed = {line.split()[1] for line in output.splitlines() if line.strip().startswith("NEEDED")}
     return [binding, *(file for file in sorted(binding.parent.glob("*.so*")) if file.name in needed)]
@@ -504,8 +504,8 @@ class Status:
         }
 
     def lines(self, *, verbose: bool = False) -> list[str]:
-        """Return lines for the terminal: the machines, then each target. With `verbose`, give all reasons, not only the
-        first.
+        """Return lines for the terminal: the machines, then each target. With `verbose`, each route is listed with all
+        its reasons, not only the first.
         """
         lines = [f"emulated machines in {self.place}"]
         for name, (qemu, sysroot) in self.machines.items():
@@ -520,7 +520,7 @@ class Status:
 
 
 def status(simulators: Mapping[str, Simulator] | None = None) -> Status:
-    """Return how this machine can run the kernels of each target. This starts no kernels."""
+    """Return how this machine can run the kernels of each target. The function starts no kernels."""
     machine = detect_machine()
     machines = {
         name: (find_qemu(emulator), load_sysroot(emulator) if emulator.sysroot is not None else None)

@@ -33,8 +33,8 @@ from edgeq.util.records import plain, read_json
 def which(program: str) -> str | None:
     """Return the path of a program on PATH; None if it is not installed.
 
-    A program in the same folder as a model must not run. So this function skips relative and empty entries of PATH, and
-    the working directory, which Windows would search first.
+    A program in the same folder as a model must not run. So this function skips relative and empty entries of PATH. It
+    also skips the working directory, which Windows would search first.
     """
     path = search_path()
     found = shutil.which(program, path=path) if path else None
@@ -272,9 +272,9 @@ def download_wheels(
     """Fetch the wheel of each project for another machine. Wheels that are already in `folder` are not fetched again.
 
     Args:
-        projects: version of each project, by name. "" means the newest version in `pins` for this Python, or the newest
-            of all if `pins` has none.
-        python: the Python version, such as "3.11".
+        projects: version of each project, by name. "" means the newest version that `pins` lists for that Python or, if
+            it lists none, the newest of all.
+        python: the other machine's Python version, such as "3.11".
         platforms: acceptable wheel platform tags.
         pins: SHA-256 of wheels, by file name; a pinned wheel must match.
 
@@ -545,7 +545,7 @@ def _unpack_wheel(wheel: Path, site: Path, recipe: Recipe) -> None:
 def _join_usr(root: Path) -> None:
     """Link lib, bin and lib64 to their folders in /usr.
 
-    In distributions that keep everything in /usr, a package that the recipe leaves out contains these links.
+    Distributions that keep everything in /usr have these links in a package that the recipe leaves out.
     """
     for name in ("lib", "bin", "lib64"):
         if not (root / name).exists() and (root / "usr" / name).is_dir():

@@ -1,16 +1,16 @@
-"""Detect this machine as a `Machine`, from the operating system and CPUID. If they do not suffice, py-cpuinfo completes
-it.
+"""Detect this machine as a `Machine`, from the operating system and CPUID. If these sources do not suffice, edgeq also
+uses py-cpuinfo.
 
 py-cpuinfo spells some flags twice, knows only CPUID leaf 7/0 (no AVX-VNNI, no AMX), and merges CPUID's answers with the
-list in /proc/cpuinfo. So edgeq uses its features only if the system lists none, as in a container that hides them. A
-feature that is missing from the system's list is not used, because a hypervisor or a boot option may have hidden it on
-purpose. Disagreements become notes. py-cpuinfo keeps a core busy for a second to measure the clock, so edgeq skips it
-if it would add nothing.
+list in /proc/cpuinfo. So edgeq uses the features that py-cpuinfo reports only if the system lists none, as in a
+container that hides them. If the system has a list, features that are missing from it are not used, because a
+hypervisor or a boot option may have hidden them on purpose. Disagreements become notes. py-cpuinfo keeps a core busy
+for a second to measure the clock, so edgeq does not run it if it would add nothing.
 
 The module also finds how much of the machine this process may use: threads and memory within its affinity and control
 groups. It also finds the caches.
 
-The functions that read take the root of the file system as an argument, so that tests can pass another one.
+Functions that read system files have the root of the file system as an argument, so that tests can pass another root.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Machine(Displayed):
         architecture: "x86_64", "arm64" or "riscv64"; for others, the system's own name in lower case.
         features: CPU features in the spelling of `edgeq_device.features`.
         cpu_name: the CPU's name, only for display.
-        vendor: the CPU's maker. It only decides which engines do not support the CPU.
+        vendor: the CPU's maker. Its only use is to find engines that do not support the CPU.
         board: the board's name in the device tree; "" if it has none.
         cores, threads: physical cores and hardware threads; 0 if unknown.
         usable_threads: number of threads that this process may use, after affinity and control groups.
@@ -77,7 +77,7 @@ class Machine(Displayed):
         os: system and release.
         gpus: NVIDIA GPUs, in NVML's order.
         runtimes: versions of the installed runtimes: "onnxruntime" or "onnxruntime-gpu", "tensorrt", "cuda", "python".
-        notes: disagreements between sources, with the source that was used, and values that could not be read.
+        notes: disagreements between sources, each with the source that was used; and values that could not be read.
     """
 
     architecture: str = ""
@@ -105,7 +105,7 @@ class Machine(Displayed):
 
     @property
     def onnxruntime(self) -> str | None:
-        """Return the version of onnxruntime, from whichever of its two packages is installed; None if neither is."""
+        """Return the version of onnxruntime, whichever of its two packages is installed; None if neither is."""
         return self.runtimes.get("onnxruntime") or self.runtimes.get("onnxruntime-gpu")
 
 
@@ -190,8 +190,8 @@ def _groups(root: Path, controller: str) -> Iterator[Path]:
         # Inside a control group's namespace, the path may begin with "/..". The part above the namespace cannot be seen
         # from inside.
         relative = Path(*(part for part in path.split("/") if part not in ("", "..")))
-        # Inside a container, the path may be the host's, which does not exist in the container. The mount itself is
-        # then the group.
+        # Inside a container, the path may be the host's, which does not exist in the container. The group is then the
+        # mount point itself.
         yield from (mount / folder for folder in (relative, *relative.parents) if (mount / folder).is_dir())
 
 
@@ -232,7 +232,7 @@ _DRIVER_MARKS = (Path("/proc/driver/nvidia/version"), Path("/dev/nvidiactl"), Pa
 def detect_machine() -> Machine:
     """Detect this machine. This takes milliseconds, or 1.3 seconds if py-cpuinfo is needed."""
     evidence, info = gather(), read_system()
-    # If this is true, py-cpuinfo adds nothing: it reads the same file, reads less from CPUID, and lists no other
+    # If this is true, py-cpuinfo would add nothing: it reads the same file and less of CPUID, and lists no other
     # caches.
     complete = evidence.cpuid is not None and interpret(evidence).source == "/proc/cpuinfo" and bool(info.caches)
     reported, notes = ({}, ()) if complete else query_py_cpuinfo()
@@ -245,7 +245,7 @@ def describe(evidence: Evidence, reported: Mapping[str, Any], info: Machine | No
     The function reads nothing from the machine that it runs on.
 
     Args:
-        info: everything but the CPU, as `read_system` returns it. A recording has no such data; pass None.
+        info: everything but the CPU, as `read_system` returns it; None for a recording, which has no such data.
     """
     info = info or Machine()
     reading = interpret(evidence)
@@ -271,7 +271,7 @@ def describe(evidence: Evidence, reported: Mapping[str, Any], info: Machine | No
 
 
 def combine(reading: Reading, reported: frozenset[str]) -> tuple[frozenset[str], tuple[str, ...]]:
-    """Return the CPU features to use, from the system's list and py-cpuinfo's report, and notes on disagreements."""
+    """Return the CPU features to use, and notes on disagreements between the system's list and py-cpuinfo's report."""
     if not reading.source:
         if not reported:
             return frozenset(), ("no source lists this CPU's features: only the profile for every machine fits",)

@@ -45,7 +45,7 @@ class EngineState:
         problem: why an installed engine cannot be used; "" if it can.
         precisions: precisions for which this machine has instructions.
         int8_pairs: pairs of activation and weight types for which the engine has integer kernels.
-        install: the command that installs the engine; "" if it is installed.
+        install: the command that installs the engine; "" if the engine is already installed.
     """
 
     name: str
@@ -65,11 +65,11 @@ class EngineState:
 def detect_engines(
     machine: Machine, engines: Mapping[str, Engine], elsewhere: Mapping[str, Installed] | None = None
 ) -> tuple[EngineState, ...]:
-    """Return the installed engines, and the engines that could be installed for this hardware. onnxruntime's own comes
-    first.
+    """Return the installed engines, and the engines that could be installed for this hardware. onnxruntime's own engine
+    comes first.
 
     Args:
-        elsewhere: for another machine, its engines by name; `machine` is then that machine.
+        elsewhere: the engines of another machine, by name; `machine` then describes that machine.
     """
     states = []
     installed = _installed(engines) if elsewhere is None else elsewhere
@@ -121,7 +121,7 @@ def _installed(engines: Mapping[str, Engine]) -> dict[str, Installed]:
 
 
 def hardware_problem(engine: Engine, machine: Machine, version: str) -> str:
-    """Return why `machine` lacks the hardware for this version of `engine`; "" if it may have the hardware.
+    """Return why the hardware of `machine` cannot run this version of `engine`; "" if it may be able to.
 
     Such a problem is not an error of the engine or the machine.
     """

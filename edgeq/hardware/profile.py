@@ -1,9 +1,9 @@
-"""Define profiles: classes of hardware, and how to quantize models for each. They are data, from profiles/*.toml.
+"""Define profiles: classes of hardware, and how to quantize models for each. Profiles are data from profiles/*.toml.
 
 A profile requires raw features, never a CPU's family or marketing name. It may extend another profile: requirements add
 up, tables are merged key by key, and other values are inherited. Among the profiles whose requirements a machine meets,
-the highest rank wins. Profiles that could fit one machine have different ranks, and a profile that requires more has a
-higher rank. edgeq checks both rules when it loads the profiles, so there is never a tie.
+the highest rank wins. Profiles that could fit the same machine have different ranks, and a profile that requires more
+than another has a higher rank. edgeq checks both rules when it loads the profiles, so there is never a tie.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ Pair = Annotated[
         description='a pair of types such as "U8S8", or one in a form such as "S8S8-QDQ"',
     ),
 ]
-# The scheme fields that keep weights from saturating. A session option can also do this.
+# The scheme fields that can prevent saturation. A session option can also prevent it.
 REMEDIES = ("fit_pairs", "fit_seen", "reduce_range", "weight_type")
 
 
@@ -286,7 +286,7 @@ def check_values(document: Document) -> None:
 
     - The backend must be registered.
     - Session options must be allowed in bundles; otherwise a model built with them could not be shipped.
-    - `remedy_cost` must name existing mitigations; others would never be tried.
+    - `remedy_cost` must name existing mitigations; a mitigation with any other name would never be tried.
 
     Raises:
         HardwareError: a value is not valid. The message names the file and the backend, option or mitigation.
@@ -318,8 +318,8 @@ def explain_override(document: Document) -> Document:
 
 
 def inherit(document: Document, documents: Mapping[str, Document]) -> Document:
-    """Return `document` merged over everything that it extends, with architecture and features spelled as devices
-    report them.
+    """Return `document` merged over everything that it extends. Architecture and features are spelled as devices report
+    them.
 
     Requirements add up. All other values are overridden. An architecture other than "any" cannot be overridden.
 
@@ -375,13 +375,14 @@ class Profile(Displayed):
         scheme: how to quantize; `dynamic_weight_types` has the content of the [dynamic] table.
         why, source: by scheme field, the reason for the default and the source of the reason.
         hazards: "saturates_int16" and "slower_than_float" list type pairs and forms; "remedy_cost" has the time that a
-            model takes with each mitigation against saturation, relative to none; "notes" has other remarks by topic.
+            model takes with each mitigation of saturation, relative to the time without one; "notes" has other remarks
+            by topic.
         search: by scheme field, the values that tuning may try; "session_options" has lists by option.
         emulate: how to run its kernels on another machine: "qemu" (arch, cpu, min_version), "mask" (features to hide on
             a host that has more), "simulator", "note".
         min_compute_capability: compute capability of an NVIDIA GPU, (major, minor); None if no GPU is needed.
         requires_runtimes: keys that `Machine.runtimes` must contain.
-        never_run: one line that names what was never run on hardware of this class; "" if nothing is known.
+        never_run: one line that names what was never run on hardware of this class; "" if there is nothing to name.
         extends: the name of the profile that it extends.
         files: the profile's source files; later files take precedence.
     """
@@ -446,8 +447,7 @@ class ProfileMatch:
 
     Attributes:
         reasons: why it fits.
-        runner_ups: profiles with a higher rank, each with what the machine lacks for it, in order of rank from the
-            lowest.
+        runner_ups: profiles with a higher rank, in ascending order of rank, each with what the machine lacks for it.
     """
 
     profile: Profile

@@ -134,7 +134,7 @@ def _scheme_lines(profile: Profile, *, why: bool) -> list[str]:
     lines = []
     for name, value in values.items():
         if name not in profile.why and not value:
-            continue  # fields such as op_types and exclude that neither the profile nor the user sets
+            continue  # fields that neither the profile nor the user sets, such as op_types and exclude
         lines.append(f"  {name:<20} {_plain(value)}")
         if why and name in profile.why:
             lines += [f"    {profile.why[name]}", f"    [{profile.source[name]}]"]

@@ -1,7 +1,7 @@
-"""Define targets: places to deploy a model to. They are data, from targets/*.toml.
+"""Define targets: places to deploy a model to. Targets are data from targets/*.toml.
 
 A target has a profile, a runtime, and known facts about the device. It extends one profile and may override the
-profile's choices. "auto" instead of a profile's name means the profile that fits this machine.
+profile's choices. A target that extends "auto" gets the profile that fits this machine.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Target(Displayed):
         emulate: how to run the device's kernels on another machine; see `Profile.emulate`.
         device: known facts about the hardware: "cores", "memory_mib", "compute_capability"; "engine", the engine that
             runs models there, if the backend builds for several; and "engine_options", the provider options with which
-            the engine compiles for the device, or simulates it, on another machine.
+            the engine, on another machine, compiles for the device or simulates it.
         systolic: the array's parameters, if the target is a systolic array.
     """
 
@@ -114,10 +114,11 @@ def is_known(name: str) -> bool:
 
 
 def runs_natively(target: Target, machine: Machine) -> bool:
-    """Return whether this machine runs the same kernels as the target. It does if the target's profile is the one that
-    fits it best.
+    """Return whether this machine runs the same kernels as the target. It does if the profile that fits this machine
+    best is the target's.
 
-    A newer machine that meets all requirements of an older one is not enough, because it runs other kernels.
+    It is not enough that this machine is newer and meets all the target's requirements, because newer machines run
+    other kernels.
     """
     # such a plug-in engine runs the same kernels on every machine
     if only_engine(target.backend) is not None:

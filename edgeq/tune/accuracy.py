@@ -40,8 +40,8 @@ from edgeq.tune.sessions import MEMORY
 from edgeq.util.display import SILENT, Progress
 
 _MOST, _MOST_BYTES = 32, 2**22
-# For a batch, kernels may add in another order. A larger difference than this means that a sample's outputs depend on
-# the other rows.
+# Kernels may add in another order for a batch, which changes outputs slightly. A larger difference than this means that
+# a sample's outputs depend on the other rows.
 _ROUNDING = 1e-5
 
 
@@ -68,7 +68,7 @@ def run_at_once(session: Any, samples: Sequence[Sample]) -> int:
     """Return how many samples like `samples` a session may run in one batch.
 
     Return 1 if the session's batch size is fixed, or if the samples differ in shape. Also return 1 if a sample's
-    outputs depend on the other rows, as with ranges that are measured at run time.
+    outputs depend on the other rows of a batch, as they do if ranges are measured at run time.
     """
     first = samples[0]
     free = all(len(spec.shape) > 0 and not isinstance(spec.shape[0], int) for spec in session.get_inputs())
@@ -172,7 +172,7 @@ class SampleStore:
         return len(self._order)
 
     def first(self, count: int) -> tuple[int, ...]:
-        """Take the first `count` samples of the shuffled order, and return their positions in the source, ascending."""
+        """Return the positions in the source, ascending, of the first `count` samples of the shuffled order."""
         return tuple(sorted(self._order[:count]))
 
     def __getitem__(self, position: int) -> Sample:
@@ -265,7 +265,7 @@ class AccuracyMeter:
     ) -> tuple[Assessment, float]:
         """Estimate the loss of the model called `name` in an engine that is too slow to run all samples. Only the first
         `samples` samples run in both engines. The estimate is the loss in this machine's kernels on all samples, plus
-        the additional loss in the slow engine (`loses_more`).
+        an estimate of the additional loss in the slow engine (`loses_more`).
 
         Args:
             here, there: sessions of the model in this machine's kernels, and in the slow engine.
@@ -297,7 +297,7 @@ class AccuracyMeter:
         return found, math.sqrt(1 - samples / self.total) * (sure(0.0, error)[1])
 
     def compare(self, session: Session, count: int, *, model: str) -> Agreement:
-        """Return how closely the outputs follow float32's on the first `count` samples."""
+        """Return the agreement of the session's outputs with float32's on the first `count` samples."""
         comparison = Comparison()
         for position in range(min(count, self.total)):
             sample = self.samples[position]
@@ -326,8 +326,8 @@ class AccuracyMeter:
         return assess(estimate.agreement, labels, complete=complete, held=self._held)
 
     def _float_measured(self, samples: int) -> Measured:
-        """Return float32's metric over the first `samples`. If the number of samples grows, only the new samples are
-        measured.
+        """Return float32's metric over the first `samples` samples. If a later call has more samples, only the new ones
+        are measured.
         """
         if samples not in self._float_metrics:
             metric, seen = self._float_meter
@@ -397,9 +397,7 @@ class _Estimate:
 
 @dataclass
 class _Pair:
-    """Hold the measurements of one model in two engines on the same samples, and how closely one engine follows the
-    other.
-    """
+    """Hold the measurements of one model in two engines on the same samples, and how closely the engines agree."""
 
     here: _Estimate
     there: _Estimate

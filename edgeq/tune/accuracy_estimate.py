@@ -1,6 +1,6 @@
 """Estimate one candidate's accuracy against float32, sample by sample, with its uncertainty.
 
-With labels, the loss is the loss of the task's metric. Its standard error comes from the samples: see
+With labels, the loss is the drop in the task's metric. Its standard error comes from the samples: see
 `edgeq.measure.task`.
 
 Without labels, or in addition to them, the loss is estimated from float32's own probabilities. For class scores, let p
@@ -39,8 +39,8 @@ Held = Literal["expected", "seen", "noise"]
 """
 # The noise on an eighth of the samples differs from the noise on all samples by at most this factor.
 _STEADY = 2.0
-# Standard deviation of the regret as an estimate of the loss, as a share of the regret. float32 may misjudge itself by
-# this much.
+# Standard deviation of the error with which the regret estimates the loss, as a share of the regret: float32 may
+# misjudge itself by this much.
 _TRUST = 0.5
 _SURE = 1.96  # two-sided 95 % of the normal distribution
 
@@ -90,10 +90,10 @@ class Regret:
 
     @property
     def changing(self) -> float:
-        """Return how many rows would be expected to change class among the same number of other rows.
+        """Return how many rows are expected to change class in another set of rows of the same size.
 
-        It is computed by comparing the lead of each row with the moves of all rows. So it may be positive even if no
-        class has changed in these rows.
+        The lead of each row's class is compared with the changes of the lead in all rows. So the result may be positive
+        even if no class has changed in these rows.
         """
         leads, moves = np.concatenate(self.leads), np.sort(np.concatenate(self.moves))
         return float((1 - np.searchsorted(moves, leads) / self.rows).sum())
@@ -190,10 +190,11 @@ def further_error(measured: Measured, regret: Regret | None, rows: int) -> float
     """Return the part of a loss's standard error that is due to rare rows: rows that change class, but that happen not
     to be among the `rows` rows seen.
 
-    For a mean of scores, it is the weight of one row. For any other metric of classes, it is the error of two rows, one
-    for each direction (D. Bonett, R. Price: Adjusted Wald confidence interval for a difference of binomial proportions
-    based on paired data, 2012). If fewer than two rows are expected to change, it is the error of that number. If
-    float32 is not sure of its classes, it is 0, because then every row has a little influence.
+    For a mean of scores, this part is the weight of one row. For any other metric of classes, it is the error of two
+    rows, one for each direction (D. Bonett, R. Price: Adjusted Wald confidence interval for a difference of binomial
+    proportions based on paired data, 2012). If fewer than two rows are expected to change, the error is that of the
+    expected number. If float32 is not sure of its classes, the error is 0, because then every row has a little
+    influence.
     """
     if measured.scores is not None:
         return 1 / rows
@@ -201,7 +202,8 @@ def further_error(measured: Measured, regret: Regret | None, rows: int) -> float
 
 
 def sure(drop: float, error: float | None, further: float = 0.0) -> tuple[float, float]:
-    """Return the 95 % interval of a loss with this standard error. If the error is not known, return the whole scale.
+    """Return the 95 % interval of the loss `drop` with the standard error `error`. If the error is not known, return
+    the whole scale.
 
     Args:
         further: half of the 95 % interval of an independent quantity that is added to the loss.
@@ -217,7 +219,7 @@ def _combine(drop: float, error: float, regret: Regret | None) -> tuple[float, f
     regret, weighted by the inverse of their variances. For other metrics, return the measured loss.
 
     The loss by labels is unbiased but noisy: it depends only on rows that change between right and wrong, and a few
-    hundred samples contain about a dozen of those. The regret is steady but may be biased, so its standard error
+    hundred samples contain about a dozen such rows. The regret is steady but may be biased, so its standard error
     includes half its size. A candidate that seems better than float32 counts as equal. Otherwise the search would
     choose a candidate that was merely lucky on the few samples.
     """
@@ -233,12 +235,12 @@ def loses_more(
     """Return how much more a model loses in an engine than in this machine's kernels, and the standard error of the
     difference.
 
-    On few samples, the difference by labels is unbiased but noisy, because the class changes in few of them. The noise
-    of the outputs is steady, because every sample shows it, and losses grow with its power. With noise N in this
-    machine's kernels and N' in the engine, the engine's loss is estimated as N' / N times this machine's loss. The
-    standard error of this estimate is sqrt(D / N) / 2 times the largest likely loss on this machine (two samples at
-    least), where D is the power of the difference between the outputs of the two. If only roundings differ, this error
-    is small. If the engine computes something else, it is large, and the labels decide.
+    On few samples, the difference measured by labels is unbiased but noisy, because few of the samples change class.
+    The noise of the outputs is steady, because every sample shows it, and losses grow with its power. With noise N in
+    this machine's kernels and N' in the engine, the engine's loss is estimated as N' / N times this machine's loss. The
+    standard error of this estimate is sqrt(D / N) / 2 times the largest likely loss on this machine (at least two
+    samples). D is the power of the difference between the engine's outputs and this machine's. If only roundings
+    differ, this error is small. If the engine computes something else, the error is large, and the labels decide.
 
     Args:
         here, there: assessments of the model on the same samples in this machine's kernels and in the engine.

@@ -57,15 +57,15 @@ def build_methods(trials: Trials, profile: Profile) -> None:
     structure.
 
     An engine may take seconds to compile each file. So two groups of kernel choices get only a few methods: choices
-    that run in a plug-in engine, and choices that are slower than one in such an engine. They get the methods whose
-    files follow float32 most closely in onnxruntime's own kernels. One kernel choice is enough to find these methods:
-    methods differ only in the ranges of activations, which are the same for every kernel choice.
+    that run in a plug-in engine, and choices that are slower than one of those. They get the methods whose files follow
+    float32 most closely in onnxruntime's own kernels. One kernel choice is enough to find these methods: methods differ
+    only in the ranges of activations, which are the same for every kernel choice.
     """
     _drop_dominated(trials)
     closest: tuple[str, ...] | None = None
     for kernel in sorted(trials.alive(), key=lambda t: _in_few(trials, t)):
         if any(same_file(kernel, other) and outrun(kernel, other, trials.pace.twin) for other in trials.alive()):
-            continue  # it would be almost as accurate as the same file in the faster engine
+            continue  # this candidate would be almost as accurate as the same file in the faster engine
         methods = method_candidates(kernel.candidate, profile)
         if len(methods) > trials.pace.methods and _in_few(trials, kernel):
             closest = _closest(trials, kernel.candidate, methods) if closest is None else closest
@@ -80,7 +80,9 @@ def build_methods(trials: Trials, profile: Profile) -> None:
 
 
 def same_file(one: Trial, other: Trial) -> bool:
-    """Return whether two trials run the same file in different engines, or in one engine with different precisions."""
+    """Return whether two trials run the same file, either in different engines or in one engine with different
+    precisions.
+    """
     a, b = (t.candidate.replace(name="", threads=0, engine=None) for t in (one, other))
     return one.candidate.engine != other.candidate.engine and a == b
 
@@ -101,8 +103,8 @@ def _closest(trials: Trials, kernel: Candidate, others: Sequence[Candidate]) -> 
     """Return the methods of `others` whose files follow float32 most closely in onnxruntime's own kernels. If two
     methods give identical files, only one is returned.
 
-    The files come from a kernel choice that was built for these kernels with all these methods. If there is no such
-    choice, `kernel` is built with them until the deadline.
+    The files come from a kernel choice that was already built for onnxruntime's own kernels with all of these methods.
+    If there is no such choice, `kernel` is built with the methods until the deadline.
     """
     wanted = {_method(c) for c in others}
     built: dict[str, dict[str, Screening]] = {}
@@ -127,8 +129,8 @@ def _closest(trials: Trials, kernel: Candidate, others: Sequence[Candidate]) -> 
 
 
 def _drop_dominated(trials: Trials) -> None:
-    """Drop a kernel choice if another one is at least as cheap and its outputs are far closer to float32's. If two run
-    about as fast in one engine, drop the one whose outputs are further from float32's. If the cost is a speed that
+    """Drop a kernel choice if another one is at least as cheap and has outputs that are far closer to float32's. If two
+    run about as fast in one engine, drop the one whose outputs are further from float32's. If the cost is a speed that
     cannot be claimed, keep both.
     """
     for trial in trials.alive():

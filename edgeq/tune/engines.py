@@ -2,8 +2,8 @@
 
 A candidate's file is built once and runs in every engine that supports its types. The float model runs in each engine,
 in each precision that is fast on this machine. To keep the search short, edgeq first times only one int8 candidate and
-the float model in each engine. If the candidate is slower there than in another engine, or slower than float32, the
-engine is not timed further.
+the float model in each engine. If the candidate is slower in an engine than in another one, or slower than float32,
+that engine is not timed further.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ class Field:
     def fitting(self, candidate: Candidate, engine: Engine) -> tuple[Candidate, ...]:
         """Return the forms of `candidate` that run correctly in `engine`.
 
-        Normally this is the candidate itself. If the engine's kernels saturate, return one form for each kind of
-        weights that cannot saturate. If the candidate does not suit the engine, return nothing.
+        Normally the only form is the candidate itself. If the engine's kernels saturate, return one form for each kind
+        of weights that cannot saturate. If the candidate does not suit the engine, return nothing.
         """
         scheme = candidate.scheme
         if not suits(candidate, engine):
@@ -76,8 +76,8 @@ class Field:
     def also_on(
         self, installed: Mapping[str, Installed], asked: Sequence[EngineChoice], progress: Progress = SILENT
     ) -> Field:
-        """Return the field with only the engines that another machine has in the same version. That machine times files
-        that are built and assessed on this one.
+        """Return the field with only the engines that another machine has in the same version. The other machine times
+        files that are built and assessed on this one.
 
         Raises:
             EngineError: an engine in `asked` is missing there or has another version.
@@ -104,7 +104,7 @@ def find_field(
     `asked` names engines, return only those. edgeq loads and checks each engine in a separate process.
 
     Raises:
-        UsageError: only plug-ins are named, but they do not run what is built for the target.
+        UsageError: `asked` names only plug-ins, none of which can run what is built for the target.
         RuntimeUnavailableError: a named engine is not installed.
         EngineError: a named engine gives wrong results.
     """
@@ -161,7 +161,7 @@ def suits(candidate: Candidate, engine: Engine) -> bool:
 
 def with_entrants(candidates: Sequence[Candidate], field: Field, *, unquantized: bool = True) -> tuple[Candidate, ...]:
     """Return `candidates` with new ones for each plug-in engine: the first candidate that suits the engine, and the
-    float model. The new candidates follow the first candidate that suits any engine.
+    float model. The new candidates are inserted after the first candidate that suits any engine.
 
     Args:
         unquantized: whether to add the float model.
@@ -184,7 +184,7 @@ def with_entrants(candidates: Sequence[Candidate], field: Field, *, unquantized:
 def drop_slower_twins(trials: Trials, *, own: bool = True) -> None:
     """Drop a trial if its file runs faster in another engine, or in the same engine in another precision, unless its
     outputs are much closer to float32's. Also drop a lower precision that is no faster. If one of the two speeds cannot
-    be claimed, keep both.
+    be claimed, keep both trials.
 
     Args:
         own: whether trials in onnxruntime's own kernels can be dropped as well.
@@ -210,10 +210,10 @@ def drop_slower_twins(trials: Trials, *, own: bool = True) -> None:
 
 def _pays(trials: Trials, lower: Trial, higher: Trial) -> bool:
     """Return whether the lower of two precisions is certainly faster for this file. If the float model was timed in
-    both, the lower precision must be certainly faster for it, too.
+    both precisions, it must be certainly faster in the lower one as well.
 
-    A file that is all in int8 runs faster in one precision only by chance. But layers that recoveries later put into
-    float run in the precision chosen here.
+    A file that is all in int8 runs faster in one precision only by chance. But the precision chosen here is also used
+    for layers that recoveries later put into float.
     """
     floats = [t for t in trials if not t.candidate.quantized and t.timing is not None]
     alike = [t for one in (lower, higher) for t in floats if t.candidate.engine == one.candidate.engine]
@@ -230,16 +230,16 @@ def _is_lower(candidate: Candidate, twin: Candidate) -> bool:
 
 
 def _surely_faster(one: Trial, other: Trial) -> bool:
-    """Return whether `one` is certainly faster than `other`. The lower end of its speed interval must be above the
-    median of `other`, and the medians must differ by more than the share that counts as equal.
+    """Return whether `one` is certainly faster than `other`. The lower end of the speed interval of `one` must be above
+    the median of `other`, and the medians must differ by more than the share that counts as equal.
     """
     mine, its = (t.timing.speedup.interval if t.timing and t.timing.speedup else None for t in (one, other))
     return mine is not None and its is not None and mine[1] > its[0] and one.latency * (1 + EQUAL) < other.latency
 
 
 def more_in_engines(trials: Trials, sources: Sequence[Candidate], field: Field) -> list[Candidate]:
-    """Return `sources` as candidates for each engine whose int8 candidate is still in the run and not slower than
-    float32, in the engine's fastest precision. Leave out candidates that exist already.
+    """Return `sources` as candidates for plug-in engines, in each engine's fastest precision. An engine gets them if
+    its int8 candidate is still in the run and not slower than float32. Candidates that exist already are left out.
     """
     best: dict[str, Trial] = {}
     for trial in sorted(trials.alive(), key=lambda t: t.latency):

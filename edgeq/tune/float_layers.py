@@ -1,8 +1,9 @@
 """Choose which layers to leave in float, so that the model loses no more accuracy than allowed, at the least cost.
 
-A ranking orders the layers. Layers that cause much noise at the outputs for their cost in float come first.
+A ranking orders the layers. Layers that cause much noise at the outputs, relative to their cost in float, come first.
 Measurements find how many of them are needed: 1, 2, 4, ... until the loss is small enough, then by bisection. Then the
-layers that cost most are put back into integers one by one, unless the loss becomes too large.
+layers that cost most are put back into integers one by one. A layer stays in float if the loss would become too large
+without it.
 
 If a ranking cannot be computed from tensors, `rank_by_probing` measures it: the noise of a layer is the noise at the
 outputs if only that layer is quantized. Noises of layers add up if they are small and independent.
@@ -20,7 +21,8 @@ WIDE: Literal["wide"] = "wide"
 EIGHT_BIT: Literal["eight_bit"] = "eight_bit"
 """The field of a scheme that names the products whose blocks get 8 bits instead of 4."""
 REFINEMENTS = 4
-# If more layers in float lose more than fewer, this many further sizes are tried, besides the powers of two.
+# If a larger set of layers in float loses more than a smaller one, this many sizes are tried in addition to the powers
+# of two.
 _BETWEEN = 6
 _GROUPS = 8
 _PROBES = 32  # largest number of measurements, including those of the first groups
@@ -54,7 +56,7 @@ class LayerCosts(Protocol):
 
 @dataclass(frozen=True)
 class MacCosts:
-    """Give the costs of layers as multiply-accumulates. They are used if nothing is timed.
+    """Give the costs of layers as multiply-accumulates, for use if nothing is timed.
 
     Attributes:
         macs: multiply-accumulates, by name of the layer.
@@ -75,7 +77,8 @@ class MacCosts:
 @dataclass(frozen=True)
 class QuietLayer:
     """Describe a layer that adds no noise of its own, such as one that only moves values. If its neighbours are in
-    integers, it is best in integers as well. Between layers in float, it would quantize the values that it passes on.
+    integers, the layer is best in integers as well. Between layers in float, a layer in integers would quantize the
+    values that it passes on.
 
     Attributes:
         name: a unique name among all layers of the ranking.
@@ -90,12 +93,12 @@ class QuietLayer:
 
 @dataclass(frozen=True)
 class Ranking:
-    """Order layers by which of them to leave in float first.
+    """Rank layers in the order in which to leave them in float.
 
     Attributes:
         costs: costs of the layers, by name.
         slack: factor by which the allowed cost is raised if the costs are estimates.
-        field: the field of the scheme that names the chosen layers. It keeps them in float, or gives them more bits.
+        field: the field of the scheme that names the chosen layers, and so keeps them in float or gives them more bits.
         quiet: layers that go to float if all their neighbours do.
     """
 
@@ -130,8 +133,8 @@ def select_float_layers(
     """Return sets of nodes to leave in float, each cheaper than the one before. With each of them, the model loses at
     most `max_drop`.
 
-    If the loss never grows with more layers in float, the last set costs at most as much as the shortest prefix of the
-    ranking that loses at most `max_drop`. If it does grow, sizes near the best one are tried as well. No set is
+    If more layers in float never mean a larger loss, the last set costs at most as much as the shortest prefix of the
+    ranking that loses at most `max_drop`. If they sometimes do, sizes near the best one are tried as well. No set is
     evaluated twice.
 
     Args:
@@ -210,8 +213,8 @@ def _enough(order: Sequence[RankedLayer], share: float) -> int:
 
 
 def _between(tried: Mapping[int, float]) -> int | None:
-    """Return the size halfway between the best of `tried` and the next larger one. If that was tried, use the next
-    smaller one instead.
+    """Return the size halfway between the best of `tried` and the next larger one. If that size was tried, return the
+    size halfway between the best and the next smaller one.
 
     Return None if fewer than two sizes were tried, if the largest one is the best, or if no size is left between them.
     """
@@ -228,8 +231,8 @@ def _between(tried: Mapping[int, float]) -> int | None:
 
 
 def affordable(ranking: Ranking, headroom: float) -> tuple[RankedLayer, ...]:
-    """Return the longest prefix of the ranking that costs at most `headroom` of the span. It may contain all layers
-    only if they get 8 bits, because with all layers in float, the model would be the float model.
+    """Return the longest prefix of the ranking that costs at most `headroom` of the span. The last layer of the ranking
+    is left out unless layers get 8 bits: with all layers in float, the model would be the float model.
     """
     limit = ranking.slack * headroom * ranking.costs.span if headroom < math.inf else math.inf
     kept: set[str] = set()
@@ -250,8 +253,8 @@ def rank_by_probing(
     *,
     each: bool = False,
 ) -> Ranking:
-    """Rank layers by noise. Among layers whose noise differs by less than about a factor of two, the cheapest come
-    first. Costs are multiply-accumulates.
+    """Rank layers by noise. Among layers whose noise differs by less than about a factor of two, those with the fewest
+    multiply-accumulates come first.
 
     To save measurements, groups of neighbours are measured first. Then the noisiest group is split again and again.
 
@@ -274,7 +277,9 @@ def rank_by_probing(
         return sum(macs[node] for node in layer.nodes)
 
     def order(layer: RankedLayer) -> tuple[float, int, tuple[str, ...]]:
-        """Return a sort key: the most noise first, rounded to powers of two, then the least cost."""
+        """Return a sort key: the noise, rounded to a power of two, with the most first, and then the cost, with the
+        least first.
+        """
         magnitude = round(math.log2(layer.noise)) if layer.noise > 0 else -math.inf
         return -magnitude, cost(layer), layer.nodes
 

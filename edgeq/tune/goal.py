@@ -26,7 +26,9 @@ to settle a smaller difference.
 BEHIND = 0.1
 """A candidate that takes longer by this share is behind. On a quiet machine, races minutes apart differ by less."""
 SQNR_BEHIND_DB = 6.0
-"""A candidate is less accurate if the SQNR of its outputs is lower by this, which is one bit of every value."""
+"""A candidate is less accurate if the SQNR of its outputs is lower by this many decibels, which is one bit of every
+value.
+"""
 _ALL = 1_000_000
 
 
@@ -35,27 +37,29 @@ class Pace:
     """Set how early a search dismisses candidates that are unlikely to win.
 
     Attributes:
-        halvings: number of rounds that measure accuracy on part of the samples. Each uses twice as many as the one
-            before.
+        halvings: number of rounds that measure accuracy on part of the samples. Each round uses twice as many samples
+            as the one before.
         equal: share by which two speeds must differ to count as different. A race need not settle a smaller difference.
         first_races: duration of each of the first races, as a share of the last race's duration.
         behind: a candidate that takes longer by this share is behind.
-        twin: if a file is faster in one engine by this share, other calibration methods are built only for that engine.
+        twin: if a file is faster in one engine than in the others by this share, other calibration methods are built
+            only for that engine.
         threads: if one number of threads is faster than all others by this share in onnxruntime's own kernels, a
             plug-in gets that number without a race, because opening a plug-in may take seconds.
         gain: a second candidate must be faster by this share to be recovered in addition to the first.
-        sqnr_db: a candidate is dropped if another one is as fast and the SQNR of its outputs is higher by this.
-        alike_db: the same limit for candidates that a plug-in runs about as fast. It is separate because a plug-in may
-            take seconds to compile each calibration method.
-        methods: number of calibration methods tried in a plug-in, and tried for a candidate that recoveries do not
-            repair.
+        sqnr_db: a candidate is dropped if another one is as fast and has outputs whose SQNR is higher by this many
+            decibels.
+        alike_db: like `sqnr_db`, but for candidates that one plug-in runs about equally fast. The limit is separate
+            because a plug-in may take seconds to compile each calibration method.
+        methods: number of calibration methods to try in a plug-in, and number to try for a candidate that recoveries do
+            not repair.
         recovered: number of structures that are recovered.
         finalists: number of structures in the last race.
-        hopeless: multiple of the allowed loss. If a candidate loses more, even with as many layers in float as it may
-            have, it is given up.
+        hopeless: multiple of the allowed loss. A candidate is given up if it loses more than that even with as many
+            layers in float as it may have.
         prunes: whether recoveries that are not needed are removed again.
         float_sets: largest number of sets of layers in float for which a candidate is built.
-        most_float: largest cost of such a set, as a share of the cost of all layers in float.
+        most_float: largest cost of a set of layers in float, as a share of the cost of all layers in float.
     """
 
     halvings: int = 3
@@ -128,8 +132,8 @@ class Goal(Displayed):
         objective: the quantity to optimize.
         max_drop: accuracy that may be lost, as a fraction of the metric's own scale: 0.01 is one point of top-1.
         budget_s: wall-clock seconds; None means no limit.
-        thorough: whether to dismiss nothing early. Then each candidate is assessed on all samples, races continue until
-            the order is settled, and candidates far behind in SQNR or speed are followed up as well.
+        thorough: whether to dismiss nothing early. If so, each candidate is assessed on all samples, races continue
+            until the order is settled, and candidates far behind in SQNR or speed are followed up as well.
         strict: whether to choose only a candidate that certainly meets the goal. Otherwise the search chooses the
             candidate nearest to the goal and names what is in doubt.
     """
@@ -208,7 +212,7 @@ class Deadline:
         return self._clock() - self._start
 
     def until(self, share: float) -> Deadline:
-        """Return a deadline on the same clock that ends after the first `share` of this budget."""
+        """Return a deadline on the same clock that passes when the first `share` of this budget is used up."""
         part = copy.copy(self)
         part._budget = None if self._budget is None else share * self._budget
         return part

@@ -1,7 +1,7 @@
 """Keep a journal of measurements, so that an interrupted run can resume where it stopped.
 
 The journal is one file of JSON lines: a header that describes the run, then one line for each measurement. A resumed
-run makes the same decisions from the same figures, so the journal needs only the figures.
+run makes the same decisions from the same figures, so the journal does not record decisions.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Journal:
     """Hold measurements by key, and write each one to the file as soon as it is made."""
 
     def __init__(self, path: Path, settings: Mapping[str, Any], *, resume: bool, force: bool = False) -> None:
-        """Open the journal at `path`. With `resume`, it is an existing journal, otherwise a new one.
+        """Open the journal at `path`: with `resume` an existing one, otherwise a new one.
 
         Args:
             settings: the plain values that the measurements depend on; a journal with other settings is refused.
@@ -185,8 +185,8 @@ class JournaledEvaluator:
         """See `Evaluator.build`. The journal also records that a candidate cannot be built."""
 
         def measure() -> dict[str, Any]:
-            """Return the screening of the candidate, or why it cannot be built. A board's failure is raised, because
-            the candidate did not cause it.
+            """Return the screening of the candidate, or why it cannot be built. If a board fails, raise the error,
+            because the candidate did not cause it.
             """
             try:
                 return {"found": plain(self._evaluator.build(candidate))}
@@ -211,15 +211,15 @@ class JournaledEvaluator:
         return {name: self._read(self._journal[key], Assessment) for name, key in keys.items()}
 
     def simulate(self, candidate: Candidate, max_drop: float, seconds: float) -> Assessment | None:
-        """See `Evaluator.simulate`. The key is the candidate and the allowed loss."""
+        """See `Evaluator.simulate`. The key consists of the candidate and the allowed loss."""
         key = f"simulate {max_drop:g} {digest(candidate)}"
         kind: Any = Assessment | None
         found: Assessment | None = self._kept(key, kind, lambda: self._evaluator.simulate(candidate, max_drop, seconds))
         return found
 
     def time(self, runners: Mapping[str, Runner], baseline: str, *, tie: float, seconds: float, rough: bool) -> Race:
-        """See `Evaluator.time`. The key is the names of the runners, what they run, `tie` and `rough`. If the machine
-        was too busy for a result, the race is not recorded, so a resumed run repeats it.
+        """See `Evaluator.time`. The key consists of the names of the runners, what they run, `tie` and `rough`. If the
+        machine was too busy for a result, the race is not recorded, so a resumed run repeats it.
         """
         raced = {name: [candidate and digest(candidate), threads] for name, (candidate, threads) in runners.items()}
         key = "race " + fingerprint([raced, baseline, tie, rough])
@@ -231,12 +231,12 @@ class JournaledEvaluator:
         return race
 
     def slow_layers(self, candidate: Candidate, float_threads: int) -> tuple[str, ...]:
-        """See `Evaluator.slow_layers`. The key is the candidate and both numbers of threads."""
+        """See `Evaluator.slow_layers`. The key consists of the candidate and both numbers of threads."""
         key = f"slow layers {candidate.threads} {float_threads} {digest(candidate)}"
         return self._kept(key, tuple[str, ...], lambda: self._evaluator.slow_layers(candidate, float_threads))
 
     def memory(self, candidate: Candidate | None, threads: int) -> int:
-        """See `Evaluator.memory`. The key is the candidate and the threads."""
+        """See `Evaluator.memory`. The key consists of the candidate and the threads."""
         key = f"memory {threads} {candidate and digest(candidate)}"
         return self._kept(key, int, lambda: self._evaluator.memory(candidate, threads))
 
@@ -300,8 +300,8 @@ def claimed(folder: Path) -> Iterator[None]:
 
 
 def _only_run(folder: Path) -> AbstractContextManager[None]:
-    """Return the lock of a run. It locks the marker file, because the folder's own lock is only held while files are
-    moved into the folder.
+    """Return the lock of a run. The lock is on the marker file, because the folder's own lock is held only while files
+    are moved into the folder.
     """
     return alone_in(folder / MARKER, busy=f"another run is at work in {shown(folder)}")
 

@@ -1,9 +1,10 @@
 """Judge accuracy by successive halving: all candidates on few samples, the last ones on all samples. Then time the best
-that qualify against each other, choose one, and give the reason for each of the others.
+that qualify against each other, choose one, and record why each of the others was not chosen.
 
-A simulator of the target takes a thousand times as long as this machine's kernels, so the search runs the file in this
-machine's kernels. Normally the results differ only by roundings. If they differ by more, only the simulator shows it.
-So each candidate that is about to be chosen also runs in the simulator, and the simulator's figure replaces the other.
+A simulator of the target takes a thousand times as long as this machine's kernels, so the search runs candidates in
+this machine's kernels. Normally the results differ only by roundings. If they differ by more, only the simulator shows
+it. So each candidate that is about to be chosen also runs in the simulator, and the simulator's figure replaces this
+machine's.
 """
 
 from __future__ import annotations
@@ -52,10 +53,10 @@ def rungs(trials: Trials) -> tuple[int, ...]:
 
 
 def halve(trials: Trials) -> None:
-    """Assess the candidates in the run on more and more samples, and drop those that cannot win after each round.
+    """Assess the candidates in the run on more and more samples. After each round, drop those that cannot win.
 
     Two kinds of candidates cannot win: those that, with 97.5 % certainty, will not keep the accuracy on all samples,
-    and the less accurate half of each structure. Afterwards every trial in the run has been measured on all samples.
+    and the less accurate half of each structure. At the end, every trial in the run has been measured on all samples.
     """
     deadline, total = trials.deadline, trials.evaluator.total
     seen, each_s = 0, 0.0  # samples so far; seconds per sample and candidate
@@ -183,17 +184,18 @@ def _surer(trials: Trials, found: Assessment) -> Trial | None:
 
 
 def decide(trials: Trials, threads: Sequence[int]) -> None:
-    """Time the best candidates that qualify against each other, and choose one. Repeat this with the next best if none
-    of them is fast enough, or if others were faster than the leader in an earlier race.
+    """Time the best candidates that qualify against each other, and choose one. If none of them is fast enough, or if
+    other candidates were faster than the leader in an earlier race, do the same with the next best.
 
-    The threads are chosen again before each race, because this machine's processors may share cores differently by
-    then.
+    The number of threads is chosen again before each race, because this machine's processors may share cores
+    differently by then.
     """
     confirm(trials)
     known: set[str] = set()  # Structures that were in a last race. Each further race adds others, so the loop ends.
     while finalists := _finalists(trials, known):
         seconds = trials.deadline.left_s(RACE_S)
-        # All that qualify get these threads, because speeds with other threads cannot be compared with this race.
+        # All trials that qualify get these numbers of threads, because speeds with other numbers cannot be compared
+        # with this race.
         remaining = [t for t in trials.qualified() if t.name not in {f.name for f in finalists}]
         choose_threads(trials, [*finalists, *remaining], threads, seconds / 3, "last")
         finalists = [trials[trial.name] for trial in finalists]
@@ -221,11 +223,10 @@ def _time_nearest(trials: Trials) -> None:
 
 
 def _finalists(trials: Trials, known: Collection[str]) -> list[Trial]:
-    """Return the finalists: for some of the structures that qualify, the most accurate trial. These structures are
-    included:
+    """Return the finalists: the most accurate trial of each of these structures, if it qualifies:
 
     - all structures in `known`, which were in an earlier last race
-    - the cheapest few of the others that are not behind
+    - the few cheapest of the other timed structures, unless they are behind
     - all structures that were never timed
     """
     best = [trials.timed(group[0]) for group in by_structure(sorted(trials.qualified(), key=lambda t: t.accuracy_key))]
@@ -243,8 +244,8 @@ def _finalists(trials: Trials, known: Collection[str]) -> list[Trial]:
 
 
 def _choose(trials: Trials, ranked: Sequence[Trial]) -> None:
-    """Choose the most accurate of the cheapest trials in `ranked`, which is sorted by cost. All other trials that
-    qualify cost more than these.
+    """Choose the most accurate of the cheapest trials in `ranked`, which is sorted by cost. Call this when no other
+    trial that qualifies is cheaper, or when the time is up.
     """
     cheapest = [t for t in ranked if not trials.cheaper(ranked[0], t)]
     winner = min(cheapest, key=lambda t: t.accuracy_key)
@@ -271,8 +272,8 @@ def _why_not(trials: Trials, trial: Trial, winner: Trial, cheapest: Sequence[Tri
 
 
 def fall_back(trials: Trials, winner: Trial | None) -> str:
-    """Return the name of the candidate that runs if the plug-in of `winner` is missing. Preferably, it is the same file
-    in onnxruntime's own kernels.
+    """Return the name of the candidate that runs if the plug-in of `winner` is missing: preferably, the same file in
+    onnxruntime's own kernels.
 
     Return "" if the winner needs no plug-in, or if only float32 remains. Candidates that were dropped in favour of a
     faster engine are measured now.

@@ -1,5 +1,5 @@
-"""Repair a poor build. Changes that cost nothing are tried first, changes that cost speed last, until the result is
-good enough or nothing is left to try.
+"""Repair a poor build. Changes that cost nothing are tried first, and changes that cost speed last. The repair ends
+when the result is good enough or nothing is left to try.
 
 The steps are those of the search (`edgeq.tune.search`), but speed is counted in multiply-accumulates, not timed. So the
 steps are the same on every machine and for every target:
@@ -10,8 +10,8 @@ steps are the same on every machine and for every target:
 - as few layers in float, or tensors in 16 bits, as necessary
 
 A build is good enough if it loses no more than is allowed. With labels, the loss is the loss to expect on other
-samples. Without labels, it is noise power over signal power in the worst output, or in the worst slice of an output. A
-loss of one point then means 20 dB.
+samples. Without labels, the loss is noise power over signal power in the worst output, or in the worst slice of an
+output. A loss of one point is then an SQNR of 20 dB.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ from edgeq.tune.space import WORTH_A_TRY, Candidate, product_share, sequence_can
 from edgeq.tune.trials import Outcome, Trial, allowed, loses
 
 PLAIN = "the plain build"
-# Largest number of multiply-accumulates for one pass over the calibration samples, and for one over the validation
-# samples.
+# Largest numbers of multiply-accumulates, for one pass over the calibration samples and for one pass over the
+# validation samples.
 _CALIBRATED_MACS, _JUDGED_MACS = 20_000_000_000, 200_000_000_000
 _LEAST_SAMPLES = 32
 _SPARED = {"exclude": "nodes in float", "wide": "tensors in 16 bits", "eight_bit": "products in 8 bits"}
@@ -68,8 +68,8 @@ def climb(
     chosen: Collection[str] = (),
     engine: EngineChoice | None = None,
 ) -> tuple[Built | None, Repair | None]:
-    """Find a replacement for the plain build of `scheme`, and build it at `destination`. Return it with a record of
-    what was tried.
+    """Find a replacement for the plain build of `scheme`, and build it at `destination`. Return the new build with a
+    record of what was tried.
 
     Args:
         max_drop: the allowed loss, as a fraction.
@@ -134,8 +134,8 @@ def climb(
 
 
 def _bounded(job: Job) -> Job:
-    """Return the job with fewer samples, spread evenly over all samples. It has as many as a repair can use in the time
-    of about three builds.
+    """Return the job with fewer samples, spread evenly over all samples: as many as a repair can use in the time of
+    about three builds.
     """
     macs = max(1, sum(node_macs(job.prepared.model).values()))
     calibration = job.calibration

@@ -46,10 +46,11 @@ from edgeq.tune.trials import Race, Runner
 from edgeq.util.display import SILENT, Progress
 from edgeq.util.records import plain
 
-# A simulated candidate runs at most this many times the samples of a proof. That takes some minutes.
+# A simulated candidate runs at most this many times as many samples as a proof, which takes some minutes.
 _SIMULATIONS = 4
 _BATCH = 8
-# `Assessment.bound` multiplies the doubt by a factor. This value times that factor is one standard error.
+# `Assessment.bound` multiplies the doubt by a factor. If the doubt is scaled by this value, the product is one standard
+# error.
 _LUCK = 0.55
 _LEAST_SQNR_DB = -200.0
 # Kernels that only round differently lose almost no decibels. Kernels that saturate lose several.
@@ -58,8 +59,8 @@ _LOSS_DB = 3.0
 _RUNNERS_IN_SESSIONS, _SESSIONS_ROUGHLY = 8, 3
 # Bursts are short, because the number of rounds decides how well a race distinguishes runners.
 _BURSTS = Bursts(0.025, 0.006)
-# At least two rounds for each session. If a race only decides what to examine next, some of its comparisons may be
-# wrong.
+# `min_rounds` is at least two rounds for each session. `_ROUGHLY_SURE` has a low confidence: if a race only decides
+# what to examine next, some of its comparisons may be wrong.
 _SURE: dict[str, float] = {"confidence": 0.95, "min_rounds": 12}
 _ROUGHLY_SURE: dict[str, float] = {"confidence": 0.5, "min_rounds": 8}
 # Minimum loss of time in integers for a layer to be considered, as a share of float32's time. Smaller losses are noise
@@ -73,15 +74,16 @@ class LocalEvaluator:
     Args:
         workdir: folder for models, samples and outputs. It must exist as long as the evaluator is in use.
         task: what to measure by labels; None measures agreement with float32.
-        counts: whether speed is counted, because the target's kernels do not run here. Then artifacts run in
-            simulation, and losses are measured on the validation samples alone, as the proof reports them. If there are
-            labels, and if recoveries can edit what ships, a loss is at least the loss to expect on other samples.
-        repairs: whether a poor build is repaired. Then a loss is the loss to expect on other samples or, without
+        counts: whether speed is counted, because the target's kernels do not run here. If so, artifacts run in
+            simulation, and losses are measured on the validation samples alone, as the proof reports them. With labels,
+            a loss is also never below the loss to expect on other samples, provided that recoveries can edit what
+            ships.
+        repairs: whether a poor build is repaired. If so, a loss is the loss to expect on other samples or, without
             labels, noise. Layers are ranked by tensors alone, and slow recoveries come last. A file that the target's
             onnxruntime cannot run is not a candidate.
         batched: whether to time batches of 8, for throughput, if the model's first axis is free.
         memory: bytes of samples and float32 outputs to keep in memory.
-        engines: opens sessions of plug-ins. It is needed if candidates name a plug-in.
+        engines: opens sessions of plug-ins; needed if candidates name a plug-in.
         clock: measures latencies; by default, on this machine.
 
     Attributes:
@@ -250,8 +252,8 @@ class LocalEvaluator:
     def recovery_groups(self) -> tuple[tuple[str, ...], ...]:
         """See `Evaluator.recovery_groups`. The groups contain only recoveries that affect what is built for the target.
 
-        There are no groups without calibration samples. Unless the artifact is to be repaired, there are also none if
-        it is simulated and is not a Q/DQ model.
+        There are no groups without calibration samples. There are also none for a simulated artifact that is not a Q/DQ
+        model, unless the artifact is to be repaired.
         """
         if self._job.calibration is None or not (self._editable or self._repairs):
             return ()
@@ -269,7 +271,7 @@ class LocalEvaluator:
 
         If speed is counted, the bound is the loss to expect, not the largest likely loss. A repair takes the first
         candidate that is good enough, and such a candidate is often merely lucky. So for a repair, the bound is one
-        standard error higher, unless the loss to expect comes from more than labels.
+        standard error higher if the loss to expect comes from labels alone.
         """
         doubt = _LUCK * found.doubt if self._repairs and found.disagreement is None else 0.0
         return replace(found, doubt=doubt) if self.counts else found
@@ -325,18 +327,18 @@ class LocalEvaluator:
 
 
 def _together(candidate: Candidate) -> bool:
-    """Return whether samples may run in one batch. They may not if ranges are measured at run time, because one range
-    would then cover the whole batch.
+    """Return whether samples may run in one batch. Samples must run one by one if ranges are measured at run time,
+    because one range would otherwise cover the whole batch.
     """
     return not candidate.quantized or (candidate.scheme.mode == "static" and not candidate.builder)
 
 
 def _check_answers(here: Agreement, there: Agreement) -> None:
-    """Refuse a candidate whose outputs follow float32 clearly worse on another machine than on this one, because that
-    machine would not reach the accuracy measured here.
+    """Refuse a candidate whose outputs are clearly further from float32's on another machine than on this one. The
+    other machine would not reach the accuracy measured here.
 
     Raises:
-        CheckFailedError: the outputs are clearly worse. The message contains both figures.
+        CheckFailedError: the outputs are clearly further away. The message contains both figures.
     """
     if any(output.nonfinite for output in there.outputs) or there.sqnr_db < here.sqnr_db - _LOSS_DB:
         raise CheckFailedError(
@@ -373,7 +375,7 @@ def slow_layers(
     backend: str = "",
     opener: Callable[[Path, SessionSettings], Any] = open_session,
 ) -> tuple[str, ...]:
-    """Name the layers of `artifact` that take longer than in its float model, `prepared`. The worst come first.
+    """Name the layers that take longer in `artifact` than in its float model, `prepared`. The worst come first.
 
     Args:
         feed: the inputs of one query.

@@ -3,8 +3,8 @@ layers.
 
 A finished run leaves evidence: the winner, its speed, and the kinds of operators in the model's arithmetic. A run on a
 similar model begins with a narrowed search: the kernels, the engine and the calibration methods that won before, and
-the profile's own choice. All of them are measured as usual. If the winner is not about as fast as the evidence
-promises, or nothing keeps the accuracy, edgeq searches the whole space. It does not repeat measurements.
+the profile's own choice. All of them are measured as usual. If the winner is clearly slower than the evidence promises,
+or nothing keeps the accuracy, edgeq searches the whole space, without repeating measurements.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Evidence:
     max_drop: float
 
     def likeness(self, operators: Mapping[str, float]) -> float:
-        """Return the share of the multiply-accumulates in kinds of layers that both models have, 0 to 1."""
+        """Return the share (0 to 1) of the multiply-accumulates that is in kinds of layers that both models have."""
         return sum(min(share, operators.get(kind, 0.0)) for kind, share in self.operators.items())
 
 
@@ -112,8 +112,8 @@ class Memory:
     digest: str = ""
 
     def narrowed(self, space: Space) -> Space | None:
-        """Return the part of `space` that won before, with the first candidate of `space`. Return None if there is no
-        evidence for any part, or if nothing would be left out.
+        """Return the part of `space` that won before, plus the first candidate of `space`. Return None if there is no
+        evidence for any part, or if that part would be all of `space`.
         """
         won = [
             c
@@ -146,8 +146,8 @@ class Memory:
         return unmeasured(*(t for t, a in judged if a is not None and a.complete and a.bound <= self.max_drop))
 
     def claimed_before(self, outcome: Outcome) -> Outcome:
-        """Return `outcome` with the speed that an earlier run claimed, if that run used the same kernels of the same
-        model in the same engine. If this run can claim a speed for its choice, return `outcome` unchanged.
+        """Return `outcome` with the speed that an earlier run claimed for the same kernels of the same model in the
+        same engine, if there was such a run. If this run can claim a speed for its choice, return `outcome` unchanged.
         """
         winner = outcome.winner
         if winner is None or winner.verdict != UNKNOWN:
@@ -161,8 +161,8 @@ class Memory:
     def remember(self, model: str, digest: str, outcome: Outcome, progress: Progress) -> None:
         """Add the winner of a run to the file, and replace earlier evidence for the same model and goal.
 
-        If the budget cut the run short, it is not evidence, because it may not have tried something better. A winner
-        that does not certainly meet the goal is not evidence either.
+        A run that the budget cut short is not evidence, because something better may not have been tried. A winner that
+        does not certainly meet the goal is not evidence either.
         """
         winner = outcome.winner
         if self.path is None or winner is None or outcome.out_of_time or _speedup(winner) <= 1:
@@ -221,7 +221,7 @@ def recall(
 
 
 def layer_kinds(model: ir.Model) -> dict[str, float]:
-    """Return the share of the multiply-accumulates by operator. Convolutions are split by form: grouped, pointwise, and
+    """Return each operator's share of the multiply-accumulates. Convolutions are split by form: grouped, pointwise, and
     others.
     """
     macs = node_macs(model)

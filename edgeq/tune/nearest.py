@@ -3,8 +3,8 @@
 Candidates are compared in four steps. Each step decides only between candidates that are equal so far:
 
 - Candidates that meet the goal by their figures come first.
-- Candidates whose loss is certainly allowed come before those whose loss is allowed only on the samples. If no loss is
-  allowed, the smallest loss wins.
+- Candidates whose loss is certainly allowed come before candidates whose loss is allowed only as measured on the
+  samples. If no candidate's loss is allowed, the smallest loss wins.
 - Candidates that may be faster than float32 come first.
 - The fastest candidate wins. If several are about as fast, the most accurate of them wins.
 """
@@ -22,7 +22,7 @@ from edgeq.tune.trials import Trial, Trials, accuracy_of, loses, speed_of, times
 
 def choose_nearest(trials: Trials) -> None:
     """Choose the candidate that is nearest to the goal, if any working candidate was built. If there is not even an
-    estimate of its speed, time it. This may exceed the budget by the time that an estimate takes.
+    estimate of its speed, time it, even if this exceeds the budget by the time that an estimate takes.
     """
     best = _nearest(trials, _measured(trials))
     if best is None:
@@ -42,7 +42,8 @@ def _measured(trials: Trials) -> list[Trial]:
     """Return the trials that were assessed on all samples.
 
     If none of them keeps the accuracy, take the trial that loses least on fewer samples, and assess it on all samples.
-    If nothing was assessed because everything is slow, assess the trial that is closest to float32 among the fastest.
+    If nothing was assessed because everything is slow, take the fastest trials, and assess the one whose outputs are
+    closest to float32's.
     """
     seen = [t for t in trials if t.screening is not None and t.assessment is not None]
     if seen:

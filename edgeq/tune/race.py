@@ -1,10 +1,10 @@
 """Time different numbers of threads, one candidate of each structure against float32, and variants with slow integer
 layers in float.
 
-An integer kernel is not always the faster one: a convolution of three channels, or a depthwise convolution, can take
-twice as long as in float. The runtime's profile of both models shows which layers are slower on this machine. A layer
-in float costs conversions at its borders, which the profile does not predict. So edgeq sorts these layers, the worst
-first, and builds and times longer and longer prefixes of the list.
+Integer kernels are not always faster: a convolution of three channels, or a depthwise convolution, can take twice as
+long in integers as in float. The runtime's profile of both models shows which layers are slower on this machine. A
+layer in float costs conversions at its borders, which the profile does not predict. So edgeq sorts these layers, the
+worst first, and builds and times longer and longer prefixes of the list.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def race(trials: Trials, runners: Sequence[Trial], seconds: float, *, rough: boo
     """Time `runners` against float32, and record their timings.
 
     Args:
-        rough: see `Evaluator.time`. If no speeds count as equal at the search's pace, no race is rough.
+        rough: see `Evaluator.time`. If the search's pace counts no speeds as equal, no race is rough.
     """
     if trials.evaluator.counts:
         known = {trial.name: trial.timing for trial in runners if trial.timing is not None}
@@ -125,8 +125,9 @@ def _race_variants(trials: Trials, sources: Sequence[Candidate], engines: Field,
     """Time variants of the kernel choices: the fastest static choice with its slow layers in float, and the other
     choices in each engine whose first int8 candidate is not slower than float32.
 
-    Of the forms with layers in float, keep only the fastest. It also runs in the other engines, unless an engine is
-    already faster. Its slow layers were found in onnxruntime's own kernels, but it may help there as well.
+    Of the forms with layers in float, keep only the fastest. That form is also tried in the other engines, except in
+    engines that are already faster. Its slow layers were found in onnxruntime's own kernels, but leaving them in float
+    may help in those engines as well.
     """
     family = _slow_layers_in_float(trials)
     more = [c.name for c in more_in_engines(trials, sources, engines) if build(trials, c)]
@@ -152,8 +153,8 @@ def _race_variants(trials: Trials, sources: Sequence[Candidate], engines: Field,
 
 
 def _slow_layers_in_float(trials: Trials) -> list[str]:
-    """Take the most accurate static kernel choice that is not behind the fastest one, and build it with layers in float
-    that are slower in integers. Return the name of the choice and the names of these builds.
+    """Take the most accurate static kernel choice that is not behind the fastest one, and build it with those layers in
+    float that are slower in integers. Return the name of the choice and the names of these builds.
 
     Return nothing if there is no such layer. Also return nothing if size or memory is the objective and the choice is
     good enough as it is.
@@ -178,12 +179,13 @@ def _slow_layers_in_float(trials: Trials) -> list[str]:
 def choose_threads(
     trials: Trials, candidates: Sequence[Trial], threads: Sequence[int], seconds: float, when: str
 ) -> float:
-    """Choose the number of threads with which float32 is fastest, and return its median latency in milliseconds. Return
-    0 if there is no choice.
+    """Choose the number of threads with which float32 is fastest, and return float32's median latency in milliseconds.
+    Return 0 if nothing was measured, or if no number could be chosen.
 
-    The trials of each engine get the number with which the first of them is fastest. A larger number must be faster to
-    be chosen. A plug-in gets its number without a race if one number is clearly best for everything in onnxruntime's
-    own kernels. On a machine that is too busy to show a difference, all get the first of `threads`.
+    All trials of an engine get the number with which the first of them is fastest. Among numbers that are about equally
+    fast, the smallest is chosen. A plug-in gets its number without a race if one number is clearly best for everything
+    in onnxruntime's own kernels. On a machine that is too busy to show a difference, all trials get the first of
+    `threads`.
 
     Args:
         when: part of the runners' names, so that a journal distinguishes a later race of the same runners.
@@ -200,15 +202,16 @@ def choose_threads(
         if candidate is not None and candidate.engine is not None and clear and len(set(best.values())) == 1:
             best[kind] = best[FLOAT]
             continue
-        # Each kind is timed separately, because its best number of threads does not depend on which kind is faster.
+        # Each kind of runner is timed separately, because its best number of threads does not depend on which kind is
+        # faster.
         runners: dict[str, Runner] = {f"{kind} {n} {when}": (candidate, n) for n in threads}
         first, each_s = next(iter(runners)), seconds / len(groups)
         timings = trials.evaluator.time(runners, first, tie=EQUAL, seconds=each_s, rough=True).timings
         if any(timing.speedup is not None and timing.verdict == UNKNOWN for timing in timings.values()):
-            # Choose nothing: other programs load the cores now, but may not when the device works.
+            # Choose nothing: other programs load the cores now, but perhaps not when the model is in use.
             return 0.0
         latencies = {n: timings[f"{kind} {n} {when}"].latency for n in threads}
-        # Do not use the median. It hides the runs in which one thread waits for another on a core that is busy with
+        # Do not use the median: it hides the runs in which a thread waits for another thread whose core is busy with
         # other work.
         mean = {n: latency["mean_ms"] for n, latency in latencies.items()}
         fewest = [n for n in threads if mean[n] <= min(mean.values()) * (1 + EQUAL)]

@@ -1,8 +1,8 @@
 """Rank the layers, tensors or products of a candidate in the order in which to give them more precision. The method
 depends on the candidate.
 
-The noise of a tensor or product is the noise at the outputs if only it is rounded, in the float model on this machine's
-kernels. A simulator of the hardware would take a thousand times as long for the same result.
+The noise of a tensor or product is the noise at the outputs if nothing else is rounded, in the float model on this
+machine's kernels. A simulator of the hardware would take a thousand times as long for the same result.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ from edgeq.util.display import Progress
 
 SCREENED = 8
 """Number of samples on which candidates are screened and noise is measured."""
-# If speed is counted, the noise of models with more multiply-accumulates is traced on one sample only, because a repair
-# must not take long.
+# If speed is counted and a model has more multiply-accumulates than this, its noise is traced on one sample only,
+# because a repair must not take long.
 _LARGE = 100_000_000
 _CLIPPING = ("Relu", "Clip")
 
@@ -71,7 +71,7 @@ class LayerRanker:
 
     def rank(self, candidate: Candidate, built: Built, *, headroom: float, seconds: float) -> Ranking:
         """See `Evaluator.rank`. Static candidates are ranked by tensors and the runtime's profile. Other candidates are
-        ranked by probing: only one group of layers is quantized at a time, or only one layer if speed is counted.
+        ranked by probing: one group of layers alone is quantized at a time, or a single layer if speed is counted.
         `built` is the build of `candidate`.
         """
         scheme, recoverer = candidate.scheme, self.builder.recoverer

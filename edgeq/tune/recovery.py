@@ -20,8 +20,8 @@ def recover_accuracy(trials: Trials, profile: Profile) -> None:
     """Repair candidates that are cheaper than the best that qualifies, so that they qualify as well: first by
     recoveries, then by layers in float.
 
-    If tensors may have 16 bits, all of them get 16 bits first. This often gives a usable result, but more bits than are
-    needed. If even this certainly loses too much, smaller sets are not tried.
+    If tensors may have 16 bits, all of them get 16 bits first. The result is often usable, but has more bits than
+    needed. If even that result certainly loses too much, smaller sets of tensors are not tried.
     """
     recovered: list[Trial] = []
     for short in _bases(trials):
@@ -45,15 +45,16 @@ def _recover(trials: Trials, base: Trial, *, widens: bool) -> None:
         return
     if widest is not None and not trials.meets(widest):
         widest = _on_16_bits(trials, best)
-    # If even the lower end of its interval is above the limit, it is 97.5 % certain that it loses too much.
+    # If even the lower end of the loss's interval is above the limit, it is 97.5 % certain that the candidate loses too
+    # much.
     if widest is None or (widest.judged is not None and widest.judged.low <= trials.goal.max_drop):
         _keep_layers_in_float(trials, best, _headroom(trials, base, widens))
 
 
 def _apply_recoveries(trials: Trials, base: Trial) -> Trial:
     """Return `base` with the set of recoveries that does best. Each group of recoveries is added as a whole or, if that
-    does harm, one by one. Then a recovery is removed if it does harm together with the others, or if it costs speed and
-    is not needed.
+    does harm, one by one. Then a recovery is removed if the others do better without it, or if it costs speed and is
+    not needed.
     """
     every, own = trials.evaluator.recovery_groups(), base.candidate.recoveries
     if base.candidate.scheme.mode != "static" or base.candidate.builder or not every:
@@ -63,7 +64,7 @@ def _apply_recoveries(trials: Trials, base: Trial) -> Trial:
     tried = {frozenset(base.candidate.recoveries)}
 
     def attempt(name: str, recoveries: tuple[str, ...]) -> Trial:
-        """Build and assess the best so far with other recoveries, and remember that this set was tried."""
+        """Build and assess the best candidate so far with the set `recoveries`, and remember that it was tried."""
         tried.add(frozenset(recoveries))
         candidate = best.candidate.replace(name=f"{best.name} {name}", recoveries=recoveries)
         return build_and_assess(trials, candidate, "recovery", best.name)
@@ -93,8 +94,8 @@ def _apply_recoveries(trials: Trials, base: Trial) -> Trial:
 
 def _with_other_ranges(trials: Trials, base: Trial, best: Trial) -> Trial:
     """Return `best`, which is `base` with recoveries, or a better candidate with another range method and the
-    recoveries that cost no speed. Without recoveries, the ranges of `base` lose least, but with them, other ranges may
-    lose less.
+    recoveries that cost no speed. The ranges of `base` lose least without recoveries, but other ranges may lose less
+    with recoveries.
     """
     if best is base:
         return best
@@ -126,7 +127,7 @@ def _keep_layers_in_float(trials: Trials, base: Trial, headroom: float) -> None:
     refinements = REFINEMENTS
     if field != EIGHT_BIT:
         headroom = min(headroom, trials.pace.most_float)
-    elif trials.pace.few_sets:  # to give 8 bits to one product less saves few bytes, but costs a build
+    elif trials.pace.few_sets:  # giving 8 bits to one product fewer saves few bytes, but costs a build
         refinements = 0
     trials.progress.note(f"looking for the fewest {_SPARED[field]} that let {base.name} qualify")
     named: Counter[int] = Counter()
@@ -144,7 +145,7 @@ def _keep_layers_in_float(trials: Trials, base: Trial, headroom: float) -> None:
     def expired() -> bool:
         return trials.deadline.passed() or named.total() >= trials.pace.float_sets
 
-    # If only few sets are built, the first set should already be enough.
+    # If only a few sets are built, the first set should already be enough.
     share = most / base.loss if trials.pace.few_sets and base.loss > 0 else 1.0
     hopeless = trials.pace.hopeless * most
     how = {"share": share, "headroom": headroom, "hopeless": hopeless}
@@ -152,9 +153,9 @@ def _keep_layers_in_float(trials: Trials, base: Trial, headroom: float) -> None:
 
 
 def _bases(trials: Trials) -> list[Trial]:
-    """Return the trials to recover: the most accurate trials of structures that lose too much but are cheaper than the
-    best that qualifies. Their number is limited. Trials about as cheap as the cheapest come first, and among these, the
-    trials that lose least.
+    """Return a limited number of trials to recover: the most accurate trials of structures that lose too much but are
+    cheaper than the best that qualifies. Trials about as cheap as the cheapest come first, and among these, the trials
+    that lose least.
 
     If the speed of a trial could not be claimed, it is timed again first, because a recovery takes longer than a race.
     """
@@ -195,10 +196,11 @@ def _worthwhile(trials: Trials, trial: Trial) -> bool:
 
 
 def _no_better(trials: Trials, trial: Trial, recovered: Trial) -> bool:
-    """Return whether it cannot pay to recover `trial`, which loses more than `recovered`.
+    """Return whether recovering `trial`, which loses more than `recovered`, cannot give a better result.
 
-    If both have the same quantization mode, `trial` must be clearly faster than `recovered`, because it needs no fewer
-    layers in float. Otherwise it must be clearly faster than the best that qualifies now.
+    To be worth recovering, `trial` must be clearly faster than `recovered` if both have the same quantization mode,
+    because `trial` then needs at least as many layers in float. With another mode, it must be clearly faster than the
+    best that qualifies now.
     """
     one_kind = trial.candidate.scheme.mode == recovered.candidate.scheme.mode
     best = recovered if one_kind else trials.qualified()[0]
@@ -226,8 +228,8 @@ def _headroom(trials: Trials, trial: Trial, widens: bool) -> float:
 
 
 def _reconsidered(trials: Trials, trial: Trial) -> Trial:
-    """Return a trial with its accuracy on all samples. It may have been dropped after fewer samples, or because the
-    time ran out.
+    """Return `trial` with its accuracy on all samples. The search may have dropped it after fewer samples, or because
+    the time ran out.
     """
     if trial.assessment is not None and trial.assessment.complete:
         return trial

@@ -1,8 +1,8 @@
-"""Search: build, race, judge, recover. The search is greedy: it changes one coordinate at a time. It records a reason
-for every step.
+"""Search: build, race, judge, recover. The search is greedy: it changes one coordinate at a time. The search records a
+reason for every step.
 
 build    Kernel choices (everything that decides speed) are built and screened. Later, the calibration methods of the
-         remaining choices are built. They are equally fast, but differ in accuracy.
+         remaining choices are built. The methods are equally fast, but differ in accuracy.
 race     Threads, then kernel choices, are timed against float32. Layers that are slower in integers go to float.
          Candidates still slower than float32 are dropped.
 judge    Successive halving on accuracy, and finally a last race against float32 of the candidates that qualify. If
@@ -72,7 +72,8 @@ def search(
     engines, stages = engines or Field(), list[StageTime]()
     trials = Trials(evaluator, goal, deadline, progress, pace)
 
-    # This is not a stage of the progress display. The work inside opens such stages, and two cannot be drawn at once.
+    # This is not a stage of the progress display. The code inside opens such stages, and only one can be drawn at a
+    # time.
     @contextmanager
     def stage(name: str) -> Iterator[None]:
         """Record how long a stage took, and how many candidates entered and left it."""
@@ -119,8 +120,9 @@ class Searched:
 
     Attributes:
         field: the engines that were left at the end.
-        memory: for the tuning record, the "models" whose evidence was used, and whether the search "confirmed" it. If
-            no speed could be claimed, "confirmed" is None, and there is a "reason". Empty if no evidence was used.
+        memory: values for the tuning record: the "models" whose evidence was used, and whether the search "confirmed"
+            the evidence. If no speed could be claimed, "confirmed" is None, and there is a "reason". The dictionary is
+            empty if no evidence was used.
     """
 
     outcome: Outcome

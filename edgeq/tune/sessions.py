@@ -86,8 +86,8 @@ def opened(engines: Engines, model: Path, settings: SessionSettings) -> Iterator
 def judged(artifact: Artifact) -> tuple[Path, SessionSettings]:
     """Return the model and the settings that represent an artifact when its outputs are judged.
 
-    If its engine is a simulator, this is the Q/DQ model as written. The simulator would take a thousand times as long,
-    and its results differ only by roundings: see `edgeq.tune.judge`.
+    If the artifact's engine is a simulator, return the Q/DQ model as written, to run without the engine. The simulator
+    would take a thousand times as long, and its results differ only by roundings: see `edgeq.tune.judge`.
     """
     if artifact.in_simulator:
         return artifact.model, SessionSettings(optimization="none")
@@ -118,8 +118,8 @@ class Clock(Protocol):
         """Run `rank_until_settled` with the settings in `rules`."""
 
     def open_profiled(self, model: Path, settings: SessionSettings) -> Any:
-        """Return a session under the profiler. When the session has ended, the profiler's files are where the settings
-        specify.
+        """Return a session that runs under the profiler. After the session has ended, the profiler's files are in the
+        place that the settings specify.
         """
 
     def peak_memory(self, model: Path, settings: SessionSettings, shapes: Mapping[str, list[int]]) -> int:
@@ -139,7 +139,7 @@ class LocalClock:
 
     def race(self, models: Mapping[str, Model], feed: Feed, rules: RaceRules, on_round: Callable[[], None]) -> Ranking:
         """See `Clock.race`. Sessions that an earlier race has warmed up are not warmed up again."""
-        seconds = rules.how["max_duration_s"] / len(models)  # opening must take no longer than the race
+        seconds = rules.how["max_duration_s"] / len(models)  # opening the sessions must take no longer than the race
         opened = {name: self._sessions.sessions(*model, rules.sessions, seconds) for name, model in models.items()}
         cold = [[session for session in each if session not in self._warm] for each in opened.values()]
         warm_up_all([_runners(each, feed) for each in cold if each], rules.warmup, perf_counter)

@@ -2,8 +2,9 @@
 time.
 
 A kernel choice is everything that decides speed: dtypes, weight granularity, format, session options. A calibration
-method only moves scales and costs nothing at run time. So edgeq tries kernel choices with the profile's method only,
-and other methods only for the kernel choices that are worth it. The number of builds is then a sum, not a product.
+method only moves scales and costs nothing at run time. So edgeq tries all kernel choices with just the profile's
+method, and other methods only for the kernel choices that are worth it. The number of builds is then a sum, not a
+product.
 
 Models made of matrix products (transformers, recurrent networks, multilayer perceptrons) get further candidates, if
 they have suitable layers:
@@ -106,7 +107,7 @@ def sequence_candidates(job: Job, target: Target) -> tuple[Candidate, ...]:
     if not dynamic or product_share(model) < WORTH_A_TRY:
         return ()
     found = _variants(model, profile, sampled=job.calibration is not None)
-    # For weights in blocks, the backend itself has a mode.
+    # The backend itself has a mode for weights in blocks.
     return tuple(
         Candidate(name, scheme, recoveries, builder="" if scheme.mode == "weight-only" else NAME)
         for name, scheme, recoveries in found
@@ -175,7 +176,9 @@ def _variants(model: ir.Model, profile: Scheme, *, sampled: bool) -> Iterator[tu
 
 
 def _products_only(model: ir.Model, profile: Scheme) -> Scheme:
-    """Return a scheme with static ranges only for products with constant matrices. Tables are stored as integers."""
+    """Return a scheme with static ranges for products with constant matrices, and for nothing else. Embedding tables
+    and the weights of recurrent layers are stored as integers.
+    """
     of_activations = [
         node.name or "" for node in model.graph if is_op(node, *_PRODUCTS) and not is_constant(node.inputs[1])
     ]
@@ -237,8 +240,8 @@ def kernel_candidates(profile: Profile, *, static: bool = True, dynamic: bool = 
 
 
 def method_candidates(candidate: Candidate, profile: Profile) -> tuple[Candidate, ...]:
-    """Return `candidate` with each of the other calibration methods in the profile's search table; empty if it is
-    dynamic.
+    """Return `candidate` with each of the other calibration methods in the profile's search table; empty if `candidate`
+    is dynamic.
     """
     if candidate.scheme.mode != "static" or candidate.builder:
         return ()
@@ -304,7 +307,9 @@ def _needed(session: Mapping[str, str]) -> dict[str, str]:
 
 
 def _sensible(scheme: Scheme, profile: Profile) -> bool:
-    """Return whether a scheme makes sense. It may mitigate saturation only if something saturates, and only once."""
+    """Return whether a scheme makes sense: it must not mitigate saturation if nothing saturates, nor in two ways at
+    once.
+    """
     saturating = profile.hazards.get("saturates_int16", ())
     saturates = scheme.pair in saturating or f"{scheme.pair}-{scheme.format}" in saturating
     precise = bool(scheme.session_options)

@@ -1,7 +1,8 @@
 """Define the trials of a search, the interface that measures them, their comparison, and the sentences that describe
 them.
 
-The search itself only decides. So tests can run it with an evaluator that returns invented figures.
+The search itself measures nothing and only decides, so tests can run it with an evaluator that returns invented
+figures.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class Evaluator(Protocol):
 
     @property
     def counts(self) -> bool:
-        """Return whether speed is counted in multiply-accumulates, because the target's kernels do not run here. Then
+        """Return whether speed is counted in multiply-accumulates, because the target's kernels do not run here. If so,
         each candidate's speed is known when it is built, and `time` is not called.
         """
 
@@ -115,8 +116,8 @@ FLOAT_MACS = "MACs in float"
 """The objective if speed is counted. The share of MACs in float should be as small as possible."""
 _LEAST_NOISE = 1e-20
 BLOCKS_COST = 0.9
-"""Cost of products with weights in blocks if speed is counted, relative to float. On a sentence encoder, 0.8 to 1.3 was
-measured for all sizes of its inputs.
+"""Cost of products with weights in blocks if speed is counted, relative to float. On a sentence encoder, the measured
+cost was 0.8 to 1.3 over all input sizes.
 """
 WIDE_COST = 0.5
 """Cost of 16 bits if speed is counted, relative to float."""
@@ -134,7 +135,8 @@ class Trial:
         status: "chosen"; "qualified" (keeps the accuracy, but is not the best); "short" (measured, but loses too much);
             "eliminated" (dropped before it was measured on all samples).
         reason: why it was chosen, or why it was not.
-        pareto: whether no other candidate is at least as fast and as accurate, and better in one of the two.
+        pareto: whether the candidate is on the Pareto front: no other candidate is at least as good in speed and
+            accuracy, and better in one of them.
         memory_bytes: peak memory of its session, if the objective needs it.
     """
 
@@ -181,7 +183,7 @@ class Trial:
 
     @property
     def verdict(self) -> str:
-        """Return the verdict on its speed; unknown if it was not timed."""
+        """Return the verdict on the trial's speed; unknown if the trial was not timed."""
         return self.timing.verdict if self.timing else UNKNOWN
 
     @property
@@ -236,7 +238,7 @@ class Outcome:
         out_of_time: whether the budget ended the search.
         histograms: {"edges_ms": [...], "counts": {name: [...]}} of the finalists and float32.
         earlier: speed relative to float32 that an earlier run on this machine claimed for these kernels of this model;
-            None if no run did, or if this run claims a speed itself.
+            None if there was no such run, or if this run claims a speed itself.
     """
 
     trials: tuple[Trial, ...] = field(metadata=written(name="candidates"))
@@ -343,8 +345,8 @@ class Trials:
         return self.update(trial.name, timing=timing) if timing else trial
 
     def cost(self, trial: Trial) -> float:
-        """Return the quantity that the objective minimizes: bytes, or a ratio to float32's latency or MACs. It is
-        infinite while unknown.
+        """Return the quantity that the objective minimizes: bytes, or a ratio to float32's latency or MACs; infinity as
+        long as it is unknown.
         """
         if self.objective == "size":
             return float(trial.screening.bytes) if trial.screening else float("inf")
@@ -369,8 +371,8 @@ class Trials:
         return sorted(self.alive(), key=lambda t: (t.accuracy_key, self.cost(t)))
 
     def mark_pareto(self) -> None:
-        """Set `pareto` of every trial that was measured on all samples, unless another trial is at least as good in
-        latency and loss, and better in one of them.
+        """Set `pareto` to True in every trial that was measured on all samples, unless another trial is at least as
+        good in latency and loss, and better in one of them.
         """
         measured = [t for t in self if t.assessment and t.assessment.complete and t.timing]
         least = float("inf")
@@ -384,9 +386,8 @@ def counted(found: Screening, *, in_blocks: bool = False) -> Timing:
     """Return a speed that is counted, not timed.
 
     The cost is the share of multiply-accumulates in float, plus the cost of 16 bits and of weights in blocks. The speed
-    is exact. It is relative to the largest cost: all multiply-accumulates in float and all tensors in 16 bits. Ranges
-    that are measured at run time count as free, although they took four to seven hundredths of the time in
-    measurements.
+    has no uncertainty. It is relative to the largest cost: all multiply-accumulates in float and all tensors in 16
+    bits. Ranges that are measured at run time count as free, although they took 4 to 7 % of the time in measurements.
     """
     cost = 1 - found.int8_mac_share + WIDE_COST * found.wide_share
     cost += BLOCKS_COST * found.int8_mac_share if in_blocks else 0.0
@@ -440,7 +441,7 @@ def points(loss: float) -> str:
 
 
 def loses(found: Assessment) -> str:
-    """Write the loss on the samples, and how large it may be over many others. For a loss that is noise, write the
+    """Write the loss on the samples, and how large it may be over many other samples. If the loss is noise, write the
     SQNR.
     """
     if found.basis == "noise":
@@ -467,7 +468,9 @@ def in_simulator(found: Assessment) -> str:
 
 
 def times(timing: Timing | None, of: str = "") -> str:
-    """Write the ratio to float32 with its interval, or an estimate that is marked as one; "" if there is no ratio."""
+    """Write the speed relative to float32 with its interval, or an estimate that is marked as an estimate; "" if there
+    is no ratio.
+    """
     found = timing.speedup if timing is not None else None
     if found is None:
         return ""
@@ -479,8 +482,8 @@ def times(timing: Timing | None, of: str = "") -> str:
 
 
 def unmeasured(*trials: Trial) -> str:
-    """Write why the speeds of `trials` cannot be compared. This is the reason of the first trial whose speed cannot be
-    claimed. Return "" if the speeds of all timed trials can be claimed.
+    """Write why the speeds of `trials` cannot be compared: the reason of the first trial whose speed cannot be claimed.
+    Return "" if the speeds of all timed trials can be claimed.
     """
     claims = (t.timing.speedup for t in trials if t.timing is not None and t.verdict == UNKNOWN)
     return next(((claim and claim.reason) or "too few pairs of runs" for claim in claims), "")

@@ -80,7 +80,7 @@ def verdict(outcome: Outcome, goal: Goal) -> tuple[str, ...]:
 def _engines(outcome: Outcome, winner: Trial) -> list[str]:
     """Write how the winner's engine compares with the others. The result is empty if there was only one engine."""
     best: dict[str, Trial] = {}
-    # All trials of one structure have the same time. Prefer one from the final choice to one that was dropped.
+    # All trials of one structure have the same time. Prefer a trial from the final choice to a trial that was dropped.
     timed = (t for t in outcome.trials if t.timing)
     for trial in sorted(timed, key=lambda t: (t.latency, t.status == "eliminated")):
         best.setdefault(engine_name(trial.candidate), trial)
@@ -98,14 +98,14 @@ def _engines(outcome: Outcome, winner: Trial) -> list[str]:
 
 
 def needed(outcome: Outcome, goal: Goal) -> tuple[str, ...]:
-    """Write what would be needed if nothing qualified: the trials that missed the goal by least, and what would let
-    each qualify.
+    """If nothing qualified, write the trials that missed the goal by the least, and what would let each of them
+    qualify.
     """
     lines = []
     timed = [t for t in outcome.trials if t.timing]
     measured = [t for t in timed if t.assessment and t.assessment.complete]
     accurate = [t for t in measured if t.loss <= goal.max_drop]
-    # If no candidate is accurate, name the missing accuracy, even if speeds are unknown.
+    # If no candidate is accurate enough, report the missing accuracy, even if speeds are unknown.
     quick = [t for t in measured if t.verdict == FASTER or (not accurate and speed_of(t, goal) != MISSED)]
     near = min(quick, key=lambda t: t.loss) if quick else min(accurate or timed, key=lambda t: t.latency, default=None)
     unclear = unmeasured(near) if near is not None else ""

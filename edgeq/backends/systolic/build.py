@@ -1,5 +1,5 @@
-"""Turn a prepared float model into a network: int8 layers for the array and its core, float parts, and the reasons why
-those stay in float.
+"""Turn a prepared float model into a network: int8 layers for the array and its core, and float parts, with the reason
+why each of their nodes stays in float.
 
 The network is built from a rewritten copy of the model at batch 1. Reshapes bring operators into the form that the
 array requires: 2-D windows, and tensors with the batch as first axis. Activations move next to the layers that they can
@@ -54,7 +54,7 @@ def fixed_batch(model: ir.Model, path: Path) -> ir.Model:
         path: the model's file, for messages.
 
     Raises:
-        ModelError: an input has another axis without a fixed size, or a fixed batch other than 1.
+        ModelError: an input's batch is fixed and not 1, or another axis of an input has no fixed size.
     """
     fixed = model.clone()
     ir.external_data.load_to_model(fixed)
@@ -67,8 +67,8 @@ def fixed_batch(model: ir.Model, path: Path) -> ir.Model:
 
 
 def _make_constant_outputs(model: ir.Model) -> None:
-    """Add a node, in place, for each output of the model that is a constant. In a network, a layer must compute every
-    output.
+    """Add a node, in place, for each output of the model that is a constant, because in a network a layer must compute
+    every output.
     """
     editor = Editor(model)
     for place, value in enumerate(model.graph.outputs):
@@ -125,7 +125,8 @@ def two_dimensional(model: ir.Model) -> bool:
         if "pads" in node.attributes:
             begin, end = attributes(node)["pads"]
             node.attributes["pads"] = ir.AttrInt64s("pads", [0, begin, 0, end])
-        # Leave the sizes to shape inference: with ceil_mode, ONNX's sizes may be one off until `explicit_ceil`.
+        # Leave the sizes to shape inference: with ceil_mode, ONNX's sizes may be one too large until `explicit_ceil`
+        # has run.
         image = editor.constant(f"{node.name}/image", np.array([0, 0, 1, -1]))
         node.replace_input_with(0, editor.node("Reshape", [source, image], f"{node.name}/as_image", before=node))
         output = node.outputs[0]
@@ -140,8 +141,8 @@ def batch_in_front(model: ir.Model) -> bool:
     """Change each product of [rows, K] with constant weights to one of [1, rows, K], in place. The values stay the
     same.
 
-    The function also changes sums and activations of such products. The products come from ONNX Runtime's optimiser,
-    and from attention whose first axis is the sequence. Their rows all belong to one sample, so they are not a batch.
+    Sums and activations of such products change as well. ONNX Runtime's optimiser makes such products, and so does
+    attention whose first axis is the sequence. All their rows belong to one sample, so the first axis is not a batch.
 
     Returns:
         True if anything changed.
@@ -216,7 +217,7 @@ def _is_product_of_rows(node: ir.Node) -> bool:
 
 
 def _is_of_rows(node: ir.Node, in_front: Mapping[ir.Value, ir.Value]) -> bool:
-    """Return whether a node is an activation or a sum that reads only rows from `in_front`.
+    """Return whether a node is an activation or a sum whose inputs are all rows in `in_front`.
 
     The second operand of a sum may also be a constant bias.
     """
@@ -286,8 +287,8 @@ def rewrite(model: ir.Model, wanted: Callable[[ir.Node], bool]) -> None:
 def explicit_ceil(model: ir.Model) -> bool:
     """Replace ceil_mode of pooling by padding at the end, in place.
 
-    ONNX's shape inference also counts windows that start in that padding. ONNX Runtime correctly leaves them out.
-    Without ceil_mode, both infer the same size.
+    With ceil_mode, ONNX's shape inference also counts windows that start in that padding, while ONNX Runtime correctly
+    leaves them out. Without ceil_mode, both infer the same size.
 
     Returns:
         Always False, because the function infers the shapes itself.
@@ -314,8 +315,8 @@ def explicit_ceil(model: ir.Model) -> bool:
                     "Export it with ceil_mode = 0 and explicit padding",
                 )
         elif len(node.outputs) == 1 and all(end < size for end, size in zip(ends, windows.kernel, strict=True)):
-            # The padding must be smaller than the window: ONNX Runtime accepts no more, but dilated windows can reach
-            # further.
+            # The padding must be smaller than the window: ONNX Runtime refuses larger padding, although dilated windows
+            # can reach further.
             node.attributes["pads"] = ir.AttrInt64s("pads", [*windows.pads[:2], *ends])
             for name in ("ceil_mode", "auto_pad"):
                 node.attributes.pop(name, None)
@@ -347,7 +348,7 @@ def activations_first(model: ir.Model, wanted: Callable[[ir.Node], bool]) -> boo
         model.graph.insert_before(through, activation)
         activation.replace_input_with(0, source)
         through.replace_input_with(0, last)
-        # The last tensor keeps its name, because its range is stored under that name.
+        # The last tensor keeps its name, under which its range is stored.
         last.name, between.name = editor.free_value_name(f"{source.name}/{activation.op_type.lower()}"), last.name
         changed = True
     return changed
@@ -356,7 +357,7 @@ def activations_first(model: ir.Model, wanted: Callable[[ir.Node], bool]) -> boo
 def _movable(model: ir.Model, node: ir.Node, wanted: Callable[[ir.Node], bool]) -> tuple[ir.Node, ir.Node] | None:
     """Return a MaxPool or data movement and the activation after it, if the two can be swapped.
 
-    The first node must have an int8 form. Otherwise return None.
+    Return None if they cannot be swapped, or if the first node has no int8 form.
     """
     if (node.op_type != "MaxPool" and node.op_type not in MOVES) or len(node.outputs) != 1:
         return None
@@ -399,7 +400,7 @@ def build_network(
         path: the model's file, for messages.
         exclude: names of nodes that stay in float.
         op_types: operator types that may become int8; None means all.
-        hazards: tensors that must not be in 8 bits, by name, each with the text that follows the name in the reason.
+        hazards: names of tensors that must not be in 8 bits, each with the text that follows the name in the reason.
 
     Raises:
         ModelError: an input's size is not fixed.
@@ -453,11 +454,11 @@ def _unwanted(node: ir.Node, kept: Mapping[str, str], op_types: Collection[str] 
 
 
 def _settle(index: GraphIndex, found: Found, reasons: dict[str, str]) -> None:
-    """Move layers that would only add conversions from `found` to `reasons`, in place.
+    """Move layers from `found` to `reasons`, in place, if in int8 they would only add conversions.
 
-    Convolutions and products are worth a conversion. Any other layer becomes int8 if it reads an int8 tensor. A layer
-    that only reads inputs of the graph, or that is a plain reshape, also becomes int8 if all readers of its result are
-    int8, because the conversion can just as well come before it.
+    Convolutions and products are worth a conversion. Any other layer becomes int8 if it reads an int8 tensor. Two other
+    kinds of layers also become int8 if all readers of their results are int8: layers that read nothing but graph
+    inputs, and plain reshapes. The conversion then comes before the layer instead of after it.
     """
     integers: set[ir.Value] = set()
     for node in index.graph:
@@ -568,9 +569,9 @@ def _float_layer(
 def alternate(layers: Sequence[Layer], floats: Sequence[ir.Node]) -> list[Layer | list[ir.Node]]:
     """Return the int8 layers in an order in which they can run, with the float nodes between them in groups.
 
-    The groups are as large as the dependences between the nodes allow. The search is greedy: it takes every item of one
-    kind that can run before it switches to the other kind. It runs once with each kind first, and returns the order
-    with fewer groups.
+    The groups are as large as the dependences between the nodes allow. The search is greedy: before it switches to the
+    other kind, it takes every item of one kind that can run. It runs twice, once starting with each kind, and the order
+    with fewer groups is returned.
     """
     made = {name for item in (*layers, *floats) for name in _writes(item)}
     orders = [_greedy(layers, floats, made, floats_first) for floats_first in (False, True)]
@@ -595,7 +596,7 @@ def _greedy(
 
 
 def _run(waiting: list[_Item], known: set[str], made: set[str]) -> list[_Item]:
-    """Remove the items that can run from `waiting`, and return them in order. Add their outputs to `known`.
+    """Remove from `waiting` the items that can run, and return these items in order. Add their outputs to `known`.
 
     Args:
         waiting: items in topological order.

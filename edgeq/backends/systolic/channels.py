@@ -3,16 +3,17 @@
 The array works in tiles of DIM output channels. Each tile may have its own scale at no cost. In the given order, almost
 every tile has a channel with large weights. Sorting the channels by the range of their weights puts channels with
 similar ranges into one tile. The weights of the next layer are permuted to match: a dense convolution or product
-absorbs the new order in its weights, while depthwise layers, sums, pooling and clamps pass it on. A tensor keeps its
-order if the order is visible outside: inputs and outputs of the model, and tensors of float parts, data movement, and
-concatenation of channels.
+absorbs the new order in its weights, while depthwise layers, sums, pooling and clamps pass it on. Some tensors keep
+their order because it is visible elsewhere: inputs and outputs of the model, and tensors of float parts, data movement,
+and concatenation of channels.
 
-Weights that only read zeros are set to zero. If a channel has a relu and its largest possible result is not positive,
-it is always 0. After such channels, batch normalization can leave weights of any size. They have no effect, but in a
-tile with one scale, large ones would cost the other channels bits.
+Weights that read nothing but zeros are set to zero. If a channel has a relu and its largest possible result is not
+positive, it is always 0. Batch normalization can give any size to weights that read such channels. These weights have
+no effect, but in a tile with one scale, large ones would cost the other channels bits.
 
-Tensors after a relu use all 256 integers, although zero points are 0. Values that are never negative normally use only
-half of the signed integers. Between layers with weights and without padding, the tensor can be stored minus a constant:
+Tensors after a relu use all 256 integers, although zero points are 0. Values that are never negative would normally use
+only half of the signed integers. Between layers with weights and without padding, the tensor can be stored minus a
+constant:
 
     relu(x) is stored as x - 128 s, s = largest / 255    saturation at -128 does the work of the relu (or Clip from 0)
     the layer before adds -128 s to its bias; the layers that read the tensor add 128 Σ w: no extra operations
@@ -48,8 +49,8 @@ class ChannelGroup:
         tensors: names, in the order of the network.
         writers: layers that have weights for each of these channels: dense layers that compute them, and depthwise
             layers.
-        readers: dense layers that read the channels, each with its number of weight inputs per channel. The number is
-            above 1 if rows and columns were flattened.
+        readers: dense layers that read the channels, each with the number of its weight inputs that belong to one
+            channel. The number is above 1 if rows and columns were flattened.
         fixed: the reason why the order cannot change; "" if it can.
     """
 
@@ -79,7 +80,7 @@ class _Ties:
         self._fix((*network.inputs, *network.outputs), "it is an input or output of the model")
 
     def add(self, layer: Layer) -> None:
-        """Record which tensors must have their channels in the same order because of a layer, and which must keep their
+        """Record for one layer which tensors must have their channels in the same order, and which must keep their
         order.
         """
         names = (*step_inputs(layer), *step_outputs(layer))
@@ -158,7 +159,7 @@ _LARGEST_INPUT = 128
 
 
 def without_idle_weights(network: Network, scales: Mapping[str, float]) -> Network:
-    """Return the network with zeros in place of the weights for channels that are always zero.
+    """Return the network with zeros in place of all weights that read a channel which is always zero.
 
     Args:
         scales: the scale of every integer tensor. The scales limit the values that a layer can read.
@@ -204,11 +205,11 @@ _SUFFIX = "/offset"
 def with_offsets(
     network: Network, scales: Mapping[str, float], ranges: Mapping[str, Range], *, powers_of_two: bool
 ) -> tuple[Network, dict[str, float]]:
-    """Shift tensors after a relu by 128 steps where possible, which halves their steps. Return the network and its
-    scales.
+    """Store tensors after a relu minus 128 steps where possible, so that the steps are half as large. Return the
+    network and its scales.
 
     Args:
-        ranges: the ranges that the scales were chosen from; a tensor whose range must be kept is not shifted.
+        ranges: the ranges from which the scales were chosen. A tensor whose range must be kept is not shifted.
     """
     read = network.readers
     layers: dict[str, Any] = {layer.name: layer for layer in network.layers}
@@ -278,7 +279,9 @@ def sort_channels(network: Network, dim: int) -> Network:
 
 
 def best_order(group: ChannelGroup, dim: int) -> Order | None:
-    """Return the order that wastes the fewest bits over all layers of the group; None if the given order is best."""
+    """Return the order of the channels that wastes the fewest bits over all layers of the group; None if the present
+    order is best.
+    """
     if group.fixed or not group.writers or len(group.writers[0].weights) <= dim:
         return None
     ranges = [_log_ranges(layer) for layer in group.writers]
@@ -295,9 +298,7 @@ def _log_ranges(layer: Weighted) -> NDArray[np.float64]:
 
 
 def _waste(layers: Sequence[Weighted], order: Order, dim: int) -> float:
-    """Return the number of bits that channels lose because they share a scale with others, over all layers and
-    channels.
-    """
+    """Return the number of bits, summed over all layers and channels, that are lost because channels share a scale."""
     total = 0.0
     for layer in layers:
         ranges = _log_ranges(layer)[order]
@@ -312,8 +313,8 @@ def activation_scales(network: Network, ranges: Mapping[str, Range], *, powers_o
     """Return the float32 scale of each tensor: its largest magnitude / 127, or 1 if all its values are zero.
 
     - Layers that pass integers on (pooling, clamps, concatenation, data movement) share one scale between inputs and
-      outputs. The scale covers only the tensors that other layers read, so values that are clipped or pooled away do
-      not widen the range.
+      outputs. The scale covers only the tensors that layers of other kinds read, so values that are clipped or pooled
+      away do not widen the range.
     - The scale of a sum is at least that of both operands. Otherwise an operand would saturate before it is added. An
       operand that is all zero takes the scale of the sum.
     - On an array that shifts, all scales are powers of two, and so are their quotients.
@@ -351,7 +352,8 @@ def activation_scales(network: Network, ranges: Mapping[str, Range], *, powers_o
                 scales.update(dict.fromkeys(groups[layer.output], least))
                 empty.difference_update(groups[layer.output])
                 changed = True
-    # Start with the last sums: a sum that is all zero must get the scale of its reader before its own operands take it.
+    # Start with the last sums: a sum that is all zero must have the scale of its reader before its operands get the
+    # same scale.
     widest = dict.fromkeys(empty, math.inf)
     for layer in reversed(additions):
         for name in {layer.left, layer.right} & empty:

@@ -1,17 +1,17 @@
 """Compile a prepared model for an array: make the integer program and the files that go with it.
 
-edgeq first lowers the program without samples. It then fits the program to samples in two ways, and keeps what brings
-the outputs closer to the float model's:
+edgeq first lowers the program without samples. It then fits the program to samples in two ways, and keeps a change if
+it brings the outputs closer to the float model's:
 
 - Rounding weights: edgeq minimises the error of a layer's output, not of each weight (`edgeq.quantize.weight_only`).
   The integers that a layer reads in the program decide which errors matter. The bias absorbs the shift of the mean that
   rounding causes.
 - Correcting biases: rounded weights and clipped activations shift the mean of a layer's output, and the shifts add up.
   edgeq runs the program once over some samples. Each layer reads the output of the corrected layers before it. The
-  difference between its mean and the float model's goes into the int32 bias, channel by channel (Nagel et al. 2019,
-  "Data-Free Quantization Through Weight Equalization and Bias Correction", section 4.2, with data instead of their
-  assumptions). Let y be the float output after the activation, z the integer output, and p the share of z that is not
-  cut. The shift is one Newton step, (mean y - mean z) / p. Channels that are nearly always cut do not change.
+  difference between the layer's mean and the float model's goes into its int32 bias, channel by channel (Nagel et al.
+  2019, "Data-Free Quantization Through Weight Equalization and Bias Correction", section 4.2, with data instead of
+  their assumptions). Let y be the float output after the activation, z the integer output, and p the share of z that is
+  not cut. The shift is one Newton step, (mean y - mean z) / p. Channels that are nearly always cut do not change.
 """
 
 from __future__ import annotations
@@ -128,8 +128,8 @@ def corrected_layers(program: Program) -> dict[str, int]:
 
 
 def _channel_axis(step: Weighted) -> int:
-    """Return the channel axis of a step's output. For a product, it is the last axis, because there may be several rows
-    for each sample.
+    """Return the channel axis of a step's output. A product has its channels on the last axis, because there may be
+    several rows for each sample.
     """
     return 1 if isinstance(step, steps.Conv) else -1
 
@@ -147,7 +147,7 @@ def correct_biases(
     simulator = Simulator(program, keep_sums=True)
 
     def corrected(step: Weighted, x: Array) -> Weighted:
-        """Return `step` with a corrected bias: the mean error of each output channel for input `x` is added, in
+        """Return `step` with a corrected bias: the correction of each output channel's mean for input `x` is added, in
         accumulator units.
         """
         step = first(step, x) if first is not None else step
@@ -190,15 +190,16 @@ def _shift(y: Array, mean: Floats, tensor: steps.Tensor, *, relu: bool) -> Float
 SAMPLES = 48
 """Number of samples for fitting weights and biases. Each third is also used to judge a fit to the other two thirds."""
 _FOLDS = 3
-# A fitting method that is this many decibels behind the best on the samples so far is not tried on the others.
+# A fitting method that is this many decibels behind the best on the samples so far is not tried on the remaining
+# samples.
 _BEHIND = 6.0
-# Minimum gain of fitting, in decibels. A smaller gain may be due to the choice of samples.
+# Minimum gain, in decibels, for which a fit is kept. A smaller gain may be due to the choice of samples.
 _WORTH_FITTING = 1.0
 _MEMORY = 2**29
 # Minimum gain, in decibels, for which depthwise layers move from the array to the core.
 _WORTH_LEAVING = 3.0
-# If the SQNR is at least this many decibels, edgeq does not try depthwise layers on the core: the gain would not be
-# worth the time.
+# If the SQNR is at least this many decibels, edgeq does not try depthwise layers on the core, because the gain would
+# not be worth the time.
 _GOOD_ENOUGH = 12.0
 
 
@@ -250,9 +251,9 @@ def compile_program(
     """Quantize a prepared model for an array.
 
     Channels are sorted by range, so that the scale of each tile suits all its channels. With `samples`, edgeq also
-    tries to round weights for the least error of each layer and to correct biases. It keeps what brings the outputs
-    closer to the float model's. If depthwise layers lose too much because the array has one scale for each tile, they
-    run on the core with one scale for each channel.
+    tries to round weights for the least error of each layer and to correct biases. It keeps a change if it brings the
+    outputs closer to the float model's. If depthwise layers lose too much because the array has one scale for each
+    tile, they run on the core with one scale for each channel.
 
     Raises:
         CalibrationError: a range is missing.
@@ -283,7 +284,7 @@ def compile_program(
 
 
 class _Judged(NamedTuple):
-    """Hold a program and the SQNR of its fitting method, measured on samples that were not used for fitting."""
+    """Hold a fitted program, and the SQNR of its fitting method on samples that were not used for fitting."""
 
     program: Program
     sqnr_db: float
@@ -320,7 +321,7 @@ def _fitted(plain: Program, network: Network, reference: Reference) -> _Judged:
 def observe(model: ir.Model, program: Program, samples: Samples, shifted: Mapping[str, str]) -> Reference:
     """Run the float model on as many samples as fit into memory, spread evenly over all the samples.
 
-    Files are sorted, often by class, so the first samples would not be representative.
+    Files are often sorted by class, so the first samples would not be representative.
     """
     size = 4 * sum(math.prod(t.shape) for t in program.tensors.values() if t.dtype == "int8")
     count = max(min(SAMPLES, _MEMORY // max(size, 1)), 1)

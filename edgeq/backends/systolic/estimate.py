@@ -1,8 +1,8 @@
 """Describe where each layer of a program runs, and estimate the array's time and memory traffic.
 
-The time is estimated only from tile sizes; no cycle is simulated. Take a product of I rows, J columns and depth K that
-is cut into pieces of (i, j, k) tiles of DIM (`program.product_tiles`). ⌈x⌉ is x in tiles of DIM, rounded up. n_I and
-n_J are the numbers of pieces along I and J:
+The time is an estimate from tile sizes; no cycle is simulated. Take a product of I rows, J columns and depth K that is
+cut into pieces of (i, j, k) tiles of DIM (`program.product_tiles`). ⌈x⌉ is x in tiles of DIM, rounded up. n_I and n_J
+are the numbers of pieces along I and J:
 
     compute cycles = ⌈I⌉ · ⌈J⌉ · ⌈K⌉ · DIM            one row of a tile per cycle; the time to fill the array is hidden
     bytes in       = I·K · n_J + K·J · n_I + 4·J       each operand is loaded again for every piece along the other axis
@@ -12,8 +12,8 @@ n_J are the numbers of pieces along I and J:
 
 A convolution is a product with I = output positions, J = output channels and K = kernel · input channels. Its input is
 read as an image, not as patches, once for every piece along J. A depthwise or grouped convolution is one product for
-each group, which fills only as many columns as the group has channels. A sum moves three times its size. The core's
-work is not estimated.
+each group, and a product fills only as many columns as its group has channels. A sum moves three times its size. The
+core's work is not estimated.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class Placement:
     Attributes:
         macs: multiply-accumulates for one sample, including float layers.
         array: multiply-accumulates on the array.
-        depthwise: multiply-accumulates of depthwise layers on the array or the core. On the array, such a layer uses
-            one column.
+        depthwise: multiply-accumulates of depthwise layers, on the array or the core. On the array, such a layer uses a
+            single column.
         apart: multiply-accumulates of each depthwise layer that runs on the core.
     """
 

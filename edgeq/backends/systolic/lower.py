@@ -191,10 +191,10 @@ class _Lowering:
 
 
 def _on_integers(content: bytes, source: str, target: str) -> bytes:
-    """Return a part that moves float values, changed so that it moves int8 values. It pads with 0.
+    """Return a part that moves float values, changed to move int8 values and to pad with 0.
 
     Args:
-        source, target: new names of its input and output.
+        source, target: new names of the part's input and output.
     """
     part = from_bytes(content)
     graph = part.graph
@@ -250,7 +250,8 @@ def quantize_weights(
     dim: int,
     powers_of_two: bool,
 ) -> tuple[steps.Int8s, steps.Int32s, tuple[Tile, ...]]:
-    """Quantize weights [O, ...] symmetrically to -127..127, and the bias to int32 with the scale input · weight scale.
+    """Quantize weights [O, ...] symmetrically to -127..127, and the bias to int32. The scale of the bias is input scale
+    · weight scale.
 
     Args:
         dim: number of channels in a tile.
@@ -315,13 +316,13 @@ def _merged(limits: Sequence[tuple[int, int, float]]) -> list[tuple[int, int, fl
     return merged
 
 
-# Neighbouring tiles share one scale if their scales differ by less than this factor. Separate scales cost the runtime
-# of the dialect file an extra convolution call, and they gain only a twentieth of a bit.
+# Neighbouring tiles share one scale if their scales differ by less than this factor. With separate scales, the runtime
+# of the dialect file would need one more convolution call, for a gain of only a twentieth of a bit.
 _SAME = 1.05
 
 
-# `_ON_GRID`: how far float32 may move a weight of a grid from a whole number. `_FIRST`: number of weights that is
-# enough to rule out most grids.
+# `_ON_GRID`: how far rounding to float32 may move a weight from a whole number of grid steps. `_FIRST`: number of
+# weights that is enough to rule out most grids.
 _ON_GRID = 1e-3
 
 

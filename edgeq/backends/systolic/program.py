@@ -1,8 +1,8 @@
 """Define the quantized integer program: what the array and its core compute, step by step.
 
-The simulator runs the program. The dialect file, the reference model and the C bundle are translations of it. All of
-them compute the same integers. Before scales are chosen, the same steps are in a `Network`: with float64 weights and
-biases, without tiles and multipliers, and on tensors with their float names.
+The simulator runs the program. The dialect file, the reference model and the C bundle are translations of the program.
+All of them compute the same integers. Before scales are chosen, the same steps form a `Network`. It has float64 weights
+and biases, no tiles or multipliers, and the tensor names of the float model.
 
 Notation: rne = round half to even; f32() = round to float32; sat8 = clamp to -128..127. Integer tensors are int8 with
 zero point 0: the real value is q · scale. Activations are NCHW (or [N, features]). Shapes have batch 1 as first axis. A
@@ -22,13 +22,13 @@ The step formulas (docs/systolic.md has their sources):
     Float         an ONNX model on float32 tensors
 
 Products are cut into pieces that fit the array's memories. Sizes are in tiles of dim × dim elements. For a product of
-[I, K] with [K, J], the scratchpad has a piece of both operands, and the accumulator has the int32 result:
+[I, K] with [K, J], the scratchpad contains a piece of both operands, and the accumulator contains the int32 result:
 
     (I·K + K·J) · dim rows of scratchpad, I·J · dim rows of accumulator
 
-Each must fit into its memory, or into half of it if the next piece is loaded meanwhile (weight stationary). A
-convolution works on pieces of b images, orows × ocols outputs (before pooling), och output and kch input channels. Each
-piece needs
+The rows must fit into the respective memory, or into half of it if the next piece is loaded meanwhile (weight
+stationary). A convolution works on pieces of b images, orows × ocols outputs (before pooling), och output and kch input
+channels. Each piece needs
 
     ⌈kch / dim⌉ · b · irows · icols + ⌈och / dim⌉ · krows · kcols · kch rows of scratchpad,
     ⌈och / dim⌉ · b · orows · ocols rows of accumulator
@@ -180,10 +180,10 @@ class Tensor:
     Attributes:
         name: a unique name in the program.
         shape: the shape, with batch 1 as first axis.
-        dtype: "int8" for integers with a scale. For the tensors of Float steps and for inputs, the numpy name of their
-            dtype ("float32").
+        dtype: "int8" for integers with a scale. Tensors of Float steps and inputs have the numpy name of their dtype
+            ("float32").
         scale: a float32 value above 0 for int8 tensors; None for others.
-        origin: name of the tensor of the float model that this tensor represents. For a float tensor, its own name.
+        origin: name of the tensor of the float model that this tensor represents. A float tensor represents itself.
         channels: the order of the channels (axis 1) if they were reordered: position i has channel channels[i] of
             `origin`. None means the order of `origin`.
     """
@@ -226,7 +226,7 @@ class Tile:
 class Pool:
     """Describe a square max pooling that the array applies to a convolution's output before storing it.
 
-    It respects the hardware's limits: window, stride and padding are at most 3, and the output has at most 255 rows and
+    The hardware limits the pooling: window, stride and padding are at most 3, and the output has at most 255 rows and
     columns. Padding counts as 0, so it is only allowed after a relu, where 0 cannot exceed a real value.
     """
 
@@ -260,15 +260,15 @@ class Conv(Unary):
 
     Attributes:
         weights: int8 [O, I / groups, kh, kw]; float64 in a network.
-        bias: int32 [O], zeros if the model has no bias; float64 in a network. Its scale is input scale · the tile's
-            weight_scale.
+        bias: int32 [O], zeros if the model has no bias; float64 in a network. The scale of the bias is input scale ·
+            the tile's weight_scale.
         groups: 1, I = O (depthwise), or a number between. Output channel o reads the input channels of group o // (O /
             groups).
         strides, dilations: (rows, columns).
         pads: (top, left, bottom, right) zeros; they may differ.
         tiles: see `Tile`. A depthwise convolution may also have several tiles.
         relu: whether negative results become 0, before pooling.
-        pool: the pooling that follows, so the output tensor is the pooled one; None means no pooling.
+        pool: the pooling that follows; None means no pooling. With pooling, the output tensor is the pooled one.
         conv_shape: [1, O, rows, columns] before pooling.
         sources: names of the float model's nodes that this step replaces.
     """
@@ -296,8 +296,8 @@ class Fc(Unary):
     """Multiply the input, viewed as [rows, K], by a constant matrix. The result is [rows, O]. A 2-D tensor has one row
     per sample.
 
-    After a Rearrange that only reshapes [1, C, H, W], K is in the order C, H, W. A runtime with NHWC activations
-    permutes the weights' columns.
+    After a Rearrange that only reshapes [1, C, H, W], K is in the order C, H, W. A runtime with NHWC activations has to
+    permute the weights' columns.
 
     Attributes:
         weights: int8 [O, K].
@@ -317,7 +317,7 @@ class ResidualAdd:
     """Add two tensors of one shape.
 
     The multipliers f32(input scale / output scale) are at most 1, so neither operand saturates. On an array that
-    shifts, they are powers of two.
+    shifts, the multipliers are powers of two.
     """
 
     name: str
@@ -396,10 +396,10 @@ class Rearrange(Unary):
     """Move integers: Reshape, Flatten, Transpose, Slice, Pad with zeros, nearest Resize and similar operators.
 
     Attributes:
-        index: int32, for each element of the flattened output sample, its position in the flattened input sample; -1
-            means a zero. Samples are without the batch. None means a plain reshape: nothing moves.
+        index: int32; for each element of the flattened output sample, the position of its source in the flattened input
+            sample; -1 means a zero. Samples are without the batch. None means a plain reshape: nothing moves.
         model: the same movement as a serialized ONNX model on int8 tensors of any batch, with the step's input and
-            output names; in a network it is on float32 tensors.
+            output names. In a network, the tensors are float32.
     """
 
     index: Int32s | None

@@ -205,13 +205,15 @@ def _not_2d(shape: tuple[int, ...]) -> str:
 
 
 def _reaching(windows: Windows, shape: tuple[int, ...], pooled: tuple[int, ...]) -> Pads:
-    """Return the padding. It is larger at the bottom and right if the output's windows reach beyond it (ceil_mode)."""
+    """Return the windows' padding, enlarged at the bottom and right if the output has windows that reach further
+    (ceil_mode).
+    """
     top, left, bottom, right = windows.pads
     ends = windows.end_pads(shape, pooled[2:])
     return top, left, max(bottom, ends[0]), max(right, ends[1])
 
 
-# MaxPool is left out: the values decide what it selects, and the array has its own steps for it.
+# MaxPool is left out: which elements it selects depends on the values, and the array has its own steps for it.
 MOVES = DATA_MOVEMENT - {"MaxPool"}
 _EXACT = 2**24
 

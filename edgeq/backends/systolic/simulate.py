@@ -1,8 +1,9 @@
 """Run a program with the array's own integers, bit by bit. Time is not modelled; see `estimate`.
 
 The simulator models int8 operands, int32 accumulators that wrap, and the float32 multiplier, whose product is rounded
-once. It rounds half to even, or the way the header's macro does. It also models saturation, relu, and max pooling of
-the results. On request it models the output-stationary array, whose partial sums leave the array with 20 bits.
+once. It rounds half to even or, on request, as the header's macro does. It also models saturation, relu, and max
+pooling of the results. On request it models the output-stationary array, whose partial sums leave the array with 20
+bits.
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ def convolve(
     Args:
         x: int8 [N, I, H, W].
         weights: int8 [O, I / groups, kh, kw].
-        k_tile: number of products, in the order kh, kw, channel, after which a partial sum is cut to 20 bits; 0 means
-            no cutting.
+        k_tile: number of products after which a partial sum is cut to 20 bits; 0 means no cutting. Products are added
+            in the order kh, kw, channel.
     """
     kind = exact_type(weights)
     padded = np.pad(x, ((0, 0), (0, 0), (pads[0], pads[2]), (pads[1], pads[3]))).astype(kind)
@@ -89,7 +90,7 @@ def wrapped(sums: NDArray[Any], bias: steps.Int32s) -> tuple[steps.Int32s, int]:
     """Add the bias to exact sums, and wrap the results like the int32 accumulator. The bias broadcasts.
 
     Returns:
-        The accumulators, and how many of them wrapped.
+        The accumulators, and the number of accumulators that wrapped.
     """
     if sums.dtype == np.float32:
         # float32 sums are below 2^24 in magnitude, so only a large bias can push the result out of the int32 range.
@@ -110,7 +111,7 @@ def largest_in_windows(
 
     Args:
         size: rows and columns of the output.
-        fill: the padding value.
+        fill: the value of the padding.
     """
     padded = np.pad(x, ((0, 0), (0, 0), (pads[0], pads[2]), (pads[1], pads[3])), constant_values=fill)
     best: Int8s | None = None
@@ -172,7 +173,8 @@ def round_values(values: NDArray[np.float32], *, rounding: Rounding = "even") ->
         return values
     rounded: NDArray[np.float32] = values.copy()
     np.rint(values, out=rounded)
-    # Just below 2^k, v ± 1 rounds to 2^k + 1. From 2^7 on, both ways of rounding saturate.
+    # For v just below 2^k, v + 1 rounds to 2^k + 1, and negative values mirror this. From 2^7 on, both ways of rounding
+    # saturate.
     for power in range(_POWERS):
         below = np.nextafter(np.float32(2**power), np.float32(0))
         for sign in (1, -1):
@@ -210,7 +212,7 @@ _BATCH = 32
 
 @dataclass(frozen=True)
 class LayerRun:
-    """Record the overflows and saturation, over all samples, of a step that accumulates or adds.
+    """Record how often a step that accumulates or adds overflowed and saturated, over all samples.
 
     Attributes:
         values: number of results before pooling.
@@ -455,7 +457,7 @@ class Simulator:
         """Add the bias to sums, then rescale and saturate them.
 
         Args:
-            shape: the shape that the values per output channel get, so that they broadcast.
+            shape: the shape to which biases and multipliers [outputs] are reshaped, so that they broadcast.
         """
         accumulator, overflows = wrapped(sums, step.bias.reshape(shape))
         multipliers = steps.tile_values(step.tiles, "multiplier").reshape(shape)

@@ -8,22 +8,22 @@ The reference model is standard ONNX. With it, stock ONNX Runtime computes the s
 - A sum is written out in float32 operations that are exact on its integers. The runtime's QLinearAdd rounds once, but
   the array rounds each operand and saturates at other points. The sum ends in Cast, not QuantizeLinear, so that the
   runtime does not fuse it.
-- Inputs of float parts are also dequantized by Cast and Mul. After a DequantizeLinear, the runtime's optimiser would
-  quantize weights that must stay in float, and turn their operators into integer operators.
+- Inputs of float parts are dequantized by Cast and Mul, not by DequantizeLinear. After a DequantizeLinear, the
+  runtime's optimiser would quantize weights that must stay in float, and turn their operators into integer operators.
 - Channels are sorted for the array (`channels`). To compare tensors one by one with those of the float model, first
   convert the program with `in_origin_order`. The result has the same integers in the float model's order.
 
 onnxruntime-riscv has an execution provider that runs on the array. Its dialect is opset 13, format version 7, with
 these operators: QLinearConv with scalar scales and zero points 0; QLinearAdd of com.microsoft; and QLinearRelu, which
-is in the default domain although ONNX does not know it. QLinearRelu only has a kernel directly after a QLinearConv or
-QLinearAdd that nothing else reads. Other operators replace what the dialect lacks:
+is in the default domain although ONNX does not know it. QLinearRelu has a kernel only if it directly follows a
+QLinearConv or QLinearAdd that has no other reader. Other operators replace what the dialect lacks:
 
 - A layer with several weight scales becomes several convolutions, whose outputs are joined.
 - A product is a 1 × 1 convolution, because the dialect's QLinearMatMul has no int32 bias.
 - Average pooling is a depthwise convolution with ones.
 - The runtime fuses every max pooling after a convolution, whatever its parameters. If the array would compute such a
-  pooling wrongly (see `lower.fusable`), the pooling runs in float. For a maximum, that gives the same integers. Clamps
-  and padding also run in float.
+  pooling wrongly (see `lower.fusable`), the pooling runs in float, which gives the same integers because it only
+  selects values. Clamps and padding also run in float.
 """
 
 from __future__ import annotations
@@ -122,8 +122,8 @@ class _Writer:
             self._node("DequantizeLinear", self._operand(step.input), step.name, step.output)
             return
         tensor = self._program.tensors[step.input]
-        # Use one factor for each value of the last axis. The optimiser would move a single factor to after a product,
-        # which would change the rounding.
+        # Use one factor for each value of the last axis. The optimiser would move a single factor past a product, which
+        # would change the rounding.
         scales = self._constant(f"{step.input}/scales", np.full(tensor.shape[-1:], tensor.params.scale))
         made = self._as_float(step.input, f"{step.name}/cast", f"{step.input}/float")
         self._node("Mul", [made, scales], step.name, step.output)
@@ -174,7 +174,8 @@ class _Writer:
             parts.append(self._node("Clip", [part, low, high], f"{own}/clip", f"{own}/cut"))
         total = self._node("Add", parts, f"{name}/add", f"{name}/sum")
         total = self._node("Clip", [total, zero if step.relu else low, high], f"{name}/clip", f"{name}/sat")
-        # The node with the sum's name computes the integers, so that no tensor in other units is mistaken for the sum.
+        # The node with the sum's name computes the final integers, so that no intermediate tensor in other units is
+        # mistaken for the sum.
         self._node("Cast", [total], name, step.output, to=ir.DataType.INT8)
 
     def _max_pool(self, step: steps.MaxPool) -> None:
@@ -221,8 +222,8 @@ class _Writer:
 
         Returns:
             The part's outputs by name, which become tensors of the program and keep their names. The nodes, and the
-                tensors between them, get new names if the graph already has theirs. For example, a Split appears once
-                for each of its outputs.
+                tensors between them, get new names if their names are already in the graph. This happens to a Split,
+                for example, because it is grafted once for each of its outputs.
         """
         self._prepare(part)
         graph = part.graph
@@ -322,7 +323,7 @@ Order = NDArray[np.int64]
 def in_origin_order(program: Program) -> Program:
     """Return `program` with every tensor's channels in the float model's order. The array cannot run the result.
 
-    If a layer's output channels change places, each gets a tile of its own. The array does not support such tiles.
+    If a layer's output channels change places, each channel gets a tile of its own, which the array does not support.
     """
     places = {name: np.argsort(t.channels) for name, t in program.tensors.items() if t.channels is not None}
     reshaped = {s.output: s.input for s in program.steps if isinstance(s, steps.Rearrange) and s.index is None}

@@ -27,7 +27,7 @@ class State:
     Attributes:
         prepared: the float model to quantize. A "model" recovery replaces it by an equivalent one.
         statistics: statistics of `prepared` on the calibration samples; None if the scheme is not static.
-        ranges: ranges by tensor. Before ranges are derived, only those that a model recovery has fixed.
+        ranges: ranges by tensor. Before ranges are derived, these are only the ranges that a model recovery has fixed.
         scheme: how to quantize. A "ranges" recovery may add to `exclude`.
         changed: names of the layers that "model" recoveries changed. The change is wasted on layers that stay in float.
         artifact: the artifact; None before it is built.
@@ -61,7 +61,7 @@ class Recovery(ABC):
             "artifact" edits the quantized file.
         free: True if the result has the same nodes and so costs no extra time on the device.
         order: position among the recoveries of its stage, the lowest first.
-        replaces: name of a weaker recovery that is not needed if this one is used.
+        replaces: name of a weaker recovery that is not needed in addition to this one.
         slow: whether it runs the quantized model layer by layer. A repair tries such recoveries last.
         searched: whether tuning tries it on its own.
         modes: modes of the schemes that it supports.

@@ -1,12 +1,12 @@
 """Leave layers in float until the outputs are close enough. This search implements `--min-sqnr`.
 
 Each set of nodes is judged as the proof judges the result: edgeq builds the model, opens it with the options that ship,
-and counts outputs that are not finite as wrong. It uses a few calibration samples first. If the set passes, it uses the
-proof's own samples. A set fails if it cannot be built, or if it leaves nothing in int8.
+and counts outputs that are not finite as wrong. A set is first judged on a few calibration samples and, if it passes,
+on the proof's own samples. A set fails if it cannot be built, or if it leaves nothing in int8.
 
-edgeq first ranks layers by their own noise, to find the fewest layers. The ranking adds noises up, although errors may
-cancel or amplify each other. If it does not lead to a solution, the layers go to float in the order of the graph, then
-in the reverse order.
+edgeq first ranks layers by their own noise, to find the fewest layers. The ranking assumes that noises add up, although
+errors may cancel or amplify each other. If no solution is found with it, edgeq tries to put layers in float in the
+order of the graph, and then in reverse order.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from edgeq.util.registry import RECOVERIES
 
 SAMPLES = 16
 """Number of calibration samples on which each set of nodes is judged first."""
-# A ranking counts any lower SQNR as this one.
+# In a ranking, any SQNR below this one counts as equal to it.
 _LEAST_DB = -40.0
 
 
@@ -47,7 +47,7 @@ class Search:
         timed: whether the cost of layers in float comes from the runtime's profile. Otherwise, it is their
             multiply-accumulates, which are the same everywhere.
         followed: number of samples on which the noise of each layer is traced to the outputs.
-        known: SQNR in dB of each set tried. A set contains the nodes in float in addition to the scheme's.
+        known: SQNR in dB of each set tried. A set contains the nodes that are in float in addition to the scheme's own.
     """
 
     recoverer: Recoverer
@@ -177,7 +177,8 @@ def recovering(*names: str, min_sqnr_db: float | None = None) -> Builder:
 
     Args:
         min_sqnr_db: SQNR in dB that the worst output must reach on calibration samples. Layers are kept in float until
-            it does. They are chosen so that they take as little time as possible by the runtime's own profile.
+            it does. The layers are chosen so that, according to the runtime's own profile, they cost as little time as
+            possible.
 
     Raises:
         UsageError: a recovery is unknown, or `min_sqnr_db` is not a finite number.

@@ -1,5 +1,5 @@
-"""Rank the layers of a static scheme by which of them to keep in float. `edgeq.tune.float_layers` chooses by this
-ranking. It is based on the noise and the cost of each unit of the graph.
+"""Rank the layers of a static scheme in the order in which to keep them in float. The ranking is based on the noise and
+the cost of each unit of the graph. `edgeq.tune.float_layers` chooses by it.
 
 The noise comes from one pass over a few samples (`rank_layers`), by the method of `edgeq.measure.layers`. Every layer
 of the quantized model gets the float model's tensors as inputs, so that only its own error remains. Then the float
@@ -8,8 +8,9 @@ noise. Powers of independent errors add up, so a unit's noise is also the gain o
 to leave each layer out of quantization in turn, would need a build and a session for each.
 
 The cost comes from the runtime's own profile of the float model and of the quantized model (`measure_costs`). A unit in
-float costs the time of its nodes in float minus their time in integers. A conversion is added wherever a tensor goes
-from a unit in float to a unit in integers, or back. Its time per element comes from the conversions in the profile.
+float costs the time of its nodes in float minus their time in integers. The time of a conversion is added wherever a
+tensor goes from a unit in float to a unit in integers, or back. That time per element comes from the conversions in the
+profile.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ from edgeq.util.display import SILENT, Progress
 
 @dataclass(frozen=True)
 class Unit:
-    """Group nodes of the float model that go to float together.
+    """Describe nodes of the float model that go to float together.
 
     Attributes:
         name: name of the layer in the unit or, if there is none, of the first node.
@@ -113,7 +114,7 @@ class Costs:
 
     def further(self, name: str, kept: Set[str]) -> float:
         """Return the microseconds that one more unit in float costs if the units in `kept` are already in float. The
-        result is negative if it saves conversions.
+        result is negative if the unit saves more by fewer conversions than it costs.
         """
         touched = self._touched.get(name, ())
         return self._own(name) + self._converted(touched, kept | {name}) - self._converted(touched, kept - {name})
@@ -176,8 +177,8 @@ def measure_costs(
 
 
 def unit_of(kernel: str, names: Mapping[str, str]) -> str | None:
-    """Return the unit of a kernel; None if it is unknown. The kernel's name begins with the name of the node or tensor
-    that it was fused from.
+    """Return the unit that a kernel belongs to; None if the unit is unknown. The kernel's name begins with the name of
+    the node or tensor that it was fused from.
     """
     end = len(kernel)
     while end > 0:
@@ -336,9 +337,9 @@ def rank_static(
     Args:
         recoverer: the recoverer of `job`.
         names: recoveries to apply with the scheme.
-        profiled: whether the model will run in the kernels that are profiled. If not, multiply-accumulates limit what
-            may go to float: onnxruntime's own int8 kernels may be slower than float32 although another engine's are
-            twice as fast.
+        profiled: whether the model will run in the kernels that are profiled. If not, the limit on layers in float
+            counts multiply-accumulates instead of profiled time: onnxruntime's own int8 kernels may be slower than
+            float32 although another engine's are twice as fast.
         timed: whether to time anything. If not, layers are ordered by noise per multiply-accumulate, as for a simulated
             model.
         count: number of samples on which the noise of each unit is traced to the outputs.
@@ -373,10 +374,10 @@ def mac_costs(units: Sequence[Unit], model: ir.Model) -> MacCosts:
 
 
 def merged(found: Sequence[RankedLayer], units: Sequence[Unit]) -> tuple[RankedLayer, ...]:
-    """Map the noise of a rewritten model's units to the units of the original model, and add it up.
+    """Map the units of a rewritten model to the units of the original model, and add up their noise.
 
     Returns:
-        The original units that cause noise, the most first.
+        The original units that cause noise, the noisiest first.
     """
     unit_of = {node: unit.name for unit in units for node in unit.nodes}
     noise = {unit.name: 0.0 for unit in units}
@@ -389,15 +390,15 @@ def merged(found: Sequence[RankedLayer], units: Sequence[Unit]) -> tuple[RankedL
 
 
 def audible(layers: Sequence[RankedLayer]) -> tuple[RankedLayer, ...]:
-    """Leave out layers with negligible noise. For example, a layer that computes in 16 bits has a little noise. Without
-    multiply-accumulates, it would cost nothing in float, so it would come first.
+    """Leave out layers with negligible noise. For example, a layer that computes in 16 bits causes very little noise.
+    If it has no multiply-accumulates, its cost in float is zero, so it would come first in a ranking.
     """
     least = _TRIFLE * sum(layer.noise for layer in layers)
     return tuple(layer for layer in layers if layer.noise > least)
 
 
 def quiet_among(units: Sequence[Unit], layers: Sequence[RankedLayer], model: ir.Model) -> tuple[QuietLayer, ...]:
-    """Return the units of `model` that are not among `layers`, because they cause no noise. Two units are neighbours if
+    """Return the units of `model` that cause no noise: those that are not among `layers`. Two units are neighbours if
     they exchange a tensor that can be quantized, such as an activation but not an index.
     """
     names = {layer.name for layer in layers}

@@ -1,7 +1,8 @@
 """Fuse attention into one node if onnxruntime's transformer optimizer recognises it. The node can then become
 QAttention.
 
-The optimizer only recognises the forms of some exporters. edgeq checks its result against the model on a sample.
+The optimizer recognises only the forms that some exporters write. edgeq compares the outputs of its result with the
+model's on a sample.
 """
 
 from __future__ import annotations

@@ -8,10 +8,10 @@ Conv, Gemm and MatMul all compute, at every position,
 Here x[g] is the part of the input that one output position reads. For a Conv, it is the group's channels times the
 kernel. For Gemm and MatMul, it is one row.
 
-**Scaled channels.** The channels of a tensor can be scaled if the layers that read it undo that. If the layer that
-computes the tensor divides every channel c by k[c], and the weights that read channel c are multiplied by k[c], the
-network computes the same in floats. In integers it does not, because one scale for a tensor suits only channels of one
-magnitude.
+**Scaled channels.** The channels of a tensor can be scaled if the layers that read it undo the scaling. If the layer
+that computes the tensor divides every channel c by k[c], and the weights that read channel c are multiplied by k[c],
+the network computes the same in floats. In integers it does not, because one scale for a tensor suits only channels of
+one magnitude.
 
 **Quantized files.** Integer layers are read and edited in place, in every format:
 
@@ -101,12 +101,12 @@ class Layer:
         return flat.reshape(self.groups, self.outputs // self.groups, self.taps)
 
     def unrows(self, rows: NDArray[Any]) -> NDArray[Any]:
-        """Return a weight in its own shape, given in the form that the method `rows` returns."""
+        """Return weights, given as [groups, outputs per group, taps], in the shape in which the layer stores them."""
         flat = rows.reshape(self.outputs, self.taps)
         return np.ascontiguousarray(flat.T) if self.transposed else flat.reshape(self.shape)
 
     def patches(self, values: NDArray[Any], limit: int, random: np.random.Generator) -> NDArray[np.float32]:
-        """Return the patches of an input tensor: the values that its output positions read.
+        """Return the patches of an input tensor: the values that the layer's output positions read.
 
         Args:
             values: the tensor `source`, with its batch axis.
@@ -164,8 +164,8 @@ def conv_geometry(
 def find_layers(model: ir.Model) -> tuple[Layer, ...]:
     """Return the main graph's layers with constant float weights, in the order of the graph.
 
-    Left out are a Gemm with transA, alpha, beta or a bias that differs from row to row, and a MatMul whose weight is
-    not a matrix.
+    A Gemm is left out if it has transA, alpha or beta, or a bias that differs from row to row. A MatMul is left out if
+    its weight is not a matrix.
     """
     layers = (_layer(node) for node in model.graph if is_op(node, "Conv", "Gemm", "MatMul"))
     return tuple(layer for layer in layers if layer is not None)
@@ -291,7 +291,8 @@ class IntegerLayer:
         layer: the layer of the float model.
         node: the node in the file.
         weight: the initializer with the integer weights.
-        params: float64 scales and int64 zero points of the weights [outputs]. If all outputs share one, it is repeated.
+        params: float64 scales and int64 zero points of the weights [outputs]. If all outputs share one scale and zero
+            point, they are repeated.
         input_scale: scale of the activation that the layer reads.
         bias: the initializer of the int32 (or float32) bias, in units of `bias_scale`; None if there is none.
         bias_scale: float64 [outputs].
@@ -491,7 +492,7 @@ def _expand(editor: Editor, node: ir.Node, row: Operator) -> None:
         scales = [constant(node_input(node, operand.scale)) for operand in row.integers]
         assert scales[0] is not None
         assert scales[1] is not None
-        # The bias is in the unit of the integers' product, because it is added before alpha scales the sum.
+        # The bias has the unit of the product of the integers, because it is added before alpha scales the sum.
         product = scales[0] * scales[1] * np.float32(node.attributes.get_float("alpha", 1.0))
         scale = editor.constant(f"{stem}/bias_scale", product if product.size > 1 else product.reshape(()))
         inputs.append(

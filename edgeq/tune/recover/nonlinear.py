@@ -1,7 +1,7 @@
 """Choose ranges of tensors before a non-linear function for the least error after the function, not before it.
 
-A convolution before SiLU may range from -139 to 23, and SiLU maps everything below -8 to nearly zero. Steps spent there
-are wasted. So the search minimises, over the histogram of the tensor,
+A convolution before SiLU may range from -139 to 23, and SiLU maps everything below -8 to nearly zero. Quantization
+steps below -8 are wasted. So the search minimises, over the histogram of the tensor,
 
     sum over bins  count * sum over ends (f(quantized centre) - f(centre))^2
 
@@ -49,8 +49,8 @@ def open_piece(
 
     Args:
         nodes: nodes of the main graph, in the order of the graph.
-        feed: examples of the session's inputs by name: arrays, or lists of arrays for sequences. Other shapes are
-            allowed.
+        feed: examples of the session's inputs by name: arrays, or lists of arrays for sequences. The session also
+            accepts other shapes.
         outputs: names of tensors that the nodes compute.
     """
     piece = onnx.ModelProto(ir_version=model.ir_version)
@@ -88,8 +88,8 @@ Array = NDArray[Any]
 class Stepper:
     """Run the nodes of `model` in order, up to a given tensor.
 
-    Nodes and initializers are read when they run. So if an initializer changes, all nodes that have not run yet use the
-    new value. Nodes run as written, without ONNX Runtime's optimisation.
+    A node and its initializers are read when the node runs. So if an initializer changes, all nodes that have not run
+    yet use the new value. Nodes run as written, without ONNX Runtime's optimisation.
 
     Args:
         model: a model with its nodes in topological order.
@@ -138,7 +138,7 @@ class Stepper:
 
 
 Function = Callable[[NDArray[Any]], NDArray[Any]]
-"""A function that maps numbers to [ends, numbers], float64 unless another type is mentioned."""
+"""A function that maps n numbers to an array [ends, n]; float64 unless another type is mentioned."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -167,7 +167,9 @@ class Followers:
         self._places = {node: place for place, node in enumerate(self._nodes)}
 
     def of(self, tensor: str) -> Follower:
-        """Return the nodes after `tensor` that compute each element from one of its elements and scalar constants."""
+        """Return the nodes after `tensor` that compute each element from one element of `tensor` and from scalar
+        constants.
+        """
         if tensor not in self._values:
             return Follower(tensor, (), ())
         start = self._values[tensor]
@@ -253,8 +255,8 @@ def range_behind(tensor: TensorStatistics, function: Function, grid: Grid) -> Ra
         return None
 
     def errors(shares: Floats) -> Floats:
-        """Return the weighted squared error for n ranges: float[n]. Each row of `shares` scales the two ends of the
-        whole range.
+        """Return the weighted squared error for n ranges: float[n]. Each row of `shares` contains factors by which the
+        two ends of the whole range are multiplied.
         """
         found = [_error(centres, counts, wanted, function, Range(low * a, high * b), grid) for a, b in shares]
         return np.array(found)

@@ -32,9 +32,9 @@ from edgeq.util.registry import RECOVERIES
 class Recoverer:
     """Build artifacts of one job with recoveries, and keep the parts that several builds share.
 
-    The shared parts are the float models that recoveries made, their statistics, and finished artifacts. An artifact is
-    stored under a key of everything that decides its content, not under the names of its recoveries: a recovery notices
-    only late that it has nothing to do, so different recoveries may give the same artifact.
+    The shared parts are the float models that recoveries made, their statistics, and finished artifacts. The key of an
+    artifact is made from everything that decides its content, not from the names of its recoveries. A recovery may find
+    that it has nothing to do, so different recoveries may give the same artifact.
 
     Args:
         workdir: an existing folder for moments and for float models that recoveries make. It must exist as long as the
@@ -116,11 +116,11 @@ class Recoverer:
         return self._job.calibration
 
     def _with_model(self, scheme: Scheme, names: Sequence[str], samples: Samples, progress: Progress) -> State:
-        """Return the state after the "model" stage, with statistics of its model. It is made once for each set of
-        recoveries.
+        """Return the state after the "model" stage, with statistics of its model. The state is made only once for each
+        set of recoveries.
 
-        Layers that stay in float matter only if a recovery would change them. So in a search for layers to keep in
-        float, dozens of schemes use the same state.
+        Layers that a scheme keeps in float make a difference only if a recovery would change them. So in a search for
+        such layers, dozens of schemes use the same state.
         """
         assert self._job.statistics is not None
         start = State(self._job.prepared, self._job.statistics, {}, scheme)
@@ -164,8 +164,8 @@ class Recoverer:
 
 
 def ineffective(target: Target) -> frozenset[str]:
-    """Return the names of the recoveries that have no effect for `target`. These recoveries edit a quantized file, but
-    the target's backend does not make its result from that file.
+    """Return the names of the recoveries that have no effect for `target`. These recoveries edit a quantized file that
+    the target's backend does not use for its result.
     """
     if backend_named(target.backend).recoverable:
         return frozenset()
@@ -190,16 +190,16 @@ def refuse_ineffective(target: Target, names: Sequence[str]) -> None:
 
 
 def _serves(artifact: Artifact, destination: Path) -> bool:
-    """Return whether an artifact that was built before can be used for `destination`. Its model can be copied, but
-    other files are named after their model.
+    """Return whether an artifact that was built before can be used for `destination`. A model alone can be copied. If
+    other files belong to it, it must already be at `destination`, because their names contain the model's name.
     """
     further = artifact.files or artifact.tables or artifact.alternatives or artifact.simulation
     return artifact.model.exists() and (not further or artifact.model == destination)
 
 
 def _content(state: State, names: Sequence[str]) -> str:
-    """Return a text that identifies an artifact: from its state, whose ranges have been chosen, and the recoveries
-    `names` that edit the file.
+    """Return a text that identifies an artifact: the float model, scheme and ranges of `state`, and the recoveries
+    `names`, which edit the file.
     """
     ranges = sorted((name, r.low, r.high) for name, r in state.ranges.items())
     return json.dumps([state.prepared.digest, plain(state.scheme), ranges, names], sort_keys=True)
@@ -211,8 +211,8 @@ _PLAIN, _RECOVERED = "plain", "recovered"
 def no_worse(
     job: Job, recovered: Built, scheme: Scheme, names: Sequence[str], workdir: Path, progress: Progress
 ) -> Built:
-    """Return `recovered`, or a plain build without the recoveries `names` if that has a higher SQNR in the proof. The
-    SQNR is that of the worst output on the validation samples.
+    """Return `recovered`, or a plain build without the recoveries `names` if the plain build has a higher SQNR in the
+    proof. The proof's SQNR is that of the worst output on the validation samples.
 
     Args:
         scheme: the scheme of the plain build.

@@ -4,8 +4,8 @@ Images are NHWC in C's memory and NCHW in the program. An order is an int array:
 is element order[p] of the flattened program tensor.
 
 The steps between the quantized inputs and the last integers become C. The host runs the float steps at both ends: edgeq
-applies the steps before the first integers to the images in the bundle, and the user applies the steps after the last
-integers to the outputs. A float step between integers cannot be written as C.
+applies those before the first integers to the images in the bundle, and the user applies those after the last integers
+to the outputs. A float step between integers cannot be written as C.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Order = NDArray[np.int64]
 
 
 def c_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the shape of one sample in C: H, W, C for [1, C, H, W]. Other shapes only lose the batch."""
+    """Return the shape of one sample in C: H, W, C for [1, C, H, W]. Other shapes stay the same, without the batch."""
     if len(shape) == 4:
         return shape[2], shape[3], shape[1]
     return tuple(shape[1:])
@@ -77,7 +77,7 @@ class Region:
         inputs: int8 tensors that the host provides, in the order of the program.
         outputs: int8 tensors that the C code returns to the host.
         steps: the steps in C.
-        before, after: the float steps that the host runs before and after them.
+        before, after: the float steps that the host runs before and after the steps in C.
     """
 
     inputs: tuple[str, ...]
@@ -242,8 +242,8 @@ class Builder:
         declarations: C source for params.h, in the order of the steps.
         calls: C source for main.c, in the order of the steps.
         places: the place of each tensor, by name.
-        patches, unpooled: sizes, in elements, of the largest scratch buffers that a convolution needs. `patches` is 0
-            if the program has no convolution.
+        patches, unpooled: sizes, in elements, of the two scratch buffers, each large enough for every convolution.
+            `patches` is 0 if the program has no convolution.
     """
 
     program: Program
@@ -364,8 +364,8 @@ Constants = dict[str, str | int | bool]
 def emit_conv(builder: Builder, step: steps.Conv) -> None:
     """Add a convolution to the C source: parameters, weights [k·k·I][O] (HWIO), int32 biases, output, and the call.
 
-    The call for depthwise convolutions needs weights [C][k][k] and one scale. If a depthwise layer has several scales,
-    each channel is computed separately, as a slice of a convolution.
+    A depthwise convolution has its own call, which needs weights [C][k][k] and a single scale. If a depthwise layer has
+    several scales, each channel is computed separately, as a slice of a convolution.
     """
     depthwise = step.depthwise and len(step.tiles) == 1
     label = builder.label("conv_dw" if step.depthwise else "conv")
@@ -444,8 +444,8 @@ def is_direct(step: steps.Conv, size: tuple[int, int], generation: Generation) -
     """Return whether gemmini.h's convolution calls can compute a layer. Other layers become patches and a product, with
     identical results.
 
-    The calls need regular windows. The 2021 generation also needs square images. It cannot process slices of channels
-    or groups, because its depthwise call was wrong.
+    The calls need regular windows. The 2021 generation also needs square images. In that generation, layers
+    with groups or several tiles are not direct either, because its depthwise call was wrong.
     """
     windows = Windows((step.weights.shape[2], step.weights.shape[3]), step.strides, step.dilations, step.pads)
     if generation == "2021":
@@ -463,7 +463,7 @@ def _fc(builder: Builder, step: steps.Fc) -> None:
     """Add a fully connected layer to the C source.
 
     If each sample is one row, the input keeps its order in memory, and the rows of the weights are permuted to match.
-    For NHWC, they change from the order C, H, W to H, W, C.
+    For NHWC, the order of the rows changes from C, H, W to H, W, C.
     """
     label = builder.label("fc")
     outs, inner = step.weights.shape
@@ -596,8 +596,9 @@ def _concat(builder: Builder, step: steps.Concat) -> None:
 def _rearrange(builder: Builder, step: steps.Rearrange) -> None:
     """Add a data movement to the C source, if it moves anything.
 
-    A reshape copies nothing. A permutation of NCHW may also leave NHWC unchanged. In both cases the tensor shares its
-    input's buffer. A layer that needs another order requests a copy; a fully connected layer does not need one.
+    A reshape copies nothing, and some permutations of NCHW leave the order in NHWC unchanged. In both cases the output
+    shares its input's buffer. A later layer that needs another order requests a copy; a fully connected layer with one
+    row per sample does not need one.
     """
     place = builder.places[step.input]
     if step.index is None:

@@ -49,8 +49,8 @@ def read_header(path: Path, array: ArrayConfig) -> tuple[str, ArrayConfig, tuple
         The header's text, the target's array with the memory sizes of the header, and notes on sizes that differ.
 
     Raises:
-        HardwareError: the file cannot be read, is not a gemmini_params.h, or describes another array. The message names
-            the definition.
+        HardwareError: the file cannot be read, is not a gemmini_params.h, or describes another array. In the last case,
+            the message names the definition that differs.
     """
     try:
         with path.open("rb") as file:

@@ -134,10 +134,10 @@ C_FOLDER = Ownership("C bundle with edgeq's marker", _judge)
 def with_c(artifact: Artifact, samples: Samples, folder: Path, *, count: int) -> Artifact:
     """Return `artifact` with the C code of its integer program added to its files, as c/NAME.
 
-    If it has no program, return `artifact` unchanged. If the C code cannot be written, only add a note.
+    If the artifact has no program, return it unchanged. If the C code cannot be written, return it with a note.
 
     Args:
-        folder: private folder for the C code, until it is packed.
+        folder: private folder that contains the C code until it is packed.
         count: number of `samples` that become images in the C code.
     """
     place = next((path for name, path in sorted(artifact.files.items()) if name.endswith(SUFFIX)), None)

@@ -16,8 +16,8 @@ REGISTRY: Registry[Recovery] = Registry(
 
 
 def recoveries() -> Mapping[str, Recovery]:
-    """Return all recoveries by name, in the order in which they are applied, whatever the order in which a user names
-    them.
+    """Return all recoveries by name, in the order in which they are applied. The order in which a user names them does
+    not matter.
 
     Raises:
         UsageError: a recovery of a plug-in is broken.

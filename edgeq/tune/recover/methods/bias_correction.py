@@ -12,9 +12,9 @@ output and z the quantized model's, both clipped to the range of its integers, t
 
     d = (mean f(y) - mean f(z)) / mean f'(z)
 
-A mean over few samples is uncertain. With v the variance of d over samples, divided by their number, the correction is
-d (1 - v / d^2) if that factor is positive, else 0. So a difference that is only noise is not corrected (positive-part
-shrinkage of James and Stein).
+A mean over few samples is uncertain. Let v be the variance of d over samples, divided by the number of samples. The
+correction is d (1 - v / d^2) if the factor in parentheses is positive, else 0. So a difference that is only noise is
+not corrected (positive-part shrinkage of James and Stein).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ MEMORY = 2**29
 """Bytes that the activations of all samples may take at once. It limits the number of samples."""
 # Number of tensors of the largest size that are in memory at once, on both sides of a branch and of Q/DQ nodes.
 _ALIVE = 4
-# A smaller slope of the activation function counts as zero: the bias of such a channel has no effect.
+# Slopes of the activation function below this count as zero, because the bias of such a channel has no effect.
 _FLAT = 0.02
 
 
@@ -65,8 +65,8 @@ class OutputView:
     limits: tuple[float, float]
 
     def table(self, value: NDArray[Any]) -> NDArray[np.float32]:
-        """Return some positions of a tensor as float32 [positions, channels]. Tensors with the same shape give the same
-        positions.
+        """Return some positions of a tensor as float32 [positions, channels]. The positions are the same for all
+        tensors of one shape.
         """
         axis = self.layer.channel_axis % value.ndim
         table = np.moveaxis(value, axis, -1).reshape(-1, value.shape[axis])

@@ -5,8 +5,8 @@ from 0 whose bound no scaled channel reaches. Then channel c may be divided by k
 by k[c] in those of B (Nagel et al. 2019, "Data-Free Quantization Through Weight Equalization and Bias Correction",
 section 4.1). That paper chooses k for the weights alone.
 
-With one scale for each output channel, k costs A's weights nothing, and the tensor is best if all its channels have one
-magnitude. So several k are tried. They are powers of the largest magnitudes of the channels of A's weights, of the
+With one scale for each output channel, k costs A's weights nothing, and the tensor is best if all its channels have the
+same magnitude. So several k are tried. They are powers of the largest magnitudes of the channels of A's weights, of the
 tensor and of B's weights. The k with the least noise at B's output is chosen. The noise is the sum of three errors,
 which are assumed to be independent. Here x is the tensor, step is the step of x / k, and u is the input of A:
 
@@ -36,12 +36,12 @@ from edgeq.tune.recover.methods.weight_rounding import weight_limits
 from edgeq.util.display import SILENT, Progress
 
 _COMMUTING = frozenset({"AveragePool", "GlobalAveragePool", "GlobalMaxPool", "LeakyRelu", "MaxPool", "Relu"})
-# Exponents of the channels' magnitudes in k: (of A's weights, of the tensor). The exponent of B's weights is 1 minus
-# their sum, with a negative sign.
+# Exponents of the channels' magnitudes in k: (of A's weights, of the tensor). The exponent of B's weights is their sum
+# minus 1.
 _POWERS = ((0.5, 0.0), (0.0, 0.5), (0.0, 0.75), (0.0, 1.0))
 _SWEEPS = 2
 _LEAST_GAIN = 10 ** (-1 / 10)
-"""Factor on the noise that is a gain of one decibel. A smaller gain is not worth building another model."""
+"""A gain of one decibel multiplies the noise by this factor. A smaller gain is not worth building another model."""
 _WIDEST = 1e3
 # A channel counts as cut if it reaches this share of the Clip's bound.
 _CUT = 1 - 1e-6
@@ -175,8 +175,8 @@ def scale_pair(weights: Weights, pair: Pair, factor: Floats) -> None:
 
 
 def observe(prepared: PreparedModel, pairs: Sequence[Pair], samples: Samples) -> Mapping[str, Channels]:
-    """Return figures of the channels of tensors, by name, on some samples. These are the tensors of `pairs`, and the
-    inputs of the pairs' first layers.
+    """Return figures of channels on some samples, by the name of the tensor, for the tensors of `pairs` and the inputs
+    of the pairs' first layers.
     """
     axes = {pair.first.source: pair.first.channel_axis for pair in pairs}
     axes |= {pair.tensor: pair.first.channel_axis for pair in pairs}
@@ -192,7 +192,7 @@ def best_factor(
     """Return the factor with the least noise, float64 [channels]; None if it gains less than a decibel.
 
     Args:
-        reached: largest value of each channel, as a share of the pair's bound.
+        reached: largest value of each channel, divided by the pair's bound.
     """
     reach = _reach(pair.first, weights), np.maximum(made.below, made.above)
     behind = np.max([_reach_of_inputs(reader, weights) for reader in pair.readers], axis=0)
@@ -259,8 +259,8 @@ def _reach_of_inputs(layer: Layer, weights: Weights) -> Floats:
 
 
 def _within(factor: Floats, reached: Floats) -> Floats:
-    """Return the factor, limited to what a Clip allows: channels that the Clip cuts keep their values, and it cuts no
-    other channel after the scaling.
+    """Return the factor, limited to what a Clip allows: channels that the Clip cuts are not scaled, and after the
+    scaling it cuts no other channel.
     """
     cut = reached >= _CUT
     if cut.any():

@@ -1,11 +1,13 @@
 """Find detection heads that join boxes and scores in one tensor, and leave everything after the join in float.
 
-A head often ends in a Concat of coordinates, which may be in the hundreds, and scores between 0 and 1. Only operators
-that move data follow. In integers, all values share one scale. The coordinates determine it, so only a few steps are
-left for the scores. The nodes after the join compute nothing, so they cost almost nothing in float.
+A head often ends in a Concat of coordinates, which may be in the hundreds, and scores between 0 and 1. After the
+Concat, there are only operators that move data. In integers, all values share one scale. The coordinates determine that
+scale, so only a few steps are left for the scores. The nodes after the join compute nothing, so they cost almost
+nothing in float.
 
 A head is recognised by its structure. From a graph output, edgeq goes upstream through operators that only move data.
-If it finds a Concat whose inputs have ranges of very different width, this is the tail of a head.
+If it finds a Concat whose inputs have ranges of very different width, the nodes from that Concat on are the tail of a
+head.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ from edgeq.tune.recover.nonlinear import Followers
 from edgeq.util.display import Progress
 
 HETEROGENEOUS = 4.0
-"""Ratio from which the ranges of a Concat's widest and narrowest inputs differ too much. The narrowest loses 2 bits."""
+"""If the widest input range of a Concat is at least this many times the narrowest, the ranges differ too much: the
+narrowest loses 2 bits.
+"""
 
 # Operators that compute nothing, or almost nothing.
 _MOVES = DATA_MOVEMENT - {"MaxPool", "Resize"} | {"Cast", "Concat"}
@@ -96,7 +100,7 @@ def _moved_into(output: ir.Value) -> set[ir.Node]:
         node = value.producer() if value is not None else None
         if node is not None and node.op_type in _MOVES and node not in found:
             found.add(node)
-            # Except for a Concat, all inputs after the first are shapes and indices.
+            # In all nodes but a Concat, the inputs after the first are shapes and indices.
             waiting.extend(node.inputs if node.op_type == "Concat" else node.inputs[:1])
     return found
 

@@ -7,7 +7,7 @@ them less.
     k[c] = max |X[:, c]| ** alpha / max |W[c, :]| ** (1 - alpha)        (Xiao et al. 2023, equation 4)
 
 For each input, alpha is chosen for the least error of the product of quantized factors, on rows of real activations.
-The division goes into a LayerNormalization if that feeds nothing else. Otherwise it becomes a Mul.
+The division is folded into a LayerNormalization if nothing else reads its output. Otherwise the division becomes a Mul.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class SmoothQuant(Recovery):
 
 @dataclass(frozen=True)
 class Group:
-    """Group products that read the same tensor, and therefore share its scaling.
+    """Describe products that read the same tensor, and therefore share its scaling.
 
     Attributes:
         tensor: name of the tensor that they read, [..., channels].
@@ -86,8 +86,8 @@ class Group:
 
 @dataclass(frozen=True)
 class Observed:
-    """Hold the range of each channel of one tensor, which includes zero, and rows [rows, channels] on which factors are
-    evaluated.
+    """Hold figures of one tensor: the range of each channel, always with zero in it, and rows [rows, channels] on which
+    factors are evaluated.
 
     The rows are only part of the values that the range covers. Rare tokens may make the range far wider than the rows.
     """
@@ -261,7 +261,9 @@ def rescale(model: ir.Model, groups: Sequence[Group], factors: Mapping[str, Floa
 
 
 def _only_feeds(node: ir.Node, wanted: Collection[ir.Node]) -> bool:
-    """Return whether `node` is a LayerNormalization over the last axis with constants that only `wanted` nodes read."""
+    """Return whether `node` is a LayerNormalization over the last axis that has constant parameters and that only
+    `wanted` nodes read.
+    """
     output = node.outputs[0]
     constants = all(value is None or initializer(value) is not None for value in node.inputs[1:])
     alone = not output.is_graph_output() and set(readers(output)) <= set(wanted)

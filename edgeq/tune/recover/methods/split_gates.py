@@ -1,5 +1,5 @@
-"""Split convolutions before a gate: compute the convolution twice, once for each of the two readers of its output y. A
-gate is x = y g(y), as in SiLU and GELU.
+"""Split convolutions before a gate x = y g(y), as in SiLU and GELU: compute the convolution twice, once for each of the
+two readers of its output y.
 
 In integers, y has one scale for both readers. The gate g needs small steps near zero. The product needs the whole range
 of y, and x then has one scale for channels that may differ a hundredfold. No range serves both. Two convolutions cost
@@ -11,10 +11,10 @@ little in integers, and then each result has its own scale:
 
 In floats the network computes the same.
 
-`find_gates` finds these convolutions. `plan_gates` chooses which gates to split. On values of y drawn from some
-samples, it compares the errors of x = y g(y) in integers with and without the split. The errors are weighted by the
-layers that read x, and compared to the sum over all gates. It also chooses the range and the channel factors of the
-second y. `split_all` splits the gates.
+`find_gates` finds these convolutions. `plan_gates` chooses which gates to split. For values of y drawn from some
+samples, it computes the errors of x = y g(y) in integers with and without the split. The errors are weighted by the
+layers that read x, and compared to the sum over all gates. `plan_gates` also chooses the range and the channel factors
+of the second y. `split_all` splits the gates.
 """
 
 from __future__ import annotations
@@ -219,7 +219,9 @@ def plan_gates(
 
 
 def worth_it(plans: Sequence[Plan], share: float) -> tuple[Plan, ...]:
-    """Return the plans with the greatest gains, as long as each gain is more than `share` of the errors that remain."""
+    """Return the plans with the greatest gains. Each gain is more than `share` of the errors that remain before that
+    split.
+    """
     left = sum(plan.now for plan in plans)
     chosen = []
     for plan in sorted(plans, key=lambda p: p.then - p.now):
@@ -287,7 +289,8 @@ def _over(error: float, power: float) -> float:
 
 @dataclass(frozen=True)
 class SplitGates(Recovery):
-    """Split gates as long as this removes more than `share` of the error that all gates cause.
+    """Split gates, the most useful first, until the next split would remove no more than `share` of the remaining error
+    of all gates.
 
     Every split costs a convolution.
     """

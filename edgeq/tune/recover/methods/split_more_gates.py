@@ -1,4 +1,6 @@
-"""Split more gates, down to a smaller share of the error. This takes more convolutions and leaves less noise."""
+"""Split more gates than `split_gates` does, down to a smaller share of the error. This costs more convolutions and
+leaves less noise.
+"""
 
 from __future__ import annotations
 

@@ -1,18 +1,18 @@
 """Round weights again, for the least error of a layer's output, not of each weight.
 
 Rounding each weight to the nearest integer is best only if inputs are uncorrelated. `edgeq.quantize.weight_only`
-describes the better method, in which H is the second moment of the inputs. For a layer with a bias, H is only their
-covariance here: the mean of the error, dW E[x], goes into the bias. The rounding of the input adds step^2 / 12 to the
-diagonal of H, because it is an independent error in each tap.
+describes the better method, in which H is the second moment of the inputs. If the layer has a bias, H is their
+covariance here, because the mean of the error, dW E[x], goes into the bias. The rounding of the input adds step^2 / 12
+to the diagonal of H, because it is an independent error in each tap.
 
-One float pass over a few samples measures the first and second moments of the inputs of layers. They determine the
-effect of an error in the weights on a layer's output. With the error dW, the output is off by dW x. The mean of that is
-dW E[x], and its covariance is dW Cov[x] dW'.
+One float pass over a few samples measures the first and second moments of the inputs of layers. These moments determine
+how an error in the weights affects a layer's output. An error dW of the weights changes the output by dW x, which has
+the mean dW E[x] and the covariance dW Cov[x] dW'.
 
-Weights in blocks (MatMulNBits) are also rounded again. First, every block is fitted anew, with each weight counted by
-the mean square of the input that it multiplies. Then the integers are rounded in one pass, with the scales of the
-blocks unchanged. Each output gets the blocks with the least expected error: the file's own, the fitted or the rounded
-ones.
+Weights in blocks (MatMulNBits) are also rounded again. First, every block is fitted anew, with each weight's error
+weighted by the mean square of the input that the weight multiplies. Then the integers are rounded in one pass, with the
+scales of the blocks unchanged. Each output gets the blocks with the least expected error: the file's own, the fitted or
+the rounded ones.
 """
 
 from __future__ import annotations
@@ -204,7 +204,8 @@ def round_blocks(name: str, state: State, samples: Samples, workdir: Path, progr
 
 
 def _round(product: ir.Node, rows: Floats, metric: Floats) -> float:
-    """Round the weights of one product again, in place. Return by how many decibels its expected squared error falls.
+    """Round the weights of one product again, in place. Return the decibels by which the expected squared error of the
+    product falls.
 
     Args:
         rows: float64 [1, n, k], the float weights.
@@ -228,7 +229,9 @@ def _round(product: ir.Node, rows: Floats, metric: Floats) -> float:
 
 
 def _joined(tried: tuple[BlockWeights, ...], best: np.ndarray) -> BlockWeights:
-    """Return blocks put together from those in `tried`. For each output, `best` is the index of the blocks to use."""
+    """Return blocks that are put together from `tried`. For each output, `best` is the index in `tried` of the blocks
+    to use.
+    """
     outputs = np.arange(len(best))
     return replace(
         tried[0],
@@ -300,7 +303,7 @@ def round_layer(
         store: an existing folder that keeps the rounded weights for later builds with the same layer.
 
     Returns:
-        By how many decibels the expected squared error of the output falls.
+        The decibels by which the expected squared error of the output falls.
     """
     layer = integer.layer
     rows = floats.rows(layer)
@@ -316,7 +319,8 @@ def round_layer(
     file.set_weight(integer, chosen)
     remaining = ((rows - scale * chosen) * mean).sum(2).ravel()
     if integer.bias is not None:
-        # Start from the float bias, not from the file's, so that applying this twice changes nothing.
+        # Start from the float bias, not from the file's bias, so that applying the method twice has the same result as
+        # once.
         wanted = floats.array(layer.bias).ravel() if layer.bias else 0.0
         file.add_to_bias(integer, wanted + remaining - file.bias(integer))
         lost = squared(rows - scale * old, metric) + (((rows - scale * old) * mean).sum(2)) ** 2
