@@ -64,8 +64,8 @@ class Product:
         values: int64 [M, N].
         clipped: number of clipped sums of two products in each column; int64 [N].
         pairs: number of sums of two products in one column, over all rows.
-        largest: for each column, the largest magnitude among the sums that may exceed 16 bits, judged by their
-            weights; int64 [N]. It is 0 if there is no such sum, or if clipping is not checked.
+        largest: for each column, the largest magnitude among the sums that may exceed 16 bits, judged by their weights;
+            int64 [N]. It is 0 if there is no such sum, or if clipping is not checked.
     """
 
     values: NDArray[np.int64]

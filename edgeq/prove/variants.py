@@ -109,7 +109,7 @@ def _allowed(
 ) -> tuple[float, tuple[SliceTolerance, ...]]:
     """Return the tolerance of an output and the tolerances of its slices. A tolerance is the larger of two values: a
     share of the largest output value, and `factor` times the largest difference between the expected outputs and the
-    other array in each pair.
+    other array in each pair. The tolerance of a slice is at least two steps of the output's grid, if there is one.
     """
     if any(case.outputs[name].dtype.kind != "f" for case, _ in pairs):
         return 0.0, ()
