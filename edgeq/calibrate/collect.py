@@ -525,8 +525,9 @@ def _passes(
     """Return the tensor names of each pass, and how many samples may run at once.
 
     The tensors of a pass are neighbours in the graph and have seen the same number of samples. Tensors that have seen
-    all samples are left out. If memory is short, edgeq first runs fewer samples at once. Only then does it add passes,
-    because each pass runs the model again. The sizes of the tensors are taken from the first sample.
+    all samples are left out. If memory is short, edgeq first runs fewer samples at once. It adds passes
+    only if that is not enough, because each pass runs the model again. The sizes of the tensors are taken from the
+    first sample.
     """
     by_progress: dict[int, list[str]] = {}
     for name in names:

@@ -267,7 +267,8 @@ _DECODING = (
     click.option(
         "--classes",
         type=PATH,
-        help="Class names in the order of the scores (labels.txt or JSON), to number class folders and text labels.",
+        help="File with the class names in the order of the scores (labels.txt or JSON). It maps class folders and "
+        "text labels to class numbers.",
     ),
     click.option("--annotations", type=PATH, help="Detection: annotations in a COCO instances file."),
     click.option(
@@ -297,7 +298,8 @@ def _task_output(*before: str) -> Callable[[F], F]:
 
 _DATA = (
     click.option(
-        "--data", help="Calibration samples: a folder of images or of test_data_set_N, or an .npz, .npy or .pb file."
+        "--data",
+        help="Calibration samples: a folder of images or of test_data_set_N folders, or an .npz, .npy or .pb file.",
     ),
     click.option("--val", help="Held-out samples for the proof. [default: the calibration samples]"),
     click.option(

@@ -44,7 +44,7 @@ def calibrate_command() -> None:
 @click.option(
     "--data",
     required=True,
-    help="Calibration samples: a folder of images or of test_data_set_N, or an .npz, .npy or .pb file.",
+    help="Calibration samples: a folder of images or of test_data_set_N folders, or an .npz, .npy or .pb file.",
 )
 @click.option("-o", "--output", type=OUTPUT, required=True, metavar="CAL/", help="Folder for the statistics.")
 @PREPROCESS

@@ -74,7 +74,7 @@ device_command.add_command(emulate_command)
 @click.option("--sources", type=PATH, metavar="FILE", help="Use this apt sources file instead of the system's.")
 @click.option("--force", is_flag=True, help="Make the machine again.")
 def set_machine_up(printer: Printer, machine: str, **options: Any) -> None:
-    """Make an emulated machine (arm64) in your cache folder, without root rights and without changes to the system.
+    """Create an emulated arm64 machine in your cache folder. This needs no root access and changes nothing else.
 
     \b
     edgeq emulate setup arm64

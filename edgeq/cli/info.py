@@ -190,7 +190,10 @@ def list_preprocess(printer: Printer) -> None:
 @command("show", within=preprocess_command)
 @click.argument("name")
 def show_preprocess(name: str, printer: Printer) -> None:
-    """Show the exact arithmetic of a preprocessing. NAME can be a name, a .toml file, file.py:function, or steps."""
+    """Show the exact arithmetic of a preprocessing pipeline.
+
+    NAME can be a name, a .toml file, file.py:function, or steps.
+    """
     from edgeq.data.preprocess import show_preprocessing
 
     plain = show_preprocessing(name)

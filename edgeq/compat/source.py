@@ -155,7 +155,7 @@ def listed(names: str | Iterable[str] | None) -> list[str]:
 
 
 def warn_unknown_nodes(model: ir.Model, *lists: Iterable[str] | None) -> None:
-    """Log a warning for each name that no node of the model has. The older functions silently ignored these names."""
+    """Log a warning for each name that matches no node of the model. The older functions silently ignored them."""
     known = {node.name for node in model.graph}
     for name in dict.fromkeys(name for names in lists for name in names or ()):
         if name not in known:

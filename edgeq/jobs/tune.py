@@ -315,7 +315,7 @@ def tune(
     memory: bool = True,
     progress: Progress = SILENT,
 ) -> Tuned:
-    """Find the best int8 form of a model that keeps the accuracy on a target, and write it as a bundle.
+    """Find the best int8 version of a model that stays within the accuracy limit, and write it as a bundle.
 
     Args:
         model: float32 ONNX model.

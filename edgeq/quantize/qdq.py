@@ -435,7 +435,7 @@ def check_fit(scheme: Scheme) -> None:
     """Refuse options that cannot be combined with `fit_pairs`.
 
     Raises:
-        UsageError: an option cannot be combined; the message names its field.
+        UsageError: another option is set that `fit_pairs` excludes; the message names the field of that option.
     """
     if scheme.mode != "static" or scheme.format != "QDQ":
         raise UsageError("fit_pairs is for static QDQ quantization", "Use --reduce-range, or --format QDQ")

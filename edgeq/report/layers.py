@@ -81,7 +81,7 @@ class Saturated:
 
 @dataclass(frozen=True)
 class Activation:
-    """Describe one activation in the form in which the report draws it. See
+    """Describe one activation as the report draws it. See
     `edgeq.measure.error_sources.ActivationComparison`.
     """
 

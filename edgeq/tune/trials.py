@@ -345,8 +345,8 @@ class Trials:
         return self.update(trial.name, timing=timing) if timing else trial
 
     def cost(self, trial: Trial) -> float:
-        """Return the quantity that the objective minimizes: bytes, or a ratio to float32's latency or MACs; infinity as
-        long as it is unknown.
+        """Return the quantity that the objective minimizes: the size in bytes, or the latency or the MACs relative to
+        float32. Return infinity while the value is unknown.
         """
         if self.objective == "size":
             return float(trial.screening.bytes) if trial.screening else float("inf")

@@ -312,8 +312,7 @@ def root_digest(files: Mapping[str, str]) -> str:
 
 
 def check_files(signed: Mapping[str, str], found: Mapping[str, str], where: str) -> None:
-    """Compare the files `found` with those that were signed. Both map relative paths to sha256 in hex, and must be
-    identical.
+    """Check that the mappings `found` and `signed` are identical. Each maps relative paths to SHA-256 hashes in hex.
 
     Raises:
         BundleError: a file is missing, was changed, or was not signed.

@@ -52,8 +52,8 @@ _POSITIONS = 4096
 
 @dataclass(frozen=True, eq=False)
 class OutputView:
-    """Describe the part of a layer's output that is compared: some positions, clipped to the integer range, after the
-    activation function.
+    """Describe the part of a layer's output that is compared: the values at some positions, taken after the
+    activation function and clipped to the integer range.
 
     Attributes:
         function: the element-wise function that follows the layer.
