@@ -41,6 +41,17 @@ def test_an_error_is_one_line_in_a_notebook_and_short_elsewhere(tmp_path: Path) 
     assert "--force" not in str(caught.value)
 
 
+def test_the_output_has_a_default_and_a_share_may_be_text(tmp_path: Path) -> None:
+    model = tmp_path / "m.onnx"
+    model.write_bytes(demo.MODEL.read_bytes())
+    labelled = edgeq.Data(demo.VALIDATION, count=8)
+    made = edgeq.quantize(model, EIGHT, val=labelled, task="classification", max_drop="50%", timed=False)
+    assert made.output == tmp_path / "m.int8.onnx"
+    assert made.output.exists()
+    with pytest.raises(edgeq.EdgeqError, match="`max_drop` '1px' is not a number"):
+        edgeq.quantize(model, EIGHT, val=labelled, task="classification", max_drop="1px", force=True)
+
+
 def test_earlier_names_of_arguments_are_taken(tmp_path: Path) -> None:
     made = edgeq.quantize(demo.MODEL, EIGHT, tmp_path / "m.onnx", validation=EIGHT, timed=False)  # type: ignore[call-arg]
     assert made.proof.samples == 8

@@ -198,7 +198,7 @@ def package(
         EdgeqError: a stage failed.
     """
     request = Request.of(model, data, val, statistics, task)
-    output = path_of(output or next_to(request.model, SUFFIX), "output")
+    output = path_of(next_to(request.model, SUFFIX) if output is None else output, "output")
     max_drop, require_coverage = (
         parse_share("--max-drop", max_drop),
         parse_share("--require-coverage", require_coverage),

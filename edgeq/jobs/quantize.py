@@ -171,7 +171,7 @@ def quantize(
     check_effort(effort)
     machine = detect_machine()
     chosen = resolve(target, machine)
-    output = path_of(output or next_to(request.model, f".int8{file_suffix(chosen)}"), "output")
+    output = path_of(next_to(request.model, f".int8{file_suffix(chosen)}") if output is None else output, "output")
     check_model_name(output)
     request.check_output(output, force=force, bundle=False)
     suffix = _check_format(output, chosen, engine)

@@ -353,7 +353,7 @@ def tune(
         EdgeqError: a stage failed.
     """
     request = Request.of(model, data, val, statistics, task)
-    output = path_of(output or next_to(request.model, SUFFIX), "output")
+    output = path_of(next_to(request.model, SUFFIX) if output is None else output, "output")
     model, data, statistics, task = request.model, request.data, request.statistics, request.task
     goal, engines = as_goal(goal, max_drop=parse_share("--max-drop", max_drop), budget=budget), as_engines(engines)
     deadline = Deadline(goal.budget_s)

@@ -222,8 +222,29 @@ class ReportData:
 _MACHINE = ("cpu_name", "cpu", "board", "architecture", "cores", "threads", "memory_bytes", "os", "system", "governors")
 
 
+_FORMER = {"count": "samples", "culprits": "error_sources"}
+"""Current names of keys, by the names that edgeq 0.2 and older wrote."""
+
+
+def _renamed(part: Any) -> Any:
+    """Return a part of a variant's record with the current names of its keys."""
+    return {_FORMER.get(key, key): value for key, value in part.items()} if isinstance(part, Mapping) else part
+
+
+def _current(body: Any) -> Any:
+    """Return a variant's record with the current names of the keys in its accuracy, agreement and layers."""
+    if not isinstance(body, Mapping):
+        return body
+    parts = {name: _renamed(body[name]) for name in ("agreement", "layers") if name in body}
+    if isinstance(accuracy := body.get("accuracy"), Mapping):
+        parts["accuracy"] = {name: _renamed(found) for name, found in accuracy.items()}
+    return {**body, **parts}
+
+
 def read_report(plain: Mapping[str, Any]) -> ReportData:
     """Read the valid parts of a record. Invalid parts are left out and never raise an error."""
+    if isinstance(variants := plain.get("variants"), Mapping):
+        plain = {**plain, "variants": {name: _current(body) for name, body in variants.items()}}
     record = readable(plain, ReportRecord) or ReportRecord()
     tuning = record.tuning or TuningRecord()
     timing = bench_timing(record.bench) if record.bench else None

@@ -126,6 +126,15 @@ def test_the_bundles_own_short_form_is_read() -> None:
     assert variant.coverage.int8_mac_share == 0.5
 
 
+def test_a_record_of_edgeq_0_2_is_read() -> None:
+    record = json.loads(json.dumps(samples.record()))
+    body = record["variants"]["int8"]
+    for part in (*body["accuracy"].values(), body["agreement"]):
+        part["count"] = part.pop("samples")
+    body["layers"]["culprits"] = body["layers"].pop("error_sources")
+    assert read_report(record) == read_report(samples.record())
+
+
 def test_tuning() -> None:
     tuning = read_tuning(samples.tuning())
     assert [trial.mark for trial in tuning.drawn] == [
