@@ -301,7 +301,10 @@ _DATA = (
         "--data",
         help="Calibration samples: a folder of images or of test_data_set_N folders, or an .npz, .npy or .pb file.",
     ),
-    click.option("--val", help="Held-out samples for the proof. [default: the calibration samples]"),
+    click.option(
+        "--val",
+        help="Held-out samples for the proof. [default: a quarter of --data if it has 64 samples or more, else --data]",
+    ),
     click.option(
         "--calibration",
         type=PATH,
