@@ -15,8 +15,8 @@ So edgeq keeps sums for every index along every axis, and groups the indices by 
                occurs is not a unit of its own
     known[i]   scale[i] > 2^-24, the resolution of a float32; a smaller scale counts as zero (padding)
     levels     groups of indices, from the largest scale down. A new level begins at a scale that is more than 16 times
-               smaller than the level's largest. Along axes of more than 12 indices (the channels of a feature map),
-               it must be that much smaller than the next larger scale, because channels and positions of one unit
+               smaller than the level's largest. Along axes of more than 12 indices (the channels of a feature map), the
+               scale must be that much smaller than the next larger scale, because channels and positions of one unit
                fill a wide range evenly. There, a lower level must also contain more than an eighth of the indices, or
                the indices at one end of the axis, because some channels are hardly ever active
 

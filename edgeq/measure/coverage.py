@@ -588,7 +588,7 @@ def measure_coverage(
 
 
 def forecast_coverage(predicted: Sequence[NodePrediction], macs: Mapping[str, int], how: str, reason: str) -> Coverage:
-    """Return predictions for the nodes of a model in the form of a measured coverage.
+    """Return predictions for the nodes of a model as a `Coverage`.
 
     Args:
         macs: MACs by node name, for nodes whose MACs differ from the prediction.

@@ -224,7 +224,7 @@ class ErrorSource:
         cause: "weights", or "range" (the range of the layer's result).
         reason: the cause in figures.
         exclude: nodes to keep in float. If the cause is the range, there are several, because a tensor stays in float
-            only if the node that computes it and all nodes that read it do.
+            only if the node that computes it and all nodes that read it stay in float.
     """
 
     name: str

@@ -268,7 +268,7 @@ class LayerPair:
         given, given_to_float: inputs of the cut models, each with its match and whether the tensor is rounded first.
 
     Args:
-        float_graph: the float model from which the other was quantized (after `edgeq.model.prepare`), so names and
+        float_graph: the float model from which the quantized model was made (after `edgeq.model.prepare`), so names and
             weights match.
         matches: the activations that both models have; None finds them here.
         settings: threads, providers and configuration.

@@ -8,7 +8,7 @@ sum(w d^2). It reduces the weighted error from sum(w x^2) by sum(w x d)^2 / sum(
 inputs are known, w is the mean square of the input that is multiplied by x. (The "k-quants" of llama.cpp search for the
 scale and minimum of a block in a similar way.)
 
-Choose for each product with weights in blocks whether it computes in int8 or float, by its noise on samples.
+Choose, from the noise of each product on samples, whether a product with weights in blocks computes in int8 or float.
 
 At accuracy level 4 the kernel quantizes each row of its input in blocks along k that are as long as the blocks of the
 weights. Each block has the scale max |x| / 127, and the kernel multiplies integers. If a block contains a few large
@@ -423,7 +423,7 @@ class BlockCompute:
 
 
 def choose_compute(model: ir.Model, prepared: PreparedModel, samples: Samples) -> BlockCompute:
-    """Set each product of `model` to int8 or float, by its noise on samples, in place.
+    """Set each product of `model` to int8 or float, depending on its noise on samples, in place.
 
     Args:
         model: copy of `prepared` whose products have weights in blocks.

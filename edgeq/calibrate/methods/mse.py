@@ -93,7 +93,8 @@ def _least(moments: Moments, share: Float64s, low: float, high: float, grid: Gri
 
 
 def _promising(moments: Moments, share: Float64s, low: float, high: float, grid: Grid) -> Float64s:
-    """Return `share` without the ranges that cannot be best.
+    """Return the rows of `share` without those whose range cannot be best. Each row gives a range as shares of `low`
+    and `high`.
 
     edgeq first computes the total error of the `TRIED` ranges that clip least. A range cannot be best if its clipping
     error alone exceeds the smallest of these errors.
