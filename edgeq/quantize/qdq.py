@@ -319,7 +319,7 @@ class _Writer:
             self._write_pair(value, params)
 
     def _measure_weights(self, node: ir.Node) -> None:
-        """Choose the parameters of a node's weights, with scales large enough for the node's bias to fit into 32 bits."""
+        """Choose the parameters of a node's weights, with scales so large that the node's bias fits into 32 bits."""
         for place in operator_of(node).weights:
             value, weight = node.inputs[place], _floats(node.inputs[place])
             if value is None or weight is None:
