@@ -25,11 +25,11 @@ scores, or columns of one layer in different units. In 8 bits a tensor has one s
 the joint range gets only two or three of 256 levels. The same is true for a column of a layer's output if another
 column is a hundred times larger.
 
-If no layer follows the join, running it in float costs almost nothing. The tensors from the last layer before the join
-to the outputs then stay in float if an input of the join gets fewer than 16 levels. They also stay in float if a column
-gets fewer than 16 levels. edgeq estimates the levels of a column from constants. If a layer reads the join, that layer
-would have to run in float too. The limits are then stricter: an input must get fewer than 4 levels, and the rounding
-error must exceed a twentieth of the layer's output.
+If no layer follows the join, running the join in float costs almost nothing. The tensors from the last layer before the
+join to the outputs then stay in float if an input of the join gets fewer than 16 levels. They also stay in float if a
+column gets fewer than 16 levels. edgeq estimates the levels of a column from constants. If a layer reads the join, that
+layer would have to run in float too. The limits are then stricter: an input must get fewer than 4 levels, and the
+rounding error must exceed a twentieth of the layer's output.
 
 **Elements without information** (`find_nothing`). These are NaN, infinities, and numbers far outside the real values,
 such as those in masks.

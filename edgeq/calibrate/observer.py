@@ -277,7 +277,7 @@ SPREAD = 1 << 12
 """
 PLENTY = 1 << 18
 """Number of elements after which only an evenly spaced part is counted, for a tensor of more than `ALL_COUNTED`
-elements. How many elements came before is estimated: edgeq assumes that the tensor had its current size in all earlier
+elements. The number of earlier elements is estimated: edgeq assumes that the tensor had its current size in all earlier
 samples. Each counted element has the weight of the elements that it represents. Extrema always include all elements.
 """
 LARGE = 1 << 15

@@ -66,8 +66,8 @@ class Histogram:
         return hash((self.keys.tobytes(), self.counts.tobytes()))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the counts in the narrowest type that fits the largest one, because worker processes send millions of
-        bins.
+        """Pickle the counts in the narrowest type that fits the largest count, because worker processes send millions
+        of bins.
         """
         narrow = np.min_scalar_type(int(self.counts.max(initial=0)))
         return _received, (self.keys, self.counts.astype(narrow))

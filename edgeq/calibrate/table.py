@@ -76,7 +76,7 @@ def decode_table(content: bytes) -> list[tuple[str, str]]:
     if count > len(content) // 4:
         raise ValueError("its vector is longer than the file")
     pairs = []
-    # Tensor names are unique, so in a valid file each name has its own bytes. So all names together are not longer than
+    # Tensor names are unique, so in a valid file each name has its own bytes, and all names together are shorter than
     # the file. Without this limit, a megabyte of offsets to one long name would become gigabytes of text.
     left = len(content)
     for index in range(count):

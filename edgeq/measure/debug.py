@@ -355,7 +355,8 @@ def _outputs(float_model: Path, loaded: LoadedModel, samples: Samples, progress:
     """Compare the quantized model's outputs with the float model's, once as shipped and once without graph
     optimisation.
 
-    If the optimisation loses accuracy, also compare the outputs without the one optimiser that is known to cause this.
+    If the optimisation loses accuracy, also compare outputs that are computed without the one optimiser that is known
+    to cause such a loss.
     """
     settings = loaded.settings
     reference = open_session(float_model, SessionSettings(intra_op_threads=settings.intra_op_threads))

@@ -44,7 +44,7 @@ class LayerArrays:
         raw: result of the quantized layer on the float model's tensors. It contains floats before they are quantized,
             or integers.
         alone: the same result in the form that readers of the tensor get.
-        from_rounded: result of the float layer on the same tensors, rounded as in the quantized model.
+        from_rounded: result of the float layer on the same tensors after these are rounded as in the quantized model.
     """
 
     exact: Mapping[str, NDArray[Any]]

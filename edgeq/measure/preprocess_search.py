@@ -1,10 +1,10 @@
 """Find the preprocessing that a float model was trained with, if none is named.
 
 A wrong preprocessing costs more accuracy than any quantization. edgeq tries the common kinds of preprocessing on
-samples from across the data. If there are labels, the most accurate one wins. Without labels, a preprocessing is
-likelier if the model's scores contain more information about the images. The measure is the mutual information of image
-and class, H(mean of p) - mean of H(p), where p is the softmax. It equals the mean over the images of the divergence of
-p from the mean of p.
+samples from across the data. If there are labels, the kind with the best accuracy wins. Without labels, a preprocessing
+is likelier if the model's scores contain more information about the images. The measure is the mutual information of
+image and class, H(mean of p) - mean of H(p), where p is the softmax. It equals the mean over the images of the
+divergence of p from the mean of p.
 
 After each round, edgeq drops the candidates that are worse than the best by more than chance explains, judged by the
 difference on the same samples. The remaining candidates get more samples in the next round. Candidates that are left

@@ -265,8 +265,8 @@ def node_names(model: ir.Model) -> dict[ir.Node, str]:
 
 
 def clashing_names(names: Iterable[str]) -> dict[str, str]:
-    """Return the names that a quantizer may also give to a new tensor, each mapped to the name of the tensor from which
-    it would derive the new one.
+    """Return the names that a quantizer may also give to a new tensor. Each name is mapped to the name of the tensor
+    from which the new tensor would be derived.
     """
     known = set(names)
     return {

@@ -220,7 +220,7 @@ def _fold(step: ir.Node, editor: Editor) -> bool:
 
 
 def _by_channel(layer: ir.Node, values: Array | None) -> Array | None:
-    """Return a constant that broadcasts to the layer's result as float64[channels]. Return None if it varies along
+    """Return, as float64[channels], a constant that broadcasts to the layer's result. Return None if it varies along
     another axis.
     """
     weight = layer.inputs[1]
