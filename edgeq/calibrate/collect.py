@@ -182,7 +182,7 @@ class FloatPass:
 
     def close(self) -> None:
         """Finish the samples that are running and drop the waiting samples. The observed samples are then the first n
-        without a gap.
+        samples, without a gap.
         """
         self._pool.shutdown(cancel_futures=True)
 
@@ -422,7 +422,7 @@ def collect(
         channels: channel axis by tensor name, for tensors that also need extrema per channel.
         threads: number of threads, shared by all samples that run at a time; 0 for one thread per core.
         workers: workers that share the samples; the result has the same bytes for any number of workers. Each shard
-            runs on `threads` threads, or on one if that is 0.
+            runs on `threads` threads, or on one thread if `threads` is 0.
         every_element: whether to count all elements of large tensors; see `edgeq.calibrate.observer.PLENTY`.
         start: unfinished statistics to continue, from the same model, data and tensors.
         checkpoint: function that is called with the statistics so far, every `checkpoint_seconds` and on an interrupt
@@ -432,8 +432,8 @@ def collect(
         outputs: store for the model's outputs. It is filled only if a single pass on this machine sees all samples.
 
     Raises:
-        CalibrationError: a value is NaN or infinite (the message names the tensor and the sample), or `start` has
-            another model, data or tensors.
+        CalibrationError: a value is NaN or infinite (the message names the tensor and the sample), or `start` comes
+            from another model, other data or other tensors.
         DataError: there are no samples, or ONNX Runtime refuses one.
     """
     total = len(samples)

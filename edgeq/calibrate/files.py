@@ -268,7 +268,7 @@ def _read_arrays(path: Path) -> dict[str, NDArray[Any]]:
     arrays = {}
     with zipfile.ZipFile(path) as archive:
         size = sum(entry.file_size for entry in archive.infolist())
-        # Half of `sample`, because the running sums of the unpacked numbers need twice as many bytes.
+        # Half of the budget's `sample`, because the running sums of the unpacked numbers need twice as many bytes.
         if size > min(MAX_BYTES, 16 * path.stat().st_size + largest_sample() // 2):
             raise ValueError(f"{path.name} unpacks to {size} bytes")
         for name, kind in _TYPES.items():

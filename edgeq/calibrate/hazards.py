@@ -7,8 +7,8 @@
 | angles, divisors, arguments of logarithms and roots | the effect of rounding on small values |
 | joins of unlike ranges | the levels that the joint range leaves for the narrowest input |
 
-A backend keeps a node in float if the node writes or reads such a tensor (`edgeq.model.int8_prediction`). If a backend
-quantizes only operands, it keeps a node in float only if the node reads such a tensor.
+A backend keeps a node in float if the node writes or reads such a tensor (`edgeq.model.int8_prediction`). By contrast,
+a backend that quantizes only operands keeps a node in float only if the node reads such a tensor.
 
 **Small values** (`find_precise`). Rounding to 8 bits adds an error of the same size to all values of a tensor, large or
 small. A sum tolerates this. Divisors, logarithms and roots do not if some values are close to zero compared with the
@@ -17,19 +17,19 @@ range. Sin and Cos do not if the range covers many periods.
 For each argument of these operators, edgeq computes the largest error that the argument may have, as a standard
 deviation. It follows this error upstream through operators whose effect on an error is known (products, sums, means,
 roots, layers). Every tensor on this path stays in float if its rounding to 8 bits would cause a larger error. edgeq
-stops at all other operators. After a layer it also stops at activation functions, because values inside a network are
-quantized anyway. The mean square that a norm divides by always stays in float.
+stops at all other operators. Once its path has passed a layer, it also stops at activation functions, because values
+inside a network are quantized anyway. The mean square that a norm divides by always stays in float.
 
 **Joins of unlike ranges** (`find_joins`). A tensor may join values of very different sizes, such as boxes in pixels and
 scores, or columns of one layer in different units. In 8 bits a tensor has one scale. A Concat input with a hundredth of
-the joint range gets only two or three of 256 levels. The same is true for a column of an output if another column is a
-hundred times larger.
+the joint range gets only two or three of 256 levels. The same is true for a column of a layer's output if another
+column is a hundred times larger.
 
-If no layer follows the join, running it in float costs almost nothing. The tensors from the last layer before the join
-to the outputs then stay in float if an input of the join gets fewer than 16 levels. They also stay in float if a column
-gets fewer than 16 levels; edgeq estimates this from constants. If a layer reads the join, that layer would have to run
-in float too. The limits are then stricter: an input must get fewer than 4 levels, and the rounding error must exceed a
-twentieth of the layer's output.
+If no layer follows the join, running the join in float costs almost nothing. The tensors from the last layer before the
+join to the outputs then stay in float if an input of the join gets fewer than 16 levels. They also stay in float if a
+column gets fewer than 16 levels. edgeq estimates the levels of a column from constants. If a layer reads the join, that
+layer would have to run in float too. The limits are then stricter: an input must get fewer than 4 levels, and the
+rounding error must exceed a twentieth of the layer's output.
 
 **Elements without information** (`find_nothing`). These are NaN, infinities, and numbers far outside the real values,
 such as those in masks.
@@ -83,7 +83,7 @@ _SMALL = 0.01
 
 @dataclass(frozen=True)
 class Spread:
-    """Hold the magnitudes of the finite values of one tensor, as float64. They come from its histogram.
+    """Hold the magnitudes of the finite values of one tensor, taken from the tensor's histogram, as float64.
 
     Attributes:
         low, high: ends of the range, which includes zero.
@@ -240,7 +240,9 @@ def find_precise(measured: Measured) -> Mapping[str, str]:
 
 
 def _inverts(node: ir.Node, measured: Measured) -> bool:
-    """Return whether a node computes a reciprocal. A product that reads the reciprocal divides by the tensor."""
+    """Return whether a node computes a reciprocal. A product that reads this reciprocal is a division by the node's
+    input.
+    """
     return not is_op(node, "Div") or measured.is_constant(node.inputs[0])
 
 
@@ -462,7 +464,7 @@ def _width(value: ir.Value | None, measured: Measured) -> float:
 
 def _column_levels(node: ir.Node, measured: Measured) -> float:
     """Return how many levels the widest column of an output leaves for its narrow columns. The widths are estimated
-    from constants: the columns of a weight, factors, or summands. The narrowest `_FEW_COLUMNS` of the columns are
+    from constants: the columns of a weight, factors, or summands. The narrowest columns, a share of `_FEW_COLUMNS`, are
     ignored.
     """
     first = node_input(node, 0)
@@ -581,8 +583,8 @@ def find_nothing(measured: Measured) -> Mapping[str, str]:
 
 
 def _masks(node: ir.Node | None, far: float, reach: Mapping[str, float], measured: Measured) -> Iterator[str]:
-    """Yield the operands that bring the number `far` into a node's output. An operand may contain only this number and
-    zero.
+    """Yield the operands that bring the number `far` into a node's output. Some of these operands contain no numbers
+    other than `far` and zero.
     """
     for value in node.inputs if node is not None else ():
         spread = measured.spread(value)
@@ -591,8 +593,8 @@ def _masks(node: ir.Node | None, far: float, reach: Mapping[str, float], measure
 
 
 def _fewest(value: ir.Value) -> int:
-    """Return the number of levels that a tensor needs. This number is larger if no layer reads the tensor, because
-    running other operators in float costs little.
+    """Return the number of levels that a tensor needs. The number is larger if no layer reads the tensor, because
+    operators other than layers cost little in float.
     """
     return FEWEST if any(operator_of(reader).mac_rule for reader in readers(value)) else 4 * FEWEST
 
@@ -652,7 +654,7 @@ def find_hazards(model: ir.Model | GraphIndex, statistics: Statistics) -> Mappin
 
 
 def calibrated(prepared: PreparedModel, statistics: Statistics) -> PreparedModel:
-    """Return a copy of a prepared model to which its hazards and a note for each kind of hazard are added."""
+    """Return a copy of a prepared model, with its hazards and a note for each kind of hazard added."""
     hazards = find_hazards(prepared.graph, statistics)
     alike: dict[str, list[str]] = {}
     for name, reason in hazards.items():

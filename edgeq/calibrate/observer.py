@@ -2,8 +2,8 @@
 
 Every tensor that a session returns is written to memory, read again and thrown away. A few large tensors make up most
 of this data. After the first samples, edgeq counts only a part of the elements of large tensors. From then on the graph
-itself returns that part (Slice) and the extrema (ReduceMin, ReduceMax). The operators that compute the tensors stay the
-same, so every number is identical to the last bit.
+itself returns that part (Slice) and the extrema (ReduceMin, ReduceMax). The operators that compute the tensors do not
+change, so the tensors' values stay identical to the last bit.
 
 A NaN is not always visible in the extrema. A convolution or an addition of moderate numbers is always finite, so for
 these operators it is enough to check the magnitudes of their inputs (`Bounds`). For other operators the graph also
@@ -277,8 +277,9 @@ SPREAD = 1 << 12
 """
 PLENTY = 1 << 18
 """Number of elements after which only an evenly spaced part is counted, for a tensor of more than `ALL_COUNTED`
-elements. The number is estimated: edgeq assumes that all earlier samples had the size of the current one. Each counted
-element has the weight of the elements that it represents. Extrema always include all elements."""
+elements. The number of earlier elements is estimated: edgeq assumes that the tensor had its current size in all earlier
+samples. Each counted element has the weight of the elements that it represents. Extrema always include all elements.
+"""
 LARGE = 1 << 15
 """Size of the smallest tensor, in elements, whose part and extrema are computed in the graph. Such a tensor need not be
 fetched."""
@@ -299,8 +300,8 @@ class Seen:
 
 @dataclass(frozen=True)
 class Part:
-    """Summarise a tensor of one sample without all its values. A Part contains the extrema of all `size` elements,
-    which are finite, and every `stride`-th element in `values`. The dtype is float32.
+    """Summarise a tensor of one sample without keeping all its values. A Part contains the extrema of all `size`
+    elements, which are finite, and every `stride`-th element in `values`. The dtype is float32.
     """
 
     values: NDArray[np.float32]

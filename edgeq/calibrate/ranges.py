@@ -339,8 +339,8 @@ def scale_groups(model: ir.Model, op_types: Collection[str] = SHARING) -> tuple[
 
 
 def share_ranges(model: ir.Model, ranges: Mapping[str, Range], op_types: Collection[str] = SHARING) -> dict[str, Range]:
-    """Return a copy of `ranges` in which all members of a group have the same range: the smallest one that covers all
-    their ranges. Tensors outside of groups keep their range.
+    """Return a copy of `ranges` in which all members of a group have the same range: the smallest range that covers all
+    ranges of the group. Tensors outside of groups keep their range.
     """
     shared = dict(ranges)
     for group in scale_groups(model, op_types):

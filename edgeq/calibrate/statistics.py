@@ -5,9 +5,10 @@ bits of a float32 (sign, eight exponent bits, ten mantissa bits). So every octav
 the same bins, and the range need not be known in advance. Merging two histograms only adds integers, so it is exact,
 associative and commutative.
 
-A linear histogram with 4096 bins on each side over a window ±2^k is made by joining bins. Only in the window's top
-octave are the bins twice as wide as the linear ones, so each adds half of its count to each of two linear bins. float16
-also has ten mantissa bits, so float16 tensors are recorded without any loss.
+A linear histogram with 4096 bins on each side over a window ±2^k is made by joining bins. Each bin is inside one linear
+bin, except in the window's top octave. There, each bin is twice as wide as a linear bin, and adds half of its count to
+each of the two linear bins that it covers. float16 also has ten mantissa bits, so float16 tensors are recorded without
+any loss.
 """
 
 from __future__ import annotations
@@ -65,8 +66,8 @@ class Histogram:
         return hash((self.keys.tobytes(), self.counts.tobytes()))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the counts in the narrowest type that fits the largest one, because worker processes send millions of
-        bins.
+        """Pickle the counts in the narrowest type that fits the largest count, because worker processes send millions
+        of bins.
         """
         narrow = np.min_scalar_type(int(self.counts.max(initial=0)))
         return _received, (self.keys, self.counts.astype(narrow))
@@ -165,7 +166,7 @@ class Counter:
         self._filled = 0
 
     def _table(self, more: int) -> NDArray[np.uint32]:
-        """Return a table to whose counts the caller can add up to `more` without overflow."""
+        """Return a table in which each count can grow by `more` without overflow."""
         if self._counts is None:
             self._counts = _zeros()
         self._room -= more
@@ -311,8 +312,8 @@ def linear_of(histogram: Histogram) -> Linear:
         return Linear(np.zeros(2 * BINS), 1.0 / BINS)
     magnitude = np.abs(order)
     top = int(magnitude.max()) >> MANTISSA_BITS
-    # For each bin, the index of the linear bin that contains its first value. The index is computed at the resolution
-    # of the top octave, and lower octaves are then shifted to wider bins.
+    # For each bin, the index of the linear bin that contains its first value. The index is computed as in the top
+    # octave, then shifted right by one bit for each octave that the bin is below it.
     leading = (magnitude & (_OCTAVE - 1)) | np.where(magnitude >= _OCTAVE, _OCTAVE, 0)
     octave = np.maximum(magnitude >> MANTISSA_BITS, 1)
     steps = np.minimum(max(top, 1) - octave, 31)

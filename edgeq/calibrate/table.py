@@ -76,8 +76,8 @@ def decode_table(content: bytes) -> list[tuple[str, str]]:
     if count > len(content) // 4:
         raise ValueError("its vector is longer than the file")
     pairs = []
-    # Tensor names are unique, so in a valid file each name has its own bytes. Without this limit, a megabyte of offsets
-    # to one long name would become gigabytes of text.
+    # Tensor names are unique, so in a valid file each name has its own bytes, and all names together are shorter than
+    # the file. Without this limit, a megabyte of offsets to one long name would become gigabytes of text.
     left = len(content)
     for index in range(count):
         pair = view.follow(vector + 4 + 4 * index)
@@ -307,7 +307,7 @@ def write_native(
     """Write TensorRT's native cache, and read it back as a check. A tensor of range 0 gets the smallest normal scale.
 
     Args:
-        version: TensorRT's version in the form of the first line ("8601" for 8.6.1).
+        version: TensorRT's version as the first line contains it ("8601" for 8.6.1).
         algorithm: name of the calibrator.
     """
     table = table_of(ranges)

@@ -487,8 +487,8 @@ def evaluate(
         count: maximum number of samples.
 
     Raises:
-        UsageError: the task is unknown, `model` is not a model, or `model` is an
-            open session and the samples are not opened yet.
+        UsageError: the task is unknown, `model` is not a model, or `model` is an open session and the samples are not
+            opened yet.
         ModelError, BundleError, RuntimeUnavailableError: the model cannot be opened.
         DataError, CheckFailedError: for the same reasons as `evaluate_sessions`.
     """

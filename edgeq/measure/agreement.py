@@ -123,7 +123,7 @@ class OutputAgreement:
 
     @property
     def worst_slice(self) -> SliceAgreement | None:
-        """Return the slice with the lowest SQNR, or None if no slice is below the whole output."""
+        """Return the slice with the lowest SQNR, or None if no slice has a lower SQNR than the whole output."""
         worst = min(self.slices, key=lambda part: part.sqnr_db, default=None)
         return worst if worst is not None and worst.sqnr_db < self.sqnr_db else None
 
@@ -260,7 +260,7 @@ class ClassScores:
     def update(self, output: NDArray[Any], inputs: Mapping[str, NDArray[Any]]) -> NDArray[np.int64] | None:
         """Add one sample and return the arg-max of each row, [N].
 
-        Return None if this output, or an earlier one, does not have the shape of class scores.
+        Return None if the output does not have the shape of class scores in this sample or in an earlier one.
         """
         self.shaped = self.shaped and is_class_scores(output)
         if not self.shaped:
@@ -359,6 +359,7 @@ def worst_db(agreement: Agreement) -> float:
 
 
 Outputs = Mapping[str, NDArray[Any]]
+"""Output name → array, for one sample."""
 
 
 class Session(Protocol):

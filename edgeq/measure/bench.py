@@ -99,7 +99,7 @@ def is_bundle(path: Path) -> bool:
 def refuse_ignored(settings: SessionSettings, *paths: Path) -> None:
     """Refuse session options and an optimisation level if all `paths` are bundles.
 
-    Bundles have their own session options and would ignore the given ones.
+    Bundles have their own session options and would ignore the given options.
 
     Raises:
         UsageError: a bundle would ignore an option; the message names the option.
@@ -407,8 +407,8 @@ def _samples(data: BenchData, signature: Signature, model: Path, progress: Progr
 
 
 _TIMED_SECONDS = 0.5
-# The same for models that have several sessions. Less time is enough, because their claims compare pairs of sessions,
-# and sessions differ more than the runs of one session do.
+# The same duration for models that have several sessions. Less time is enough, because claims about such models compare
+# pairs of sessions, and sessions differ more than the runs of one session do.
 _TIMED_SECONDS_IN_SEVERAL = 0.25
 # On a busy machine, timing continues for up to this many seconds until enough runs were undisturbed.
 _PATIENCE_SECONDS = 8.0

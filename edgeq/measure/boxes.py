@@ -6,7 +6,7 @@ A box is x1, y1, x2, y2 (left, top, right, bottom) in pixels. The boxes in COCO'
 
 `mean_average_precisions` computes COCO's mAP50-95 for many selections of the same images. The detections of each image
 are matched with its objects only once. The result is the same as that of the COCO packages (area "all", 100 detections
-per image), but those need half a second for each selection of 128 images. The rules of the packages are:
+per image), but the packages need half a second for each selection of 128 images. The rules of the packages are:
 
 - Detections are processed in order of their scores, the highest first. A detection takes the free object of its
   category that it overlaps most, if the overlap reaches the threshold.
@@ -106,7 +106,8 @@ def nms(found: Detections, iou: float, limit: int) -> NDArray[np.int64]:
 def suppress(candidates: Detections, *, confidence: float, iou: float, limit: int) -> Detections:
     """Return the best candidates of a detector head, at most `limit`.
 
-    They are finite, have a score above `confidence`, and are not suppressed by other candidates (`nms`).
+    The returned candidates are finite, have a score above `confidence`, and are not suppressed by other candidates
+    (`nms`).
     """
     usable = np.isfinite(candidates.boxes).all(axis=1) & (candidates.scores > confidence)
     strong = candidates.take(usable)
@@ -254,8 +255,8 @@ SUMMARY = MappingProxyType({"mAP50-95": 0, "mAP50": 1, "mAP75": 2, "AR100": 8})
 
 @dataclass(frozen=True)
 class Image:
-    """Hold one annotated image: its COCO id, its size in pixels (None if the file omits it), and its annotations in the
-    form of the file.
+    """Hold one annotated image: its COCO id, its size in pixels (None if the file omits it), and its annotations as
+    they are in the file.
     """
 
     id: int

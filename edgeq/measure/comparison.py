@@ -8,15 +8,15 @@ contains boxes in pixels.
 One SQNR over such an output describes only the largest values. All other values could be zero without a visible change.
 So edgeq keeps sums for every index along every axis, and groups the indices by the scale of the reference there:
 
-    scale[i]   the larger of two ratios. Each divides a size of index i by the largest such size of any index. The sizes
-               are max |r| over all elements with index i, and max r - min r over these elements. (If the values of a
-               column happen to be near zero, they still vary as much as those of its neighbours.) Indices whose values
-               are all in 0..1 (scores, probabilities) share the largest of their scales, because a class that never
-               occurs is not a unit of its own
+    scale[i]   the larger of two ratios, each of a size at index i to the largest such size at any index. The two sizes
+               are max |r| and max r - min r, over all elements with the index. (If the values of a column happen to be
+               near zero, they still vary as much as those of its neighbours.) Indices whose values are all in 0..1
+               (scores, probabilities) share the largest of their scales, because a class that never occurs is not a
+               unit of its own
     known[i]   scale[i] > 2^-24, the resolution of a float32; a smaller scale counts as zero (padding)
     levels     groups of indices, from the largest scale down. A new level begins at a scale that is more than 16 times
-               smaller than the level's largest. Along axes of more than 12 indices (the channels of a feature map),
-               it must be that much smaller than the next larger scale, because channels and positions of one unit
+               smaller than the level's largest. Along axes of more than 12 indices (the channels of a feature map), the
+               scale must be that much smaller than the next larger scale, because channels and positions of one unit
                fill a wide range evenly. There, a lower level must also contain more than an eighth of the indices, or
                the indices at one end of the axis, because some channels are hardly ever active
 

@@ -3,7 +3,8 @@
 edgeq reads this from ONNX Runtime's own profile of the optimised graph. The Q/DQ nodes of a file only show which nodes
 should run on integers. When ONNX Runtime loads the file, its optimiser decides: it fuses some of these nodes into
 integer kernels and leaves the rest in float. So edgeq runs one inference under the profiler, and classifies every
-kernel that ran by its name and the dtype of its inputs. Plug-in engines add their own layers to that profile.
+kernel that ran, using the kernel's name and the dtype of its inputs. Plug-in engines add their own layers to that
+profile.
 """
 
 from __future__ import annotations
@@ -588,7 +589,7 @@ def measure_coverage(
 
 
 def forecast_coverage(predicted: Sequence[NodePrediction], macs: Mapping[str, int], how: str, reason: str) -> Coverage:
-    """Return predictions for the nodes of a model in the form of a measured coverage.
+    """Return predictions for the nodes of a model as a `Coverage`.
 
     Args:
         macs: MACs by node name, for nodes whose MACs differ from the prediction.

@@ -1,10 +1,10 @@
 """Implement `edgeq.debug`: compare a float model and its quantized form, layer by layer.
 
-To find where an engine's results diverge, edgeq compares its tensors with those of onnxruntime's CPU kernels. Both run
-the same file, so only arithmetic can differ. Every quantized tensor becomes an output through an additional
-DequantizeLinear, so the engine still finds the model's Q/DQ pairs unchanged. Then edgeq runs the layers that lose most
-again, one at a time. Both the engine and the CPU's kernels run each layer on the tensors that the CPU's kernels
-computed.
+To find where an engine's results diverge, edgeq compares its tensors with those of onnxruntime's CPU kernels. The
+engine and the CPU's kernels run the same file, so only their arithmetic can differ. Every quantized tensor becomes an
+output through an additional DequantizeLinear, so the engine still finds the model's Q/DQ pairs unchanged. Then edgeq
+runs the layers with the largest losses once more, one at a time. Both the engine and the CPU's kernels run each layer
+on the tensors that the CPU's kernels computed.
 """
 
 from __future__ import annotations
@@ -355,7 +355,8 @@ def _outputs(float_model: Path, loaded: LoadedModel, samples: Samples, progress:
     """Compare the quantized model's outputs with the float model's, once as shipped and once without graph
     optimisation.
 
-    If the optimisation loses accuracy, also compare the outputs without the one optimiser that is known to cause this.
+    If the optimisation loses accuracy, also compare outputs that are computed without the one optimiser that is known
+    to cause such a loss.
     """
     settings = loaded.settings
     reference = open_session(float_model, SessionSettings(intra_op_threads=settings.intra_op_threads))

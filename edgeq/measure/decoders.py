@@ -1,5 +1,5 @@
-"""Decode the outputs of detector heads: convert a model's raw outputs to candidate boxes. Each head is a function with
-a `Decoder`.
+"""Decode the outputs of detector heads: convert a model's raw outputs to candidate boxes. Each head has a function that
+decodes its outputs, and a `Decoder` that describes it.
 
 Plug-ins add heads through an entry point of the group `edgeq.decoders`. "path.py:function" names a function in a file.
 """

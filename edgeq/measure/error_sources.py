@@ -44,7 +44,7 @@ class LayerArrays:
         raw: result of the quantized layer on the float model's tensors. It contains floats before they are quantized,
             or integers.
         alone: the same result in the form that readers of the tensor get.
-        from_rounded: result of the float layer on the same tensors, rounded as in the quantized model.
+        from_rounded: result of the float layer on the same tensors after these are rounded as in the quantized model.
     """
 
     exact: Mapping[str, NDArray[Any]]
@@ -224,7 +224,7 @@ class ErrorSource:
         cause: "weights", or "range" (the range of the layer's result).
         reason: the cause in figures.
         exclude: nodes to keep in float. If the cause is the range, there are several, because a tensor stays in float
-            only if the node that computes it and all nodes that read it do.
+            only if the node that computes it and all nodes that read it stay in float.
     """
 
     name: str

@@ -299,7 +299,8 @@ def try_preprocess(
     Args:
         request: a request with a task. If it has a preprocessing, this is also a candidate, and its source options
             (key, label, layout …) apply to all candidates.
-        candidates: preprocessings, in any form that `--preprocess` accepts; None tries the common ones and `PLAIN`.
+        candidates: preprocessings, in any form that `--preprocess` accepts; None tries the common preprocessings and
+            those in `PLAIN`.
 
     Raises:
         UsageError: the request has no task, or has a reference.
@@ -323,7 +324,7 @@ def try_preprocess(
     if not measured:
         raise failed[0][1]
     sign = -1 if measured[0][1].higher_is_better else 1
-    # The sort is stable, so named candidates come first among equal ones.
+    # The sort is stable, so equally accurate candidates keep the order in which they were tried.
     ranked = sorted(measured, key=lambda pair: sign * pair[1].value)
     best = ranked[0][1]
     # Twice the standard error of a share that is measured on this number of samples; 0 for a metric that is not a

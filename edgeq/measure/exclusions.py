@@ -127,8 +127,8 @@ class _Splicer:
         return given if alone else self._rounded(match, given)
 
     def _handed_over(self, name: str, new: ir.Value) -> ir.Value:
-        """Connect nodes outside the region to `new`, in the form of the old tensor. Return the value that nodes inside
-        the region read.
+        """Let nodes outside the region read `new` in place of the old tensor, as integers if the old tensor contains
+        integers. Return the value that nodes inside the region read.
         """
         match = self._matches.get(name)
         if match is None:
@@ -189,8 +189,8 @@ def find_exclusions(pair: LayerPair, sets: Sequence[tuple[str, ...]], samples: S
 
     edgeq tries each of `sets`, and single nodes from them. Then it tries the first 1, 2, 4 ... sets together, once in
     the order of `sets` and once in the order of their gain. It also tries the sets with the largest gain together with
-    neighbouring nodes that have no multiply-accumulates, because a tensor next to an integer node is quantized. Of two
-    good results, the one with fewer nodes is better.
+    neighbouring nodes that have no multiply-accumulates, because a tensor next to an integer node is quantized. If two
+    results are about equally good, the one with fewer nodes ranks first.
 
     Args:
         samples: a few samples; all of them are run for each set.

@@ -1,4 +1,4 @@
-"""Measure the latency and throughput of models on this machine, with the benchmark of `edgeq_device` on edgeq's
+"""Measure the latency and throughput of models on this machine: run the benchmark of `edgeq_device` on edgeq's
 sessions.
 
 The benchmark itself is in `edgeq_device`, which is included in bundles, so a workstation and a device run the same
@@ -188,6 +188,3 @@ def _drawn(progress: Progress, settings: BenchSettings) -> Iterator[OnProgress]:
             done = max(now, done)
 
         yield on_progress
-
-
-"""Output name → array, for one sample."""

@@ -1,7 +1,7 @@
 """Run a float model and its quantized form layer by layer, compare every tensor, and follow errors to the outputs.
 
-These are the four operations of ONNX Runtime's `qdq_loss_debug`. Here they work for every quantized format, and without
-storing activations:
+This module has the four operations of ONNX Runtime's `qdq_loss_debug`, for every quantized format and without storing
+activations:
 
     match_weights         pairs of integer weights and float weights (`compare_weights` measures the difference)
     with_outputs          a model whose inner tensors are also outputs
@@ -21,7 +21,7 @@ A fourth figure helps to find the cause in a layer. `inputs` is the result of th
 neither `inputs` nor the rounding of the result explains the noise of a layer, the weights cause it.
 
 To follow errors, edgeq gives the float model one more input for each layer in question: a disturbance that is added to
-the layer's tensor. In each run, it is zero for all layers but one, so one session serves all layers. A run shows what
+the layer's tensor. In each run, all disturbances but one are zero, so one session serves all layers. A run shows what
 happens to one layer's error on its way to the outputs: it may be amplified, damped or cancelled. No figure at the layer
 itself shows this. The error of a layer is the difference between the results of the quantized and the float layer. Both
 read the same rounded inputs, so the error comes only from the layer's weights and from the rounding of its result. Each
@@ -268,7 +268,7 @@ class LayerPair:
         given, given_to_float: inputs of the cut models, each with its match and whether the tensor is rounded first.
 
     Args:
-        float_graph: the float model from which the other was quantized (after `edgeq.model.prepare`), so names and
+        float_graph: the float model from which the quantized model was made (after `edgeq.model.prepare`), so names and
             weights match.
         matches: the activations that both models have; None finds them here.
         settings: threads, providers and configuration.

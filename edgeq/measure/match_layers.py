@@ -130,8 +130,8 @@ def _scaled_sums(node: ir.Node, weight: ir.Value, zero_point: int) -> QuantParam
 
 
 def _constant_factor(value: ir.Value, *, depth: int) -> NDArray[Any] | None:
-    """Return the constant by which a tensor is multiplied. It may be the other factor of a product, or a part of that
-    factor.
+    """Return the constant by which a tensor is multiplied. The constant may be the other factor of a product, or a part
+    of that factor.
     """
     for node, place in value.uses() if depth else []:
         if node.op_type == "Cast":
@@ -264,7 +264,7 @@ def weight_values(
 ) -> tuple[NDArray[Any], NDArray[np.float32]]:
     """Return the float weight, and the values with which the quantized model computes.
 
-    Both have the shape of the float weight. The second is float32.
+    Both arrays have the shape of the float weight. The second array is float32.
     """
     values = _dequantized(quantized_graph.constant(match.quantized), match.params)
     return float_graph.constant(match.name), np.swapaxes(values, -1, -2) if match.transposed else values

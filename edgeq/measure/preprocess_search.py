@@ -1,10 +1,10 @@
 """Find the preprocessing that a float model was trained with, if none is named.
 
 A wrong preprocessing costs more accuracy than any quantization. edgeq tries the common kinds of preprocessing on
-samples from across the data. If there are labels, the most accurate one wins. Without labels, a preprocessing is
-likelier if the model's scores contain more information about the images. The measure is the mutual information of image
-and class, H(mean of p) - mean of H(p), where p is the softmax. It equals the mean over the images of the divergence of
-p from the mean of p.
+samples from across the data. If there are labels, the kind with the best accuracy wins. Without labels, a preprocessing
+is likelier if the model's scores contain more information about the images. The measure is the mutual information of
+image and class, H(mean of p) - mean of H(p), where p is the softmax. It equals the mean over the images of the
+divergence of p from the mean of p.
 
 After each round, edgeq drops the candidates that are worse than the best by more than chance explains, judged by the
 difference on the same samples. The remaining candidates get more samples in the next round. Candidates that are left
@@ -104,7 +104,7 @@ class Search:
 
     @property
     def question(self) -> str:
-        """Return a sentence that asks the user for the preprocessing and lists the likeliest ones."""
+        """Return a sentence that asks the user for the preprocessing and lists the likeliest candidates."""
         if not self.fitting:
             return choices()
         if self.doubt:
@@ -181,7 +181,7 @@ def search(
             metric = task.primary if task is not None else BITS
             sign = 1 if task is None or task.higher_is_better else -1
             known = [one for one in settled if one in found and settled[one] != task]
-            if known:  # A class offset that is found with the correct preprocessing also applies to the others.
+            if known:  # A class offset found with the correct preprocessing applies to all.
                 task = settled[max(known, key=lambda one: sign * found[one].metrics[metric])]
                 for name in [one for one in found if settled[one] != task]:
                     try:
@@ -197,8 +197,8 @@ def search(
         sure = size > _ROUNDS[0] and (best == usual or all(doubts[name] for name in left))
         if len(left) < 2 or count < size or sure:
             break
-    # Without labels, more bits do not prove that a preprocessing is correct. Among tied ones, the common ones come
-    # first.
+    # Without labels, more bits do not prove that a preprocessing is correct. Among tied candidates, the more common
+    # ones come first.
     order = {name: place if metric == BITS and name in left else 0 for place, name in enumerate(found)}
     ranked = sorted(found, key=lambda name: (name not in left, order[name], -sign * found[name].metrics[metric]))
     chosen = tuple(Candidate(name, found[name].metrics[metric]) for name in ranked)
@@ -308,7 +308,8 @@ def open_or_search(
         how: further arguments of `open_samples`.
 
     Raises:
-        DataError: an error of `open_samples`, or no preprocessing can be decided on; the message then asks the user.
+        DataError: an error of `open_samples`, or no preprocessing can be decided on, in which case the message asks the
+            user to name one.
     """
     try:
         return open_samples(data, signature, progress=progress, **how)

@@ -71,7 +71,7 @@ class Task(Protocol):
     A task is an immutable value. `start` returns a new meter, so several models can share one pass.
 
     A task may also have an attribute `classes`. It is true if the output that the task reads (its attribute `output`,
-    or the only output) contains class scores. Only then is the share of samples with the same top-1 meaningful.
+    or the only output) contains class scores. Otherwise, the share of samples with the same top-1 is meaningless.
     """
 
     @property

@@ -100,11 +100,11 @@ class Classification(Displayed):
 
 
 def infer_task(sample: Sample, outputs: Outputs) -> Classification | None:
-    """Return the task that a sample's label and a model's outputs for the sample suggest. Return None if they suggest
-    none.
+    """Return the task that a sample's label and a model's outputs for the sample suggest. Return None if no task can be
+    inferred.
 
-    They suggest classification if the labels are class numbers, and if the only float output has one row of class
-    scores for each label, with a score for each class number.
+    The task is classification if the labels are class numbers, and if the only float output has one row of class scores
+    for each label, with a score for each class number.
     """
     found = [array for array in outputs.values() if array.dtype.kind == "f"]
     label = np.asarray(sample.label).reshape(-1) if sample.label is not None else np.zeros(0)
@@ -327,8 +327,8 @@ def roc_auc(scores: NDArray[Any], labels: NDArray[Any]) -> float:
     """Return the area under the ROC curve. This is the probability that a positive scores above a negative, where a tie
     counts one half.
 
-    It is Mann and Whitney's U divided by the number of pairs, computed from mean ranks. It is NaN if a score is NaN or
-    all labels are the same.
+    The area equals Mann and Whitney's U divided by the number of pairs, computed from mean ranks. It is NaN if a score
+    is NaN or all labels are the same.
     """
     positives = labels == 1
     p = int(positives.sum())

@@ -265,8 +265,8 @@ def node_names(model: ir.Model) -> dict[ir.Node, str]:
 
 
 def clashing_names(names: Iterable[str]) -> dict[str, str]:
-    """Return name → name of another tensor, for each name that a quantizer may also give to a new tensor that it
-    derives from the other tensor.
+    """Return the names that a quantizer may also give to a new tensor. Each name is mapped to the name of the tensor
+    from which the new tensor would be derived.
     """
     known = set(names)
     return {

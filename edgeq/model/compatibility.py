@@ -92,7 +92,7 @@ class _Versions:
 
 
 def compatibility(model: ir.Model, architecture: str = "") -> Compatibility:
-    """Return what `model` requires of onnxruntime on `architecture`. Only int8 weights are read from external data.
+    """Return what `model` requires of onnxruntime on `architecture`. Of the external data, only int8 weights are read.
 
     Raises:
         ModelError: no probed release supports something in the model.
@@ -204,7 +204,7 @@ def fix_sizes(model: ir.Model, sizes: Mapping[str, int], source: Path) -> None:
         source: the model's file, for messages.
 
     Raises:
-        UsageError: no free size has one of the names; the message suggests the nearest name.
+        UsageError: a name does not belong to any free size; the message suggests the nearest name.
     """
     known = free_sizes(model)
     unknown = next((name for name in sizes if name not in known), None)

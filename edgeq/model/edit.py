@@ -32,8 +32,8 @@ class Editor:
         self.graph = graph if graph is not None else model.graph
         self._made: dict[tuple[str, bytes, str], ir.Value] = {}
 
-    # Names must be unique in every scope, because a body sees the names of the graphs around it. They are collected
-    # only when the first new name is needed, because many passes find nothing to do.
+    # Names must be unique in every scope, because a body sees the names of the graphs around it. The names are
+    # collected only when the first new name is needed, because many passes find nothing to do.
     @functools.cached_property
     def _values(self) -> _Names:
         names = _Names()
@@ -84,7 +84,7 @@ class Editor:
         Args:
             output: name of the output, if it differs from the node's name.
             before, after: the node to insert before or after. Without either, the new node goes to the end.
-            like: a value whose shape the output gets. The output also gets its type if `dtype` is not given.
+            like: a value whose shape the output gets. The output also gets the value's type if `dtype` is not given.
             attributes: plain values, or `ir.Attr` objects, which are not changed.
         """
         (made,) = self.nodes(
@@ -318,8 +318,8 @@ def external_folder(model: ir.Model) -> Path | None:
 
 
 def to_proto(model: ir.Model) -> onnx.ModelProto:
-    """Return the protobuf of a model. It refers to external weights without reading them. `value_info` lists only the
-    outputs of nodes, because the tensor of an initializer already contains its type and shape.
+    """Return the protobuf of a model. The protobuf refers to external weights, which are not read. `value_info` lists
+    only the outputs of nodes, because the tensor of an initializer already contains its type and shape.
     """
     proto = ir.serde.serialize_model(model)
     for graph in (proto.graph, *inner_graphs(proto.graph.node)):

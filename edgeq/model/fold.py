@@ -1,9 +1,9 @@
 """Simplify a graph: fold BatchNormalization, inline functions, make sparse tensors dense, raise the opset.
 
 At inference, BatchNormalization computes y = x * factor + shift for each channel, with factor = scale / sqrt(var +
-epsilon) and shift = bias - mean * factor (the definition of the ONNX operator). It can be folded into a preceding layer
-that is linear in its weights. The weights and the bias of the layer are multiplied by factor, and shift is added to the
-bias.
+epsilon) and shift = bias - mean * factor (the definition of the ONNX operator). BatchNormalization can be folded into a
+preceding layer that is linear in its weights. The weights and the bias of the layer are multiplied by factor, and shift
+is added to the bias.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ inside the body of an If, Loop or Scan like any other use. This module adds the 
 
 The table `OPERATORS` describes the inputs of each operator, with one row per operator type. In the table, a place is
 the index of a node's input, counted from 0. The rows cover operators of ONNX and of ONNX Runtime's `com.microsoft`, and
-operators that ONNX Runtime's optimiser creates. A type means the same in every domain, except for the types in
-`_BY_DOMAIN`.
+operators that ONNX Runtime's optimiser creates. An operator type means the same in every domain, except for the types
+in `_BY_DOMAIN`.
 """
 
 from __future__ import annotations

@@ -284,7 +284,7 @@ class _Default:
 
 @dataclass(frozen=True)
 class _Entry:
-    """Hold one rule in the form of the file."""
+    """Hold one rule as it is written in the file."""
 
     operators: tuple[str, ...]
     int8: Literal["yes", "no", "only-if"]

@@ -245,8 +245,8 @@ def signature_of(model: onnx.ModelProto, path: Path) -> Signature:
 
 
 def model_files(path: Path, folder: Path | None = None) -> tuple[Path, ...]:
-    """Return the model file, followed by its external data files in sorted order. Each is checked to be inside its
-    folder. Weights are not read.
+    """Return the model file, followed by its external data files in sorted order. Each data file is checked to be
+    inside its folder. Weights are not read.
 
     Args:
         folder: folder of external data, which a bundle's variant may set; None for the model's folder. In other

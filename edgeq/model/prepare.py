@@ -104,10 +104,10 @@ def settle(model: ir.Model, before: ir.Model) -> None:
 
 PREPARED_NAME = "prepared.onnx"
 _RUNTIME_DOMAINS = frozenset({"", "ai.onnx", "ai.onnx.ml", "com.microsoft"})
-# Domains that occur only after the last level of ONNX Runtime's optimisation. Such a model runs only on the kind of CPU
-# on which it was saved.
+# Domains that occur only after the last level of ONNX Runtime's optimisation. A model that uses them runs only on the
+# kind of CPU on which it was saved.
 _LAYOUT_DOMAINS = frozenset({"com.microsoft.nchwc", "com.ms.internal.nhwc"})
-# Layers fused with their activation. They occur after the last but one level of the optimisation, and no quantizer
+# Layers fused with their activation. They occur from the second-to-last level of the optimisation on, and no quantizer
 # accepts them.
 _FUSED = frozenset({"FusedConv", "FusedGemm", "NhwcFusedConv"})
 _LISTED = 8

@@ -102,7 +102,7 @@ class QuantParams:
         return float(((self.low - zero_point) * scale).min()), float(((self.high - zero_point) * scale).max())
 
     def same(self, other: QuantParams) -> bool:
-        """Return whether both represent numbers in the same way, with the same type, scales and zero points."""
+        """Return whether `other` represents numbers in the same way, with the same type, scales and zero points."""
         return (
             self.dtype == other.dtype
             and np.array_equal(self.scale.reshape(-1), other.scale.reshape(-1))

@@ -1,8 +1,9 @@
 """Replace operators by equivalent operators that integer kernels support.
 
-`join_slices` replaces strided slices that are concatenated along the channels by one SpaceToDepth. Detectors that begin
-with a "focus" layer have eight Slices and a Concat there. A runtime copies strided slices element by element before any
-layer can start. In a YOLOX-Nano, this takes 0.6 ms of 11 ms, and SpaceToDepth takes 0.14 ms.
+`join_slices` writes one SpaceToDepth in place of several strided slices and the Concat that joins them along the
+channels. The "focus" layer at the start of some detectors consists of eight Slices and a Concat. A runtime copies
+strided slices element by element before any layer can start. In a YOLOX-Nano, this takes 0.6 ms of 11 ms, and
+SpaceToDepth takes 0.14 ms.
 
 `fold_affine` folds products and sums with constants into the weights and bias of the preceding layer. Exporters write a
 learnt scale, a bias or a normalization as separate nodes: Conv, Mul, Add. ONNX Runtime folds constants with one value
@@ -25,8 +26,8 @@ same result and has int8 kernels. ReduceMean has none, so the whole tensor would
 
     HardSigmoid(x) = max(0, min(1, alpha x + beta)) = Clip(x + b, 0, m) / m        alpha = 1 / m, beta = b / m
 
-A hard swish is x HardSigmoid(x). Exporters write its division after the product: x Clip(x + 3, 0, 6) / 6. As separate
-nodes, each step is quantized separately, which takes time and rounds to 8 bits again.
+A hard swish is x HardSigmoid(x). Exporters write its division after the product: x Clip(x + 3, 0, 6) / 6. If the steps
+stay separate nodes, each is quantized separately, which takes time and rounds to 8 bits again.
 
 `widen_half` replaces 16-bit floats by float32.
 """
@@ -219,7 +220,7 @@ def _fold(step: ir.Node, editor: Editor) -> bool:
 
 
 def _by_channel(layer: ir.Node, values: Array | None) -> Array | None:
-    """Return a constant that broadcasts to the layer's result as float64[channels]. Return None if it varies along
+    """Return, as float64[channels], a constant that broadcasts to the layer's result. Return None if it varies along
     another axis.
     """
     weight = layer.inputs[1]
@@ -309,8 +310,8 @@ def _without_other_shapes(node: ir.Node, editor: Editor, add_nodes: bool) -> boo
 
 
 def _one_way(layers: list[ir.Node], editor: Editor) -> int:
-    """Give a copy of the weights to each layer that reads them in another direction than their first reader. Return the
-    number of copies.
+    """Give a copy of the weights to each layer that reads them in a direction other than that of the first reader.
+    Return the number of copies.
     """
     first: dict[ir.Value | None, int] = {}
     changed = 0
@@ -388,8 +389,8 @@ _SAME = 1e-6
 
 
 def write_hard_sigmoids(model: ir.Model) -> int:
-    """Replace every Clip(x + b, 0, m) that is followed by a Div by m or a Mul by 1 / m, in place. A product may be in
-    between. Results stay the same to float32's accuracy.
+    """Convert every Clip(x + b, 0, m) that is followed by a Div by m or a Mul by 1 / m to a HardSigmoid, in place. A
+    product may be in between. Results stay the same to float32's accuracy.
 
     Returns:
         The number of hard sigmoids that were replaced.

@@ -5,8 +5,8 @@ byte is at most 255. So the sum for two weights w and v has these limits:
 
     255 (min(w, 0) + min(v, 0)) <= sum <= 255 (max(w, 0) + max(v, 0))
 
-It fits if the magnitude of neither sum in parentheses exceeds `PAIR_LIMIT`. targets/onnxruntime/saturation.toml lists
-the operators that use such kernels.
+The sum fits into 16 bits if the magnitude of neither sum in parentheses exceeds `PAIR_LIMIT`.
+targets/onnxruntime/saturation.toml lists the operators that use such kernels.
 """
 
 from __future__ import annotations

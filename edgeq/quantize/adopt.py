@@ -1,12 +1,12 @@
-"""Convert models that are already quantized back to float, and keep the parameters of their quantization.
+"""Convert quantized models back to float, and keep the scales of their quantization if possible.
 
 The models contain Q/DQ pairs from PyTorch, TFLite converters or quantization-aware training.
 
-The float weights have the rounded values. When the backend `tiles` quantizes them again, it finds the same grid. If its
-array supports the old scale, the scale and the integers therefore stay the same. Activation scales are kept if the zero
-point is 0. Other activations get the symmetric scale that covers the same values, and a note states how much the steps
-grow. If the integers of a tensor could not represent negative values, its quantization replaced a ReLU, because
-quantizers remove a ReLU that has no further effect. edgeq then restores the ReLU.
+The float weights have the rounded values. When the backend `tiles` quantizes them again, it finds the same grid. If the
+backend's array supports the old scale, the scale and the integers therefore stay the same. Activation scales are kept
+if the zero point is 0. Other activations get the symmetric scale that covers the same values, and a note states how
+much the steps grow. If the integers of a tensor could not represent negative values, its quantization replaced a ReLU,
+because quantizers remove a ReLU that has no further effect. edgeq then restores the ReLU.
 """
 
 from __future__ import annotations

@@ -8,13 +8,14 @@ sum(w d^2). It reduces the weighted error from sum(w x^2) by sum(w x d)^2 / sum(
 inputs are known, w is the mean square of the input that is multiplied by x. (The "k-quants" of llama.cpp search for the
 scale and minimum of a block in a similar way.)
 
-Choose for each product with weights in blocks whether it computes in int8 or float, by its noise on samples.
+Decide whether each product with weights in blocks computes in int8 or in float. The decision depends on the product's
+noise on samples.
 
 At accuracy level 4 the kernel quantizes each row of its input in blocks along k that are as long as the blocks of the
 weights. Each block has the scale max |x| / 127, and the kernel multiplies integers. If a block contains a few large
 values, the others are rounded to zero, and the result is lost (microsoft/onnxruntime 29849). edgeq measures the noise
-of the weights and the noise of the activations on rows x of the float model's own inputs. W is the float matrix, Q the
-values of its blocks, and q(x) the rounded input:
+of the weights and the noise of the activations on rows x of the product's input in the float model. W is the float
+matrix, Q the values of its blocks, and q(x) the rounded input:
 
     weights  |x Q - x W|^2        activations  |q(x) Q - x Q|^2
 
@@ -407,7 +408,7 @@ class BlockCompute:
         why: the reason for the choice, one sentence without a full stop.
         kinds: the products, grouped by number of bits and type.
         noise: the noise of each product; empty if it was not measured.
-        race: speed of float compute against int8 on this machine; None if they were not timed.
+        race: speed of float compute against int8 on this machine; None if the two were not timed.
     """
 
     float_compute: tuple[str, ...]
@@ -423,7 +424,7 @@ class BlockCompute:
 
 
 def choose_compute(model: ir.Model, prepared: PreparedModel, samples: Samples) -> BlockCompute:
-    """Set each product of `model` to int8 or float, by its noise on samples, in place.
+    """Set each product of `model` to int8 or float, depending on its noise on samples, in place.
 
     Args:
         model: copy of `prepared` whose products have weights in blocks.

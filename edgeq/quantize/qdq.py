@@ -1,12 +1,13 @@
 """Write a float graph in Q/DQ form, for runtimes that fuse an operator with the Q/DQ pairs around it.
 
 Each tensor that a quantized node reads or writes gets one pair, QuantizeLinear and DequantizeLinear, which all readers
-share. Weights are stored as integers before a DequantizeLinear. Operators that only move values keep the parameters of
-their input. A Relu or Clip is removed if it has no effect because its result is quantized. Biases are int32:
+share. Weights are stored as integers before a DequantizeLinear. Operators that only move values give their result the
+scale and zero point of their input. A Relu or Clip is removed if it has no effect because its result is quantized.
+Biases are int32:
 
     bias: scale = scale of the input x scale of the weight, zero point 0
 
-If a float node writes a tensor, only quantized nodes read the tensor after its pair. Float nodes read the original
+If a float node writes a tensor, quantized nodes read the tensor after its pair, and float nodes read the original
 tensor.
 
 The scales of activations and weights are computed in `edgeq.quantize.quantizer`. The tests compare the result with the
@@ -19,7 +20,7 @@ QuantizeLinear saturates at both ends of its integer range. A preceding clamp to
 
     quantize(low) = smallest integer    and    quantize(high) = largest integer
 
-Only then does every number become the same integer with and without the clamp.
+Otherwise, some numbers would become different integers without the clamp.
 
 Choose weight ranges that keep every sum of two products within 16 bits, and that are no wider than this requires.
 
@@ -231,8 +232,8 @@ def _choose(
 def _drop_clamps(graph: ir.Graph, chosen: _Chosen) -> None:
     """Remove each chosen clamp that has no effect because its result is quantized.
 
-    The node before the clamp must be chosen too. It then writes the result, so every node reads the result after the
-    Q/DQ pair.
+    The node before the clamp must be chosen too. It then writes the clamp's result, so every node reads the result
+    after the Q/DQ pair.
     """
     for node in [node for node in clamps(graph) if node in chosen.nodes]:
         before, after = node.inputs[0], node.outputs[0]
@@ -318,7 +319,7 @@ class _Writer:
             self._write_pair(value, params)
 
     def _measure_weights(self, node: ir.Node) -> None:
-        """Choose the parameters of a node's weights, with scales so large that its bias fits into 32 bits."""
+        """Choose the parameters of a node's weights, with scales so large that the node's bias fits into 32 bits."""
         for place in operator_of(node).weights:
             value, weight = node.inputs[place], _floats(node.inputs[place])
             if value is None or weight is None:

@@ -8,9 +8,9 @@ edgeq chooses the scale and zero point of a tensor in the same way as ONNX Runti
 `settle` keeps float layers in float in every session, with or without session options. When a model is loaded, ONNX
 Runtime's WeightBiasQuantization quantizes the weights of a float Conv or Gemm between integer tensors, with one scale
 per tensor. A layer that was kept in float for accuracy then loses more accuracy than any other. A session option
-prevents this, but it is lost if the file is used alone. The optimizer only matches a layer whose input is dequantized
-with one scale. So edgeq gives the layer its own DequantizeLinear, which repeats the same scale for each channel. The
-numbers are the same, but the optimizer does not match this form.
+prevents this, but it is lost if the file is used alone. The optimizer matches a layer only if the layer's input is
+dequantized with one scale. So edgeq gives the layer its own DequantizeLinear, which repeats the same scale for each
+channel. The numbers are the same, but the optimizer does not match this form.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def integer_type(name: IntegerType) -> ir.DataType:
 
 
 def activation_params(found: Range, dtype: ir.DataType, *, symmetric: bool) -> QuantParams:
-    """Return the parameters (float32 scale) of an activation with values in `found`.
+    """Return the parameters (float32 scale) of an activation whose values are in the range `found`.
 
     An empty range gets scale 1. Unless `symmetric`, its zero point is the smallest integer, which leaves all levels to
     positive values. If the samples showed only zeros, other values are more likely positive, as after a Relu that let
@@ -165,8 +165,8 @@ def quant_type(name: IntegerType) -> Any:
 
 
 class _Silence:
-    """Switch Python's logging off while at least one thread needs this. The switch is global to the process, and
-    several threads may need it at the same time.
+    """Switch Python's logging off while at least one thread needs silence. The switch is global to the process, and
+    several threads may need silence at the same time.
     """
 
     def __init__(self) -> None:
@@ -191,7 +191,7 @@ _SILENCE = _Silence()
 
 
 def quiet() -> _Silence:
-    """Return a context manager that silences onnxruntime's tools. They would log a line for every node."""
+    """Return a context manager that silences onnxruntime's tools. Otherwise, they would log a line for every node."""
     return _SILENCE
 
 
@@ -305,8 +305,8 @@ def quantize_with_ranges(
     # reads.
     with tempfile.TemporaryDirectory(prefix="edgeq-ranges-") as folder:
         cache = Path(folder) / "ranges.json"
-        # quantize_static accepts given ranges only as "MinMax". It only uses the two numbers, so the method that
-        # derived them does not matter.
+        # quantize_static accepts given ranges only as "MinMax". It uses nothing but the two ends of each range, so the
+        # method that derived them does not matter.
         save_tensors_data(tensors_data(ranges, "MinMax"), cache)
         files = quantizer_files(
             prepared.path, destination, prepared.source, fix, fix_ranges=fix_ranges, external=use_external_data_format

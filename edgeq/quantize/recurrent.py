@@ -58,7 +58,7 @@ class IntegerWeights:
 def expand_grus(
     model: ir.Model, how: IntegerWeights, *, exclude: Collection[str] = (), least_macs: int = LEAST_MACS
 ) -> tuple[str, ...]:
-    """Replace each GRU of the main graph that benefits by a Scan over integer products, in place.
+    """Replace GRUs of the main graph with Scans over integer products, in place, if this saves time.
 
     Some layers do not change: narrow or excluded layers, and layers with computed weights, clipping, activation
     functions other than the default, sequence lengths or batch-first layout.

@@ -14,8 +14,8 @@ rounded one after the other, and the columns that follow compensate for the erro
 triangular, the error e of column i is spread as w[j] -= e U[i, j] / U[i, i] for j > i (Frantar and Alistarh 2022,
 "Optimal Brain Compression"; Frantar et al. 2022, "GPTQ"). A sweep of coordinate descent follows.
 
-Store embedding tables as integers. If a product has the same matrix in blocks, the table shares its integers. Any other
-table is stored in 8 bits, with a scale for each row.
+Store embedding tables as integers. If a product has the same matrix in blocks, the table shares the product's integers.
+Any other table is stored in 8 bits, with a scale for each row.
 
 The last layer of a language model often multiplies by the embedding table. Blocks of a product's matrix [k, n] run
 along k, and blocks of the table [n, k] run along its rows. So the integers are the same, and such a table need not be
@@ -216,8 +216,8 @@ def write_weight_only(
 
 
 def gemms_to_matmuls(model: ir.Model, exclude: tuple[str, ...] = ()) -> int:
-    """Replace each Gemm that has a constant matrix and no scaling by MatMul and Add, in place. Return how many were
-    replaced.
+    """Split each Gemm that has a constant matrix and no scaling into MatMul and Add, in place. Return how many were
+    split.
     """
     editor = Editor(model)
     count = 0

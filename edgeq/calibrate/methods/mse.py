@@ -12,7 +12,7 @@ from edgeq.calibrate.statistics import BINS, Float64s, Linear, TensorStatistics,
 from edgeq.model.quant_params import Grid, QuantParams
 
 COARSE = 2.0 ** (-np.arange(13) / 2.0)
-"""Shares of the extrema that are tried first. The best one is then refined with smaller and smaller factors."""
+"""Shares of the extrema that are tried first. The best share is then refined with smaller and smaller factors."""
 REFINEMENTS = 2.0 ** (-1.0 / np.array([4.0, 8.0, 16.0, 32.0, 64.0]))
 
 TRIED = 16
@@ -23,7 +23,7 @@ ROUNDING = 1e-9
 
 def mse_range(linear: Linear, minimum: float, maximum: float, grid: Grid) -> tuple[float, float]:
     """Return the range that gives the smallest squared error when the histogram is quantized. edgeq first searches a
-    coarse grid of ranges, then refines the best one.
+    coarse grid of ranges, then refines the best range.
 
     If the data have both signs, both ends are searched. For a symmetric grid, or for data of one sign, one end is
     enough.
@@ -93,7 +93,8 @@ def _least(moments: Moments, share: Float64s, low: float, high: float, grid: Gri
 
 
 def _promising(moments: Moments, share: Float64s, low: float, high: float, grid: Grid) -> Float64s:
-    """Return `share` without the ranges that cannot be best.
+    """Return the rows of `share` without those whose range cannot be best. Each row gives a range as shares of `low`
+    and `high`.
 
     edgeq first computes the total error of the `TRIED` ranges that clip least. A range cannot be best if its clipping
     error alone exceeds the smallest of these errors.

@@ -14,9 +14,10 @@ from edgeq.model.quant_params import Grid
 def percentile_range(histogram: Histogram, percentile: float, *, symmetric: bool) -> tuple[float, float]:
     """Return the range that keeps `percentile` percent of the values.
 
-    Half of the removed values are at each end. With `symmetric`, the values with the largest magnitudes are removed.
-    The exact order statistic is the smallest value v such that at least the wanted share of all values is less than or
-    equal to v. Each end of the range is an edge of the bin that contains the order statistic, so the range includes it.
+    Half of the removed values are at each end. With `symmetric`, the values with the largest magnitudes are removed
+    instead, whichever end they are at. The exact order statistic is the smallest value v such that at least the wanted
+    share of all values is less than or equal to v. Each end of the range is an edge of the bin that contains the order
+    statistic, so the range includes it.
 
     Args:
         percentile: share in percent, above 0 and at most 100.
