@@ -43,7 +43,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 PACKAGE = "edgeq_device"
 ARCHIVE = f"{PACKAGE}.zip"
 SHA256 = ""
-"""sha256 of that zip. edgeq writes it here when it makes a bundle."""
+"""SHA-256 hash of edgeq_device.zip. edgeq writes the hash here when it makes a bundle."""
 _MOST = 1 << 24
 
 

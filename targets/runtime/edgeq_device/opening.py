@@ -279,7 +279,7 @@ def start_variant(variant: Variant, threads: int = 0) -> Any:
 
 
 def read_feeds(session: Any, files: Sequence[str]) -> Dict[str, "np.ndarray[Any, Any]"]:
-    """Read the model's inputs from `files`. Each file is an .npz whose keys are input names, `NAME=FILE.npy`, or a
+    """Read the model's inputs from `files`. Each entry is an .npz whose keys are input names, `NAME=FILE.npy`, or a
     plain .npy for a single input.
 
     Raises:
