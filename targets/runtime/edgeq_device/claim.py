@@ -31,8 +31,8 @@ FEWEST_SESSIONS = 6
 """Minimum number of sessions for an interval over sessions. With fewer sessions, the interval is over rounds."""
 
 # The two constants apply if there are too few rounds for the requested certainty. A runner then counts as slower if it
-# is slower by the factor `_FAR` in every round, and if there are enough rounds for their range to cover the median with
-# probability `_FEWEST`.
+# is slower by the factor `_FAR` in every round, and if there are enough rounds that the range of their ratios covers
+# the median with probability `_FEWEST`.
 _FAR, _FEWEST = 1.2, 0.95
 
 

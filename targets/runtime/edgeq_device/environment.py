@@ -286,7 +286,7 @@ def wanted_niceness() -> int:
 _SHARE = 0.02
 """Shortest wait that counts, as a share of the time between two looks. Shorter waits do not disturb the runs."""
 _OVERHEAD = 0.05
-"""Share of the time that `look` may take. It does not interrupt a run, but displaces the model's data in the caches."""
+"""Share of the time that `look` may take. `look` interrupts no run, but displaces the model's data in the caches."""
 _FEW_THREADS = 8
 _ANSWERED_S = 0.002
 """Seconds after which a process that has answered is asleep. It stays on its core for up to 1 ms."""

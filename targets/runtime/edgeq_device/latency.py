@@ -6,8 +6,8 @@ runs, in an order shuffled by a seed. The first runs of a burst are not recorded
 longer than a burst gets one run a round, which is plain interleaving.
 
 Bursts are better than single runs in turn, because the runs of a deployed model follow one another. A run right after
-another model's has to refill the caches (measured: 5 to 20 % on a 1 ms model). It also shares its cores with that
-model's worker threads, which keep spinning for a while.
+another model's has to refill the caches, which made a model of 1 ms 5 to 20 % slower. It also shares its cores with
+that model's worker threads, which keep spinning for a while.
 """
 
 from __future__ import annotations
