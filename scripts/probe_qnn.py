@@ -231,7 +231,7 @@ def rules(lines: Sequence[Mapping[str, Any]]) -> str:
     groups: dict[tuple[str, str], list[str]] = {}
     for operator, row in first.items():
         if row.get("right") and row["weights"] == "uint8":
-            key = ("yes", "between Q and DQ, its constants uint8, it is one of the NPU's operators")
+            key = ("yes", "between Q and DQ, with uint8 constants, it is one of the NPU's operators")
         elif row.get("right"):
             key = ("yes", "between Q and DQ it is one of the NPU's operators")
         elif row["taken_by"]:

@@ -270,7 +270,7 @@ def _tree(folder, request, lines):
         path, blob = _inside(root, name), _inside(blobs, sha256)
         found = path if path.exists() else blob
         if found.exists() and (found.stat().st_size != size or _sha256(found) != sha256):
-            for place in (path, blob):  # these are two names of one file if the file system has hard links
+            for place in (path, blob):  # one file under two names, if the file system has hard links
                 if place.exists():
                     place.unlink()
         if not path.exists():

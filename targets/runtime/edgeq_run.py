@@ -3,13 +3,13 @@
 In a program: `from edgeq_run import open_bundle; open_bundle().run("cat.jpg")`, with this file's folder on the path.
 
 It needs Python 3.9 or newer, numpy and onnxruntime. Its code is in edgeq_device.zip next to this file. This file reads
-that zip once, compares it with SHA256, and imports the code from memory, so no code of a changed zip runs. The bundle's
-`__main__.py` is a copy of this file, so `python some.edgeq verify` works without unpacking the zip.
+that zip once, compares its hash with SHA256, and imports the code from memory, so no code of a changed zip runs. The
+bundle's `__main__.py` is a copy of this file, so `python some.edgeq verify` works without unpacking the zip.
 """
 
 import sys
 
-# A compiled file next to the sources would not be in the manifest, so the next check would refuse it.
+# A compiled file next to the sources would not be in the manifest, so the next check would refuse the bundle.
 sys.dont_write_bytecode = True
 # Remove the bundle's own folder from the path: a `json.py` in it would be imported before anything could refuse it.
 # Python puts this folder first whenever it runs a directory or a zip (__spec__). For a script it does so unless it runs
@@ -43,7 +43,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 PACKAGE = "edgeq_device"
 ARCHIVE = f"{PACKAGE}.zip"
 SHA256 = ""
-"""sha256 of that zip. edgeq writes it here when it makes a bundle."""
+"""SHA-256 hash of edgeq_device.zip. edgeq writes the hash here when it makes a bundle."""
 _MOST = 1 << 24
 
 

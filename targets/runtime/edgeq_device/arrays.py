@@ -66,7 +66,7 @@ def write_npz(
 
 
 def plain_entry(name: str) -> zipfile.ZipInfo:
-    """Return a zip entry, with compression, that depends only on its name. It has the earliest date that a zip can
+    """Return a zip entry that is compressed and depends only on its name. Its date is the earliest that a zip can
     store, because a real date would make two equal archives differ.
     """
     entry = zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0))
@@ -289,7 +289,7 @@ def read_frame(stream: IO[bytes], limits: FrameLimits = DEFAULT_LIMITS) -> Optio
 
     Raises:
         LargeFrameError: the arrays are larger than `limits` allow.
-        ValueError: the bytes are not a frame, or the frame is larger than `limits` allow.
+        ValueError: the bytes are not a frame, or another limit in `limits` is exceeded.
         EOFError: the stream ends within the frame.
     """
     head = stream.read(4)

@@ -240,7 +240,7 @@ WARMED_C = 10.0
 """Rise in degrees Celsius that is worth a note."""
 _INTERVAL_S = 0.5
 DISTURBED = 0.1
-"""Smallest share of the machine's time used by others, or load per core before the start, that is worth a note."""
+"""Smallest share of the machine's time that others used, and smallest load per core before the start, worth a note."""
 
 
 class Monitor:
@@ -300,7 +300,8 @@ def _difference(first: Optional[int], last: Optional[int]) -> Optional[int]:
 
 
 def environment_notes(seen: Dict[str, Any], cores: int) -> List[str]:
-    """Return one sentence about each condition in the record of `Monitor.finish` that may have changed the figures.
+    """Return one sentence for each recorded condition that may have changed the figures. `seen` is the record that
+    `Monitor.finish` returns.
 
     Args:
         cores: number of logical cores that the load is compared with.

@@ -189,8 +189,8 @@ def lift_seconds() -> None:
 class Endings:
     """Handle the signals that end a program: unwind the stack, so that temporary files are removed.
 
-    `number` is the signal that arrived, or 0. It is kept because a library may replace the exception that a handler
-    raises with its own error, as an import does. With the number, the program can still end as the signal demands.
+    `number` is the signal that arrived, or 0. It is kept because a library may raise its own error in place of the
+    exception from a handler, as an import does. With the number, the program can still end as the signal demands.
     """
 
     number = 0

@@ -31,8 +31,8 @@ FEWEST_SESSIONS = 6
 """Minimum number of sessions for an interval over sessions. With fewer sessions, the interval is over rounds."""
 
 # The two constants apply if there are too few rounds for the requested certainty. A runner then counts as slower if it
-# is slower by the factor `_FAR` in every round, and if there are enough rounds for their range to cover the median with
-# probability `_FEWEST`.
+# is slower by the factor `_FAR` in every round, and if there are enough rounds that the range of their ratios covers
+# the median with probability `_FEWEST`.
 _FAR, _FEWEST = 1.2, 0.95
 
 
@@ -282,24 +282,26 @@ def _slower(a: Distribution, b: Distribution, sure: float) -> bool:
 FASTER, SLOWER, UNSETTLED, UNKNOWN = "faster", "slower", "unsettled", "unknown"
 CONFIDENCE = 0.95
 FEWEST_PAIRS = 6
-"""An order-statistic interval that covers the median with 95 % needs six values: 1 - 2 / 2**6 is 97 %."""
+"""Minimum number of pairs for a claim. With five, no order-statistic interval covers the median with a probability of
+95 %; with six, the probability is 1 - 2 / 2**6, which is 97 %."""
 WIDEST = 1.6
 """Widest interval that permits a claim, as its upper end divided by its lower end."""
 BUSY = 0.1
 """A machine is busy if others, or a virtual machine's host, used or wanted more than this share of its time."""
 BUSY_ALLOWANCE = 1.15
 """Factor by which the interval is widened at both ends on a busy machine, even if no run waited for a core. Other work
-shares the hyperthreads of a core, the cache and the clock, and so slows float and integer kernels unequally. The
-difference was up to 10 % on resnet20, a keyword spotter and MobileNet, with one thread and a loop on the other core."""
+shares the hyperthreads of a core, the cache and the clock, and so slows float and integer kernels unequally. Their
+slowdowns differed by up to 10 % on resnet20, a keyword spotter and MobileNet, with one thread and a loop on the other
+core."""
 ESTIMATE_ALLOWANCE = 1.25
 """Factor by which the spread of an estimate extends, at both ends, beyond the interval of its ratios. If two models
 lose a core, they are not slowed by the same factor. The place of a session in memory changes its speed by a similar
 amount.
 
-Eight models were run 18 times each, next to two busy loops on two cores. With the factor, 99 % of the spreads contained
-the quiet machine's ratio (94 % for the worst model). No estimate showed a model as faster if it was in fact a tenth
-slower. Without the factor, only 78 % of the spreads contained that ratio (28 % for the worst model), and two estimates
-showed such a model as faster.
+Eight models were run 18 times each, next to two busy loops on two cores. With this allowance, 99 % of the spreads
+contained the ratio of the quiet machine (94 % for the worst model). No estimate showed a model as faster if it was in
+fact a tenth slower. Without the allowance, only 78 % of the spreads contained that ratio (28 % for the worst model),
+and two estimates showed such a model as faster.
 """
 FEWEST_ESTIMATED = 3
 """Minimum number of pairs of runs for an estimate."""
@@ -422,10 +424,10 @@ def _estimate(baseline: Distribution, model: Distribution) -> Optional[Tuple[flo
     """Compute the ratio of mean latencies in each session (or round). Return the geometric mean of these ratios and the
     ends of their spread, or None if there are too few.
 
-    Disturbed runs count too. The mean of a burst contains the time that other processes took, which is the same share
-    for both models, so it cancels out. A median does not have this property: short runs mostly end before another
-    process gets the core, so their median contains no waits, but the median of longer runs does. `benchmarks/busy.py`
-    compares means with medians, low percentiles, minima and processor time.
+    Disturbed runs count too. The mean of a burst includes the time that other processes took. That time is the same
+    share of the mean for both models, so it cancels out. A median does not have this property: short runs mostly end
+    before another process gets the core, so their median contains no waits, but the median of longer runs does.
+    `benchmarks/busy.py` compares means with medians, low percentiles, minima and processor time.
     """
     count = min(len(baseline.rounds), len(model.rounds))
     shared = baseline.sessions if baseline.sessions == model.sessions >= FEWEST_ESTIMATED else count

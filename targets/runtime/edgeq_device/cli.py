@@ -88,7 +88,7 @@ def _parser(root: Optional[Path]) -> argparse.ArgumentParser:
         command.set_defaults(run=run)
         command.add_argument("--json", action="store_true", help="print JSON and nothing else on stdout")
         if name == "pull":
-            command.add_argument("reference", metavar="REF", help="HOST/REPOSITORY@sha256:..., answering within 60 s")
+            command.add_argument("reference", metavar="REF", help="HOST/REPOSITORY@sha256:... (answer timeout: 60 s)")
             command.add_argument(
                 "-o", "--output", type=Path, required=True, help="directory for the bundle; must not exist"
             )
@@ -98,7 +98,7 @@ def _parser(root: Optional[Path]) -> argparse.ArgumentParser:
                 "--bundle", type=Path, default=root, required=root is None, help="a bundle directory or .edgeq file"
             )
         command.add_argument("--trust", type=Path, metavar="PATH", help=f"file or folder of trusted keys ({PLACE})")
-        command.add_argument("--require-signature", action="store_true", help="refuse if no key is trusted")
+        command.add_argument("--require-signature", action="store_true", help="refuse if no trusted key is set")
         if name == "verify":
             command.add_argument("--expect", metavar="SHA256", help="refuse a bundle whose manifest has another hash")
         if name in ("bench", "infer"):
@@ -110,7 +110,7 @@ def _parser(root: Optional[Path]) -> argparse.ArgumentParser:
                 "inputs", nargs="+", metavar="INPUT", help="IMAGE.jpg, X.npz, X.npy, or INPUT_NAME=X.npy"
             )
             command.add_argument("--top", type=_count, metavar="N", help="print the N best classes of each input")
-            command.add_argument("-o", "--output", type=Path, help=".npz file for the outputs (next to the bundle)")
+            command.add_argument("-o", "--output", type=Path, help=".npz for the outputs (default: next to the bundle)")
             command.add_argument("--force", action="store_true", help="replace an existing output")
     return parser
 
@@ -129,9 +129,9 @@ def _add_bench_options(command: argparse.ArgumentParser) -> None:
     add("--official", action="store_true", help="MLPerf's official duration: 600 seconds")
     add("--queries", dest="min_queries", type=int, default=100, help="minimum queries for each model (100)")
     add("--pin", metavar="CORES", help="run on these cores only, such as 0,2-3")
-    add("--batch", type=int, default=1, help="samples a run, offline and multi-stream (1)")
+    add("--batch", type=int, default=1, help="offline, multi-stream: samples in each run (1)")
     add("--qps", dest="target_qps", type=float, help="server: arrival rate (default: search for the highest)")
-    add("--latency-bound", dest="latency_bound_ms", type=float, metavar="MS", help="server: on p99 (10 x p50)")
+    add("--latency-bound", dest="latency_bound_ms", type=float, metavar="MS", help="server: bound on p99 (10 x p50)")
     add(
         "--shape",
         dest="shapes",

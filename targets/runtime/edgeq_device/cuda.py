@@ -54,8 +54,8 @@ class BoundSession:
     Args:
         device: "cuda" or "cpu".
         notes: remarks from opening the session, for the report.
-        fixed: options of an extra first run for each combination of input shapes; the outputs of that run become the
-            buffers of outputs with open sizes. None: each run allocates new memory for such outputs, because their
+        fixed: run options for an extra first run with each combination of input shapes. The outputs of that run become
+            the buffers of outputs with open sizes. None: each run allocates new memory for such outputs, because their
             sizes may depend on the input values.
     """
 
@@ -82,7 +82,7 @@ class BoundSession:
         self._session.run_with_iobinding(bound.binding, run_options)
         made = dict(zip((spec.name for spec in self.get_outputs()), bound.binding.copy_outputs_to_cpu()))
         results = [made[name] for name in names or made]
-        # On the CPU these are views of the buffers that the next run writes to.
+        # On the CPU the results are views of the buffers that the next run writes to.
         return [result.copy() for result in results] if self._device == "cpu" else results
 
     def _bind(self, arrays: Mapping[str, Any]) -> _Bound:
@@ -189,7 +189,7 @@ def open_cuda(ort: Any, options: Mapping[str, str], open_with: OpenWith) -> Unio
         return session
     try:
         captured = started(ort, CUDA, open_with([(CUDA, {**options, **_GRAPHS}), _CPU]))
-    # onnxruntime's exceptions have no common base; it refuses graphs that are split between providers
+    # onnxruntime refuses graphs that are split between providers, and its exceptions have no common base
     except Exception:
         return session
     return CapturedSession(captured, ort, _MEMORY, plain)

@@ -140,9 +140,9 @@ class _Port:
 
     Args:
         detail: the interpreter's description of the tensor.
-        stated: description of the input or output in the file's metadata. It has a "name". It has a "type" and a
-            "shape" if they differ from the tensor's. "order" contains the numbers of the tensor's axes in the model. If
-            `stated` is empty, the input or output is the tensor itself.
+        stated: description of the input or output in the file's metadata. "name" is always present, "type" and "shape"
+            only if they differ from the tensor's. "order" lists, for each axis of the tensor, the number of the same
+            axis in the model. If `stated` is empty, the input or output is the tensor itself.
     """
 
     def __init__(self, detail: Mapping[str, Any], stated: Mapping[str, Any], provider: str, where: str) -> None:

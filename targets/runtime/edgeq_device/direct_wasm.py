@@ -21,7 +21,8 @@ from edgeq_device.options import LEVELS, rules
 from edgeq_device.places import own_table
 
 FOLDER = "EDGEQ_NODE_MODULES"
-"""Environment variable that names the package's node_modules folder. The default is where the command installs it."""
+"""Environment variable that names the package's node_modules folder. By default, it is the folder into which the
+engine's install command puts the package."""
 
 
 @lru_cache(maxsize=1)

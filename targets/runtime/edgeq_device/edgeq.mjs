@@ -203,8 +203,8 @@ function compare(found, want, exact) {
 /**
  * Turn one item (an image as rows of red, green and blue, or another array) into the model's input.
  *
- * The result has the same bytes as edgeq's result for the item. The caller decodes and resizes, because browsers do both
- * differently. model.manifest.preprocessing.caller lists the steps that the caller must have done.
+ * The result has the same bytes as edgeq's result for the item. The caller decodes and resizes images, because browsers
+ * do both differently. model.manifest.preprocessing.caller lists the steps that the caller must have done.
  */
 export function prepare(model, item) {
   const { input, type, axes, steps } = model.manifest.preprocessing ?? {};

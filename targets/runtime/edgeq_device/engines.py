@@ -121,8 +121,8 @@ class EngineSpec:
             is not set.
         adapter: module of edgeq_device that opens models without onnxruntime; "" if onnxruntime opens them.
         suffix: suffix of the files that the engine opens, such as ".tflite"; "" for ONNX files.
-        foreign: True if the package is not a Python package. The adapter then finds it with its `package_version`,
-            `package_folder` and `package_problem`.
+        foreign: True if the package is not a Python package. The functions `package_version`, `package_folder` and
+            `package_problem` of the adapter then find it.
         direct: package that runs models with the same options if the plug-in cannot; see `serving`.
     """
 
@@ -389,7 +389,7 @@ def open_engine(
         threads: number of threads inside an operator; 0 leaves it to the engine.
 
     Raises:
-        RuntimeUnavailableError: the engine is not installed, too old, or does not start. ONNX Runtime itself would
+        RuntimeUnavailableError: the engine is not installed, is too old, or does not start. ONNX Runtime itself would
             continue on the CPU.
         UsageError: the engine does not have that precision.
         Exception: any error that onnxruntime raises for the model.
@@ -402,7 +402,7 @@ def open_engine(
 
         if not engine.module:
             return open_with([(engine.provider, given)])
-        # imported here, because it imports numpy, and nothing may load numpy before a bundle is checked
+        # imported here, because `cuda` imports numpy, and nothing may load numpy before a bundle is checked
         from edgeq_device.cuda import open_cuda
 
         find_library(engine, str(ort.__version__))
@@ -465,7 +465,7 @@ class WrongKernels:
         products: kinds of integer products that are computed wrongly.
         what: description of the fault, a clause.
         fix: what to do about it, a sentence without a full stop.
-        state: on what machine the fault was executed, or that it is only reported.
+        state: the machine on which the fault was reproduced, or a remark that it is only reported.
         source: issue thread that reports the fault.
         weight_limit: largest magnitude of weights with which results are correct; 0 if smaller weights do not help.
     """

@@ -244,7 +244,7 @@ class Precedence:
                 continue
             try:
                 before = os.getpriority(os.PRIO_PROCESS, thread)
-                # the thread started since then, and inherited precedence
+                # the thread started after an earlier call, and inherited precedence
                 if first is not None and before == self._nice:
                     before = first
                 if before <= 0:
@@ -286,7 +286,7 @@ def wanted_niceness() -> int:
 _SHARE = 0.02
 """Shortest wait that counts, as a share of the time between two looks. Shorter waits do not disturb the runs."""
 _OVERHEAD = 0.05
-"""Share of the time that `look` may take. It is called between runs, but displaces the model's data in the caches."""
+"""Share of the time that `look` may take. `look` interrupts no run, but displaces the model's data in the caches."""
 _FEW_THREADS = 8
 _ANSWERED_S = 0.002
 """Seconds after which a process that has answered is asleep. It stays on its core for up to 1 ms."""
@@ -398,8 +398,8 @@ class Waits:
         return own / 1e9, workers / 1e9
 
     def _all_asleep(self) -> bool:
-        """Wait until no other thread is ready to run, because a wait is counted only after it has ended. Return False
-        if a thread stays ready to run without getting a core.
+        """Pause until no other thread of this process is ready to run, because the kernel counts a wait only after it
+        has ended. Return False if a thread stays ready to run without getting a core.
         """
         ran = {name: self._figures(file)[0] for name, file in self._files.items() if name != self._own}
         for _ in range(_PATIENCE):

@@ -4,10 +4,10 @@ Names are those of Linux's /proc/cpuinfo (`avx512_vnni`, `amx_int8`, `asimddp`, 
 `sse3`. `gather` reads the evidence, and `interpret` decides which features count. Recordings of other machines also go
 through `interpret`.
 
-ONNX Runtime chooses its x86-64 kernels by the CPUID instruction. So CPUID decides if the operating system does not list
-a feature: Windows lists neither VNNI nor AMX, a container may hide the flags in /proc/cpuinfo, and Linux does not list
-AVX-VNNI-INT8. CPUID also decides if /proc/cpuinfo describes another CPU: under a user-mode emulator, that file shows
-the host's CPU.
+ONNX Runtime chooses its x86-64 kernels by the CPUID instruction. So if the operating system does not list a feature,
+CPUID decides: Windows lists neither VNNI nor AMX, a container may hide the flags in /proc/cpuinfo, and Linux does not
+list AVX-VNNI-INT8. CPUID also decides when /proc/cpuinfo describes another CPU: under a user-mode emulator, that file
+shows the host's CPU.
 
 The file features.json next to this one contains the bits and names, with their sources.
 """

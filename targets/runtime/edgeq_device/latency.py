@@ -6,8 +6,8 @@ runs, in an order shuffled by a seed. The first runs of a burst are not recorded
 longer than a burst gets one run a round, which is plain interleaving.
 
 Bursts are better than single runs in turn, because the runs of a deployed model follow one another. A run right after
-another model's has to refill the caches (measured: 5 to 20 % on a 1 ms model). It also shares its cores with that
-model's worker threads, which keep spinning for a while.
+another model's has to refill the caches, which made a model of 1 ms 5 to 20 % slower. It also shares its cores with
+that model's worker threads, which keep spinning for a while.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def percentile(ordered: np.ndarray, fraction: float) -> float:
     """Return the latency at 0-based position floor(fraction x n) of n latencies in ascending order.
 
     This is MLPerf LoadGen's definition. It gives a latency that was observed, never an interpolation. At least a share
-    `fraction` of the latencies are not larger. With n <= 1 / (1 - fraction) it is the largest one.
+    `fraction` of the latencies are less than or equal to it. If n <= 1 / (1 - fraction), it is the largest latency.
 
     Raises:
         ValueError: there are no latencies.
@@ -202,7 +202,7 @@ class WarmUp:
 
     Attributes:
         window: number of runs in a window.
-        tolerance: relative difference of the two medians.
+        tolerance: largest relative difference between the two medians.
         min_s: minimum seconds (clock governors need some tenths of a second to react).
         max_s: maximum seconds. After this time the runner is measured anyway, and reported as not stable.
         max_runs: maximum number of runs.
@@ -324,7 +324,7 @@ def burst(run: Runner, bursts: Bursts, slow: bool, watch: Watch) -> Burst:
 
 
 UNDISTURBED_ROUNDS = 24
-"""Number of rounds with all runners undisturbed that is enough on a busy machine: four in each of six sessions."""
+"""On a busy machine, this many rounds without a disturbed runner are enough: four in each of six sessions."""
 
 
 ESTIMATE_S = 2.0
@@ -385,7 +385,7 @@ class Recorder:
             np.array(self._starts, np.int64),
             samples_per_query,
             self.busy_s,
-            # It is known for every run whether it was disturbed, or for none.
+            # Disturbances are known either for every run or for none.
             disturbed if len(disturbed) == self.count else np.empty(0, bool),
             self._watch.busy(),
             len(self._turns),

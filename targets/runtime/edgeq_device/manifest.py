@@ -353,7 +353,7 @@ def list_archive(archive: zipfile.ZipFile, where: str) -> Dict[str, zipfile.ZipI
 
 
 def read_unlisted(stream: IO[bytes], what: str) -> bytes:
-    """Return the bytes of the manifest or of the signature. They may have at most `MAX_BYTES` bytes.
+    """Return the content of the manifest or of the signature, which may have at most `MAX_BYTES` bytes.
 
     Raises:
         BundleError: the file is larger.

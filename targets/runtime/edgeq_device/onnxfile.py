@@ -241,7 +241,7 @@ class _Walk:
         depth of nesting.
 
         Raises:
-            BundleError: messages are nested too deeply, malformed, or have a field that is not allowed.
+            BundleError: messages are nested too deeply, are malformed, or have a field that is not allowed.
         """
         if depth > MAX_DEPTH:
             raise self._wrong(f"messages nest deeper than {MAX_DEPTH}")

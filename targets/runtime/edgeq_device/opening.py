@@ -5,7 +5,7 @@ several units, such as scores and boxes in pixels, each slice has its own tolera
 
 A model for a plug-in engine is opened in a separate process, because the plug-in may be broken or wrong on this device.
 The model must pass its self-test there before it is used. If it fails, another variant runs. An engine that TensorRT
-compiles for this GPU must also pass the self-test first.
+compiles for this GPU must also pass the self-test before it is used.
 """
 
 from __future__ import annotations
@@ -279,7 +279,7 @@ def start_variant(variant: Variant, threads: int = 0) -> Any:
 
 
 def read_feeds(session: Any, files: Sequence[str]) -> Dict[str, "np.ndarray[Any, Any]"]:
-    """Read the model's inputs from `files`. Each file is an .npz whose keys are input names, `NAME=FILE.npy`, or a
+    """Read the model's inputs from `files`. Each entry is an .npz whose keys are input names, `NAME=FILE.npy`, or a
     plain .npy for a single input.
 
     Raises:

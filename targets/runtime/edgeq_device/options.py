@@ -44,7 +44,7 @@ class Rule:
 
     Attributes:
         form: the form of the values, as described below.
-        why: reason why it can do no harm.
+        why: reason why the option can do no harm.
         source: where the option is documented.
 
     Forms:
@@ -87,7 +87,7 @@ def session_problem(key: str, value: str, *, references: bool = True) -> str:
 
     Args:
         references: True if an option may refer to files of the bundle. False for options that a user or a model gives,
-            because only the writer of a bundle sets such options.
+            because only the writer of a bundle may set an option that refers to its files.
     """
     problem = _problem(rules(), key, value, "is not one that a bundle may set")
     if not problem and not references and rules()[key].place:

@@ -44,8 +44,8 @@ def temporary_folder(name: str, what: str) -> Tuple[Path, Callable[[], None]]:
     """Create a folder whose name begins with `name` and which only the user can read. Return the folder and a function
     that removes it.
 
-    At the latest, the folder is removed when the process ends, because a signal can unwind the stack between any two
-    steps of the caller. A process forked from this one does not remove it. On Windows, a file that ONNX Runtime still
+    If the caller does not get to call that function, because a signal unwinds its stack first, the folder is removed
+    when the process ends. A process forked from this one does not remove it. On Windows, a file that ONNX Runtime still
     maps cannot be removed; the system's clean-up removes it later.
 
     Args:

@@ -109,8 +109,8 @@ class Prepare:
         return state.with_pixels(canvas)
 
     def _axes(self, have: str) -> str:
-        """Return the axes of the model's input. Channels come last if the last size could be their number (1 or 3)
-        and the size in the leading position could not. Otherwise they come first.
+        """Return the axes of the model's input. A size of 1 or 3 may be the number of channels. Channels come last if
+        the last size is 1 or 3 and the size in the channels-first position is not. Otherwise they come first.
         """
         shape = self._shape
         if len(shape) == 4:

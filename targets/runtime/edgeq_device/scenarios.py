@@ -82,8 +82,8 @@ def query_runner(
     if samples_per_query == 1:
         single = cycle([dict(feeds[next(order)]) for _ in range(max(_CYCLE, len(feeds)))])
         return lambda: run(None, next(single))
-    # Stack the samples before anything is timed, because stacking is not the model's work. The size of the stacked
-    # queries limits their number.
+    # Stack the samples before anything is timed, because stacking is not the model's work. Fewer stacked queries are
+    # kept if they are large.
     one_query = sum(int(np.asarray(v).nbytes) for v in feeds[0].values()) * samples_per_query
     ready = max(1, min(64, (64 << 20) // max(1, one_query)))
     queries = cycle([_stack([feeds[next(order)] for _ in range(samples_per_query)], batch) for _ in range(ready)])

@@ -347,8 +347,8 @@ def open_session(
         threads: threads inside an operator; 0 uses the number with which the variant ran best. If the variant does not
             record one, ONNX Runtime chooses.
         engine: engine that runs the variant; None uses the one with the variant's provider.
-        profile: path prefix of ONNX Runtime's own profile, and path of the optimised graph that it writes. A plug-in
-            writes no such graph. Empty: no profile.
+        profile: path prefix of ONNX Runtime's own profile, and path for the optimised graph. A plug-in writes no such
+            graph. If empty, nothing is profiled.
 
     Raises:
         RuntimeUnavailableError: onnxruntime is missing or refuses the model.

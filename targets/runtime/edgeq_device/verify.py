@@ -48,7 +48,7 @@ class VariantReport:
 
 @dataclass(frozen=True)
 class Report:
-    """Report on a whole bundle. It is verified if nothing failed and a variant of the required component ran.
+    """Report on a whole bundle. The bundle is verified if nothing failed and a variant of the required component ran.
 
     Attributes:
         signer: signer of the bundle; None if there were no trusted keys with which to verify the signature.

@@ -1,7 +1,7 @@
 // Answer edgeq's requests on standard input with sessions of ONNX Runtime Web, in the frames of arrays.py.
 //
-// Usage: node wasm_guest.mjs FOLDER FILES. FILES is JSON,
-// [{path, sha256, bytes}], for the script, its loader and the wasm file.
+// Usage: node wasm_guest.mjs FOLDER FILES. FILES is JSON, [{path, sha256, bytes}], for the script, its loader
+// and the wasm file.
 
 import fs from "node:fs";
 import { pathToFileURL } from "node:url";
