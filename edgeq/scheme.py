@@ -46,8 +46,8 @@ class Scheme(Displayed):
         fit_pairs: whether to fit 8-bit weights to kernels that add two products in 16 bits. If two neighbouring weights
             could overflow the 16-bit sum, the scale of their output channel grows just enough to prevent it. This is as
             safe as `reduce_range`, with a fraction of its noise.
-        fit_seen: with `fit_pairs`, whether to grow scales only as far as the calibration samples need, plus a tenth.
-            This adds hardly any noise, but sums that overflow on other samples are clipped.
+        fit_seen: with `fit_pairs`, whether scales grow only as far as the calibration samples need, with a margin of a
+            tenth. This adds hardly any noise, but sums that overflow on other samples are clipped.
         method: name of any registered calibration method, which derives ranges from the statistics.
         method_options: parameters of the method, for example {"percentile": 99.99}.
         op_types: operator types to quantize; None means every type that the backend can quantize.

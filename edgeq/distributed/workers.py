@@ -44,7 +44,7 @@ def starting(modules: Sequence[str]) -> Iterator[dict[str, Any]]:
     On Linux, also start the process from which the workers are forked.
 
     Args:
-        modules: modules that the process imports once, for all workers.
+        modules: modules for that process to import, once for all workers.
     """
     before = {name: os.environ.get(name) for name in _ENVIRONMENT}
     os.environ.update(_ENVIRONMENT)
@@ -119,7 +119,7 @@ def check_versions(expected: Mapping[str, str]) -> None:
     """Refuse to work in a process whose package versions differ from `expected`, because its results would differ.
 
     Raises:
-        RuntimeUnavailableError: a package has another version; names the first such package.
+        RuntimeUnavailableError: a package has another version; the message names the first such package.
     """
     for name, here in versions().items():
         if here != expected.get(name):

@@ -341,7 +341,7 @@ def set_up(board: Board, *, wheels: Path | None = None, progress: Progress = SIL
         wheels: a folder of wheels to install from, if the board's pip cannot reach a package index.
 
     Raises:
-        BoardError: the environment cannot be made; names the packages or files to install or copy.
+        BoardError: the environment cannot be made; the message names the packages or files to install or copy.
         DataError: there are no wheels in the folder.
     """
     with open_board(board) as session:
@@ -370,9 +370,7 @@ def set_up(board: Board, *, wheels: Path | None = None, progress: Progress = SIL
 
 
 def _missing(found: Description) -> Iterator[str]:
-    """Yield the package to install for each engine that the board has hardware for. The board's name shows its
-    hardware.
-    """
+    """Yield the package to install for each engine that the board has hardware for, judged by the board's name."""
     known = load_engines()
     for state in detect_engines(found.machine, known, found.engines):
         if known[state.name].boards and not state.version:

@@ -283,8 +283,8 @@ class BoardSession:
 
 @contextmanager
 def open_board(board: Board) -> Iterator[BoardSession]:
-    """Connect to a board and take its lock. After the `with` block, release the board. From then on, nothing of edgeq
-    runs on it.
+    """Connect to a board and take its lock. After the `with` block, release the board. From then on, no program of
+    edgeq runs on it.
 
     Raises:
         BoardError: the board cannot be reached, somebody else has it, or its Python is missing or too old.

@@ -453,8 +453,8 @@ def retarget(
 
 
 def _limit(graph: ir.Model, target: Target) -> list[str]:
-    """Limit weights, in place, if some releases of ONNX Runtime compute wrong results with larger ones. This applies
-    only to releases that the target has or may have.
+    """Limit weights, in place, if larger ones give wrong results in a release of ONNX Runtime that the target has or
+    may have.
 
     Returns:
         A line for each reason for which weights were limited.

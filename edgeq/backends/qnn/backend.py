@@ -111,8 +111,8 @@ def write_pairs(
 
 
 def _unsigned(model: ir.Model) -> set[str]:
-    """Return the constant weights of operators that accept only uint8 weights. Their rows in targets/qnn/htp.toml come
-    from test runs.
+    """Return the constant weights of operators that accept only uint8 weights. The rows of these operators in
+    targets/qnn/htp.toml come from test runs.
     """
     types = {row.operator for row in dialect() if row.right and row.weights == "uint8" and row.bits == _NARROW}
     types -= {row.operator for row in dialect() if row.right and row.weights == "int8" and row.bits == _NARROW}
