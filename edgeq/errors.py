@@ -181,7 +181,7 @@ def closest(given: str, known: Iterable[str], otherwise: str, *, most: int = 1) 
 def suggest(given: str, known: Iterable[str]) -> str:
     """Return a fix for an unknown name: "Did you mean …?" with similar names, or all of `known` if none is similar.
 
-    A name also counts as similar if it contains the given text, separators aside: "pi5" matches "raspberry-pi-5".
+    A name also counts as similar if it contains the given text, ignoring separators: "pi5" matches "raspberry-pi-5".
     """
     names, part = sorted(set(known) - {"*"}), _joined(given)
     near = [name for name in names if part in _SEPARATORS.split(name) or (len(part) > 2 and part in _joined(name))]

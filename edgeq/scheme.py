@@ -38,7 +38,7 @@ class Scheme(Displayed):
             (constant matrices as blocks of integers, activations in the type that the kernel prefers) or "float" (the
             unchanged model, for an engine that computes it faster).
         format: "QDQ" (QuantizeLinear/DequantizeLinear pairs), "QOperator" (QLinearConv and similar operators) or
-            "table" (the float model and a calibration table, which the runtime uses to quantize the model itself).
+            "table" (the float model, and a calibration table with which the runtime quantizes the model).
         activation_type, weight_type: integer types.
         activation_symmetric, weight_symmetric: whether the zero point is in the middle of the integer range.
         per_channel: whether each output channel of a weight has its own scale.

@@ -204,7 +204,7 @@ class Backend:
 
         Args:
             samples: calibration samples, for backends that use them to correct the shift that quantization causes. Pass
-                them if there are any, because a build without samples gives another model.
+                them if there are any, because a build without samples gives a different model.
 
         Raises:
             CalibrationError: a range that the scheme needs is missing.
@@ -293,7 +293,7 @@ class Backend:
 
         Args:
             prepared: the model that was quantized.
-            samples: samples on which the compiled form is compared with the file.
+            samples: samples on which the compiled form is compared with the uncompiled file.
             folder: private, empty folder for the compiled form.
 
         Raises:
@@ -420,7 +420,8 @@ def backend_named(name: str) -> Backend:
 def backend_for(
     target: Target, observed: Mapping[str, Range] | None = None, cut: Mapping[str, float] | None = None
 ) -> Backend:
-    """Return the backend of `target`, configured for it if its artifacts depend on more than the scheme.
+    """Return the backend of `target`. If the backend's artifacts depend on more than the scheme, the backend is
+    configured for `target`.
 
     Args:
         observed: smallest and largest value of each tensor in calibration, not clipped.

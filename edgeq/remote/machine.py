@@ -1,6 +1,6 @@
 """Describe a board from the data that it reports.
 
-edgeq interprets the board's data by the same rules as the data of the machine that edgeq runs on.
+edgeq interprets this data by the same rules as the data of its own machine.
 """
 
 from __future__ import annotations
@@ -196,9 +196,10 @@ def _evidence(reported: Reported) -> Evidence:
 
 
 def _system(found: _Described, python: str) -> Machine:
-    """Return the description of the machine except for its CPU.
+    """Return the description of the board's machine, except for its CPU.
 
-    The board's files are written to a temporary folder, and the readers for this machine read them there.
+    The board's system files are written to a temporary folder on this machine. The functions that otherwise read this
+    machine's own files read them there.
     """
     gpus = tuple(
         Gpu(gpu.name, parse_version(gpu.compute_capability)[:2], gpu.memory_bytes, gpu.driver)  # type: ignore[arg-type]

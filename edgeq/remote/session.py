@@ -144,7 +144,7 @@ class BoardSession:
 
         Args:
             keep: whether to keep the files for later sessions. Otherwise, they are removed at the end of this session.
-            digests: SHA-256 of each file for which it is already known.
+            digests: SHA-256 hashes that are already known, keyed like `files`.
 
         Raises:
             BoardError: there is no space for the files, or a request fails (see `ask`).
@@ -514,7 +514,7 @@ class BoardModels:
 
 
 def _dtypes(outputs: Iterable[onnx.ValueInfoProto]) -> dict[str, np.dtype[Any]]:
-    """Return the dtype of each output that is an array of numbers in a numpy type."""
+    """Return the dtype of each output that is an array of a numeric or boolean numpy type."""
     kinds = {one.name: one.type.tensor_type.elem_type for one in outputs if one.type.HasField("tensor_type")}
     dtypes = {name: onnx.helper.tensor_dtype_to_np_dtype(kind) for name, kind in kinds.items() if kind}
     return {name: dtype for name, dtype in dtypes.items() if dtype.kind in "biufc"}

@@ -221,7 +221,7 @@ def _traits(model: ir.Model) -> dict[_Trait, dict[str, None]]:
 
 @dataclass(frozen=True, eq=False)
 class In:
-    """Describe an input that comes from a DequantizeLinear, by its integers and their parameters."""
+    """Describe an input that comes from a DequantizeLinear: its integers, and their scale and zero point."""
 
     value: ir.Value
     params: QuantParams

@@ -449,7 +449,8 @@ def _exchanged(draft: Path, path: Path, check: Callable[[Path], None]) -> bool:
                 raise
             done = False
         if done:
-            # Files that appeared in the folder between the first check and the exchange were moved with it.
+            # Files that appeared in the folder between the first check and the exchange were moved with it, so check
+            # again.
             _check_moved(draft, path, check)
     except BaseException:
         if placement.identity(path) == new:
@@ -533,7 +534,7 @@ def _taken(path: Path) -> OutputError:
 
 
 def _full(path: Path) -> OutputError:
-    """Return an error for a full disk. It names the output or the work folder, whichever has less space left."""
+    """Return an error for a full disk. The error names the output or the work folder, whichever has less space left."""
     places = {nearest_parent(path): f"while writing {path}"}
     work = work_folder()
     if work is not None:

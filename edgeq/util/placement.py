@@ -153,7 +153,7 @@ def _foreign(stage: Path, why: str) -> OutputError:
 
 try:
     import fcntl
-except ImportError:  # Windows works without a lock
+except ImportError:  # on Windows, edgeq works without a lock
     fcntl = None  # type: ignore[assignment]
 
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EBADF)

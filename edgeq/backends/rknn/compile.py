@@ -243,7 +243,7 @@ def check_ran(ran: Ran, output: Path, layers: Sequence[Layer], model: Path) -> N
 
     Raises:
         ModelError: the compiler does not support an operator.
-        EngineError: the job failed for another reason; states the reason that the toolkit reports.
+        EngineError: the job failed for another reason; the message states the reason that the toolkit reports.
     """
     lines = [*_lines(ran.errors), *_lines(ran.out)]
     unknown = next((found for line in lines if (found := _UNKNOWN.search(line))), None)

@@ -102,7 +102,7 @@ class Placement:
         return {name: found[name] for name in ("int8", "fp16", "bf16", "fp32") if name in found}
 
     def coverage(self) -> Coverage:
-        """Return which nodes run in int8, and why others do not. The form is that of `measure_coverage` for a CPU."""
+        """Return which nodes run in int8, and why others do not, in the form that `measure_coverage` uses for a CPU."""
         runs = [
             NodeRun(n.name, n.name, n.op_type, "int8" if n.precision == "int8" else "float", n.macs) for n in self.nodes
         ]
