@@ -11,7 +11,7 @@
     │   ├── EngineError         8   an engine's process ended, does not answer, or refuses the model
     │   └── BoardError          8   a board over SSH: unreachable, in use, disconnected, full, or missing a requirement
     ├── CalibrationError         9   statistics or a table: incomplete, non-finite, of another model
-    ├── CheckFailedError        10   a failed check of the self-test, accuracy, coverage, speed or size
+    ├── CheckFailedError        10   a failed check: self-test, accuracy, coverage, speed, another input size
     ├── GoalNotMetError         11   tuning ended and no candidate meets the goal
     ├── BudgetError             12   the work needs more memory or processor time than the budget allows
     ├── WorseError              13   a gate: worse than the baseline by more than the limits allow
@@ -126,7 +126,7 @@ class CalibrationError(EdgeqError):
 
 
 class CheckFailedError(EdgeqError):
-    """Report a failed check of the self-test, accuracy, coverage, speed or size."""
+    """Report a failed check of the self-test, accuracy, coverage or speed, or a wrong result at another input size."""
 
     exit_code = 10
 

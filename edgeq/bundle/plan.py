@@ -121,8 +121,8 @@ class VariantSpec:
         files: other files that the target needs (such as a file for its own runtime), by relative path. In the bundle
             they are under files/NAME. The runner on the device ignores them.
         calibration: folder with three calibration tables that contain the variant's ranges. In the bundle, the tables
-            of the first variant are in calibration/, and different tables are in calibration/NAME/. `info` names the
-            folder that the variant uses.
+            of the first variant are in calibration/, and tables that differ from these are in calibration/NAME/. `info`
+            names the folder that the variant uses.
     """
 
     name: str

@@ -363,10 +363,10 @@ def open_workers(given: int | str | Workers | None, modules: Sequence[str] = ())
     """Open workers for the duration of a `with` block.
 
     Args:
-        given: a number of processes of this machine, with one thread each, or the address of a trusted Dask scheduler
-            ("tcp://host:port"). None and workers that are already open are yielded unchanged. Processes of this machine
-            start while the block already runs, so an error in their start is raised at their first use.
-        modules: modules that jobs need; processes of this machine import them while they start.
+        given: a number of processes on this machine, with one thread each, or the address of a trusted Dask scheduler
+            ("tcp://host:port"). None and workers that are already open are yielded unchanged. Processes on this machine
+            start while the block already runs, so a failure to start is reported at their first use.
+        modules: modules that jobs need; processes on this machine import them while they start.
 
     Raises:
         UsageError: `given` is neither a number of 1 or more nor an address.

@@ -123,7 +123,7 @@ class Lowering:
         return Port(name_of(value), tensor, found.order)
 
     def _only_parameters(self, value: ir.Value) -> Scales | None:
-        """Return the parameters with which a tensor is quantized.
+        """Return the quantization parameters of a tensor.
 
         Return None unless all its readers are QuantizeLinear nodes with the same parameters. Nodes that move elements
         may be between the tensor and these readers.

@@ -1,4 +1,4 @@
-"""Check the rules that the tensors of a .tflite file must follow.
+"""Check that the tensors of a .tflite file follow the rules of their operators.
 
 The runtimes silently accept wrong scales and then give wrong answers, so loading a file proves nothing.
 """

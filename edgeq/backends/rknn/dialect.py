@@ -1,7 +1,7 @@
 """Write a float model as a Q/DQ file whose numbers Rockchip's compiler does not change.
 
-The compiler rounds a tensor again if its zero point is 0. It keeps the scale of every other tensor. So edgeq writes no
-zero point of 0:
+The compiler rounds a tensor again if its zero point is 0. It keeps the scale of a tensor with any other zero point. So
+edgeq writes no zero point of 0:
 
     activations     zero point -1 instead of 0, and scale * 128/127 to keep the range
     weights         zero point -1 or 1, with the integers shifted by the same amount, so the numbers stay the same

@@ -6,7 +6,7 @@ enables. For every node of the float model, it names the type: int8, 16 bits or 
 that the file breaks. A file without findings has none of the known problems.
 
 `simulation` turns the graph into a float32 graph that computes the same results on ONNX Runtime's CPU kernels. The
-original graph cannot be used for that. ONNX Runtime's CPU provider has hardly any 16-bit kernels, so it computes such
+original graph cannot be used for that. ONNX Runtime's CPU provider has hardly any 16-bit kernels, so it computes 16-bit
 nodes in float32 and drops the roundings between them. (Seen in 1.31.1: 200 times 1000 times 0.001 is infinite in
 float16, but the provider gives 200.) So the simulation stores every 16-bit tensor in float32. Where a tensor is made, a
 pair of Cast nodes rounds it to its type. No optimisation level removes these Cast nodes. Q/DQ pairs stay as they are,

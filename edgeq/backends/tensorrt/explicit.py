@@ -259,7 +259,8 @@ def stored_scale(magnitude: NDArray[np.floating] | float, float_type: FloatType 
 
 
 def weight_params(weight: NDArray[np.float32], axis: int | None, float_type: FloatType = "float32") -> QuantParams:
-    """Return symmetric parameters with one scale for each index of `axis`, or a single scale if `axis` is None.
+    """Return symmetric quantization parameters with one scale for each index of `axis`, or a single scale if `axis` is
+    None.
 
     The scales are float64 numbers that `float_type` represents exactly.
     """
