@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from edgeq.util.records import plain
 
 # Map each public name to its module and attribute. An entry without ":" is a package that is itself callable (see
-# edgeq.util.registry).
+# edgeq.util.public).
 _PUBLIC = {
     "BenchData": "edgeq.measure.bench:BenchData",
     "BenchSettings": "edgeq_device.bench:BenchSettings",

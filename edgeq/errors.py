@@ -11,7 +11,7 @@
     │   ├── EngineError         8   an engine's process ended, does not answer, or refuses the model
     │   └── BoardError          8   a board over SSH: unreachable, in use, disconnected, full, or missing a requirement
     ├── CalibrationError         9   statistics or a table: incomplete, non-finite, of another model
-    ├── CheckFailedError        10   a failed check: self-test, accuracy, coverage, speed, another size
+    ├── CheckFailedError        10   a failed check: self-test, accuracy, coverage, speed, another input size
     ├── GoalNotMetError         11   tuning ended and no candidate meets the goal
     ├── BudgetError             12   the work needs more memory or processor time than the budget allows
     ├── WorseError              13   a gate: worse than the baseline by more than the limits allow
@@ -114,7 +114,9 @@ class EngineError(RuntimeUnavailableError):
 
 
 class BoardError(RuntimeUnavailableError):
-    """Report that a board over SSH cannot be used or stopped responding. Resumable work keeps its measurements."""
+    """Report that a board cannot be used over SSH, or has stopped responding. Work that can be resumed keeps its
+    measurements.
+    """
 
 
 class CalibrationError(EdgeqError):
@@ -124,7 +126,7 @@ class CalibrationError(EdgeqError):
 
 
 class CheckFailedError(EdgeqError):
-    """Report a failed check of the self-test, accuracy, coverage, speed or size."""
+    """Report a failed check of the self-test, accuracy, coverage or speed, or a wrong result at another input size."""
 
     exit_code = 10
 
@@ -179,7 +181,7 @@ def closest(given: str, known: Iterable[str], otherwise: str, *, most: int = 1) 
 def suggest(given: str, known: Iterable[str]) -> str:
     """Return a fix for an unknown name: "Did you mean …?" with similar names, or all of `known` if none is similar.
 
-    A name also counts as similar if it contains the given text, separators aside: "pi5" matches "raspberry-pi-5".
+    A name also counts as similar if it contains the given text, ignoring separators: "pi5" matches "raspberry-pi-5".
     """
     names, part = sorted(set(known) - {"*"}), _joined(given)
     near = [name for name in names if part in _SEPARATORS.split(name) or (len(part) > 2 and part in _joined(name))]

@@ -38,7 +38,7 @@ class Scheme(Displayed):
             (constant matrices as blocks of integers, activations in the type that the kernel prefers) or "float" (the
             unchanged model, for an engine that computes it faster).
         format: "QDQ" (QuantizeLinear/DequantizeLinear pairs), "QOperator" (QLinearConv and similar operators) or
-            "table" (the float model and a calibration table, which the runtime uses to quantize the model itself).
+            "table" (the float model, and a calibration table with which the runtime quantizes the model).
         activation_type, weight_type: integer types.
         activation_symmetric, weight_symmetric: whether the zero point is in the middle of the integer range.
         per_channel: whether each output channel of a weight has its own scale.
@@ -46,8 +46,8 @@ class Scheme(Displayed):
         fit_pairs: whether to fit 8-bit weights to kernels that add two products in 16 bits. If two neighbouring weights
             could overflow the 16-bit sum, the scale of their output channel grows just enough to prevent it. This is as
             safe as `reduce_range`, with a fraction of its noise.
-        fit_seen: with `fit_pairs`, whether to grow scales only as far as the calibration samples need, plus a tenth.
-            This adds hardly any noise, but sums that overflow on other samples are clipped.
+        fit_seen: with `fit_pairs`, whether scales grow only as far as the calibration samples need, with a margin of a
+            tenth. This adds hardly any noise, but sums that overflow on other samples are clipped.
         method: name of any registered calibration method, which derives ranges from the statistics.
         method_options: parameters of the method, for example {"percentile": 99.99}.
         op_types: operator types to quantize; None means every type that the backend can quantize.

@@ -161,7 +161,8 @@ class Backend:
     Attributes:
         name: name of the backend in profiles and targets.
         title: short description of the hardware or runtime that it builds for.
-        adopts_quantized: whether it accepts models that are already quantized (Q/DQ pairs) and keeps their parameters.
+        adopts_quantized: whether it accepts models that are already quantized (Q/DQ pairs) and keeps their scales and
+            zero points.
         targeted: whether its artifacts depend not only on the scheme, but also on other properties of the target; see
             `configured`.
         simulated: whether `Artifact.proof_model` computes on any CPU what the artifact computes on its target.
@@ -186,7 +187,7 @@ class Backend:
         work.
 
         Raises:
-            UsageError: the scheme is refused; names the field.
+            UsageError: the backend cannot build the scheme; the message names the field that prevents it.
         """
         raise NotImplementedError
 
@@ -203,11 +204,11 @@ class Backend:
 
         Args:
             samples: calibration samples, for backends that use them to correct the shift that quantization causes. Pass
-                them if there are any, because a build without samples gives another model.
+                them if there are any, because a build without samples gives a different model.
 
         Raises:
             CalibrationError: a range that the scheme needs is missing.
-            ModelError: the model cannot be quantized this way; names the node and the rule.
+            ModelError: the model cannot be quantized this way; the message names the node and the rule.
         """
         raise NotImplementedError
 
@@ -225,8 +226,9 @@ class Backend:
         """Return the backend with the data that `fit_seen` needs.
 
         Args:
-            reach: for each node, by name, one figure for each output channel. The figure is the largest sum of two
-                products that the samples give if the weights use their full range. It is a share of the 16-bit range.
+            reach: one number for each output channel of a node, by node name. The number is the largest sum of two
+                products that occurs on the samples if the weights use their full range, as a share of the largest
+                16-bit number.
 
         Raises:
             UsageError: the backend cannot fit the ranges of weights to samples.
@@ -256,13 +258,13 @@ class Backend:
             options: options of the engine.
 
         Raises:
-            ModelError: the format cannot express the model; names the node.
+            ModelError: the format cannot express the model; the message names the node.
         """
         del model, destination, options
         raise UsageError(f"the {self.name} backend cannot convert models", "Choose another engine")
 
     def estimated(self, artifact: Artifact) -> Artifact:
-        """Return `artifact` with an estimate by the hardware's own tools added to its notes and to its details (key
+        """Return `artifact` with an estimate by the hardware's own tools in its notes and in its details (key
         `ESTIMATE`).
         """
         return artifact
@@ -291,7 +293,7 @@ class Backend:
 
         Args:
             prepared: the model that was quantized.
-            samples: samples on which the compiled form is compared with the file.
+            samples: samples on which the compiled form is compared with the uncompiled file.
             folder: private, empty folder for the compiled form.
 
         Raises:
@@ -320,14 +322,14 @@ class Backend:
 
 
 class _Adapted(Backend):
-    """Wrap an object that has only the documented members of a backend. The wrapper has the default of every other
-    member.
+    """Wrap an object that has only the documented members of a backend. Every other member of the wrapper has its
+    default.
     """
 
     def __init__(self, plain: Any) -> None:
         members = (name for name in dir(Backend) if not name.startswith("_") and hasattr(plain, name))
         self.__dict__.update({name: getattr(plain, name) for name in members})
-        # Such an object may not set these two flags, so derive them from the members that it has.
+        # A plug-in's object need not set these two flags, so derive missing flags from the members that it has.
         self.targeted = getattr(plain, "targeted", hasattr(plain, "configured"))
         self.recoverable = getattr(plain, "recoverable", not self.targeted)
 
@@ -358,7 +360,7 @@ def require_fields(scheme: Scheme, needed: Mapping[str, Any], backend: str, fix:
         needed: the only value that each field may have, by name of the field.
 
     Raises:
-        UsageError: a field has another value; names the first such field.
+        UsageError: a field has another value; the message names the first such field.
     """
     for name, value in needed.items():
         if getattr(scheme, name) != value:
@@ -378,7 +380,7 @@ def described(artifact: Artifact, compute: BlockCompute) -> Artifact:
 
 
 def check_names(prepared: PreparedModel, names: Sequence[str]) -> None:
-    """Refuse names that no node of the prepared model has.
+    """Refuse names that match no node of the prepared model.
 
     Raises:
         UsageError: a name is unknown; suggests the nearest names.
@@ -418,7 +420,8 @@ def backend_named(name: str) -> Backend:
 def backend_for(
     target: Target, observed: Mapping[str, Range] | None = None, cut: Mapping[str, float] | None = None
 ) -> Backend:
-    """Return the backend of `target`, configured for it if its artifacts depend on more than the scheme.
+    """Return the backend of `target`. If the backend's artifacts depend on more than the scheme, the backend is
+    configured for `target`.
 
     Args:
         observed: smallest and largest value of each tensor in calibration, not clipped.

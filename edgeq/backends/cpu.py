@@ -2,8 +2,8 @@
 
 Some operators have kernels that compute in float. For these, `store_weights` writes weights that are 8-bit integers in
 the file and float32 at run time, so the weights take a quarter of the space. The runtime folds the conversion when it
-loads the model, so it costs no time afterwards. The conversion is a Cast and a Mul, because ONNX Runtime does not fold
-a DequantizeLinear.
+loads the model, so the conversion costs no time afterwards. The conversion is a Cast and a Mul, because ONNX Runtime
+does not fold a DequantizeLinear.
 """
 
 from __future__ import annotations

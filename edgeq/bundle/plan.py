@@ -81,7 +81,7 @@ class SelfTest:
 
     Attributes:
         tolerance: allowed absolute difference of each output, for all cases.
-        slices: allowed differences for those parts of an output that have another unit.
+        slices: allowed differences for parts of an output that have another unit than the rest.
     """
 
     cases: tuple[SelfTestCase, ...] = ()
@@ -121,8 +121,8 @@ class VariantSpec:
         files: other files that the target needs (such as a file for its own runtime), by relative path. In the bundle
             they are under files/NAME. The runner on the device ignores them.
         calibration: folder with three calibration tables that contain the variant's ranges. In the bundle, the tables
-            of the first variant are in calibration/, and different tables are in calibration/NAME/. `info` names the
-            folder that the variant uses.
+            of the first variant are in calibration/, and tables that differ from these are in calibration/NAME/. `info`
+            names the folder that the variant uses.
     """
 
     name: str
@@ -337,8 +337,8 @@ def share(variants: Mapping[str, ModelFiles]) -> tuple[dict[str, Placement], dic
 
 def _groups(variants: Mapping[str, ModelFiles]) -> Sequence[tuple[list[str], dict[str, StoredFile]]]:
     # A model reads all its external data from one folder, so the asset of a group contains the external data of all its
-    # members. A variant joins the first group that has a file in common with it, unless another file of the same name
-    # differs. A variant without external data joins a group that has the same model.
+    # members. A variant joins the first group that has a file in common with it, unless the two also have different
+    # files of the same name. A variant without external data joins a group that has the same model.
     groups: list[tuple[list[str], dict[str, StoredFile]]] = []
     for name, files in variants.items():
         for names, union in groups:

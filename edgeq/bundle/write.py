@@ -80,8 +80,8 @@ def _judge(folder: Path) -> Judge | None:
 
 
 def is_signature(path: Path) -> bool:
-    """Return whether the file is a signature, by `edgeq sign` or another tool. edgeq may remove it, as it can be made
-    again.
+    """Return whether the file is a signature, made by `edgeq sign` or another tool. edgeq may remove a signature,
+    because it can be made again.
     """
     if not is_plain(path) or path.stat().st_size > MAX_BYTES:
         return False

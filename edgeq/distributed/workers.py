@@ -27,8 +27,8 @@ from edgeq import __version__
 from edgeq.errors import DataError, RuntimeUnavailableError, UsageError
 
 # multiprocessing starts Python with -c. Without PYTHONSAFEPATH, Python would look for multiprocessing's own modules in
-# the working directory. Dask's default environment also makes glibc return the memory of every image to the system at
-# once. That causes 12 times as many page faults and takes a fifth of the run time.
+# the working directory. These variables also replace Dask's default ones, which make glibc return the memory of every
+# image to the system at once. That causes 12 times as many page faults and takes a fifth of the run time.
 _ENVIRONMENT = dict.fromkeys(("PYTHONSAFEPATH", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 # "forkserver" is multiprocessing's own default on Linux since Python 3.14. It imports slow modules once for all
 # workers, while this process does other work. On other systems, the system's libraries do not survive a fork.
@@ -44,7 +44,7 @@ def starting(modules: Sequence[str]) -> Iterator[dict[str, Any]]:
     On Linux, also start the process from which the workers are forked.
 
     Args:
-        modules: modules that the process imports once, for all workers.
+        modules: modules for that process to import, once for all workers.
     """
     before = {name: os.environ.get(name) for name in _ENVIRONMENT}
     os.environ.update(_ENVIRONMENT)
@@ -119,7 +119,7 @@ def check_versions(expected: Mapping[str, str]) -> None:
     """Refuse to work in a process whose package versions differ from `expected`, because its results would differ.
 
     Raises:
-        RuntimeUnavailableError: a package has another version; names the first such package.
+        RuntimeUnavailableError: a package has another version; the message names the first such package.
     """
     for name, here in versions().items():
         if here != expected.get(name):
@@ -170,10 +170,9 @@ class Workers:
         return all(self._client.run(question, *arguments).values())
 
     def map(self, job: Job[Item, Result], items: Iterable[Item]) -> Iterator[Result]:
-        """Run `job` for each item, and yield the results in the order of the items. A worker gets another item when it
-        is free.
+        """Run `job` for each item, and yield the results in the order of the items.
 
-        Each worker thread has one item at a time. It gets the next item when its last result has arrived in this
+        Each worker thread has one item at a time, and gets the next one when its last result has arrived in this
         process. If a worker dies, only the items that it had must run again.
 
         Raises:
@@ -364,10 +363,10 @@ def open_workers(given: int | str | Workers | None, modules: Sequence[str] = ())
     """Open workers for the duration of a `with` block.
 
     Args:
-        given: a number of processes of this machine, with one thread each, or the address of a trusted Dask scheduler
-            ("tcp://host:port"). None and workers that are already open are yielded unchanged. Processes of this machine
-            start while the block already runs, so an error in their start is raised at their first use.
-        modules: modules that jobs need; processes of this machine import them while they start.
+        given: a number of processes on this machine, with one thread each, or the address of a trusted Dask scheduler
+            ("tcp://host:port"). None and workers that are already open are yielded unchanged. Processes on this machine
+            start while the block already runs, so a failure to start is reported at their first use.
+        modules: modules that jobs need; processes on this machine import them while they start.
 
     Raises:
         UsageError: `given` is neither a number of 1 or more nor an address.

@@ -42,8 +42,7 @@ _STOP_S = 1.0
 
 
 def within(limit_s: float, call: Callable[[], T]) -> T:
-    """Return the result of `call`, which runs in a thread, because reading from a pipe or writing to it may block for
-    ever.
+    """Run `call` in a thread, because reading from a pipe or writing to it may block for ever, and return its result.
 
     Raises:
         TimeoutError: the call takes longer than `limit_s`. Its thread ends as soon as the process at the other end of
@@ -358,7 +357,7 @@ class Channel:
             raise hangs(self.link.board, limit_s) from error
         except (OSError, ValueError) as error:  # the pipe was broken or closed
             raise self._cut() from error
-        except BaseException:  # the user interrupted, so do not wait for the board
+        except BaseException:  # the user interrupted the program, so do not wait for the board
             self._process.kill()
             raise
         if len(line) <= ANSWER_BYTES and not line.endswith(b"\n"):
@@ -445,7 +444,7 @@ def program_version() -> str:
 def _start(link: Link, version: str) -> Channel:
     try:
         user = getpass.getuser()
-    except (OSError, KeyError):  # containers may have neither the variable nor an entry in the list of users
+    except (OSError, KeyError):  # a container may lack both the variables and the list entry that name the user
         user = str(os.getuid())
     who = f"{user}@{platform.node()}"
     command = link.command(_SERVE, link.board.folder, version, who, *link.board.python)

@@ -1,6 +1,6 @@
 """Describe a board from the data that it reports.
 
-edgeq interprets the board's data by the same rules as the data of the machine that edgeq runs on.
+edgeq interprets this data by the same rules as the data of its own machine.
 """
 
 from __future__ import annotations
@@ -196,9 +196,10 @@ def _evidence(reported: Reported) -> Evidence:
 
 
 def _system(found: _Described, python: str) -> Machine:
-    """Return the description of the machine except for its CPU.
+    """Return the description of the board's machine, except for its CPU.
 
-    The board's files are written to a temporary folder, and the readers for this machine read them there.
+    The board's system files are written to a temporary folder on this machine. The functions that otherwise read this
+    machine's own files read them there.
     """
     gpus = tuple(
         Gpu(gpu.name, parse_version(gpu.compute_capability)[:2], gpu.memory_bytes, gpu.driver)  # type: ignore[arg-type]
@@ -341,7 +342,7 @@ def set_up(board: Board, *, wheels: Path | None = None, progress: Progress = SIL
         wheels: a folder of wheels to install from, if the board's pip cannot reach a package index.
 
     Raises:
-        BoardError: the environment cannot be made; names the packages or files to install or copy.
+        BoardError: the environment cannot be made; the message names the packages or files to install or copy.
         DataError: there are no wheels in the folder.
     """
     with open_board(board) as session:
@@ -370,9 +371,7 @@ def set_up(board: Board, *, wheels: Path | None = None, progress: Progress = SIL
 
 
 def _missing(found: Description) -> Iterator[str]:
-    """Yield the package to install for each engine that the board has hardware for. The board's name shows its
-    hardware.
-    """
+    """Yield the package to install for each engine that the board has hardware for, judged by the board's name."""
     known = load_engines()
     for state in detect_engines(found.machine, known, found.engines):
         if known[state.name].boards and not state.version:

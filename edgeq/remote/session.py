@@ -144,7 +144,7 @@ class BoardSession:
 
         Args:
             keep: whether to keep the files for later sessions. Otherwise, they are removed at the end of this session.
-            digests: SHA-256 of each file for which it is already known.
+            digests: SHA-256 hashes that are already known, keyed like `files`.
 
         Raises:
             BoardError: there is no space for the files, or a request fails (see `ask`).
@@ -283,8 +283,8 @@ class BoardSession:
 
 @contextmanager
 def open_board(board: Board) -> Iterator[BoardSession]:
-    """Connect to a board and take its lock. After the `with` block, release the board. From then on, nothing of edgeq
-    runs on it.
+    """Connect to a board and take its lock. After the `with` block, release the board. From then on, no program of
+    edgeq runs on it.
 
     Raises:
         BoardError: the board cannot be reached, somebody else has it, or its Python is missing or too old.
@@ -514,7 +514,7 @@ class BoardModels:
 
 
 def _dtypes(outputs: Iterable[onnx.ValueInfoProto]) -> dict[str, np.dtype[Any]]:
-    """Return the dtype of each output that is an array of numbers in a numpy type."""
+    """Return the dtype of each output that is an array of a numeric or boolean numpy type."""
     kinds = {one.name: one.type.tensor_type.elem_type for one in outputs if one.type.HasField("tensor_type")}
     dtypes = {name: onnx.helper.tensor_dtype_to_np_dtype(kind) for name, kind in kinds.items() if kind}
     return {name: dtype for name, dtype in dtypes.items() if dtype.kind in "biufc"}

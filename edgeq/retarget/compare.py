@@ -1,8 +1,8 @@
 """Compare two forms of one model on the same made-up inputs, and check whether a target can run a quantized model.
 
-`check_target` checks whether the target's kernels accept the model's zero points, and whether they accept scales per
-tensor or per channel, as the model has them. Retargeting cannot change either of these without changing numbers:
-integers around a zero point other than 0 reach further to one side than integers around 0.
+`check_target` checks whether the target's kernels accept the model's zero points, and whether they accept the model's
+kind of scales: per tensor or per channel. Retargeting cannot change either of these without changing numbers. For
+example, with a zero point other than 0, integers reach further to one side than to the other.
 """
 
 from __future__ import annotations
@@ -187,8 +187,8 @@ def check_target(model: ir.Model, target: Target, given: Path, before: Form) -> 
         before: the form of that file.
 
     Raises:
-        ModelError: the target does not support a property; names the number of tensors, the first of them, and the
-            reason.
+        ModelError: the target does not support a property; the message states the number of tensors, the first of them,
+            and the reason.
     """
     backend, scheme = backend_for(target), target.profile.scheme
     problems, reasons = [], []
@@ -221,7 +221,7 @@ def _traits(model: ir.Model) -> dict[_Trait, dict[str, None]]:
 
 @dataclass(frozen=True, eq=False)
 class In:
-    """Describe an input that comes from a DequantizeLinear, by its integers and their parameters."""
+    """Describe an input that comes from a DequantizeLinear: its integers, and their scale and zero point."""
 
     value: ir.Value
     params: QuantParams

@@ -128,7 +128,7 @@ def check_form(model: ir.Model, path: Path) -> None:
     """Refuse scales and zero points that make no sense.
 
     Raises:
-        ModelError: a node has such scales or zero points; names the first such node and its fault.
+        ModelError: a node has such scales or zero points; the message names the first such node and its fault.
     """
     for node in model.graph:
         problem = _problem(node) if is_op(node, "QuantizeLinear", "DequantizeLinear") else ""

@@ -391,7 +391,7 @@ def retarget(
         model: a model with QuantizeLinear and DequantizeLinear nodes (from any tool, or from training in PyTorch or
             TensorFlow), or a model with QLinear operators.
         target: "auto" (this machine), a profile, a target or a .toml file. It sets the format and the integer types
-            that the arguments below do not set. None keeps those of the model.
+            that the arguments below do not set. None keeps the model's format and types.
         format: "QDQ" or "QOperator".
         activation_type, weight_type: "int8" or "uint8".
         wanted: for QOperator, a function that selects the operators to rewrite.
@@ -453,8 +453,8 @@ def retarget(
 
 
 def _limit(graph: ir.Model, target: Target) -> list[str]:
-    """Limit weights, in place, if some releases of ONNX Runtime compute wrong results with larger ones. This applies
-    only to releases that the target has or may have.
+    """Limit weights, in place, if larger ones give wrong results in a release of ONNX Runtime that the target has or
+    may have.
 
     Returns:
         A line for each reason for which weights were limited.

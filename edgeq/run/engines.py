@@ -86,7 +86,8 @@ class ExecutionGraph:
         operator, kernel: argument keys of an event that contain the layer's type and the name of its kernel.
         merged: argument key of the comma-separated list of nodes from which a layer was made; "" if there is no such
             key.
-        precisions: the precision for each ending of a kernel's name, as a name in the engine's `precisions` or "int8".
+        precisions: for each ending of a kernel's name, the precision in which the kernel computes: "int8" or a name in
+            the engine's `precisions`.
         conversions: types of layers that only change types or layouts.
         renamed: regular expression for the text that the engine adds to a node's name to form the name of the layer.
     """
@@ -107,7 +108,7 @@ class Engine(EngineSpec):
 
     Attributes:
         title: name for people.
-        verified: the parts of this engine that were executed, and where; "never run: ..." if none was.
+        verified: the parts of this engine that were executed, and where; "never run: ..." if no part was executed.
         int8: how it handles quantized models.
         cap: how to limit its kernels to those of older CPUs.
         graph: how to see what it executes.
@@ -116,8 +117,8 @@ class Engine(EngineSpec):
         present_on: platforms on which every machine has hardware for it; for a CPU engine these are all of `platforms`.
         boards: texts that occur in board names, as device trees state them. A board whose name contains one of these
             texts has hardware for the engine.
-        compute_capabilities: NVIDIA GPUs on which it runs, such as "8.6", or "12.0+" for 12.0 and all newer ones; empty
-            if it needs no such GPU.
+        compute_capabilities: compute capabilities of the NVIDIA GPUs on which it runs, such as "8.6", or "12.0+" for
+            12.0 and above; empty if it needs no NVIDIA GPU.
         why, source: the reason for a value and its source, by the value's key.
     """
 
@@ -194,7 +195,8 @@ class EngineChoice:
 
 @cache
 def load_engines(*folders: Path) -> Mapping[str, Engine]:
-    """Return every engine by name: the engines of edgeq and of plug-ins, or the engines in `folders`.
+    """Return every engine by name. If `folders` are given, these are the engines in them, and otherwise those of edgeq
+    and of plug-ins.
 
     Raises:
         HardwareError: a file is malformed, or two files describe the same name.
@@ -309,6 +311,6 @@ def only_engine(backend: str) -> Engine | None:
 
 
 def device_table(engines: Mapping[str, Engine]) -> str:
-    """Return the content of `edgeq_device/engines.json`, which describes the engines to devices."""
+    """Return the content of `edgeq_device/engines.json`, in which devices find the descriptions of the engines."""
     values: dict[str, Any] = {name: engine.to_dict() for name, engine in sorted(engines.items())}
     return json.dumps(values, indent=1) + "\n"

@@ -40,7 +40,7 @@ class SessionSettings:
     """Hold everything that decides how ONNX Runtime runs a model.
 
     Attributes:
-        providers: execution providers in order of preference; used without an `engine`.
+        providers: execution providers in order of preference; ignored if `engine` is set.
         config: session configuration entries ("session.x64quantprecision" → "1"), which override `BRIEF_SPIN`.
         intra_op_threads: threads inside an operator; 0 lets ONNX Runtime use all cores.
         optimization: graph optimisation level.
@@ -208,8 +208,8 @@ def _options(ort: Any, settings: SessionSettings) -> Any:
 
 
 def _check_space(model: Path | bytes, more: int, written: Path | None) -> None:
-    """Raise OSError if the disk is full. Otherwise, onnxruntime would report an invalid graph when it could not write
-    the graph.
+    """Raise OSError if the disk is full. Without this check, onnxruntime would report an invalid graph if it could not
+    write the graph.
     """
     if written is None or not written.parent.is_dir():
         return
@@ -350,11 +350,11 @@ class EngineFiles:
         self._made: dict[tuple[str, Path, tuple[int, int]], Path] = {}
 
     def file(self, model: Path, engine: EngineSpec | None) -> Path:
-        """Return the file to open for `model` in `engine`. It is `model` itself if that has the engine's format
-        already.
+        """Return the file to open for `model` in `engine`. This is `model` itself if it already has the engine's
+        format.
 
         Raises:
-            EdgeqError: the backend of the engine cannot convert it.
+            EdgeqError: the backend of the engine cannot convert the model.
         """
         if engine is None or not engine.suffix or model.suffix == engine.suffix:
             return model

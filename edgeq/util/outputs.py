@@ -1,8 +1,9 @@
 """Write outputs that appear complete or not at all, and replace only files that edgeq wrote.
 
 An output is first written next to its destination, and then moved there. Each kind of folder that edgeq writes has an
-`Ownership`. Before edgeq replaces a folder, it checks every file in it. If it does not recognise a file, it names the
-file and keeps it. Folders that have no format of their own contain a marker.
+`Ownership`. Before edgeq replaces a folder, it checks every file in the folder. If there is a file that edgeq did not
+write, edgeq refuses to replace the folder and names the file. Folders that have no format of their own contain a
+marker.
 """
 
 from __future__ import annotations
@@ -340,8 +341,8 @@ def output_file(
     """Yield a temporary path in a private folder next to `path`. On success, move the file written there to `path`.
 
     If the writer leaves other files in that folder, such as external data, they are moved first. With `force`, such a
-    sibling replaces an existing file only in two cases: the old file at `path` names that file, as a model names its
-    external data, or `ours` recognises it. All other files stay, because the user named only `path`.
+    sibling replaces an existing file only if the old file at `path` names the existing file, as a model names its
+    external data, or if `ours` recognises the existing file. All other files stay, because the user named only `path`.
 
     Args:
         beside: names of possible siblings. Their paths are also checked before anything is written.
@@ -448,7 +449,8 @@ def _exchanged(draft: Path, path: Path, check: Callable[[Path], None]) -> bool:
                 raise
             done = False
         if done:
-            # Files that appeared in the folder between the first check and the exchange were moved with it.
+            # Files that appeared in the folder between the first check and the exchange were moved with it, so check
+            # again.
             _check_moved(draft, path, check)
     except BaseException:
         if placement.identity(path) == new:
@@ -477,7 +479,7 @@ def _staging(path: Path, *, force: bool, kind: Kind) -> Iterator[Path]:
                 parents.append(parent)
                 parent.mkdir(exist_ok=True)
             stage.mkdir(mode=0o700)
-        except FileNotFoundError as error:  # /proc raises this error for new names
+        except FileNotFoundError as error:  # making a new folder in /proc raises this error
             raise _unwritable(path, error) from error
         (stage / NEW).mkdir()
         yield stage
@@ -532,7 +534,7 @@ def _taken(path: Path) -> OutputError:
 
 
 def _full(path: Path) -> OutputError:
-    """Return an error for a full disk. It names the output or the work folder, whichever has less space left."""
+    """Return an error for a full disk. The error names the output or the work folder, whichever has less space left."""
     places = {nearest_parent(path): f"while writing {path}"}
     work = work_folder()
     if work is not None:

@@ -6,9 +6,9 @@ run can undo the moves of a killed run. All old files are moved away before any 
 itself is moved away first. So no process ever reads a model with the data of another model.
 
 edgeq trusts a private folder of a killed run only if a run of this user can have made it. Another user could leave a
-folder with a forged record. If its `old` were a link, moving files "back" by that record would take files from
-anywhere. So the folder itself, `new` and `old` must be real folders of this user that nobody else can write. The record
-may name only the output and the files that accompany it.
+folder with a forged record. If the folder's `old` were a link, moving files "back" by that record could move files from
+anywhere on the disk. So the folder itself, `new` and `old` must be real folders of this user that nobody else can
+write. The record may name only the output and the files that accompany it.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ def _foreign(stage: Path, why: str) -> OutputError:
 
 try:
     import fcntl
-except ImportError:  # Windows works without a lock
+except ImportError:  # on Windows, edgeq works without a lock
     fcntl = None  # type: ignore[assignment]
 
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EBADF)
@@ -262,7 +262,7 @@ def _move_away(source: Path, place: Path) -> None:
 
 def settle(path: Path, *, filled: bool = False) -> None:
     """Complete or undo the moves to `path` that a killed run began. The output itself is moved last. If it is in place,
-    all files are, and only the private folder is removed. Otherwise, the moves are undone.
+    so are all other files, and only the private folder is removed. Otherwise, the moves are undone.
 
     Call this only while no other process works in the folder.
 

@@ -53,7 +53,7 @@ def begin() -> Budget | None:
     """
     with ends_in_one_line(), device_errors():
         budget = confine("edgeq")
-    endings.unwind()  # needed so that a signal still removes temporary files
+    endings.unwind()  # needed so that temporary files are removed even if a signal ends the program
     # Without this setting, onnxruntime's wheels send usage data to their maker. On devices,
     # targets/runtime/edgeq_run.py sets it.
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")

@@ -84,7 +84,9 @@ def _check_keys(data: Any, info: inspect.Type, place: Place, where: object, erro
 
 
 def _container(info: inspect.Type, data: Any) -> inspect.Type:
-    """Return the member of a union that describes tables if `data` is a table, or else the one that describes lists."""
+    """Return the member of a union that fits `data`: the type for tables if `data` is a table, or else the type for
+    lists.
+    """
     if isinstance(info, inspect.Metadata):
         return _container(info.type, data)
     if isinstance(info, inspect.UnionType):

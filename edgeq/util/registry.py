@@ -47,7 +47,8 @@ def shipped(name: str) -> Path:
 def user_folder(kind: Literal["config", "cache", "state"]) -> Path | None:
     """Return edgeq's folder for the user's files of this kind, or None if the user has no home folder.
 
-    In containers, a user may have none: HOME, the XDG variables and the entry in the list of users are all missing.
+    That happens in containers, where HOME, the XDG variables and the user's entry in the list of users may all be
+    missing.
     """
     try:
         found = Path(getattr(platformdirs, f"user_{kind}_path")("edgeq"))

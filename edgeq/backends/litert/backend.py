@@ -156,7 +156,7 @@ class LitertBackend(Backend):
         return with_sources(artifact, engine, self._options, samples, folder, count=count)
 
     def simulator(self) -> DeviceSimulator:
-        """Return a simulator that opens models in the kernels of a target's engine."""
+        """Return a simulator that runs models in the kernels of a target's engine."""
         return _simulated
 
     def doctor(self, machine: Machine) -> Iterator[Check]:
@@ -173,9 +173,9 @@ class LitertBackend(Backend):
         """Write a model as a .tflite file. See `Backend.convert`.
 
         Args:
-            options: `interface` selects the inputs and outputs of the file. With "integers", they are int8, with axes
-                in the order of the operators, as applications use them. Otherwise, the file has the inputs and outputs
-                of the model.
+            options: `interface` selects the inputs and outputs of the file. With "integers", which is the form for
+                applications, they are int8 and their axes have the order that the operators use. Otherwise, the file
+                has the inputs and outputs of the model.
         """
         source = read_model(model)
         network = stating(lower(source, model), source)

@@ -53,7 +53,8 @@ def with_sources(
 def with_estimate(artifact: Artifact, engine: Engine, options: Mapping[str, str], folder: Path) -> Artifact:
     """Return `artifact` with vela's estimate, and write vela's compiled file to `folder`.
 
-    If vela is missing or fails, return `artifact` with a note. If `options` is empty (no Ethos-U), return it unchanged.
+    If vela is missing or fails, return `artifact` with a note. If `options` is empty (no Ethos-U), return `artifact`
+    unchanged.
 
     Args:
         engine, options: the same as in `with_sources`.

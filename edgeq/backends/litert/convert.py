@@ -22,7 +22,7 @@ def lower(model: ir.Model, source: Path) -> Network:
         source: the model's file, for messages.
 
     Raises:
-        ModelError: a .tflite file cannot express a node; names the node and the reason.
+        ModelError: a .tflite file cannot express a node; the message names the node and the reason.
     """
     fixed = _at_batch_one(model, source)
     while fold_shapes(fixed):  # The folded values may be shapes that other nodes read.

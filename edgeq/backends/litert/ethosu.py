@@ -1,7 +1,7 @@
 """Compile a .tflite file for Arm's Ethos-U with vela, which runs in its own process, and read vela's estimates.
 
-The compiled file runs only on the NPU, because no interpreter on this machine supports its NPU operator. The uncompiled
-file ships with it, and edgeq checks the answers of the uncompiled file.
+The compiled file needs the NPU: no interpreter on this machine supports its NPU operator. So the uncompiled file ships
+with it, and edgeq checks the answers of the uncompiled file.
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ _ON_CPU = re.compile(r"operator: (\S+), (?:\w+: )?'([^'\n]*)'[^\n]*\n\s*(?:- )?(
 
 
 def _read(summary: Path, text: str, options: Mapping[str, str]) -> Estimate:
-    """Return the estimate in vela's summary file, which has one row, and in its log."""
+    """Return the estimate from vela's summary file, which has one row, and from vela's log."""
     counts = dict(_COUNTS.findall(text))
     try:
         with summary.open(encoding="utf-8", newline="") as file:

@@ -63,7 +63,9 @@ def _result(erf: ir.Node, source: ir.Value) -> ir.Node | None:
 
 
 def _scaled_by(value: ir.Value | None, factor: float) -> ir.Value | None:
-    """Return the tensor that a Mul by `factor` or a Div by its inverse turns into `value`, or None if there is none."""
+    """Return the tensor that a Mul by `factor` or a Div by its inverse turns into `value`, or None if no such node
+    makes `value`.
+    """
     maker = value.producer() if value is not None else None
     if is_op(maker, "Div") and maker is not None and _is(maker.inputs[1], 1 / factor):
         return maker.inputs[0]

@@ -46,8 +46,8 @@ def transposed(order: Order, permutation: Sequence[int]) -> Order:
 
 
 def groups(before: Sequence[int], after: Sequence[int]) -> list[tuple[list[int], list[int]]]:
-    """Return the smallest groups of axes before a Reshape, in order, each with the group of axes that it becomes. Axes
-    of size 1 are left out.
+    """Split the axes before a Reshape into the smallest possible groups, and return each with the group of axes that it
+    becomes. The groups are in order and leave out axes of size 1.
     """
     left = [axis for axis, size in enumerate(before) if size != 1]
     right = [axis for axis, size in enumerate(after) if size != 1]
@@ -87,8 +87,8 @@ def reshaped(before: Sequence[int], order: Order, after: Sequence[int]) -> tuple
 
 
 def _with_units(wide: Sequence[int], shape: Sequence[int], order: Order) -> Order:
-    """Return an order of all axes. The axes wider than 1 have the sequence of `wide`, and the axes of size 1 keep their
-    places in `order`.
+    """Return an order of all axes. Axes of a size above 1 come in the order that `wide` gives, and axes of size 1 keep
+    their places in `order`.
     """
     rest = list(wide)
     return tuple(axis if shape[axis] == 1 else rest.pop(0) for axis in order)

@@ -1,10 +1,10 @@
 """Lower a Q/DQ model to the operators of a .tflite file.
 
 A node computes on integers if all its activations come from DequantizeLinear nodes and all its outputs go to
-QuantizeLinear nodes with the same parameters. All other nodes compute in float, between a DEQUANTIZE and a QUANTIZE,
-and so do nodes whose integer form the file cannot express. A node that only moves elements keeps the integers and the
-parameters of its input. If a QuantizeLinear follows such a node, it is applied before the node, because the order of
-the two does not matter.
+QuantizeLinear nodes with the same parameters. All other nodes compute in float, between a DEQUANTIZE and a QUANTIZE. So
+do nodes that meet this condition but whose integer form the file cannot express. A node that only moves elements keeps
+the integers, scales and zero points of its input. If a QuantizeLinear follows such a node, the file quantizes before
+the node instead, because the order of the two does not matter.
 
 Each ONNX operator has a function in `operators`. The axes of a tensor may be stored in any order (`layout`).
 """
@@ -85,7 +85,7 @@ class Lowering:
         """Lower the whole model.
 
         Raises:
-            ModelError: a node cannot be lowered; names the node, its operator and the reason.
+            ModelError: a node cannot be lowered; the message names the node, its operator and the reason.
         """
         inputs = tuple(self._input(value) for value in self._graph.inputs if not value.is_initializer())
         for node in self._graph:
@@ -123,7 +123,7 @@ class Lowering:
         return Port(name_of(value), tensor, found.order)
 
     def _only_parameters(self, value: ir.Value) -> Scales | None:
-        """Return the parameters with which a tensor is quantized.
+        """Return the quantization parameters of a tensor.
 
         Return None unless all its readers are QuantizeLinear nodes with the same parameters. Nodes that move elements
         may be between the tensor and these readers.

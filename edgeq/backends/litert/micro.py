@@ -101,8 +101,8 @@ def method(kind: str) -> str:
 
 
 def arena_bytes(file: Path, engine: Engine) -> int:
-    """Return the size of the smallest arena in which TFLite Micro's interpreter can prepare the file, in steps of 1
-    KiB.
+    """Return the size, in steps of 1 KiB, of the smallest arena in which TFLite Micro's interpreter can prepare the
+    file.
 
     Raises:
         EngineError: even an arena of 256 MiB is too small.

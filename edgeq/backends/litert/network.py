@@ -24,7 +24,7 @@ class Scales:
     axis: int = 0
 
     def equals(self, other: Scales | None) -> bool:
-        """Return whether integers represent the same numbers with both scales."""
+        """Return whether every integer represents the same number with these scales as with `other`."""
         return (
             other is not None
             and self.scale.shape == other.scale.shape

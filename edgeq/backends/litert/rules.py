@@ -1,4 +1,4 @@
-"""Check the rules that the tensors of a .tflite file must follow.
+"""Check that the tensors of a .tflite file follow the rules of their operators.
 
 The runtimes silently accept wrong scales and then give wrong answers, so loading a file proves nothing.
 """
@@ -20,7 +20,7 @@ def check(network: Network) -> None:
     """Refuse a network that breaks a rule of its operators.
 
     Raises:
-        ModelError: an operator breaks a rule; names the first such operator, its node, and the rule.
+        ModelError: an operator breaks a rule; the message names the first such operator, its node, and the rule.
     """
     problem = next(problems(network), None)
     if problem is not None:
@@ -33,7 +33,7 @@ def check_kernels(network: Network, engine: str) -> None:
     """Refuse a network with an operator for which the engine has no kernel.
 
     Raises:
-        ModelError: the engine has no kernel for an operator; names the node.
+        ModelError: the engine has no kernel for an operator; the message names the node.
     """
     for operator in network.operators:
         if engine in dialect()[operator.kind].lacking:

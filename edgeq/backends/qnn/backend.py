@@ -111,8 +111,8 @@ def write_pairs(
 
 
 def _unsigned(model: ir.Model) -> set[str]:
-    """Return the constant weights of operators that accept only uint8 weights. Their rows in targets/qnn/htp.toml come
-    from test runs.
+    """Return the constant weights of operators that accept only uint8 weights. targets/qnn/htp.toml lists these
+    operators, which were found in test runs.
     """
     types = {row.operator for row in dialect() if row.right and row.weights == "uint8" and row.bits == _NARROW}
     types -= {row.operator for row in dialect() if row.right and row.weights == "int8" and row.bits == _NARROW}
@@ -123,8 +123,8 @@ def _unsigned(model: ir.Model) -> set[str]:
 def _grouped_transposed(model: ir.Model) -> set[str]:
     """Return the weights of transposed convolutions with groups.
 
-    Their shape is [C_in, C_out / groups, ...]. The bias needs one scale for each output, but this output axis has only
-    C_out / groups indices.
+    Their shape is [C_in, C_out / groups, ...]. The bias needs one scale for each output channel, but the output axis of
+    the weights has only C_out / groups indices.
     """
     layers = [node for node in model.graph if is_op(node, "ConvTranspose")]
     return {name_of(node.inputs[1]) for node in layers if node.attributes.get_int("group", 1) > 1}

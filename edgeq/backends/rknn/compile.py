@@ -34,8 +34,8 @@ from edgeq.run.toolkit import Job, Ran
 from edgeq.signature import Signature, TensorSpec
 
 UNFUSED = SessionSettings(optimization="none")
-"""Settings that run the file's operators in ONNX Runtime's kernels without fusing them. The simulator equals these
-kernels bit for bit.
+"""Settings that run the file's operators in ONNX Runtime's kernels without fusing them. The simulator gives the same
+outputs as these kernels, bit for bit.
 """
 PLATFORM = "target_platform"
 _JOB, _SAMPLES, _ANSWERS = "job.json", "samples", "answers"
@@ -243,7 +243,7 @@ def check_ran(ran: Ran, output: Path, layers: Sequence[Layer], model: Path) -> N
 
     Raises:
         ModelError: the compiler does not support an operator.
-        EngineError: the job failed for another reason; states the reason that the toolkit reports.
+        EngineError: the job failed for another reason; the message states the reason that the toolkit reports.
     """
     lines = [*_lines(ran.errors), *_lines(ran.out)]
     unknown = next((found for line in lines if (found := _UNKNOWN.search(line))), None)
@@ -299,8 +299,8 @@ def compare_answers(
     Args:
         wanted: answers of the unfused kernels.
         exact: answers of the float model, which show how much quantization changed the answers. Layers in float16 may
-            change them by as much: if such a layer rounds a value to the other side of a tie, later layers change as
-            after any other rounding.
+            change the answers by as much. If their small errors make a later layer round a value to another integer,
+            the difference spreads like any other rounding error.
 
     Raises:
         CheckFailedError: the difference is too large to be caused by rounded sums or by float16 layers.

@@ -1,7 +1,7 @@
 """Write a float model as a Q/DQ file whose numbers Rockchip's compiler does not change.
 
-The compiler rounds a tensor again if its zero point is 0. It keeps the scale of every other tensor. So edgeq writes no
-zero point of 0:
+The compiler rounds a tensor again if its zero point is 0. It keeps the scale of a tensor with any other zero point. So
+edgeq writes no zero point of 0:
 
     activations     zero point -1 instead of 0, and scale * 128/127 to keep the range
     weights         zero point -1 or 1, with the integers shifted by the same amount, so the numbers stay the same
@@ -101,7 +101,8 @@ def weight_bounds(model: ir.Model, scheme: Scheme) -> Iterator[tuple[str, NDArra
     """Yield the name of each weight that has a channel whose minimum and maximum have about the same magnitude. With
     the name, yield the magnitude that the integer 127 represents in each channel.
 
-    In such a channel the largest integer is 126, so no integer exceeds 127 after a shift by 1.
+    In a channel whose minimum and maximum are that close in magnitude, the largest integer is 126. So no integer
+    exceeds 127 after a shift by 1.
     """
     for node in model.graph:
         for place in operator_of(node).weights:
@@ -223,8 +224,9 @@ def shifts(values: NDArray[np.int8], zeros: NDArray[np.int8], axis: int) -> NDAr
     """Return for each channel the number to add to its integers and to its zero point, so that no zero point is 0.
 
     The number is -1 or 1. Adding it moves the integer with the largest magnitude towards 0. So no integer becomes -128,
-    unless a channel contains both -127 and 127. Some kernels of ONNX Runtime on ARM multiply -128 wrongly. A channel
-    that uses all 256 integers keeps its zero point, because its integers cannot be shifted.
+    unless a channel contains both -127 and 127. This matters because some kernels of ONNX Runtime on ARM multiply -128
+    wrongly. By contrast, a channel that uses all 256 integers keeps its zero point, because its integers cannot be
+    shifted.
     """
     low, high = LIMITS[ir.DataType.INT8]
     flat = values.reshape(1, -1) if not zeros.ndim else np.moveaxis(values, axis, 0).reshape(zeros.size, -1)
@@ -261,7 +263,7 @@ def lower_opset(model: ir.Model, source: Path) -> None:
     it.
 
     Raises:
-        ModelError: an operator has another meaning in that opset; names the operator.
+        ModelError: an operator has another meaning in that opset; the message names the operator.
     """
     newest, now = dialect().opset.newest, opset_of(model)
     if now <= newest:

@@ -5,7 +5,7 @@ Run this as `python worker.py JOB` in an empty folder. The Python that runs it d
     config      arguments of RKNN.config
     model       the ONNX file
     output      path of the compiled file
-    quantize    the toolkit's own list of calibration samples; null if the file has its own scales
+    quantize    list of calibration samples for the toolkit's own quantizer; null if the file has its own scales
     inputs      names of the model's inputs
     answers     the folder for the simulator's answers; null skips the simulator
 

@@ -6,7 +6,7 @@ enables. For every node of the float model, it names the type: int8, 16 bits or 
 that the file breaks. A file without findings has none of the known problems.
 
 `simulation` turns the graph into a float32 graph that computes the same results on ONNX Runtime's CPU kernels. The
-original graph cannot be used for that. ONNX Runtime's CPU provider has hardly any 16-bit kernels, so it computes such
+original graph cannot be used for that. ONNX Runtime's CPU provider has hardly any 16-bit kernels, so it computes 16-bit
 nodes in float32 and drops the roundings between them. (Seen in 1.31.1: 200 times 1000 times 0.001 is infinite in
 float16, but the provider gives 200.) So the simulation stores every 16-bit tensor in float32. Where a tensor is made, a
 pair of Cast nodes rounds it to its type. No optimisation level removes these Cast nodes. Q/DQ pairs stay as they are,
@@ -102,7 +102,7 @@ class Placement:
         return {name: found[name] for name in ("int8", "fp16", "bf16", "fp32") if name in found}
 
     def coverage(self) -> Coverage:
-        """Return which nodes run in int8, and why others do not. The form is that of `measure_coverage` for a CPU."""
+        """Return which nodes run in int8, and why others do not, in the form that `measure_coverage` uses for a CPU."""
         runs = [
             NodeRun(n.name, n.name, n.op_type, "int8" if n.precision == "int8" else "float", n.macs) for n in self.nodes
         ]

@@ -191,7 +191,7 @@ def _skip_branch(
     mains = [place for place in (0, 1) if makers[place] in layers and only_reader(values[place]) is node]
     if not mains:
         return None
-    # If a layer is at the end of both branches, the shorter branch is the skip branch.
+    # If both branches end in an int8 layer that only the Add reads, the shorter branch is the skip branch.
     main = max(mains, key=lambda place: depth[values[place]])
     return Edge(str(node.name), 1 - main, name_of(values[1 - main]))
 
@@ -238,7 +238,8 @@ def shield_biases(model: ir.Model) -> None:
 
 LEVELS = 127
 QUANTIZED, RESTORED = "_QuantizeLinear_Output", "_DequantizeLinear_Output"
-# The minimum is 16 times the smallest positive float16 value: a smaller scale would keep fewer than five bits.
+# The minimum is 16 times the smallest positive float16 value: a smaller scale would keep fewer than five significant
+# bits.
 _LEAST_SCALE = 2.0**-20
 _STORED: Mapping[str, type] = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 
@@ -258,7 +259,8 @@ def stored_scale(magnitude: NDArray[np.floating] | float, float_type: FloatType 
 
 
 def weight_params(weight: NDArray[np.float32], axis: int | None, float_type: FloatType = "float32") -> QuantParams:
-    """Return symmetric parameters with one scale for each index of `axis`, or a single scale if `axis` is None.
+    """Return symmetric quantization parameters with one scale for each index of `axis`, or a single scale if `axis` is
+    None.
 
     The scales are float64 numbers that `float_type` represents exactly.
     """
@@ -269,7 +271,9 @@ def weight_params(weight: NDArray[np.float32], axis: int | None, float_type: Flo
 
 
 def weight_axis(node: ir.Node, rank: int) -> int | None:
-    """Return the axis of a weight's output channels, or None if there is none. The weight is input 1 of `node`."""
+    """Return the axis of output channels in the weight that `node` reads as input 1, or None if the weight has no such
+    axis.
+    """
     if node.op_type == "MatMul" and rank != 2:
         return None
     return channel_axis(node) % rank
@@ -522,7 +526,7 @@ class _Caster:
         nodes = tuple(graph)
         for node, following in zip(nodes, [*nodes[1:], None], strict=True):
             if node.op_type == _DQ:
-                # The node moves to its readers below, in the type that each of them needs.
+                # The node moves down to its readers. Each type that they need gets its own copy.
                 restored[node.outputs[0]] = node
                 continue
             small, (reads, makes) = node.name in halved, self._slots[node]

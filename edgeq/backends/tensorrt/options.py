@@ -119,7 +119,7 @@ def explicit_options(float_type: str) -> dict[str, str]:
     """Return the provider options for a file with Q/DQ.
 
     TensorRT up to version 10 needs flags that allow the types. TensorRT 11 reads the types from the file, so edgeq's
-    runner omits the flags there. The runner also chooses the folder for engines.
+    runner omits the flags there. The runner also chooses the folder for TensorRT's compiled engines.
     """
     half = {"float16": {"trt_fp16_enable": "1"}, "bfloat16": {"trt_bf16_enable": "1"}}.get(float_type, {})
     return {**half, "trt_int8_enable": "1", **_CACHES}
@@ -127,7 +127,7 @@ def explicit_options(float_type: str) -> dict[str, str]:
 
 def table_options(table: str) -> dict[str, str]:
     """Return the provider options for a float model with a calibration table. `table` is the table's name in the folder
-    for engines.
+    for TensorRT's compiled engines.
     """
     return {
         "trt_int8_enable": "1",
