@@ -374,9 +374,9 @@ class Profile(Displayed):
         min_onnxruntime: the oldest release that was seen to work with these choices.
         scheme: how to quantize; `dynamic_weight_types` has the content of the [dynamic] table.
         why, source: by scheme field, the reason for the default and the source of the reason.
-        hazards: "saturates_int16" and "slower_than_float" list type pairs and forms; "remedy_cost" has the time that a
-            model takes with each mitigation of saturation, relative to the time without one; "notes" has other remarks
-            by topic.
+        hazards: "saturates_int16" lists type pairs, such as "U8S8"; "slower_than_float" lists forms, such as
+            "dynamic-Conv"; "remedy_cost" has the time that a model takes with each mitigation of saturation, relative
+            to the time without one; "notes" has other remarks by topic.
         search: by scheme field, the values that tuning may try; "session_options" has lists by option.
         emulate: how to run its kernels on another machine: "qemu" (arch, cpu, min_version), "mask" (features to hide on
             a host that has more), "simulator", "note".

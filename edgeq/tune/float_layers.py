@@ -3,7 +3,7 @@
 A ranking orders the layers. Layers that cause much noise at the outputs, relative to their cost in float, come first.
 Measurements find how many of them are needed: 1, 2, 4, ... until the loss is small enough, then by bisection. Then the
 layers that cost most are put back into integers one by one. A layer stays in float if the loss would become too large
-without it.
+with the layer in integers.
 
 If a ranking cannot be computed from tensors, `rank_by_probing` measures it: the noise of a layer is the noise at the
 outputs if only that layer is quantized. Noises of layers add up if they are small and independent.
@@ -134,8 +134,8 @@ def select_float_layers(
     most `max_drop`.
 
     If more layers in float never mean a larger loss, the last set costs at most as much as the shortest prefix of the
-    ranking that loses at most `max_drop`. If they sometimes do, sizes near the best one are tried as well. No set is
-    evaluated twice.
+    ranking that loses at most `max_drop`. If more layers in float sometimes do mean a larger loss, sizes near the best
+    one are tried as well. No set is evaluated twice.
 
     Args:
         evaluate: a function that returns the loss of the model with these nodes in float, in the unit of `max_drop`.
@@ -232,7 +232,8 @@ def _between(tried: Mapping[int, float]) -> int | None:
 
 def affordable(ranking: Ranking, headroom: float) -> tuple[RankedLayer, ...]:
     """Return the longest prefix of the ranking that costs at most `headroom` of the span. The last layer of the ranking
-    is left out unless layers get 8 bits: with all layers in float, the model would be the float model.
+    is left out, because with all layers in float, the model would be the float model. The exception is a ranking whose
+    layers get 8 bits instead of float.
     """
     limit = ranking.slack * headroom * ranking.costs.span if headroom < math.inf else math.inf
     kept: set[str] = set()

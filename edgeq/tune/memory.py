@@ -82,7 +82,7 @@ class _Kept:
 
 @dataclass(frozen=True)
 class Space:
-    """Describe where a search begins: its candidates, the most promising first, the profile with its search table, and
+    """Describe where a search begins: the candidates (the most promising first), the profile with its search table, and
     the engines to time.
     """
 

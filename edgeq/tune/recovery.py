@@ -198,9 +198,9 @@ def _worthwhile(trials: Trials, trial: Trial) -> bool:
 def _no_better(trials: Trials, trial: Trial, recovered: Trial) -> bool:
     """Return whether recovering `trial`, which loses more than `recovered`, cannot give a better result.
 
-    To be worth recovering, `trial` must be clearly faster than `recovered` if both have the same quantization mode,
-    because `trial` then needs at least as many layers in float. With another mode, it must be clearly faster than the
-    best that qualifies now.
+    If both have the same quantization mode, `trial` needs at least as many layers in float. So `trial` is worth
+    recovering only if it is clearly faster than `recovered`. With another mode, it must be clearly faster than the best
+    trial that qualifies now.
     """
     one_kind = trial.candidate.scheme.mode == recovered.candidate.scheme.mode
     best = recovered if one_kind else trials.qualified()[0]

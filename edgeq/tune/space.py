@@ -11,7 +11,7 @@ they have suitable layers:
 
 - outliers smoothed before dynamic quantization
 - fused attention
-- recurrent layers left in float next to a written-out recurrence
+- recurrent layers left in float, besides a candidate in which they are written out in integers
 - static ranges for the products only
 - weights in blocks
 

@@ -86,7 +86,9 @@ def place(program: Program, macs: Mapping[str, int] | None = None) -> Placement:
 
 
 def on_array(step: steps.Conv, dim: int) -> bool:
-    """Return whether a convolution runs on the array: each tile but the last must be a multiple of `dim` wide."""
+    """Return whether a convolution runs on the array. It does if the width of every tile but the last is a multiple of
+    `dim`.
+    """
     return all((tile.stop - tile.start) % dim == 0 for tile in step.tiles[:-1])
 
 

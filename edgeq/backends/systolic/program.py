@@ -180,8 +180,8 @@ class Tensor:
     Attributes:
         name: a unique name in the program.
         shape: the shape, with batch 1 as first axis.
-        dtype: "int8" for integers with a scale. Tensors of Float steps and inputs have the numpy name of their dtype
-            ("float32").
+        dtype: "int8" for integers with a scale. For other tensors, such as those of Float steps and the model's inputs,
+            it is the numpy name of the dtype ("float32").
         scale: a float32 value above 0 for int8 tensors; None for others.
         origin: name of the tensor of the float model that this tensor represents. A float tensor represents itself.
         channels: the order of the channels (axis 1) if they were reordered: position i has channel channels[i] of
@@ -439,7 +439,8 @@ class Network:
         inputs, outputs: the model's inputs and outputs.
         shapes: the shape of every tensor, with batch 1.
         dtypes: the numpy name of every tensor's dtype.
-        shifted: tensors that are stored minus 128 steps, each with the float model's tensor that it represents.
+        shifted: tensors that are stored with 128 steps subtracted, each with the float model's tensor that it
+            represents.
         channels: for each tensor with reordered channels, the original channel at each position.
     """
 

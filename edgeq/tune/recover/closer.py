@@ -5,7 +5,7 @@ and counts outputs that are not finite as wrong. A set is first judged on a few 
 on the proof's own samples. A set fails if it cannot be built, or if it leaves nothing in int8.
 
 edgeq first ranks layers by their own noise, to find the fewest layers. The ranking assumes that noises add up, although
-errors may cancel or amplify each other. If no solution is found with it, edgeq tries to put layers in float in the
+errors may cancel or amplify each other. If no set in this order is good enough, edgeq puts layers in float in the
 order of the graph, and then in reverse order.
 """
 

@@ -1,5 +1,5 @@
 """Rank the layers of a static scheme in the order in which to keep them in float. The ranking is based on the noise and
-the cost of each unit of the graph. `edgeq.tune.float_layers` chooses by it.
+the cost of each unit of the graph. `edgeq.tune.float_layers` uses it to choose layers.
 
 The noise comes from one pass over a few samples (`rank_layers`), by the method of `edgeq.measure.layers`. Every layer
 of the quantized model gets the float model's tensors as inputs, so that only its own error remains. Then the float
@@ -9,8 +9,8 @@ to leave each layer out of quantization in turn, would need a build and a sessio
 
 The cost comes from the runtime's own profile of the float model and of the quantized model (`measure_costs`). A unit in
 float costs the time of its nodes in float minus their time in integers. The time of a conversion is added wherever a
-tensor goes from a unit in float to a unit in integers, or back. That time per element comes from the conversions in the
-profile.
+tensor goes from a unit in float to a unit in integers, or back. The time of a conversion per element comes from the
+conversions in the profile.
 """
 
 from __future__ import annotations
