@@ -63,7 +63,7 @@ class Simulation:
         model: a quantized model in any form that ONNX Runtime accepts.
         settings: the settings that the model runs with.
         saturating: whether the layers saturate; False computes the same layers exactly.
-        watched: whether to count sums that would have been clipped. It is only used if `saturating` is False.
+        watched: whether to count sums that would have been clipped. It is ignored if `saturating` is True.
         table: the kernels that saturate; None means ONNX Runtime's own. ONNX Runtime computes all other nodes.
 
     Raises:

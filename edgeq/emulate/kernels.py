@@ -437,7 +437,7 @@ class Layer:
         """Compute the layer's output from its inputs, in the node's order.
 
         Args:
-            watched: whether to count sums that would have been clipped. It is only used if `saturating` is False.
+            watched: whether to count sums that would have been clipped. It is ignored if `saturating` is True.
         """
         exact = watched_product if watched else exact_product
         return compute(self.node, inputs, saturating_product if saturating else exact, self.path)

@@ -117,7 +117,7 @@ def usable_threads(root: Path = ROOT, affinity: int | None = None) -> int:
 
     Args:
         affinity: number of threads that the scheduler allows; None means the number for this process. The CPU quota of
-            the control groups may lower it further.
+            the control groups may lower the result further.
     """
     quotas = [math.ceil(quota) for quota in _cpu_quotas(root)]
     return max(1, min([len(allowed_cores()) if affinity is None else affinity, *quotas]))

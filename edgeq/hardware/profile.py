@@ -504,7 +504,7 @@ def match_profile(machine: Machine, profiles: Mapping[str, Profile]) -> ProfileM
     Raises:
         HardwareError: no profile fits. The message names what the machine lacks for the profile with the lowest rank.
     """
-    # A profile for an engine that any machine may have is only used if the user names it as a target.
+    # A profile for an engine that any machine may have is used only if the user names it as a target.
     related = [
         p for p in profiles.values() if p.architecture in (ANY, machine.architecture) and not only_engine(p.backend)
     ]
@@ -519,7 +519,7 @@ def match_profile(machine: Machine, profiles: Mapping[str, Profile]) -> ProfileM
     better = [
         (profile, missing)
         for profile, missing in lacking
-        # Simulated hardware without CPU requirements is only used if the user names it as a target.
+        # Simulated hardware without CPU requirements is used only if the user names it as a target.
         if profile.rank > winner.rank and (profile.requires or "simulator" not in profile.emulate)
     ]
     return ProfileMatch(winner, _reasons(winner, machine), tuple(reversed(better)))

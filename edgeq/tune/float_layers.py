@@ -1,9 +1,9 @@
 """Choose which layers to leave in float, so that the model loses no more accuracy than allowed, at the least cost.
 
 A ranking orders the layers. Layers that cause much noise at the outputs, relative to their cost in float, come first.
-Measurements find how many of them are needed: 1, 2, 4, ... until the loss is small enough, then by bisection. Then the
-layers that cost most are put back into integers one by one. A layer stays in float if the loss would become too large
-with the layer in integers.
+edgeq then measures how many of them are needed: it tries 1, 2, 4, ... layers until the loss is small enough, and then
+bisects. Then the layers that cost most are put back into integers one by one. A layer stays in float if the loss would
+become too large with the layer in integers.
 
 If a ranking cannot be computed from tensors, `rank_by_probing` measures it: the noise of a layer is the noise at the
 outputs if only that layer is quantized. Noises of layers add up if they are small and independent.
@@ -35,7 +35,8 @@ class RankedLayer:
     Attributes:
         name: a unique name in the ranking.
         nodes: names of its nodes in the float model.
-        noise: power of the error at the outputs that its quantization alone causes, divided by the outputs' power.
+        noise: power of the error that quantizing only this layer causes at the outputs, divided by the power of the
+            outputs.
     """
 
     name: str

@@ -81,8 +81,8 @@ class Journal:
             force: whether to replace an existing journal.
 
         Raises:
-            OutputError: the journal has other settings, the file is not a journal, or it exists without `resume` or
-                `force`.
+            OutputError: the journal has other settings, the file is not a journal, or the journal exists and neither
+                `resume` nor `force` is set.
         """
         self.path = path
         self._known: dict[str, Any] = {}
@@ -249,7 +249,7 @@ class JournaledEvaluator:
 
 
 def digest(candidate: Candidate) -> str:
-    """Return the key of a candidate's measurements. It leaves out the threads, which change neither content nor
+    """Return the key of a candidate's measurements. The key leaves out the threads, which change neither content nor
     accuracy.
     """
     content = plain(candidate)

@@ -245,7 +245,7 @@ def _finalists(trials: Trials, known: Collection[str]) -> list[Trial]:
 
 def _choose(trials: Trials, ranked: Sequence[Trial]) -> None:
     """Choose the most accurate of the cheapest trials in `ranked`, which is sorted by cost. Call this when no other
-    trial that qualifies is cheaper, or when the time is up.
+    qualifying trial is cheaper, or when the time is up.
     """
     cheapest = [t for t in ranked if not trials.cheaper(ranked[0], t)]
     winner = min(cheapest, key=lambda t: t.accuracy_key)

@@ -110,8 +110,8 @@ class LocalEvaluator:
         self.counts, self._repairs = counts, repairs
         self._batched = batched
         self._editable = not counts or backend_named(target.backend).recoverable
-        # With only one file to judge, use the figure that its proof reports. Among many candidates, some are lucky, so
-        # use the loss to expect.
+        # If there is only one file to judge, use the figure that its proof reports. Among many candidates, some are
+        # lucky, so use the loss to expect.
         seen_only = counts and not (self._editable and task is not None)
         held: Held = "seen" if seen_only else "expected"
         if repairs:
@@ -305,8 +305,8 @@ class LocalEvaluator:
         return self._digests[key]
 
     def _int8_mac_share(self, artifact: Artifact) -> float:
-        """Return the share of an artifact's multiply-accumulates that run in int8 in onnxruntime's own kernels. It is
-        measured once for each structure.
+        """Return the share of an artifact's multiply-accumulates that run in int8 in onnxruntime's own kernels. The
+        share is measured once for each structure.
         """
         structure, _ = self._digested(artifact)
         if structure not in self._shares:

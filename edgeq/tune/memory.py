@@ -256,8 +256,8 @@ def _read(path: Path, progress: Progress) -> tuple[Evidence, ...]:
 
 
 def _kernel(scheme: Scheme, builder: str) -> tuple[Scheme, str]:
-    """Return the part of a candidate that decides its speed. It contains neither ranges nor the layers that are kept in
-    float.
+    """Return the part of a candidate that decides its speed. This part contains neither the ranges nor the layers that
+    are kept in float.
     """
     plain_scheme = Scheme()
     common = {"method": plain_scheme.method, "method_options": {}, "exclude": (), "wide": (), "eight_bit": ()}

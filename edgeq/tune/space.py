@@ -192,7 +192,9 @@ def _products_only(model: ir.Model, profile: Scheme) -> Scheme:
 def _transformed(
     recovery: str, prepared: PreparedModel, samples: Samples, name: str, scheme: Scheme, progress: Progress
 ) -> PreparedModel:
-    """Return the model after a recovery. It is kept next to the prepared model, because several candidates use it."""
+    """Return the model after a recovery. The new model is kept next to the prepared model, because several candidates
+    use it.
+    """
     folder = prepared.path.parent / f"{name}-{prepared.digest[:16]}"
     kept = folder / "model.onnx"
     if not kept.is_file():

@@ -230,7 +230,7 @@ class Outcome:
         trials: all candidates, in the order in which they were made.
         chosen: name of the winner; "" if nothing qualified.
         fallback: name of the candidate that runs if the winner's engine is missing; "" if there is none, or if float32
-            runs then.
+            runs in that case.
         baseline: float32's timing, with the number of threads with which it is fastest.
         baseline_threads: that number of threads.
         stages: the stages with their times.

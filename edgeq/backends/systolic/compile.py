@@ -76,7 +76,7 @@ def rounded_weights(network: Network) -> Change:
     layers: Mapping[str, Weighted] = {layer.name: layer for layer in network.layers if isinstance(layer, Weighted)}
 
     def rounded(step: Weighted, x: NDArray[Any]) -> Weighted:
-        """Return `step` with its weights rounded again. A row only changes if the new weights are more accurate on
+        """Return `step` with its weights rounded again. A row changes only if the new weights are more accurate on
         input `x`.
         """
         layer = layers[step.name]

@@ -22,7 +22,7 @@ The step formulas (docs/systolic.md has their sources):
     Float         an ONNX model on float32 tensors
 
 Products are cut into pieces that fit the array's memories. Sizes are in tiles of dim × dim elements. For a product of
-[I, K] with [K, J], the scratchpad contains a piece of both operands, and the accumulator contains the int32 result:
+[I, K] with [K, J], the scratchpad contains a piece of each operand, and the accumulator contains the int32 result:
 
     (I·K + K·J) · dim rows of scratchpad, I·J · dim rows of accumulator
 
@@ -227,7 +227,7 @@ class Pool:
     """Describe a square max pooling that the array applies to a convolution's output before storing it.
 
     The hardware limits the pooling: window, stride and padding are at most 3, and the output has at most 255 rows and
-    columns. Padding counts as 0, so it is only allowed after a relu, where 0 cannot exceed a real value.
+    columns. Padding counts as 0, so it is allowed only after a relu, where 0 cannot exceed a real value.
     """
 
     size: int

@@ -93,7 +93,7 @@ class Recoverer:
             return State(self._job.prepared, None, {}, scheme)
         state = self._with_model(scheme, names, samples, progress)
         assert state.statistics is not None
-        # The job's own ranges are only valid for the tensors of its own model. Ranges that a model recovery has fixed
+        # The job's own ranges are valid only for the tensors of its own model. Ranges that a model recovery has fixed
         # do not change.
         same = state.prepared.digest == self._job.prepared.digest
         found = job_ranges(self._job, scheme) if same else scheme_ranges(state.statistics, scheme)

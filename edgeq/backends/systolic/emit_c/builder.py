@@ -597,8 +597,8 @@ def _rearrange(builder: Builder, step: steps.Rearrange) -> None:
     """Add a data movement to the C source, if it moves anything.
 
     A reshape copies nothing, and some permutations of NCHW leave the order in NHWC unchanged. In both cases the output
-    shares its input's buffer. A later layer that needs another order requests a copy; a fully connected layer with one
-    row per sample does not need one.
+    shares its input's buffer. A later layer that needs another order requests a copy. The exception is a fully
+    connected layer with one row per sample, which does not need a copy.
     """
     place = builder.places[step.input]
     if step.index is None:
