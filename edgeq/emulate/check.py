@@ -200,8 +200,8 @@ class Trial:
         vectors: inputs and expected outputs of the self-test.
         tolerance: absolute tolerance by output; None allows any value.
         slices: tolerances of parts of an output.
-        float_model: the float model that the model was made from, if it is available. The outputs on both machines are
-            compared to those of the float model.
+        float_model: the float model that the model was made from, if it is available. The outputs on the target and on
+            this machine are compared to those of the float model.
         samples: data for agreement and, with a `task`, accuracy; at most `count` of them are used.
         name: the variant's name.
     """

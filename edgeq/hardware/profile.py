@@ -220,8 +220,8 @@ class Device:
 
 @dataclass(frozen=True)
 class Systolic:
-    """Describe the [systolic] table: the array's size in processing elements, its memories in KiB or rows, its number
-    types.
+    """Describe the [systolic] table: the array's size in processing elements, its memories in KiB or rows, and its
+    number types.
     """
 
     dim: int | None = None

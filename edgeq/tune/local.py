@@ -46,7 +46,7 @@ from edgeq.tune.trials import Race, Runner
 from edgeq.util.display import SILENT, Progress
 from edgeq.util.records import plain
 
-# A simulated candidate runs at most this many times as many samples as a proof, which takes some minutes.
+# A simulated candidate runs at most this multiple of the samples that a proof runs. That takes some minutes.
 _SIMULATIONS = 4
 _BATCH = 8
 # `Assessment.bound` multiplies the doubt by a factor. If the doubt is scaled by this value, the product is one standard

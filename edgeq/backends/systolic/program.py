@@ -262,8 +262,8 @@ class Conv(Unary):
         weights: int8 [O, I / groups, kh, kw]; float64 in a network.
         bias: int32 [O], zeros if the model has no bias; float64 in a network. The scale of the bias is input scale ·
             the tile's weight_scale.
-        groups: 1, I = O (depthwise), or a number between. Output channel o reads the input channels of group o // (O /
-            groups).
+        groups: number of groups: 1, I (depthwise, with I = O), or a number between. Output channel o reads the input
+            channels of group o // (O / groups).
         strides, dilations: (rows, columns).
         pads: (top, left, bottom, right) zeros; they may differ.
         tiles: see `Tile`. A depthwise convolution may also have several tiles.

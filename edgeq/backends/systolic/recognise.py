@@ -1,4 +1,4 @@
-"""Find the int8 layers that replace a node of the float model, or the reason why it stays in float."""
+"""Find the int8 layers that replace a node of the float model, or the reason why the node stays in float."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ CONSTANT_OPERAND = "one operand is constant"
 
 
 def recognise(model: ir.Model, node: ir.Node) -> Found:
-    """Return the int8 layers of one node, or the reason why it stays in float.
+    """Return the int8 layers of one node, or the reason why the node stays in float.
 
     Args:
         model: a model at batch 1 (see `fixed_batch`).

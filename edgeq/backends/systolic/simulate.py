@@ -404,7 +404,7 @@ class Simulator:
         }
 
     def _conv(self, step: steps.Conv, x: Int8s, runs: Runs) -> Int8s:
-        # If a step runs again with only another bias, its sums are the same.
+        # If a step runs again and only its bias has changed, its sums are the same.
         if self._sums is not None and self._sums[0] is x and self._sums[1] is step.weights:
             sums = self._sums[2]
         else:

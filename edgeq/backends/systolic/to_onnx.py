@@ -336,7 +336,7 @@ def in_origin_order(program: Program) -> Program:
 
 
 def _restored(step: Weighted, places: Mapping[str, Order], reshaped: Mapping[str, str]) -> Weighted:
-    """Return a layer changed to read and write its channels in the float model's order."""
+    """Return a copy of a layer that reads and writes its channels in the float model's order."""
     weights, bias, tiles = step.weights, step.bias, step.tiles
     outputs = places.get(step.output)
     if outputs is not None:

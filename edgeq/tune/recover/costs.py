@@ -222,7 +222,7 @@ _ROWS = 64
 _NOT_FINITE = 100.0
 
 
-# Share of the noise of all layers. Every layer in int8 causes more noise than this.
+# Share of the total noise of all layers. Every layer in int8 causes more noise than this.
 _TRIFLE = 1e-4
 
 
@@ -339,7 +339,7 @@ def rank_static(
         names: recoveries to apply with the scheme.
         profiled: whether the model will run in the kernels that are profiled. If not, the limit on layers in float
             counts multiply-accumulates instead of profiled time: onnxruntime's own int8 kernels may be slower than
-            float32 although another engine's are twice as fast.
+            float32 although another engine's int8 kernels are twice as fast.
         timed: whether to time anything. If not, layers are ordered by noise per multiply-accumulate, as for a simulated
             model.
         count: number of samples on which the noise of each unit is traced to the outputs.

@@ -191,7 +191,8 @@ def refuse_ineffective(target: Target, names: Sequence[str]) -> None:
 
 def _serves(artifact: Artifact, destination: Path) -> bool:
     """Return whether an artifact that was built before can be used for `destination`. A model alone can be copied. If
-    other files belong to it, it must already be at `destination`, because their names contain the model's name.
+    other files belong to the artifact, it must already be at `destination`, because their names contain the model's
+    name.
     """
     further = artifact.files or artifact.tables or artifact.alternatives or artifact.simulation
     return artifact.model.exists() and (not further or artifact.model == destination)

@@ -444,8 +444,8 @@ def is_direct(step: steps.Conv, size: tuple[int, int], generation: Generation) -
     """Return whether gemmini.h's convolution calls can compute a layer. Other layers become patches and a product, with
     identical results.
 
-    The calls need regular windows. The 2021 generation also needs square images. In that generation, layers
-    with groups or several tiles are not direct either, because its depthwise call was wrong.
+    The calls need regular windows. The 2021 generation also needs square images. In that generation, layers with groups
+    or several tiles are not direct either, because the depthwise call of that generation was wrong.
     """
     windows = Windows((step.weights.shape[2], step.weights.shape[3]), step.strides, step.dilations, step.pads)
     if generation == "2021":

@@ -153,7 +153,7 @@ def smooth(
 
 def product_groups(model: ir.Model, exclude: Collection[str] = ()) -> tuple[Group, ...]:
     """Return the MatMul, Gemm and fused Attention nodes of the main graph that have a constant matrix. They are grouped
-    by the tensor that they multiply with it.
+    by the tensor that they multiply with the matrix.
 
     Args:
         exclude: names of nodes to leave out.

@@ -88,8 +88,8 @@ def layer_moments(
     Args:
         prepared: the float model that the layers belong to.
         memory: bytes for the moments of one pass.
-        store: a folder that keeps moments of this model on these samples, unless they are very large. Moments found
-            there are not computed again.
+        store: a folder that keeps moments of this model on these samples, unless the moments are very large. Moments
+            found there are not computed again.
 
     Raises:
         DataError: ONNX Runtime refuses a sample.
