@@ -1,8 +1,9 @@
 """Compute the integer operators of ONNX Runtime's CPU provider in numpy, to the last bit.
 
 The function of each operator takes a node's inputs in order (None for an omitted input), and a function that multiplies
-matrices exactly or with saturation. It returns the node's output. The arithmetic around the product follows MLAS: sums
-and zero points in int32, scales in float32 from left to right, and rounding half to even after clipping.
+matrices exactly or with saturation. The operator's function returns the node's output. The arithmetic around the
+product follows MLAS: sums and zero points in int32, scales in float32 from left to right, and rounding half to even
+after clipping.
 
 Kernels that add two products in 16 bits compute, for unsigned a and signed b,
 

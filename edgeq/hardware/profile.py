@@ -253,8 +253,8 @@ class EitherFile(TargetFile, ProfileFile):
 
 
 def default_folders(name: str) -> tuple[Path, ...]:
-    """Return the folders to read. Shipped folders come first, then plug-ins' folders, then the user's. Later ones
-    override.
+    """Return the folders to read. Shipped folders come first, then plug-ins' folders, then the user's. Later folders
+    override earlier ones.
     """
     own = user_folder("config")
     return shipped(name), *data_folders(name), *([own / name] if own is not None else [])

@@ -2,8 +2,8 @@
 
 A ranking orders the layers. Layers that cause much noise at the outputs, relative to their cost in float, come first.
 edgeq then measures how many of them are needed: it tries 1, 2, 4, ... layers until the loss is small enough, and then
-bisects. Then the layers that cost most are put back into integers one by one. A layer stays in float if the loss would
-become too large with the layer in integers.
+bisects. Finally, the layers that cost most are put back into integers one by one. A layer stays in float if the loss
+would become too large with the layer in integers.
 
 If a ranking cannot be computed from tensors, `rank_by_probing` measures it: the noise of a layer is the noise at the
 outputs if only that layer is quantized. Noises of layers add up if they are small and independent.
@@ -279,8 +279,8 @@ def rank_by_probing(
         return sum(macs[node] for node in layer.nodes)
 
     def order(layer: RankedLayer) -> tuple[float, int, tuple[str, ...]]:
-        """Return a sort key: the noise, rounded to a power of two, with the most first, and then the cost, with the
-        least first.
+        """Return a sort key: first the noise, rounded to a power of two, in descending order, then the cost in
+        ascending order.
         """
         magnitude = round(math.log2(layer.noise)) if layer.noise > 0 else -math.inf
         return -magnitude, cost(layer), layer.nodes

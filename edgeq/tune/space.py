@@ -309,8 +309,8 @@ def _needed(session: Mapping[str, str]) -> dict[str, str]:
 
 
 def _sensible(scheme: Scheme, profile: Profile) -> bool:
-    """Return whether a scheme makes sense: it must not mitigate saturation if nothing saturates, nor in two ways at
-    once.
+    """Return whether a scheme makes sense: it must not mitigate saturation if nothing saturates, or mitigate it in two
+    ways at once.
     """
     saturating = profile.hazards.get("saturates_int16", ())
     saturates = scheme.pair in saturating or f"{scheme.pair}-{scheme.format}" in saturating

@@ -317,7 +317,7 @@ def _merged(limits: Sequence[tuple[int, int, float]]) -> list[tuple[int, int, fl
 
 
 # Neighbouring tiles share one scale if their scales differ by less than this factor. With separate scales, the runtime
-# of the dialect file would need one more convolution call, for a gain of only a twentieth of a bit.
+# that runs the dialect file would need one more convolution call, for a gain of only a twentieth of a bit.
 _SAME = 1.05
 
 

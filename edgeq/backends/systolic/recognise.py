@@ -225,7 +225,7 @@ _RESHAPE_IR = 7
 
 
 def recognise_move(model: ir.Model, node: ir.Node) -> tuple[steps.Rearrange, ...] | str:
-    """Return the layers of a node of `MOVES`, one for each output, or the reason why it stays in float."""
+    """Return the layers of a node of `MOVES`, one for each output, or the reason why the node stays in float."""
     source = node.inputs[0]
     if source is None or is_constant(source) or source.dtype != ir.DataType.FLOAT:
         return "it moves no activations"

@@ -191,7 +191,7 @@ def recovering(*names: str, min_sqnr_db: float | None = None) -> Builder:
         RECOVERIES.check(name)
 
     def build(job: Job, target: Target, scheme: Scheme, destination: Path, progress: Progress) -> Built:
-        """Build with layers in float until `min_sqnr_db` is reached, and with the recoveries unless they do harm."""
+        """Build with the layers in float that `min_sqnr_db` requires, and with the recoveries unless they do harm."""
         # The folder is next to the prepared model, because an artifact may refer to files there until the job ends.
         workdir = Path(tempfile.mkdtemp(prefix="recover-", dir=job.prepared.path.parent))
         recoverer = Recoverer(job, target, workdir)

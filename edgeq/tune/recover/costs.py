@@ -9,7 +9,7 @@ to leave each layer out of quantization in turn, would need a build and a sessio
 
 The cost comes from the runtime's own profile of the float model and of the quantized model (`measure_costs`). A unit in
 float costs the time of its nodes in float minus their time in integers. The time of a conversion is added wherever a
-tensor goes from a unit in float to a unit in integers, or back. The time of a conversion per element comes from the
+tensor goes from a unit in float to a unit in integers, or back. The conversion time per element comes from the
 conversions in the profile.
 """
 
@@ -235,7 +235,7 @@ def rank_layers(
     memory: int = MEMORY,
     progress: Progress = SILENT,
 ) -> tuple[RankedLayer, ...]:
-    """Rank units of the float model by the noise that they cause in the quantized model, the most first.
+    """Rank units of the float model by the noise that they cause in the quantized model, the noisiest first.
 
     Args:
         prepared: the float model that `artifact` was made from; the artifact may have any format.
