@@ -1,10 +1,11 @@
 """Find the layers of a quantized model that can saturate where two products are added in 16 bits, count how often they
 saturate, and measure the effect on the outputs.
 
-`Simulation` computes a model's outputs on a CPU with such kernels. ONNX Runtime first optimises the model as usual.
-edgeq's exact model of those kernels (`kernels`) then computes the layers on saturating paths. ONNX Runtime computes
-everything else, because there its results do not depend on the CPU. So on any machine of the same architecture, the
-outputs are the target's. If the graph is all integers, they are equal to the last bit.
+`Simulation` computes the outputs that a model has on a CPU whose kernels saturate in this way. ONNX Runtime first
+optimises the model as usual. edgeq's exact reimplementation of those kernels (`kernels`) then computes the layers on
+saturating paths. ONNX Runtime computes everything else, because there its results do not depend on the CPU. So any
+machine of the same architecture computes the target's outputs. If the graph contains only integers, every bit is the
+same.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ class Simulation:
         model: a quantized model in any form that ONNX Runtime accepts.
         settings: the settings that the model runs with.
         saturating: whether the layers saturate; False computes the same layers exactly.
-        watched: whether to count sums that would have been clipped. It is only used if `saturating` is False.
+        watched: whether to count sums that would have been clipped. It is ignored if `saturating` is True.
         table: the kernels that saturate; None means ONNX Runtime's own. ONNX Runtime computes all other nodes.
 
     Raises:
@@ -244,7 +245,7 @@ class Audit:
         samples: number of simulated samples; 0 if only the weights were checked.
         effect_db: SQNR of the worst output with saturation against the exact output; infinity if the outputs are
             identical, None without samples.
-        float_db: two SQNRs against the float model, of the outputs (with saturation, exact); None without a float
+        float_db: SQNRs of the outputs against the float model's, as (with saturation, exact); None without a float
             model.
     """
 
@@ -306,8 +307,8 @@ def audit(
         settings: the settings that the model will run with.
         samples: samples to simulate; None checks the weights alone.
         reference: the float model's session, for measuring the loss from saturation.
-        exact: a session of the same model on kernels that do not saturate. None also simulates the exact kernels, which
-            doubles the time.
+        exact: a session of the same model on kernels that do not saturate. If it is None, the exact kernels are
+            simulated as well, which doubles the time.
         count: number of samples to simulate; None means 2 to 8, fewer for larger models.
         table: the kernels that saturate; None means ONNX Runtime's own.
 

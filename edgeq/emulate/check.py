@@ -65,7 +65,7 @@ def route_for(
     simulators: Mapping[str, Simulator] | None = None,
     progress: Progress = SILENT,
 ) -> ExecutionRoute:
-    """Return the best way to run the kernels that the plug-in `spec` has for `target`, on `machine`.
+    """Return the best way to run, on `machine`, the kernels that the plug-in `spec` has for `target`.
 
     Without a plug-in, the result is that of `edgeq.emulate.routes.route_to`.
 
@@ -144,7 +144,7 @@ class EmulatedCheck:
             "float32".
         agreement: agreement of the target's outputs with the reference.
         host_agreement: agreement of this machine's outputs, if the reference is float32.
-        accuracy: accuracy by labels, on those samples, of "host" and "target"; empty without a task.
+        accuracy: accuracy of "host" and "target" by labels, on the same samples; empty without a task.
     """
 
     target: str
@@ -200,8 +200,8 @@ class Trial:
         vectors: inputs and expected outputs of the self-test.
         tolerance: absolute tolerance by output; None allows any value.
         slices: tolerances of parts of an output.
-        float_model: the float model that the model was made from, if it is available. The outputs on both machines are
-            compared to those of the float model.
+        float_model: the float model that the model was made from, if it is available. The outputs on the target and on
+            this machine are compared to those of the float model.
         samples: data for agreement and, with a `task`, accuracy; at most `count` of them are used.
         name: the variant's name.
     """
@@ -273,7 +273,7 @@ def check_trial(
         machine: this machine.
         simulators: see `edgeq.emulate.routes.route_to`. They are not used for a plug-in, whose kernels run in the
             plug-in itself.
-        route: the route to the kernels, such as a board of that kind; None finds the route.
+        route: the route to the kernels, such as a board with the target's hardware; None finds the route.
 
     Raises:
         DataError: something is wrong with the samples.
@@ -490,7 +490,8 @@ def _built_for(variant: Variant, machine: Machine) -> Target:
     """Return the target that a variant was built for.
 
     A bundle records only the name of a user's own target file. For a variant built for such a file, or for the build
-    machine, return the target of its profile. For a variant built without a target, return this machine's target.
+    machine, return the target of the variant's profile. For a variant built without a target, return this machine's
+    target.
     """
     if _stands_in(variant):
         return resolve(AUTO, machine)

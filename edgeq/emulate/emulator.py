@@ -272,7 +272,7 @@ def probe(session: Session, title: str) -> str:
 
 
 def probe_engine(open_it: Callable[[Path, SessionSettings], Any], engine: EngineSpec, title: str) -> str:
-    """Run the probe on an engine whose kernels only accept Q/DQ models. Return "exact" or "saturated".
+    """Run the probe on an engine whose kernels accept only Q/DQ models. Return "exact" or "saturated".
 
     Args:
         open_it: a function that opens a file as a session in a process of the engine.

@@ -1,8 +1,9 @@
 """Compute the integer operators of ONNX Runtime's CPU provider in numpy, to the last bit.
 
 The function of each operator takes a node's inputs in order (None for an omitted input), and a function that multiplies
-matrices exactly or with saturation. It returns the node's output. The arithmetic around the product follows MLAS: sums
-and zero points in int32, scales in float32 from left to right, and rounding half to even after clipping.
+matrices exactly or with saturation. The operator's function returns the node's output. The arithmetic around the
+product follows MLAS: sums and zero points in int32, scales in float32 from left to right, and rounding half to even
+after clipping.
 
 Kernels that add two products in 16 bits compute, for unsigned a and signed b,
 
@@ -50,9 +51,9 @@ from edgeq.model.saturation import (
 _LOW, _HIGH = -(2**15), 2**15 - 1
 # Products of bytes are below 2^16, so float32's 24 bits hold the sum of this many products exactly.
 _EXACT_IN_FLOAT32 = 1 << 8
-# OpenBLAS computes products of up to 2^18 multiply-adds on one thread, and products with a vector up to 2^13. For
-# larger products, its threads wait for each other in busy loops. With other work on the cores, this was measured to
-# take 20 times the processor time.
+# OpenBLAS computes a product on one thread if it has at most 2^18 multiply-adds, or at most 2^13 if one factor is a
+# vector. In larger products, its threads wait for each other in busy loops. With other work on the cores, this was
+# measured to take 20 times the processor time.
 _ONE_THREAD, _COLUMNS = 1 << 18, 1 << 5
 
 
@@ -437,7 +438,7 @@ class Layer:
         """Compute the layer's output from its inputs, in the node's order.
 
         Args:
-            watched: whether to count sums that would have been clipped. It is only used if `saturating` is False.
+            watched: whether to count sums that would have been clipped. It is ignored if `saturating` is True.
         """
         exact = watched_product if watched else exact_product
         return compute(self.node, inputs, saturating_product if saturating else exact, self.path)
@@ -449,7 +450,7 @@ def find_layers(
     """Return every node of an optimised graph on a saturating path.
 
     Args:
-        config: session options that the model runs with. One of these options makes kernels exact.
+        config: session options that the model runs with. One option, if it is set, makes kernels exact.
         table: the kernels that saturate; None means ONNX Runtime's own.
     """
     table = table or saturation_table()

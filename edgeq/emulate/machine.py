@@ -275,8 +275,7 @@ def _with_cpuinfo(
     view = home() / "views" / sign
     if view.is_dir():
         return view
-    # With the host's /proc/cpuinfo, nothing but onnxruntime fails. A guest without onnxruntime can still report its
-    # features.
+    # With the host's /proc/cpuinfo, only onnxruntime fails. A guest without onnxruntime can still report its features.
     interpreter = (*arguments, "-L", str(sysroot.root), str(sysroot.python))
     command = Command(interpreter, (), environment, compiled=_compiled())
     with start_guest(command, f"{emulator.program} -cpu {cpu}") as guest:

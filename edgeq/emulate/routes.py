@@ -126,7 +126,7 @@ def _masked_runtime(progress: Progress) -> Path:
 
 
 def _copy(source: Path, place: Path) -> None:
-    """Copy the package `source`: link all its files, not only the Python files."""
+    """Copy the package `source` as links to its files. Files that are not Python code are linked as well."""
     for file in sorted(source.rglob("*")):
         name = file.relative_to(source)
         if file.is_file() and "__pycache__" not in name.parts:
@@ -179,7 +179,7 @@ NATIVE, EMULATED, MODELLED, NOT_RUN = "natively", "emulated", "modelled", "not r
 
 Open = Callable[[Path, SessionSettings], Session]
 Simulator = Callable[[Target], AbstractContextManager[Open]]
-"""A function that opens models for a target as sessions. They give the same outputs as the target's device."""
+"""A function that opens models for a target as sessions. The sessions give the same outputs as the target's device."""
 
 
 @dataclass(frozen=True)
@@ -203,7 +203,7 @@ class ExecutionRoute:
         where: NATIVE, EMULATED, MODELLED or NOT_RUN.
         how: the means, such as "qemu-aarch64 -cpu cortex-a72".
         reason: why the kernels cannot run, and what to do about it; "" if they can run.
-        native_speed: whether the kernels run about as fast as on this machine, not a hundred times slower.
+        native_speed: whether the kernels run about as fast as this machine's own kernels, not a hundred times slower.
         speed: the approximate speed, if it is known and not native.
         start: a function that starts the kernels and proves that they are the target's; None if they cannot run.
     """
@@ -358,7 +358,8 @@ def _probe_in(guest: Guest) -> str:
 
 
 def _instructions(emulator: Emulator, cpu: str, how: str, seen: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the kinds of kernels in the probe's translated code. The probe runs on the same CPU, qemu and runtime.
+    """Return the kinds of kernels in the probe's translated code. The probe runs on `cpu`, with the qemu and the
+    runtime that run the model.
 
     The result is kept in a file, because watching the probe takes ten times as long as running it.
     """

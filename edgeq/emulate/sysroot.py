@@ -273,7 +273,7 @@ def download_wheels(
 
     Args:
         projects: version of each project, by name. "" means the newest version that `pins` lists for that Python or, if
-            it lists none, the newest of all.
+            `pins` lists none, the newest of all.
         python: the other machine's Python version, such as "3.11".
         platforms: acceptable wheel platform tags.
         pins: SHA-256 of wheels, by file name; a pinned wheel must match.
@@ -487,7 +487,7 @@ def _is_lock(path: Path) -> bool:
 
 
 SYSROOT = Ownership("root file system that edgeq made", _judge, frozenset(_WORK))
-"""It has a marker, or the lock file that versions without markers wrote, and only files that `setup` makes."""
+"""The folder has a marker or, if an early version made it, a lock file. It contains only files that `setup` makes."""
 
 
 def _choose(apt: Apt, recipe: Recipe, emulator: Emulator) -> tuple[str, list[Package], list[str]]:

@@ -2,10 +2,10 @@
 uses py-cpuinfo.
 
 py-cpuinfo spells some flags twice, knows only CPUID leaf 7/0 (no AVX-VNNI, no AMX), and merges CPUID's answers with the
-list in /proc/cpuinfo. So edgeq uses the features that py-cpuinfo reports only if the system lists none, as in a
-container that hides them. If the system has a list, features that are missing from it are not used, because a
-hypervisor or a boot option may have hidden them on purpose. Disagreements become notes. py-cpuinfo keeps a core busy
-for a second to measure the clock, so edgeq does not run it if it would add nothing.
+list in /proc/cpuinfo. So edgeq uses py-cpuinfo's features only if the system lists none, as in a container that hides
+them. If the system has a list, features that are missing from it are not used, because a hypervisor or a boot option
+may have hidden them on purpose. Disagreements become notes. py-cpuinfo keeps a core busy for a second to measure the
+clock, so edgeq does not run it if it would add nothing.
 
 The module also finds how much of the machine this process may use: threads and memory within its affinity and control
 groups. It also finds the caches.
@@ -117,7 +117,7 @@ def usable_threads(root: Path = ROOT, affinity: int | None = None) -> int:
 
     Args:
         affinity: number of threads that the scheduler allows; None means the number for this process. The CPU quota of
-            the control groups may lower it further.
+            the control groups may lower the result further.
     """
     quotas = [math.ceil(quota) for quota in _cpu_quotas(root)]
     return max(1, min([len(allowed_cores()) if affinity is None else affinity, *quotas]))

@@ -220,8 +220,8 @@ class Device:
 
 @dataclass(frozen=True)
 class Systolic:
-    """Describe the [systolic] table: the array's size in processing elements, its memories in KiB or rows, its number
-    types.
+    """Describe the [systolic] table: the array's size in processing elements, its memories in KiB or rows, and its
+    number types.
     """
 
     dim: int | None = None
@@ -253,8 +253,8 @@ class EitherFile(TargetFile, ProfileFile):
 
 
 def default_folders(name: str) -> tuple[Path, ...]:
-    """Return the folders to read. Shipped folders come first, then plug-ins' folders, then the user's. Later ones
-    override.
+    """Return the folders to read. Shipped folders come first, then plug-ins' folders, then the user's. Later folders
+    override earlier ones.
     """
     own = user_folder("config")
     return shipped(name), *data_folders(name), *([own / name] if own is not None else [])
@@ -374,9 +374,9 @@ class Profile(Displayed):
         min_onnxruntime: the oldest release that was seen to work with these choices.
         scheme: how to quantize; `dynamic_weight_types` has the content of the [dynamic] table.
         why, source: by scheme field, the reason for the default and the source of the reason.
-        hazards: "saturates_int16" and "slower_than_float" list type pairs and forms; "remedy_cost" has the time that a
-            model takes with each mitigation of saturation, relative to the time without one; "notes" has other remarks
-            by topic.
+        hazards: "saturates_int16" lists type pairs, such as "U8S8"; "slower_than_float" lists forms, such as
+            "dynamic-Conv"; "remedy_cost" has the time that a model takes with each mitigation of saturation, relative
+            to the time without one; "notes" has other remarks by topic.
         search: by scheme field, the values that tuning may try; "session_options" has lists by option.
         emulate: how to run its kernels on another machine: "qemu" (arch, cpu, min_version), "mask" (features to hide on
             a host that has more), "simulator", "note".
@@ -504,7 +504,7 @@ def match_profile(machine: Machine, profiles: Mapping[str, Profile]) -> ProfileM
     Raises:
         HardwareError: no profile fits. The message names what the machine lacks for the profile with the lowest rank.
     """
-    # A profile for an engine that any machine may have is only used if the user names it as a target.
+    # A profile for an engine that any machine may have is used only if the user names it as a target.
     related = [
         p for p in profiles.values() if p.architecture in (ANY, machine.architecture) and not only_engine(p.backend)
     ]
@@ -519,7 +519,7 @@ def match_profile(machine: Machine, profiles: Mapping[str, Profile]) -> ProfileM
     better = [
         (profile, missing)
         for profile, missing in lacking
-        # Simulated hardware without CPU requirements is only used if the user names it as a target.
+        # Simulated hardware without CPU requirements is used only if the user names it as a target.
         if profile.rank > winner.rank and (profile.requires or "simulator" not in profile.emulate)
     ]
     return ProfileMatch(winner, _reasons(winner, machine), tuple(reversed(better)))

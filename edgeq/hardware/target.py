@@ -60,7 +60,7 @@ def load_targets(machine: Machine | None = None) -> dict[str, Target]:
     """Return all targets by name.
 
     Args:
-        machine: this machine; None detects it, if a target extends "auto".
+        machine: this machine; None detects it if a target extends "auto".
 
     Raises:
         HardwareError: a file is not a valid target or profile.
@@ -76,7 +76,7 @@ def resolve(name_or_path: str | Path, machine: Machine | None = None) -> Target:
     """Return the target that a user named: "auto", a target, a profile, or a path to a .toml file of either.
 
     Args:
-        machine: this machine; None detects it, only if needed.
+        machine: this machine; None detects it if the target depends on it.
 
     Raises:
         HardwareError: the name is unknown (the message suggests the nearest one), or a file is not a valid target or

@@ -272,8 +272,8 @@ class AccuracyMeter:
             whole: the model's assessment in this machine's kernels on all samples.
 
         Returns:
-            The assessment, and half of a 95 % interval: how far the estimate may be from the engine's loss on all
-                samples.
+            The assessment, and half the width of a 95 % interval: how far the estimate may be from the engine's loss on
+                all samples.
         """
         pair = self._pairs.setdefault(name, _Pair(_Estimate.of(self._task), _Estimate.of(self._task)))
         for position in range(pair.there.seen, samples):

@@ -206,7 +206,7 @@ def sure(drop: float, error: float | None, further: float = 0.0) -> tuple[float,
     the whole scale.
 
     Args:
-        further: half of the 95 % interval of an independent quantity that is added to the loss.
+        further: half the width of the 95 % interval of an independent quantity that is added to the loss.
     """
     if error is None:
         return -1.0, 1.0
@@ -238,9 +238,10 @@ def loses_more(
     On few samples, the difference measured by labels is unbiased but noisy, because few of the samples change class.
     The noise of the outputs is steady, because every sample shows it, and losses grow with its power. With noise N in
     this machine's kernels and N' in the engine, the engine's loss is estimated as N' / N times this machine's loss. The
-    standard error of this estimate is sqrt(D / N) / 2 times the largest likely loss on this machine (at least two
-    samples). D is the power of the difference between the engine's outputs and this machine's. If only roundings
-    differ, this error is small. If the engine computes something else, the error is large, and the labels decide.
+    standard error of this estimate is sqrt(D / N) / 2 times the largest likely loss on this machine. D is the power of
+    the difference between the engine's outputs and this machine's. The largest likely loss is taken to be at least two
+    samples out of all. If only roundings differ, the standard error is small. If the engine computes something else, it
+    is large, and the labels decide.
 
     Args:
         here, there: assessments of the model on the same samples in this machine's kernels and in the engine.

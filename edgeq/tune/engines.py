@@ -160,8 +160,8 @@ def suits(candidate: Candidate, engine: Engine) -> bool:
 
 
 def with_entrants(candidates: Sequence[Candidate], field: Field, *, unquantized: bool = True) -> tuple[Candidate, ...]:
-    """Return `candidates` with new ones for each plug-in engine: the first candidate that suits the engine, and the
-    float model. The new candidates are inserted after the first candidate that suits any engine.
+    """Return `candidates` with new candidates for each plug-in engine: the first candidate that suits the engine, and
+    the float model. The new candidates are inserted after the first candidate that suits any engine.
 
     Args:
         unquantized: whether to add the float model.
@@ -183,8 +183,8 @@ def with_entrants(candidates: Sequence[Candidate], field: Field, *, unquantized:
 
 def drop_slower_twins(trials: Trials, *, own: bool = True) -> None:
     """Drop a trial if its file runs faster in another engine, or in the same engine in another precision, unless its
-    outputs are much closer to float32's. Also drop a lower precision that is no faster. If one of the two speeds cannot
-    be claimed, keep both trials.
+    outputs are much closer to float32's. Also drop a trial in a lower precision if its file runs no faster than in the
+    higher precision. If one of the two speeds cannot be claimed, keep both trials.
 
     Args:
         own: whether trials in onnxruntime's own kernels can be dropped as well.
@@ -212,8 +212,8 @@ def _pays(trials: Trials, lower: Trial, higher: Trial) -> bool:
     """Return whether the lower of two precisions is certainly faster for this file. If the float model was timed in
     both precisions, it must be certainly faster in the lower one as well.
 
-    A file that is all in int8 runs faster in one precision only by chance. But the precision chosen here is also used
-    for layers that recoveries later put into float.
+    If a file is all in int8, it can be faster in one precision only by chance. But the precision chosen here is also
+    used for layers that recoveries later put into float.
     """
     floats = [t for t in trials if not t.candidate.quantized and t.timing is not None]
     alike = [t for one in (lower, higher) for t in floats if t.candidate.engine == one.candidate.engine]

@@ -1,9 +1,9 @@
 """Choose which layers to leave in float, so that the model loses no more accuracy than allowed, at the least cost.
 
 A ranking orders the layers. Layers that cause much noise at the outputs, relative to their cost in float, come first.
-Measurements find how many of them are needed: 1, 2, 4, ... until the loss is small enough, then by bisection. Then the
-layers that cost most are put back into integers one by one. A layer stays in float if the loss would become too large
-without it.
+edgeq then measures how many of them are needed: it tries 1, 2, 4, ... layers until the loss is small enough, and then
+bisects. Finally, the layers that cost most are put back into integers one by one. A layer stays in float if the loss
+would become too large with the layer in integers.
 
 If a ranking cannot be computed from tensors, `rank_by_probing` measures it: the noise of a layer is the noise at the
 outputs if only that layer is quantized. Noises of layers add up if they are small and independent.
@@ -35,7 +35,8 @@ class RankedLayer:
     Attributes:
         name: a unique name in the ranking.
         nodes: names of its nodes in the float model.
-        noise: power of the error at the outputs that its quantization alone causes, divided by the outputs' power.
+        noise: power of the error that quantizing only this layer causes at the outputs, divided by the power of the
+            outputs.
     """
 
     name: str
@@ -134,8 +135,8 @@ def select_float_layers(
     most `max_drop`.
 
     If more layers in float never mean a larger loss, the last set costs at most as much as the shortest prefix of the
-    ranking that loses at most `max_drop`. If they sometimes do, sizes near the best one are tried as well. No set is
-    evaluated twice.
+    ranking that loses at most `max_drop`. If more layers in float sometimes do mean a larger loss, sizes near the best
+    one are tried as well. No set is evaluated twice.
 
     Args:
         evaluate: a function that returns the loss of the model with these nodes in float, in the unit of `max_drop`.
@@ -232,7 +233,8 @@ def _between(tried: Mapping[int, float]) -> int | None:
 
 def affordable(ranking: Ranking, headroom: float) -> tuple[RankedLayer, ...]:
     """Return the longest prefix of the ranking that costs at most `headroom` of the span. The last layer of the ranking
-    is left out unless layers get 8 bits: with all layers in float, the model would be the float model.
+    is left out, because with all layers in float, the model would be the float model. The exception is a ranking whose
+    layers get 8 bits instead of float.
     """
     limit = ranking.slack * headroom * ranking.costs.span if headroom < math.inf else math.inf
     kept: set[str] = set()
@@ -277,8 +279,8 @@ def rank_by_probing(
         return sum(macs[node] for node in layer.nodes)
 
     def order(layer: RankedLayer) -> tuple[float, int, tuple[str, ...]]:
-        """Return a sort key: the noise, rounded to a power of two, with the most first, and then the cost, with the
-        least first.
+        """Return a sort key: first the noise, rounded to a power of two, in descending order, then the cost in
+        ascending order.
         """
         magnitude = round(math.log2(layer.noise)) if layer.noise > 0 else -math.inf
         return -magnitude, cost(layer), layer.nodes

@@ -20,8 +20,8 @@ DEFAULT_DROP = 0.01
 MET, DOUBTFUL, MISSED = range(3)
 """How well the goal is met: certainly, only by uncertain figures, or not at all."""
 EQUAL = 0.02
-"""Costs that differ by a smaller share count as equal, and then the more accurate candidate wins. A race is too short
-to settle a smaller difference.
+"""Costs that differ by a smaller share than this count as equal, and then the more accurate candidate wins. A race is
+too short to settle a smaller difference.
 """
 BEHIND = 0.1
 """A candidate that takes longer by this share is behind. On a quiet machine, races minutes apart differ by less."""
@@ -51,8 +51,8 @@ class Pace:
             decibels.
         alike_db: like `sqnr_db`, but for candidates that one plug-in runs about equally fast. The limit is separate
             because a plug-in may take seconds to compile each calibration method.
-        methods: number of calibration methods to try in a plug-in, and number to try for a candidate that recoveries do
-            not repair.
+        methods: number of calibration methods to try in a plug-in. The same number is tried for a candidate that
+            recoveries do not repair.
         recovered: number of structures that are recovered.
         finalists: number of structures in the last race.
         hopeless: multiple of the allowed loss. A candidate is given up if it loses more than that even with as many

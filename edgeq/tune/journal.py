@@ -81,8 +81,8 @@ class Journal:
             force: whether to replace an existing journal.
 
         Raises:
-            OutputError: the journal has other settings, the file is not a journal, or it exists without `resume` or
-                `force`.
+            OutputError: the journal has other settings, the file is not a journal, or the journal exists and neither
+                `resume` nor `force` is set.
         """
         self.path = path
         self._known: dict[str, Any] = {}
@@ -182,7 +182,7 @@ class JournaledEvaluator:
         self.rank = evaluator.rank
 
     def build(self, candidate: Candidate) -> Screening:
-        """See `Evaluator.build`. The journal also records that a candidate cannot be built."""
+        """See `Evaluator.build`. If a candidate cannot be built, the journal records that as well."""
 
         def measure() -> dict[str, Any]:
             """Return the screening of the candidate, or why it cannot be built. If a board fails, raise the error,
@@ -249,7 +249,7 @@ class JournaledEvaluator:
 
 
 def digest(candidate: Candidate) -> str:
-    """Return the key of a candidate's measurements. It leaves out the threads, which change neither content nor
+    """Return the key of a candidate's measurements. The key leaves out the threads, which change neither content nor
     accuracy.
     """
     content = plain(candidate)
@@ -275,7 +275,7 @@ def check_folder(output: Path, inputs: Iterable[Path]) -> None:
     """Check the folder next to `output`.
 
     Raises:
-        OutputError: an earlier run did not write the folder, another run is using it, or it contains an input.
+        OutputError: the folder was not written by an earlier run, another run is using it, or it contains an input.
     """
     folder = folder_of(output)
     check_apart(folder, inputs)

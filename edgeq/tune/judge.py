@@ -1,5 +1,5 @@
 """Judge accuracy by successive halving: all candidates on few samples, the last ones on all samples. Then time the best
-that qualify against each other, choose one, and record why each of the others was not chosen.
+qualifying candidates against each other, choose one, and record why each of the others was not chosen.
 
 A simulator of the target takes a thousand times as long as this machine's kernels, so the search runs candidates in
 this machine's kernels. Normally the results differ only by roundings. If they differ by more, only the simulator shows
@@ -107,7 +107,7 @@ def build_and_assess(trials: Trials, candidate: Candidate, stage: Stage, parent:
 
 
 def _mark_shortfall(trials: Trials, trial: Trial) -> None:
-    """Mark a trial that loses too much on all samples, or that would certainly do so after fewer samples."""
+    """Mark a trial that loses too much on all samples, or is certain to do so after fewer samples."""
     found, most = trial.assessment, trials.goal.max_drop
     assert found is not None
     if not found.complete:
@@ -130,8 +130,8 @@ def _note_best(trials: Trials) -> None:
 
 
 def confirm(trials: Trials) -> None:
-    """Run the candidates that qualify in the simulator, the best first, until one keeps the accuracy there. The others
-    are not simulated.
+    """Run qualifying candidates in the simulator, the best first, until one of them keeps the accuracy there. The
+    remaining candidates are not simulated.
     """
     holds: Trial | None = None
     for place, trial in enumerate(trials.qualified()):
@@ -175,8 +175,8 @@ def in_simulation(trials: Trials, trial: Trial) -> Trial:
 def _surer(trials: Trials, found: Assessment) -> Trial | None:
     """Return a trial that keeps the accuracy in the simulator on more samples than `found`.
 
-    The end of the budget may have cut `found` short, and its few samples may have been lucky. Return None if `found` is
-    certain, or if there is no trial with more samples.
+    The budget may have ended while `found` was measured, and its few samples may have been lucky. Return None if
+    `found` is certain, or if there is no trial with more samples.
     """
     if found.high <= trials.goal.max_drop:
         return None
@@ -184,7 +184,7 @@ def _surer(trials: Trials, found: Assessment) -> Trial | None:
 
 
 def decide(trials: Trials, threads: Sequence[int]) -> None:
-    """Time the best candidates that qualify against each other, and choose one. If none of them is fast enough, or if
+    """Time the best qualifying candidates against each other, and choose one. If none of them is fast enough, or if
     other candidates were faster than the leader in an earlier race, do the same with the next best.
 
     The number of threads is chosen again before each race, because this machine's processors may share cores
@@ -245,7 +245,7 @@ def _finalists(trials: Trials, known: Collection[str]) -> list[Trial]:
 
 def _choose(trials: Trials, ranked: Sequence[Trial]) -> None:
     """Choose the most accurate of the cheapest trials in `ranked`, which is sorted by cost. Call this when no other
-    trial that qualifies is cheaper, or when the time is up.
+    qualifying trial is cheaper, or when the time is up.
     """
     cheapest = [t for t in ranked if not trials.cheaper(ranked[0], t)]
     winner = min(cheapest, key=lambda t: t.accuracy_key)
@@ -272,8 +272,8 @@ def _why_not(trials: Trials, trial: Trial, winner: Trial, cheapest: Sequence[Tri
 
 
 def fall_back(trials: Trials, winner: Trial | None) -> str:
-    """Return the name of the candidate that runs if the plug-in of `winner` is missing: preferably, the same file in
-    onnxruntime's own kernels.
+    """Return the name of the candidate that runs if the plug-in of `winner` is missing. If possible, this is the same
+    file in onnxruntime's own kernels.
 
     Return "" if the winner needs no plug-in, or if only float32 remains. Candidates that were dropped in favour of a
     faster engine are measured now.

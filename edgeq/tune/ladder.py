@@ -4,7 +4,7 @@ when the result is good enough or nothing is left to try.
 The steps are those of the search (`edgeq.tune.search`), but speed is counted in multiply-accumulates, not timed. So the
 steps are the same on every machine and for every target:
 
-- other range methods of the same statistics
+- other range methods, applied to the same statistics
 - recoveries
 - ranges measured at run time, or weights in blocks, if products dominate
 - as few layers in float, or tensors in 16 bits, as necessary

@@ -46,7 +46,7 @@ from edgeq.tune.trials import Race, Runner
 from edgeq.util.display import SILENT, Progress
 from edgeq.util.records import plain
 
-# A simulated candidate runs at most this many times as many samples as a proof, which takes some minutes.
+# A simulated candidate runs at most this multiple of the samples that a proof runs. That takes some minutes.
 _SIMULATIONS = 4
 _BATCH = 8
 # `Assessment.bound` multiplies the doubt by a factor. If the doubt is scaled by this value, the product is one standard
@@ -55,7 +55,8 @@ _LUCK = 0.55
 _LEAST_SQNR_DB = -200.0
 # Kernels that only round differently lose almost no decibels. Kernels that saturate lose several.
 _LOSS_DB = 3.0
-# With more runners than this, a race is also rough, because the best of them are timed again.
+# With more runners than this, each model gets as few sessions as in a rough race, because the best of them are timed
+# again.
 _RUNNERS_IN_SESSIONS, _SESSIONS_ROUGHLY = 8, 3
 # Bursts are short, because the number of rounds decides how well a race distinguishes runners.
 _BURSTS = Bursts(0.025, 0.006)
@@ -75,9 +76,9 @@ class LocalEvaluator:
         workdir: folder for models, samples and outputs. It must exist as long as the evaluator is in use.
         task: what to measure by labels; None measures agreement with float32.
         counts: whether speed is counted, because the target's kernels do not run here. If so, artifacts run in
-            simulation, and losses are measured on the validation samples alone, as the proof reports them. With labels,
-            a loss is also never below the loss to expect on other samples, provided that recoveries can edit what
-            ships.
+            simulation, and losses are measured on the validation samples alone, as the proof reports them. The
+            exception: if there are labels and recoveries can edit what ships, a loss is the larger of this figure and
+            the loss to expect on other samples.
         repairs: whether a poor build is repaired. If so, a loss is the loss to expect on other samples or, without
             labels, noise. Layers are ranked by tensors alone, and slow recoveries come last. A file that the target's
             onnxruntime cannot run is not a candidate.
@@ -109,8 +110,8 @@ class LocalEvaluator:
         self.counts, self._repairs = counts, repairs
         self._batched = batched
         self._editable = not counts or backend_named(target.backend).recoverable
-        # With only one file to judge, use the figure that its proof reports. Among many candidates, some are lucky, so
-        # use the loss to expect.
+        # If there is only one file to judge, use the figure that its proof reports. Among many candidates, some are
+        # lucky, so use the loss to expect.
         seen_only = counts and not (self._editable and task is not None)
         held: Held = "seen" if seen_only else "expected"
         if repairs:
@@ -304,8 +305,8 @@ class LocalEvaluator:
         return self._digests[key]
 
     def _int8_mac_share(self, artifact: Artifact) -> float:
-        """Return the share of an artifact's multiply-accumulates that run in int8 in onnxruntime's own kernels. It is
-        measured once for each structure.
+        """Return the share of an artifact's multiply-accumulates that run in int8 in onnxruntime's own kernels. The
+        share is measured once for each structure.
         """
         structure, _ = self._digested(artifact)
         if structure not in self._shares:
@@ -347,7 +348,8 @@ def _check_answers(here: Agreement, there: Agreement) -> None:
 
 
 def race_of(ranking: Ranking, baseline: str, *, batch: int) -> Race:
-    """Return a `Race` with the latencies of `ranking`, in milliseconds, and with claims against the baseline.
+    """Return a `Race` with the latencies of `ranking`, in milliseconds, and with the speed of each runner relative to
+    the baseline, as far as it can be claimed.
 
     Args:
         batch: number of samples in a query.

@@ -82,7 +82,7 @@ class _Kept:
 
 @dataclass(frozen=True)
 class Space:
-    """Describe where a search begins: its candidates, the most promising first, the profile with its search table, and
+    """Describe where a search begins: the candidates (the most promising first), the profile with its search table, and
     the engines to time.
     """
 
@@ -256,8 +256,8 @@ def _read(path: Path, progress: Progress) -> tuple[Evidence, ...]:
 
 
 def _kernel(scheme: Scheme, builder: str) -> tuple[Scheme, str]:
-    """Return the part of a candidate that decides its speed. It contains neither ranges nor the layers that are kept in
-    float.
+    """Return the part of a candidate that decides its speed. This part contains neither the ranges nor the layers that
+    are kept in float.
     """
     plain_scheme = Scheme()
     common = {"method": plain_scheme.method, "method_options": {}, "exclude": (), "wide": (), "eight_bit": ()}

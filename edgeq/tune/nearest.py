@@ -22,7 +22,7 @@ from edgeq.tune.trials import Trial, Trials, accuracy_of, loses, speed_of, times
 
 def choose_nearest(trials: Trials) -> None:
     """Choose the candidate that is nearest to the goal, if any working candidate was built. If there is not even an
-    estimate of its speed, time it, even if this exceeds the budget by the time that an estimate takes.
+    estimate of its speed, time it, even if the time for an estimate exceeds the budget.
     """
     best = _nearest(trials, _measured(trials))
     if best is None:
@@ -59,7 +59,9 @@ def _measured(trials: Trials) -> list[Trial]:
 
 
 def _nearest(trials: Trials, measured: list[Trial]) -> Trial | None:
-    """Return the trial in `measured` that is nearest to the goal. All of them were measured on all samples."""
+    """Return the trial in `measured` that is nearest to the goal. All trials in `measured` were measured on all
+    samples.
+    """
     if not measured:
         return None
     goal = trials.goal

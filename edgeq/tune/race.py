@@ -127,7 +127,7 @@ def _race_variants(trials: Trials, sources: Sequence[Candidate], engines: Field,
 
     Of the forms with layers in float, keep only the fastest. That form is also tried in the other engines, except in
     engines that are already faster. Its slow layers were found in onnxruntime's own kernels, but leaving them in float
-    may help in those engines as well.
+    may help in the other engines as well.
     """
     family = _slow_layers_in_float(trials)
     more = [c.name for c in more_in_engines(trials, sources, engines) if build(trials, c)]

@@ -204,7 +204,7 @@ def rank_tensors(
 
 
 def _ranked(found: list[RankedLayer], costs: Mapping[str, int], field: Literal["wide", "eight_bit"]) -> Ranking:
-    """Rank by noise per byte, the most first. `costs` are bytes by name."""
+    """Rank by noise per byte, the highest first. `costs` are bytes by name."""
     order = sorted(found, key=lambda layer: (-layer.noise / max(1, costs[layer.name]), layer.name))
     return Ranking(tuple(order), MacCosts(costs), field=field)
 

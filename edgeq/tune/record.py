@@ -68,7 +68,7 @@ def settings_of(run: Run, engines: Field) -> dict[str, Any]:
 
 
 def _describe(task: Task | None) -> dict[str, str]:
-    """Return a task's name, and those of its options that are plain values."""
+    """Return a task's name and options. Options that are not plain values are left out."""
     if task is None:
         return {}
     names: list[str] = [f.name for f in dataclasses.fields(task)] if dataclasses.is_dataclass(task) else []

@@ -17,8 +17,8 @@ _SPARED = {"exclude": "layers in float", "wide": "tensors in 16 bits", "eight_bi
 
 
 def recover_accuracy(trials: Trials, profile: Profile) -> None:
-    """Repair candidates that are cheaper than the best that qualifies, so that they qualify as well: first by
-    recoveries, then by layers in float.
+    """Repair candidates that are cheaper than the best qualifying candidate, so that they qualify as well. Recoveries
+    are tried first, then layers in float.
 
     If tensors may have 16 bits, all of them get 16 bits first. The result is often usable, but has more bits than
     needed. If even that result certainly loses too much, smaller sets of tensors are not tried.
@@ -154,8 +154,8 @@ def _keep_layers_in_float(trials: Trials, base: Trial, headroom: float) -> None:
 
 def _bases(trials: Trials) -> list[Trial]:
     """Return a limited number of trials to recover: the most accurate trials of structures that lose too much but are
-    cheaper than the best that qualifies. Trials about as cheap as the cheapest come first, and among these, the trials
-    that lose least.
+    cheaper than the best qualifying trial. Trials about as cheap as the cheapest come first, and among these, the
+    trials that lose least.
 
     If the speed of a trial could not be claimed, it is timed again first, because a recovery takes longer than a race.
     """
@@ -198,9 +198,9 @@ def _worthwhile(trials: Trials, trial: Trial) -> bool:
 def _no_better(trials: Trials, trial: Trial, recovered: Trial) -> bool:
     """Return whether recovering `trial`, which loses more than `recovered`, cannot give a better result.
 
-    To be worth recovering, `trial` must be clearly faster than `recovered` if both have the same quantization mode,
-    because `trial` then needs at least as many layers in float. With another mode, it must be clearly faster than the
-    best that qualifies now.
+    If both have the same quantization mode, `trial` needs at least as many layers in float. So `trial` is worth
+    recovering only if it is clearly faster than `recovered`. With another mode, it must be clearly faster than the best
+    trial that already qualifies.
     """
     one_kind = trial.candidate.scheme.mode == recovered.candidate.scheme.mode
     best = recovered if one_kind else trials.qualified()[0]
@@ -212,7 +212,7 @@ def _headroom(trials: Trials, trial: Trial, widens: bool) -> float:
     float or, if the hardware `widens`, of all tensors in 16 bits.
 
     If speed is the objective, the trial must stay faster than float32 by a difference that a race can measure. Unless
-    size or memory is the objective, it may not become slower than the best trial that qualifies already.
+    size or memory is the objective, it may not become slower than the best trial that already qualifies.
     """
 
     def cost(one: Trial) -> float:

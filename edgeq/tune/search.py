@@ -5,10 +5,10 @@ build    Kernel choices (everything that decides speed) are built and screened. 
          remaining choices are built. The methods are equally fast, but differ in accuracy.
 race     Threads, then kernel choices, are timed against float32. Layers that are slower in integers go to float.
          Candidates still slower than float32 are dropped.
-judge    Successive halving on accuracy, and finally a last race against float32 of the candidates that qualify. If
+judge    Successive halving on accuracy, and finally a last race between float32 and the candidates that qualify. If
          none certainly meets the goal, the nearest one is chosen (`nearest`).
-recover  If a candidate loses too much but is cheaper than the best that qualifies, it gets recoveries, the cheapest
-         first, then layers in float.
+recover  If a candidate loses too much but is cheaper than the best qualifying candidate, it gets recoveries, the
+         cheapest first, then layers in float.
 
 If the target's kernels are simulated, speed is counted: the share of multiply-accumulates in float replaces the
 latency. If a simulator is too slow for a search, the search uses this machine's kernels instead. A candidate that is

@@ -43,7 +43,7 @@ class SessionPool:
     def sessions(
         self, model: Path, settings: SessionSettings, count: int = 1, seconds: float = float("inf")
     ) -> list[Any]:
-        """Return sessions of a file. They stay open at least until the next `trim`.
+        """Return sessions of a file. The sessions stay open at least until the next `trim`.
 
         Args:
             count: number of sessions.

@@ -11,7 +11,7 @@ they have suitable layers:
 
 - outliers smoothed before dynamic quantization
 - fused attention
-- recurrent layers left in float next to a written-out recurrence
+- recurrent layers left in float, besides a candidate in which they are written out in integers
 - static ranges for the products only
 - weights in blocks
 
@@ -192,7 +192,9 @@ def _products_only(model: ir.Model, profile: Scheme) -> Scheme:
 def _transformed(
     recovery: str, prepared: PreparedModel, samples: Samples, name: str, scheme: Scheme, progress: Progress
 ) -> PreparedModel:
-    """Return the model after a recovery. It is kept next to the prepared model, because several candidates use it."""
+    """Return the model after a recovery. The new model is kept next to the prepared model, because several candidates
+    use it.
+    """
     folder = prepared.path.parent / f"{name}-{prepared.digest[:16]}"
     kept = folder / "model.onnx"
     if not kept.is_file():
@@ -307,8 +309,8 @@ def _needed(session: Mapping[str, str]) -> dict[str, str]:
 
 
 def _sensible(scheme: Scheme, profile: Profile) -> bool:
-    """Return whether a scheme makes sense: it must not mitigate saturation if nothing saturates, nor in two ways at
-    once.
+    """Return whether a scheme makes sense: it must not mitigate saturation if nothing saturates, or mitigate it in two
+    ways at once.
     """
     saturating = profile.hazards.get("saturates_int16", ())
     saturates = scheme.pair in saturating or f"{scheme.pair}-{scheme.format}" in saturating

@@ -84,7 +84,7 @@ class Evaluator(Protocol):
 
         - The fastest runner is known.
         - No runner is faster than the leader by more than the share `tie`.
-        - `seconds` are over.
+        - `seconds` have passed.
 
         A runner that is certainly slower stops early.
 
@@ -93,7 +93,9 @@ class Evaluator(Protocol):
         """
 
     def slow_layers(self, candidate: Candidate, float_threads: int) -> tuple[str, ...]:
-        """Return the layers that take longer in `candidate` than in float32 by the profile, the worst first."""
+        """Return the layers that, according to the profile, take longer in `candidate` than in float32. The worst come
+        first.
+        """
 
     def memory(self, candidate: Candidate | None, threads: int) -> int:
         """Return the peak memory of a session in bytes."""
@@ -230,7 +232,7 @@ class Outcome:
         trials: all candidates, in the order in which they were made.
         chosen: name of the winner; "" if nothing qualified.
         fallback: name of the candidate that runs if the winner's engine is missing; "" if there is none, or if float32
-            runs then.
+            runs in that case.
         baseline: float32's timing, with the number of threads with which it is fastest.
         baseline_threads: that number of threads.
         stages: the stages with their times.
@@ -428,8 +430,8 @@ def by_structure(trials: Iterable[Trial]) -> list[list[Trial]]:
 
 
 def outrun(trial: Trial, other: Trial, by: float) -> bool:
-    """Return whether `trial` certainly takes longer than `other` by the share `by`. Return False if one of the speeds
-    cannot be claimed.
+    """Return whether `trial` certainly takes longer than `other` by at least the share `by`. Return False if one of the
+    speeds cannot be claimed.
     """
     known = trial.timing is not None and other.timing is not None and not unmeasured(trial, other)
     return known and other.latency * (1 + by) < trial.latency

@@ -1,5 +1,5 @@
-"""Turn a prepared float model into a network: int8 layers for the array and its core, and float parts, with the reason
-why each of their nodes stays in float.
+"""Turn a prepared float model into a network: int8 layers for the array and its core, and float parts. For each node of
+a float part, the network records why the node stays in float.
 
 The network is built from a rewritten copy of the model at batch 1. Reshapes bring operators into the form that the
 array requires: 2-D windows, and tensors with the batch as first axis. Activations move next to the layers that they can
@@ -217,7 +217,7 @@ def _is_product_of_rows(node: ir.Node) -> bool:
 
 
 def _is_of_rows(node: ir.Node, in_front: Mapping[ir.Value, ir.Value]) -> bool:
-    """Return whether a node is an activation or a sum whose inputs are all rows in `in_front`.
+    """Return whether a node is an activation or a sum whose inputs are all in `in_front`, so they consist of rows.
 
     The second operand of a sum may also be a constant bias.
     """
@@ -291,7 +291,7 @@ def explicit_ceil(model: ir.Model) -> bool:
     leaves them out. Without ceil_mode, both infer the same size.
 
     Returns:
-        Always False, because the function infers the shapes itself.
+        Always False: the caller has no shapes to infer, because the function infers them itself.
 
     Raises:
         ModelError: ONNX and ONNX Runtime do not agree on the output size of an average pooling.
@@ -400,7 +400,8 @@ def build_network(
         path: the model's file, for messages.
         exclude: names of nodes that stay in float.
         op_types: operator types that may become int8; None means all.
-        hazards: names of tensors that must not be in 8 bits, each with the text that follows the name in the reason.
+        hazards: names of tensors that must not be in 8 bits, each with the text that follows the tensor's name in the
+            reason why a node stays in float.
 
     Raises:
         ModelError: an input's size is not fixed.
@@ -525,7 +526,9 @@ def _per_channel(values: np.ndarray, layer: Weighted) -> bool:
 
 
 def _fold_relus(layers: list[Layer], outputs: Collection[str]) -> list[Layer]:
-    """Return the layers with each Relu folded into a convolution, product or sum, if nothing else reads its result."""
+    """Return the layers with each Relu folded into a convolution, product or sum, if nothing else reads the result of
+    that layer.
+    """
     read = steps.readers(layers)
     folded: list[Layer] = []
     gone: set[str] = set()
@@ -546,7 +549,7 @@ def _fold_relus(layers: list[Layer], outputs: Collection[str]) -> list[Layer]:
 def _float_layer(
     model: ir.Model, nodes: list[ir.Node], read: Collection[str], reasons: Mapping[str, str], number: int
 ) -> steps.Float:
-    """Return nodes that stay in float as one layer.
+    """Return one layer that contains these nodes, which stay in float.
 
     Args:
         read: names of the tensors that int8 layers read.
@@ -569,8 +572,8 @@ def _float_layer(
 def alternate(layers: Sequence[Layer], floats: Sequence[ir.Node]) -> list[Layer | list[ir.Node]]:
     """Return the int8 layers in an order in which they can run, with the float nodes between them in groups.
 
-    The groups are as large as the dependences between the nodes allow. The search is greedy: before it switches to the
-    other kind, it takes every item of one kind that can run. It runs twice, once starting with each kind, and the order
+    The groups are as large as the dependences between the nodes allow. The search is greedy: it takes every item of one
+    kind that can run before it switches to the other kind. It runs twice, once starting with each kind, and the order
     with fewer groups is returned.
     """
     made = {name for item in (*layers, *floats) for name in _writes(item)}

@@ -1,15 +1,15 @@
 """Prepare the channels of a network for tiles that share a scale, and choose the scales of its tensors.
 
-The array works in tiles of DIM output channels. Each tile may have its own scale at no cost. In the given order, almost
-every tile has a channel with large weights. Sorting the channels by the range of their weights puts channels with
-similar ranges into one tile. The weights of the next layer are permuted to match: a dense convolution or product
-absorbs the new order in its weights, while depthwise layers, sums, pooling and clamps pass it on. Some tensors keep
-their order because it is visible elsewhere: inputs and outputs of the model, and tensors of float parts, data movement,
-and concatenation of channels.
+The array works in tiles of DIM output channels. Each tile may have its own scale at no cost. In the model's own order
+of channels, almost every tile has a channel with large weights. Sorting the channels by the range of their weights puts
+channels with similar ranges into one tile. The weights of the next layer are permuted to match: a dense convolution or
+product absorbs the new order in its weights, while depthwise layers, sums, pooling and clamps pass it on. Some tensors
+keep their order because it is visible elsewhere: inputs and outputs of the model, and tensors of float parts, data
+movement, and concatenation of channels.
 
 Weights that read nothing but zeros are set to zero. If a channel has a relu and its largest possible result is not
-positive, it is always 0. Batch normalization can give any size to weights that read such channels. These weights have
-no effect, but in a tile with one scale, large ones would cost the other channels bits.
+positive, it is always 0. Batch normalization can make weights that read such channels arbitrarily large. These weights
+have no effect, but in a tile with one scale, large weights would cost the other channels bits.
 
 Tensors after a relu use all 256 integers, although zero points are 0. Values that are never negative would normally use
 only half of the signed integers. Between layers with weights and without padding, the tensor can be stored minus a
@@ -205,8 +205,8 @@ _SUFFIX = "/offset"
 def with_offsets(
     network: Network, scales: Mapping[str, float], ranges: Mapping[str, Range], *, powers_of_two: bool
 ) -> tuple[Network, dict[str, float]]:
-    """Store tensors after a relu minus 128 steps where possible, so that the steps are half as large. Return the
-    network and its scales.
+    """Subtract 128 steps from tensors after a relu before they are stored, if possible. The steps are then half as
+    large. Return the network and its scales.
 
     Args:
         ranges: the ranges from which the scales were chosen. A tensor whose range must be kept is not shifted.

@@ -76,7 +76,7 @@ def rounded_weights(network: Network) -> Change:
     layers: Mapping[str, Weighted] = {layer.name: layer for layer in network.layers if isinstance(layer, Weighted)}
 
     def rounded(step: Weighted, x: NDArray[Any]) -> Weighted:
-        """Return `step` with its weights rounded again. A row only changes if the new weights are more accurate on
+        """Return `step` with its weights rounded again. A row changes only if the new weights are more accurate on
         input `x`.
         """
         layer = layers[step.name]
@@ -122,7 +122,9 @@ _FLAT = 0.05
 
 
 def corrected_layers(program: Program) -> dict[str, int]:
-    """Return the float tensors whose means bias correction needs, in program order, each with its channel axis."""
+    """Return, in program order, the float tensors whose means are needed for bias correction, each with its channel
+    axis.
+    """
     layers = (step for step in program.steps if isinstance(step, Weighted))
     return {program.tensors[step.output].origin: _channel_axis(step) for step in layers}
 
@@ -147,8 +149,8 @@ def correct_biases(
     simulator = Simulator(program, keep_sums=True)
 
     def corrected(step: Weighted, x: Array) -> Weighted:
-        """Return `step` with a corrected bias: the correction of each output channel's mean for input `x` is added, in
-        accumulator units.
+        """Return `step` with a corrected bias. For input `x`, the correction of each output channel's mean is added to
+        the bias, in accumulator units.
         """
         step = first(step, x) if first is not None else step
         tensor = program.tensors[step.output]
@@ -357,7 +359,9 @@ def observe(model: ir.Model, program: Program, samples: Samples, shifted: Mappin
 
 
 def _powers(program: Program, reference: Reference) -> Floats:
-    """Return two powers, each summed over all outputs: of the float model's outputs and of the program's errors."""
+    """Return the power of the float model's outputs and the power of the program's errors, each summed over all
+    outputs.
+    """
     found = Simulator(program).run(reference.inputs).tensors
     signal = noise = 0.0
     for name, parts in reference.outputs.items():

@@ -12,8 +12,8 @@ are the numbers of pieces along I and J:
 
 A convolution is a product with I = output positions, J = output channels and K = kernel · input channels. Its input is
 read as an image, not as patches, once for every piece along J. A depthwise or grouped convolution is one product for
-each group, and a product fills only as many columns as its group has channels. A sum moves three times its size. The
-core's work is not estimated.
+each group, and a product fills only as many columns as its group has channels. A sum moves three tensors of its size:
+both operands and the result. The core's work is not estimated.
 """
 
 from __future__ import annotations
@@ -86,7 +86,9 @@ def place(program: Program, macs: Mapping[str, int] | None = None) -> Placement:
 
 
 def on_array(step: steps.Conv, dim: int) -> bool:
-    """Return whether a convolution runs on the array: each tile but the last must be a multiple of `dim` wide."""
+    """Return whether a convolution runs on the array. It does if the width of every tile but the last is a multiple of
+    `dim`.
+    """
     return all((tile.stop - tile.start) % dim == 0 for tile in step.tiles[:-1])
 
 

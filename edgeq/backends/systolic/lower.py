@@ -35,9 +35,9 @@ def direct(layer: steps.Conv, shapes: Mapping[str, tuple[int, ...]]) -> bool:
 
 
 def fusable(layer: steps.Conv, following: Layer, shapes: Mapping[str, tuple[int, ...]]) -> steps.Pool | None:
-    """Return the form of a pooling that the array can fuse into a convolution; None if the pooling cannot be fused.
+    """Return the pooling to fuse into the convolution `layer`; None if the array cannot fuse it.
 
-    The pooling must be the only reader of the convolution.
+    The caller ensures that `following` is the only reader of the convolution.
     """
     if not isinstance(following, steps.MaxPool) or not direct(layer, shapes):
         return None
@@ -191,7 +191,7 @@ class _Lowering:
 
 
 def _on_integers(content: bytes, source: str, target: str) -> bytes:
-    """Return a part that moves float values, changed to move int8 values and to pad with 0.
+    """Change a part that moves float values so that it moves int8 values and pads with 0. Return the changed part.
 
     Args:
         source, target: new names of the part's input and output.
@@ -317,7 +317,7 @@ def _merged(limits: Sequence[tuple[int, int, float]]) -> list[tuple[int, int, fl
 
 
 # Neighbouring tiles share one scale if their scales differ by less than this factor. With separate scales, the runtime
-# of the dialect file would need one more convolution call, for a gain of only a twentieth of a bit.
+# that runs the dialect file would need one more convolution call, for a gain of only a twentieth of a bit.
 _SAME = 1.05
 
 

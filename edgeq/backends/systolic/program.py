@@ -22,7 +22,7 @@ The step formulas (docs/systolic.md has their sources):
     Float         an ONNX model on float32 tensors
 
 Products are cut into pieces that fit the array's memories. Sizes are in tiles of dim × dim elements. For a product of
-[I, K] with [K, J], the scratchpad contains a piece of both operands, and the accumulator contains the int32 result:
+[I, K] with [K, J], the scratchpad contains a piece of each operand, and the accumulator contains the int32 result:
 
     (I·K + K·J) · dim rows of scratchpad, I·J · dim rows of accumulator
 
@@ -180,8 +180,8 @@ class Tensor:
     Attributes:
         name: a unique name in the program.
         shape: the shape, with batch 1 as first axis.
-        dtype: "int8" for integers with a scale. Tensors of Float steps and inputs have the numpy name of their dtype
-            ("float32").
+        dtype: "int8" for integers with a scale. For other tensors, such as those of Float steps and the model's inputs,
+            it is the numpy name of the dtype ("float32").
         scale: a float32 value above 0 for int8 tensors; None for others.
         origin: name of the tensor of the float model that this tensor represents. A float tensor represents itself.
         channels: the order of the channels (axis 1) if they were reordered: position i has channel channels[i] of
@@ -227,7 +227,7 @@ class Pool:
     """Describe a square max pooling that the array applies to a convolution's output before storing it.
 
     The hardware limits the pooling: window, stride and padding are at most 3, and the output has at most 255 rows and
-    columns. Padding counts as 0, so it is only allowed after a relu, where 0 cannot exceed a real value.
+    columns. Padding counts as 0, so it is allowed only after a relu, where 0 cannot exceed a real value.
     """
 
     size: int
@@ -262,8 +262,8 @@ class Conv(Unary):
         weights: int8 [O, I / groups, kh, kw]; float64 in a network.
         bias: int32 [O], zeros if the model has no bias; float64 in a network. The scale of the bias is input scale ·
             the tile's weight_scale.
-        groups: 1, I = O (depthwise), or a number between. Output channel o reads the input channels of group o // (O /
-            groups).
+        groups: number of groups: 1, I (depthwise, with I = O), or a number between. Output channel o reads the input
+            channels of group o // (O / groups).
         strides, dilations: (rows, columns).
         pads: (top, left, bottom, right) zeros; they may differ.
         tiles: see `Tile`. A depthwise convolution may also have several tiles.
@@ -439,7 +439,8 @@ class Network:
         inputs, outputs: the model's inputs and outputs.
         shapes: the shape of every tensor, with batch 1.
         dtypes: the numpy name of every tensor's dtype.
-        shifted: tensors that are stored minus 128 steps, each with the float model's tensor that it represents.
+        shifted: tensors that are stored with 128 steps subtracted, each with the float model's tensor that it
+            represents.
         channels: for each tensor with reordered channels, the original channel at each position.
     """
 

@@ -1,4 +1,4 @@
-"""Find the int8 layers that replace a node of the float model, or the reason why it stays in float."""
+"""Find the int8 layers that replace a node of the float model, or the reason why the node stays in float."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ CONSTANT_OPERAND = "one operand is constant"
 
 
 def recognise(model: ir.Model, node: ir.Node) -> Found:
-    """Return the int8 layers of one node, or the reason why it stays in float.
+    """Return the int8 layers of one node, or the reason why the node stays in float.
 
     Args:
         model: a model at batch 1 (see `fixed_batch`).
@@ -225,7 +225,7 @@ _RESHAPE_IR = 7
 
 
 def recognise_move(model: ir.Model, node: ir.Node) -> tuple[steps.Rearrange, ...] | str:
-    """Return the layers of a node of `MOVES`, one for each output, or the reason why it stays in float."""
+    """Return the layers of a node of `MOVES`, one for each output, or the reason why the node stays in float."""
     source = node.inputs[0]
     if source is None or is_constant(source) or source.dtype != ir.DataType.FLOAT:
         return "it moves no activations"

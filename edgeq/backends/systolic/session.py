@@ -47,7 +47,8 @@ class ProgramSession:
 
 
 def open_program(model: Path, settings: SessionSettings) -> Session:
-    """Open the program of `model`. It is next to the model, or among the files of the model's variant in a bundle.
+    """Open the program of `model`. The program is next to the model, or among the files of the model's variant in a
+    bundle.
 
     Raises:
         RuntimeUnavailableError: the model has no program.

@@ -1,9 +1,9 @@
 """Run a program with the array's own integers, bit by bit. Time is not modelled; see `estimate`.
 
 The simulator models int8 operands, int32 accumulators that wrap, and the float32 multiplier, whose product is rounded
-once. It rounds half to even or, on request, as the header's macro does. It also models saturation, relu, and max
-pooling of the results. On request it models the output-stationary array, whose partial sums leave the array with 20
-bits.
+once. The rounding is half to even or, on request, that of the header's macro. The simulator also models saturation,
+relu, and max pooling of the results. On request, it models the output-stationary array, whose partial sums leave the
+array with 20 bits.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ PARTIAL_BITS = 20
 
 
 def exact_type(weights: Int8s) -> type[np.floating[Any]]:
-    """Return the narrowest float type that needs no rounding for any partial sum of int8 inputs times `weights` [O,
-    ...].
+    """Return the narrowest float type that represents every partial sum of int8 inputs times `weights` [O, ...]
+    exactly.
     """
     sums = np.abs(weights.reshape(len(weights), -1).astype(np.int64)).sum(axis=1)
     return np.float32 if int(sums.max(initial=0)) * _LARGEST_INPUT < _FLOAT32_EXACT else np.float64
@@ -404,7 +404,7 @@ class Simulator:
         }
 
     def _conv(self, step: steps.Conv, x: Int8s, runs: Runs) -> Int8s:
-        # If a step runs again with only another bias, its sums are the same.
+        # If a step runs again and only its bias has changed, its sums are the same.
         if self._sums is not None and self._sums[0] is x and self._sums[1] is step.weights:
             sums = self._sums[2]
         else:

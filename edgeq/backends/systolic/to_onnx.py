@@ -9,7 +9,8 @@ The reference model is standard ONNX. With it, stock ONNX Runtime computes the s
   the array rounds each operand and saturates at other points. The sum ends in Cast, not QuantizeLinear, so that the
   runtime does not fuse it.
 - Inputs of float parts are dequantized by Cast and Mul, not by DequantizeLinear. After a DequantizeLinear, the
-  runtime's optimiser would quantize weights that must stay in float, and turn their operators into integer operators.
+  runtime's optimiser would quantize weights that must stay in float, and replace the operators that read them by
+  integer operators.
 - Channels are sorted for the array (`channels`). To compare tensors one by one with those of the float model, first
   convert the program with `in_origin_order`. The result has the same integers in the float model's order.
 
@@ -335,7 +336,7 @@ def in_origin_order(program: Program) -> Program:
 
 
 def _restored(step: Weighted, places: Mapping[str, Order], reshaped: Mapping[str, str]) -> Weighted:
-    """Return a layer changed to read and write its channels in the float model's order."""
+    """Return a copy of a layer that reads and writes its channels in the float model's order."""
     weights, bias, tiles = step.weights, step.bias, step.tiles
     outputs = places.get(step.output)
     if outputs is not None:
@@ -424,7 +425,7 @@ def to_oldest_form(node: ir.Node) -> None:
 
 
 def _is_default(attribute: ir.Attr, op_type: str) -> bool:
-    """Return whether an attribute that opset 13 lacks only requests what opset 13 does anyway."""
+    """Return whether opset 13, which does not define an attribute, does what the attribute requests anyway."""
     if attribute.name == "num_outputs":
         return True
     if attribute.name in ("allowzero", "saturate"):

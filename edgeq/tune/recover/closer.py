@@ -5,7 +5,7 @@ and counts outputs that are not finite as wrong. A set is first judged on a few 
 on the proof's own samples. A set fails if it cannot be built, or if it leaves nothing in int8.
 
 edgeq first ranks layers by their own noise, to find the fewest layers. The ranking assumes that noises add up, although
-errors may cancel or amplify each other. If no solution is found with it, edgeq tries to put layers in float in the
+errors may cancel or amplify each other. If no set in this order is good enough, edgeq puts layers in float in the
 order of the graph, and then in reverse order.
 """
 
@@ -191,7 +191,7 @@ def recovering(*names: str, min_sqnr_db: float | None = None) -> Builder:
         RECOVERIES.check(name)
 
     def build(job: Job, target: Target, scheme: Scheme, destination: Path, progress: Progress) -> Built:
-        """Build with layers in float until `min_sqnr_db` is reached, and with the recoveries unless they do harm."""
+        """Build with the layers in float that `min_sqnr_db` requires, and with the recoveries unless they do harm."""
         # The folder is next to the prepared model, because an artifact may refer to files there until the job ends.
         workdir = Path(tempfile.mkdtemp(prefix="recover-", dir=job.prepared.path.parent))
         recoverer = Recoverer(job, target, workdir)

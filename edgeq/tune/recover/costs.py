@@ -1,5 +1,5 @@
 """Rank the layers of a static scheme in the order in which to keep them in float. The ranking is based on the noise and
-the cost of each unit of the graph. `edgeq.tune.float_layers` chooses by it.
+the cost of each unit of the graph. `edgeq.tune.float_layers` uses it to choose layers.
 
 The noise comes from one pass over a few samples (`rank_layers`), by the method of `edgeq.measure.layers`. Every layer
 of the quantized model gets the float model's tensors as inputs, so that only its own error remains. Then the float
@@ -9,8 +9,8 @@ to leave each layer out of quantization in turn, would need a build and a sessio
 
 The cost comes from the runtime's own profile of the float model and of the quantized model (`measure_costs`). A unit in
 float costs the time of its nodes in float minus their time in integers. The time of a conversion is added wherever a
-tensor goes from a unit in float to a unit in integers, or back. That time per element comes from the conversions in the
-profile.
+tensor goes from a unit in float to a unit in integers, or back. The conversion time per element comes from the
+conversions in the profile.
 """
 
 from __future__ import annotations
@@ -222,7 +222,7 @@ _ROWS = 64
 _NOT_FINITE = 100.0
 
 
-# Share of the noise of all layers. Every layer in int8 causes more noise than this.
+# Share of the total noise of all layers. Every layer in int8 causes more noise than this.
 _TRIFLE = 1e-4
 
 
@@ -235,7 +235,7 @@ def rank_layers(
     memory: int = MEMORY,
     progress: Progress = SILENT,
 ) -> tuple[RankedLayer, ...]:
-    """Rank units of the float model by the noise that they cause in the quantized model, the most first.
+    """Rank units of the float model by the noise that they cause in the quantized model, the noisiest first.
 
     Args:
         prepared: the float model that `artifact` was made from; the artifact may have any format.
@@ -339,7 +339,7 @@ def rank_static(
         names: recoveries to apply with the scheme.
         profiled: whether the model will run in the kernels that are profiled. If not, the limit on layers in float
             counts multiply-accumulates instead of profiled time: onnxruntime's own int8 kernels may be slower than
-            float32 although another engine's are twice as fast.
+            float32 although another engine's int8 kernels are twice as fast.
         timed: whether to time anything. If not, layers are ordered by noise per multiply-accumulate, as for a simulated
             model.
         count: number of samples on which the noise of each unit is traced to the outputs.

@@ -24,7 +24,7 @@ from edgeq.run.session import open_session
 FAMILIES = ("bert", "gpt2", "vit")
 """Model families of the optimizer, in the order in which they are tried."""
 LEAST_SQNR_DB = 60.0
-"""Minimum SQNR of a fused float model. It computes in another order, so it may differ only by rounding."""
+"""Minimum SQNR of a fused float model. Fusing changes only the order of computation, so only rounding may differ."""
 _CHECKED = 2
 
 

@@ -339,8 +339,8 @@ class QuantizedFile:
         return tuple(f for f in found if f is not None)
 
     def output_range(self, layer: IntegerLayer) -> tuple[float, float]:
-        """Return the smallest and the largest number that the integers of a layer's output represent. They are infinite
-        if the output is in float.
+        """Return the smallest and the largest number that the integers of a layer's output can represent. Both are
+        infinite if the output is in float.
         """
         node, places = layer.node, operator_of(layer.node).integer_output
         if places is None:
@@ -360,7 +360,7 @@ class QuantizedFile:
         return difference
 
     def set_weight(self, layer: IntegerLayer, rows: NDArray[np.int64]) -> None:
-        """Store integer weights, given in the form that `weight` returns. They must fit the type."""
+        """Store integer weights, given in the form that `weight` returns. They must fit the stored type."""
         values = rows + layer.per_row(layer.params.zero_point)
         assert layer.params.low <= values.min(), "integers below their type"
         assert values.max() <= layer.params.high, "integers above their type"

@@ -188,7 +188,8 @@ class Followers:
         return Follower(tensor, tuple(nodes), tuple(name_of(end) for end in ends))
 
     def function(self, follower: Follower, dtype: type[np.floating[Any]] = np.float64) -> Function:
-        """Return the function that the nodes of `follower` compute (in float32). It can be called any number of times.
+        """Return the function that the nodes of `follower` compute (in float32). The function can be called any number
+        of times.
 
         Args:
             dtype: type of the function's results.

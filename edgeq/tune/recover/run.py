@@ -93,7 +93,7 @@ class Recoverer:
             return State(self._job.prepared, None, {}, scheme)
         state = self._with_model(scheme, names, samples, progress)
         assert state.statistics is not None
-        # The job's own ranges are only valid for the tensors of its own model. Ranges that a model recovery has fixed
+        # The job's own ranges are valid only for the tensors of its own model. Ranges that a model recovery has fixed
         # do not change.
         same = state.prepared.digest == self._job.prepared.digest
         found = job_ranges(self._job, scheme) if same else scheme_ranges(state.statistics, scheme)
@@ -191,7 +191,8 @@ def refuse_ineffective(target: Target, names: Sequence[str]) -> None:
 
 def _serves(artifact: Artifact, destination: Path) -> bool:
     """Return whether an artifact that was built before can be used for `destination`. A model alone can be copied. If
-    other files belong to it, it must already be at `destination`, because their names contain the model's name.
+    other files belong to the artifact, it must already be at `destination`, because their names contain the model's
+    name.
     """
     further = artifact.files or artifact.tables or artifact.alternatives or artifact.simulation
     return artifact.model.exists() and (not further or artifact.model == destination)

@@ -444,8 +444,8 @@ def is_direct(step: steps.Conv, size: tuple[int, int], generation: Generation) -
     """Return whether gemmini.h's convolution calls can compute a layer. Other layers become patches and a product, with
     identical results.
 
-    The calls need regular windows. The 2021 generation also needs square images. In that generation, layers
-    with groups or several tiles are not direct either, because its depthwise call was wrong.
+    The calls need regular windows. The 2021 generation also needs square images. In that generation, layers with groups
+    or several tiles are not direct either, because the depthwise call of that generation was wrong.
     """
     windows = Windows((step.weights.shape[2], step.weights.shape[3]), step.strides, step.dilations, step.pads)
     if generation == "2021":
@@ -597,8 +597,8 @@ def _rearrange(builder: Builder, step: steps.Rearrange) -> None:
     """Add a data movement to the C source, if it moves anything.
 
     A reshape copies nothing, and some permutations of NCHW leave the order in NHWC unchanged. In both cases the output
-    shares its input's buffer. A later layer that needs another order requests a copy; a fully connected layer with one
-    row per sample does not need one.
+    shares its input's buffer. A later layer that needs another order requests a copy. The exception is a fully
+    connected layer with one row per sample, which does not need a copy.
     """
     place = builder.places[step.input]
     if step.index is None:

@@ -213,8 +213,8 @@ def correct(
 
 
 def shift_of(view: OutputView, wanted: Floats, values: Sequence[NDArray[Any]]) -> Floats:
-    """Return the bias to add, float64 [channels]. It is 0 if the function that follows is not finite (a logarithm, a
-    reciprocal).
+    """Return the bias to add, float64 [channels]. The bias is 0 if the function that follows is not finite (a
+    logarithm, a reciprocal).
 
     Args:
         wanted: the float model's means, float64 [samples, ends, channels].

@@ -6,9 +6,10 @@ by k[c] in those of B (Nagel et al. 2019, "Data-Free Quantization Through Weight
 section 4.1). That paper chooses k for the weights alone.
 
 With one scale for each output channel, k costs A's weights nothing, and the tensor is best if all its channels have the
-same magnitude. So several k are tried. They are powers of the largest magnitudes of the channels of A's weights, of the
-tensor and of B's weights. The k with the least noise at B's output is chosen. The noise is the sum of three errors,
-which are assumed to be independent. Here x is the tensor, step is the step of x / k, and u is the input of A:
+same magnitude. So several k are tried. Each is a product of powers of three magnitudes of each channel: the largest in
+A's weights, in the tensor and in B's weights. The k with the least noise at B's output is chosen. The noise is the sum
+of three errors, which are assumed to be independent. Here x is the tensor, step is the step of x / k, and u is the
+input of A:
 
     of the tensor       sum_c  |B[:, c]|^2  min((step k[c])^2 / 12, E[x_c^2])
     of B's weights      sum_mc  e_mc^2  E[x_c^2] / k[c]^2              e: the rounding errors of B k
@@ -234,8 +235,8 @@ def noise(weights: Weights, pair: Pair, read: Channels, made: Channels, factor: 
 
 
 def _rounding_errors(rows: Floats, per_channel: bool, levels: int) -> Floats:
-    """Return the rounding errors of weights [groups, outputs, taps]. They are quantized around zero, with one scale for
-    all or one for each output.
+    """Return the rounding errors of weights [groups, outputs, taps]. The weights are quantized around zero, with one
+    scale for all outputs or one for each output.
     """
     steps = 2 * np.abs(rows).max(2 if per_channel else None, keepdims=True) / levels
     steps = np.where(steps > 0, steps, 1.0)

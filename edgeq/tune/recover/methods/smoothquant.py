@@ -1,4 +1,5 @@
-"""Apply SmoothQuant: divide outlier channels of a product's input, and multiply the rows of its matrix that read them.
+"""Apply SmoothQuant: divide outlier channels of a product's input by a factor, and multiply the matrix rows that read
+them by it.
 
 For any positive k per input channel, X W = (X / k) (k W). Activations have one scale for a whole tensor, so a channel
 ten times as large as the others leaves them a tenth of the levels. Weights have a scale per output, so outliers cost
@@ -6,8 +7,8 @@ them less.
 
     k[c] = max |X[:, c]| ** alpha / max |W[c, :]| ** (1 - alpha)        (Xiao et al. 2023, equation 4)
 
-For each input, alpha is chosen for the least error of the product of quantized factors, on rows of real activations.
-The division is folded into a LayerNormalization if nothing else reads its output. Otherwise the division becomes a Mul.
+For each input, alpha is chosen for the least error of the quantized product, on rows of real activations. The division
+is folded into a LayerNormalization if nothing else reads its output. Otherwise the division becomes a Mul.
 """
 
 from __future__ import annotations
@@ -152,7 +153,7 @@ def smooth(
 
 def product_groups(model: ir.Model, exclude: Collection[str] = ()) -> tuple[Group, ...]:
     """Return the MatMul, Gemm and fused Attention nodes of the main graph that have a constant matrix. They are grouped
-    by the tensor that they multiply with it.
+    by the tensor that they multiply with the matrix.
 
     Args:
         exclude: names of nodes to leave out.

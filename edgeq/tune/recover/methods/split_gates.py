@@ -87,12 +87,12 @@ def find_gates(model: ir.Model) -> tuple[Gate, ...]:
 def split_all(model: ir.Model, factors: Sequence[tuple[Gate, Floats]]) -> None:
     """Split gates of `model`, in place.
 
-    They are split in the order of the graph. If a layer reads the output of an earlier gate, its weights must be scaled
-    before the layer is copied.
+    Gates are split in the order of the graph. If a layer reads the output of an earlier gate, its weights must be
+    scaled before the layer is copied.
 
     Args:
-        factors: the gates to split, each with its k, float64 [channels]. They may also be gates of the model from which
-            `model` was cloned.
+        factors: the gates to split, each with its k, float64 [channels]. These gates may also belong to the model from
+            which `model` was cloned.
     """
     index = GraphIndex(model)
     editor = Editor(model)

@@ -1,9 +1,9 @@
 """Round weights again, for the least error of a layer's output, not of each weight.
 
 Rounding each weight to the nearest integer is best only if inputs are uncorrelated. `edgeq.quantize.weight_only`
-describes the better method, in which H is the second moment of the inputs. If the layer has a bias, H is their
-covariance here, because the mean of the error, dW E[x], goes into the bias. The rounding of the input adds step^2 / 12
-to the diagonal of H, because it is an independent error in each tap.
+describes the better method, in which H is the second moment of the inputs. If the layer has a bias, this module uses
+the covariance of the inputs as H, because the mean of the error, dW E[x], goes into the bias. The rounding of the input
+adds step^2 / 12 to the diagonal of H, because it is an independent error in each tap.
 
 One float pass over a few samples measures the first and second moments of the inputs of layers. These moments determine
 how an error in the weights affects a layer's output. An error dW of the weights changes the output by dW x, which has
@@ -88,8 +88,8 @@ def layer_moments(
     Args:
         prepared: the float model that the layers belong to.
         memory: bytes for the moments of one pass.
-        store: a folder that keeps moments of this model on these samples, unless they are very large. Moments found
-            there are not computed again.
+        store: a folder that keeps moments of this model on these samples, unless the moments are very large. Moments
+            found there are not computed again.
 
     Raises:
         DataError: ONNX Runtime refuses a sample.
@@ -138,7 +138,7 @@ class _Sums:
         self._second = np.zeros((layer.groups, layer.taps, layer.taps))
 
     def add(self, values: NDArray[Any], samples: int, random: np.random.Generator) -> None:
-        """Add patches of the layer's input in one sample, drawn by `random`. `samples` is the number of all samples."""
+        """Add patches of the layer's input in one of `samples` samples. The patches are drawn by `random`."""
         wanted = min(max(_PATCHES_PER_TAP * self._layer.taps, _FEWEST), _MOST)
         self._held.append(self._layer.patches(values, -(-wanted // samples), random))
         if sum(patches.nbytes for patches in self._held) > _HELD:
