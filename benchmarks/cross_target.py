@@ -51,7 +51,9 @@ Row = tuple[str, str, str]
 
 
 def saturation_model(samples: int) -> Iterator[Row]:
-    """Compare 100 random operators of each kind, and every layer of a quantized CNN, in one emulated process."""
+    """Compare edgeq's model of saturating kernels with emulated kernels. The comparison covers 100 random operators of
+    each kind, and every layer of a quantized CNN. One emulated process runs them all.
+    """
     prefix = command()
     if not prefix:
         yield "saturation model against emulated kernels", "equal to the bit", "no qemu-user here"

@@ -284,8 +284,8 @@ def _escapes_of_case(printed: BinaryIO) -> str | None:
 
 
 def escapes(printed: bytes) -> str | None:
-    """Return the first line that contains a line break from a name or a character that moves a cursor, sets a text
-    direction or is invisible. Return None if there is no such line.
+    """Return a message that quotes the first line with an unescaped character, or None if there is no such line. Such a
+    character is a line break from a name, or it moves a cursor, sets a text direction or is invisible.
     """
     for line in printed.decode("utf-8", "surrogateescape").split("\n"):
         if line.startswith(SPOOF) or any(unicodedata.category(c) in _HIDDEN for c in line if c != "\t"):

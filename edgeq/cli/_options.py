@@ -51,8 +51,8 @@ def complete_target(ctx: click.Context, parameter: click.Parameter, incomplete: 
 
 
 def _completing(names: Callable[[], Iterable[str]]) -> Callable[[click.Context, click.Parameter, str], list[str]]:
-    """Return a shell completion function for a value. It offers the `names` that begin with the typed text. If there
-    are none, it offers files.
+    """Return a shell completion function for a value. It offers the `names` that begin with the typed text. If no name
+    matches, it offers files.
     """
 
     def complete(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[Any]:

@@ -46,14 +46,13 @@ _TYPES = {"uint8": ir.DataType.UINT8, "int8": ir.DataType.INT8}
 def read_params(
     names: frozenset[str], both: Given | None, inputs: Given | None, outputs: Given | None
 ) -> dict[str, tuple[NDArray[Any], np.float32]]:
-    """Return {tensor: [zero point, scale]}. Check the values and merge them from the three arguments of the old
-    function.
+    """Check and merge the values of the old function's three arguments, and return {tensor: [zero point, scale]}.
 
     Args:
         names: tensors of the model. Other names are ignored with a warning.
 
     Raises:
-        UsageError: a value is not a zero point and a scale, or a tensor has two different pairs of them.
+        UsageError: a value is not a pair of zero point and scale, or a tensor has two different pairs.
     """
     found: dict[str, tuple[NDArray[Any], np.float32]] = {}
     for argument, given in (
@@ -175,8 +174,8 @@ def quantize_model(
         input_quantization_params, output_quantization_params, quantization_params: {tensor: [zero_point, scale]}. A
             zero point may be int8 or uint8. edgeq shifts all zero points to the type of the activations, which is
             exact.
-        nodes_to_quantize, nodes_to_exclude: names of nodes. `op_types_to_quantize`: operator types. For each of these,
-            None or empty means all.
+        nodes_to_quantize, op_types_to_quantize: names of nodes, and operator types. For each, None or empty means all.
+        nodes_to_exclude: names of nodes to keep in float.
 
     Raises:
         UsageError: a parameter is missing or contradicts another, or no operator supports this combination.

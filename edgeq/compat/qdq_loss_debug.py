@@ -77,7 +77,7 @@ def collect_activations(
         execution_providers: the execution providers. The default is the CPU.
 
     Raises:
-        DataError: there are no inputs, or the model does not accept one.
+        DataError: the reader returns no inputs, or the model does not accept one of them.
     """
     path = Path(augmented_model)
     settings = SessionSettings(providers=tuple(execution_providers or ("CPUExecutionProvider",)), optimization="none")

@@ -27,7 +27,7 @@ class Entry:
 
     Attributes:
         arrays: model input → key in the file.
-        shapes: model input → the shape that its array is given before it is sliced.
+        shapes: model input → the shape to which its array is reshaped before slicing.
         plan: the way in which slices become records.
         label: the key of the labels.
         offsets: the key of the offsets, if the array contains concatenated image files.
@@ -323,7 +323,7 @@ class Cases:
 
 
 def find_cases(root: Path) -> tuple[Path, ...]:
-    """Return the folders of test cases. If `root` contains input_0.pb, this is only `root`. Otherwise these are the
+    """Return the folders of test cases. If `root` contains input_0.pb, the result is only `root`. Otherwise, it is the
     test_data_set_N folders in `root`, in the order of N.
     """
     if (root / "input_0.pb").is_file():

@@ -97,8 +97,8 @@ def plan_prepared(shapes: Mapping[str, Shape], signature: Signature, where: str,
 
 
 def match_names(keys: list[str], signature: Signature, where: str) -> dict[str, str]:
-    """Return model input → key in the file. A key is the input's name. numpy's unnamed keys (arr_0 …) and a single ""
-    are matched by the order of the inputs.
+    """Return model input → key in the file. A key is the input's name. numpy's unnamed keys (arr_0 …), and the key ""
+    of a single array, are matched by the order of the inputs.
 
     Raises:
         DataError: an input has no array, or an array has no input and does not look like labels.

@@ -113,7 +113,7 @@ def _open(
     if not str(source):
         raise DataError("the path of the data is empty", "Give a file, a folder or a pattern")
     if Path(source).is_dir():
-        os.scandir(source).close()  # raises an error if the folder cannot be listed, which differs from an empty folder
+        os.scandir(source).close()  # raises an error for an unreadable folder, which would otherwise look empty
     notes: list[str] = []
     sidecar = named is None
     if named is None:
@@ -331,7 +331,7 @@ class _Search:
 
     Args:
         pattern: the pattern, for messages.
-        hidden: whether names that begin with a dot count.
+        hidden: whether to include names that begin with a dot.
     """
 
     def __init__(self, pattern: str, hidden: bool) -> None:

@@ -212,8 +212,8 @@ def check_other_sizes(
     sqnr_db: float,
     least: float,
 ) -> None:
-    """If the source model has inputs with free sizes, run the first sample at other sizes. To change its size, the
-    sample is repeated or cut.
+    """If the source model has inputs with free sizes, run the first sample at other sizes. The sample is repeated or
+    cut to give it these sizes.
 
     Sizes that the source does not accept are skipped.
 

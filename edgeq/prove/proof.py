@@ -71,7 +71,8 @@ class Step:
 
     Attributes:
         name: what was changed in comparison with the plain build.
-        loss: the loss as a fraction, in the basis of the repair; None if the change was dropped before it was measured.
+        loss: the loss as a fraction, measured as `Repair.basis` defines; None if the change was dropped before it was
+            measured.
         samples: the number of samples that `loss` was measured on.
         int8_mac_share: the share of the multiply-accumulates that run in int8.
         reason: why the change was or was not chosen.
@@ -93,7 +94,7 @@ class Repair:
         max_drop: the allowed loss as a fraction.
         basis: "labels" or, without labels, "noise". For "noise", the loss is the noise power of the worst output
             divided by its signal power.
-        plain: the loss of the plain build that is expected on other samples. It is at least the loss on these samples.
+        plain: the expected loss of the plain build on other samples; never less than the loss on these samples.
         loss: the same loss for the chosen build.
         chosen: what was changed in the chosen build in comparison with the plain build.
         steps: all builds, in the order in which they were tried.
@@ -124,7 +125,7 @@ class Repair:
         return f"repaired: {self.chosen}: {before} before, {after} now{short} ({tried})"
 
     def written(self, loss: float) -> str:
-        """Return a loss in this basis as text."""
+        """Return a loss as text. `basis` determines its unit."""
         if self.basis == "noise":
             return "no noise" if loss <= 0 else f"{0 - 10 * math.log10(loss):.1f} dB SQNR"
         return f"{100 * loss:.2f} points of loss expected"

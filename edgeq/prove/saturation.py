@@ -89,7 +89,7 @@ class MitigationTrial:
         return audit(artifact.model, artifact.settings(), table=self._table)
 
     def audit(self, artifact: Artifact, samples: int) -> Audit:
-        """Audit how saturation on the target's kernels affects the artifact's outputs, over this number of samples."""
+        """Audit how saturation on the target's kernels affects the artifact's outputs, over `samples` samples."""
         return audit(
             artifact.model,
             artifact.settings(),
@@ -102,9 +102,9 @@ class MitigationTrial:
         )
 
     def evaluate(self, artifacts: Mapping[str, Artifact], samples: int) -> Evaluation:
-        """Compare each artifact on exact kernels with the float model, and return the results by name. Use this number
-        of samples or, with a task, all the samples of the proof. Artifacts that share a file share a result, because
-        exact kernels compute the same outputs for them.
+        """Compare each artifact on exact kernels with the float model, and return the results by name. The comparison
+        uses `samples` samples or, with a task, all the samples of the proof. Artifacts that share a file share a
+        result, because exact kernels compute the same outputs for them.
         """
         first: dict[Path, str] = {}
         for name, artifact in artifacts.items():
@@ -159,7 +159,7 @@ class Mitigation:
     Attributes:
         name: the name shown to users.
         scheme: the scheme to build.
-        cost: the time relative to the full range, from the profile.
+        cost: the inference time relative to that of the full range, from the profile.
         safe: True if nothing can saturate, whatever the input.
         sqnr_db: the SQNR against float32 on the target. If something can saturate, this SQNR comes from an exact model
             of the kernels.

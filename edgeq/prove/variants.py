@@ -179,7 +179,8 @@ class Variant(Displayed):
         known += [self.compatibility.minimum] if self.compatibility else []
         plugin = self.built.artifact.plugin
         if plugin is not None and plugin.engine.direct is None and plugin.engine.min_onnxruntime:
-            # if there is a direct form, the device checks the plug-in's minimum version only if it uses the plug-in
+            # if the engine's own package can replace the plug-in, only a device that uses the plug-in needs this
+            # version
             known.append(plugin.engine.min_onnxruntime)
         return max(known, key=parse_version)
 

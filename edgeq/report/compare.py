@@ -394,8 +394,8 @@ class CompareRequest:
         preprocess: the preprocessing of the samples, or None to use that of a bundle.
         timed: True to time both models.
         duration_s: the minimum time for each model, in seconds.
-        attempts: the maximum number of speed measurements. Each measurement takes twice as long as the one before. No
-            more follow when the limit on speed is settled.
+        attempts: the maximum number of speed measurements. Each measurement takes twice as long as the one before.
+            edgeq stops measuring when the limit on speed is settled.
         sessions: the number of sessions in which small models are timed; None means `sessions_to_time`.
         session_options: session options for model files. They take precedence over options in the files.
     """
