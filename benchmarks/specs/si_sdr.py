@@ -5,7 +5,7 @@ task.
 
 FOLDER contains recordings of one utterance with different noises. Each is a file FILE.npz with `pcm` (int16). The
 model's output [1, frames, bins] is the gain of each bin. The denoised recording is compared with the mean of the other
-recordings, in which the noises average out.
+recordings. In this mean, the noises average out.
 """
 
 from __future__ import annotations

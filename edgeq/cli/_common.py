@@ -84,7 +84,8 @@ class Printer:
         self.result(record, draw)
 
     def console(self) -> Console:
-        """Return a rich console on stdout that raises on a broken pipe. If stdout is not a terminal, it wraps no lines.
+        """Return a rich console on stdout that raises an error if stdout is a broken pipe. If stdout is not a terminal,
+        it wraps no lines.
 
         In lines and in table cells, line breaks and characters that move the cursor are escaped.
         """
@@ -339,8 +340,8 @@ def choose_next(line: Callable[[], str | None], **words: object) -> None:
     placeholders.
 
     Args:
-        line: function that returns a line in the form of the values of `NEXT`, without "edgeq", or None to print no
-            line. The function is called only if a next line is to be printed.
+        line: function that returns the new line, written like a value of `NEXT` but without "edgeq". It returns None to
+            print no line, and is called only if next lines are printed at all.
     """
     fill_next(**words)
     click.get_current_context().meta[_CHOSEN] = line

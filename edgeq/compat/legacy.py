@@ -255,8 +255,8 @@ def _warn_of_conversion(model: onnx.ModelProto, opset: int) -> None:
 def _qlinear_nodes(
     model: ir.Model, chosen: Sequence[ir.Node], params: Mapping[str, QuantParams]
 ) -> tuple[dict[str, QuantParams], list[str]]:
-    """Return the parameters and the names of the nodes that can be quantized. The parameters are merged across dropped
-    Relu and Clip nodes.
+    """Return the zero points and scales of the tensors, and the names of the nodes that can be quantized. If a Relu or
+    Clip node is dropped, its input has the zero point and scale of its output.
     """
     computing = [node for node in chosen if node.op_type in _COMPUTING]
     products = [node for node in chosen if node.op_type in _PRODUCTS]

@@ -134,8 +134,8 @@ def holds_key(path: Path, options: SourceOptions) -> bool:
 
 
 def image_arrays(headers: Mapping[str, Header]) -> tuple[str, str | None] | None:
-    """Return the key of the images and the key of their labels. The latter is None if there are no labels. Return None
-    if the file does not contain images.
+    """Return the key of the images and the key of their labels, which is None if there are no labels. If the file does
+    not contain images, return None instead of the two keys.
 
     A file with images contains one uint8 array of three or four axes, and the last axis is for colours. The only other
     array that it may contain is an array of labels with one number per image.

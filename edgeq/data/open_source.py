@@ -273,7 +273,7 @@ def check_selection(start: int, stride: int, count: int | None) -> None:
     """
     for name, number in (("start", start), ("stride", stride), ("count", count)):
         try:
-            index(number if number is not None else 0)  # numpy's integers have this method, too
+            index(number if number is not None else 0)  # numpy's integers also have this method
         except TypeError as error:
             raise UsageError(f"{name} is {number!r}", f"Give {name} as a whole number: {name}=8") from error
     if start < 0 or stride < 1 or (count is not None and count < 1):

@@ -79,7 +79,7 @@ class Hash(Protocol):
 
 
 class Source(Protocol):
-    """Read records by index. The indices of one read ascend.
+    """Read records by index. Each read takes indices in ascending order.
 
     Attributes:
         rows: the way in which records fill the batch axis.
@@ -261,7 +261,7 @@ def to_original(boxes: Array, context: Mapping[str, Any]) -> Array:
     """Map boxes from input pixels back to pixels of the original image.
 
     Args:
-        boxes: [..., 4] as x1, y1, x2, y2 (floating).
+        boxes: [..., 4] as x1, y1, x2, y2, in floating point.
         context: a sample's context with "scale" and "offset" (see `Geometry`).
     """
     scale = np.asarray(context["scale"] * 2, boxes.dtype)

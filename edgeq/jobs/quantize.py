@@ -271,7 +271,8 @@ def build_at(
     engine: EngineChoice | None,
     raced: bool,
 ) -> Built:
-    """Build the artifact for `target` by `scheme` at `draft`. If `engine` is given, the artifact is for that engine.
+    """Build the artifact for `target` with `scheme`, and write it to `draft`. If `engine` is given, the artifact is for
+    that engine.
 
     Args:
         raced: whether timings on this machine may choose the type in which matrix products with 4-bit weights are

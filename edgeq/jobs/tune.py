@@ -78,7 +78,7 @@ class Plan:
 
     Attributes:
         candidates: kernel choices, in the order in which they are built.
-        methods: names of the candidates with other calibration methods, for the first kernel choice.
+        methods: names of the candidates that combine the first kernel choice with other calibration methods.
         recoveries: names of accuracy recoveries, in the order in which they are tried.
         threads: numbers of threads to compare; 0 means all cores. It is empty if the target is simulated, because
             nothing is timed.

@@ -140,7 +140,7 @@ class Proof(Displayed):
 
     Attributes:
         coverage: what runs in integers on the target after the runtime's optimisation, and how this is known.
-        agreement: the comparison of the artifact with the float model, with the session options that ship.
+        agreement: the comparison between the float model and the artifact, which uses the session options that ship.
         accuracy: the accuracy by labels, with the keys "float32" and "int8"; empty without a task.
         opening: the comparison between the shipped file as devices open it and the same file without optimisation.
         speed: the speed against float32; None if it was not measured.

@@ -65,8 +65,8 @@ class MitigationTrial:
         self._sessions: dict[Path, Any] = {}
 
     def artifact(self, scheme: Scheme) -> Artifact:
-        """Return the artifact for `scheme`. If the scheme only adds session options to the full range, use the same
-        file.
+        """Return the artifact for `scheme`. If the scheme differs from the full range only in session options, use the
+        file of the full range.
 
         Raises:
             EdgeqError: the backend cannot build the artifact, or onnxruntime does not accept the options.

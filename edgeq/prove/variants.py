@@ -35,7 +35,7 @@ from edgeq.util.records import plain, rounded
 
 Array = NDArray[Any]
 
-# Two architectures round differently. With the same integers as input (requantization and QLinearAdd), x86 and ARM
+# Two architectures round differently. With the same integers as input, requantization and QLinearAdd on x86 and on ARM
 # differed by up to 1.6 % of an output's largest value. A wrong kernel, such as one that saturates, differs by far more.
 _SELFTEST_TOLERANCE = 0.025
 # A simulation and the device round in different places. The difference of two independent noises has √2 times the RMS
@@ -304,8 +304,8 @@ def _engine(artifact: Artifact) -> dict[str, str]:
 
 
 def alternative_spec(alternative: Alternative, job: Job, count: int) -> VariantSpec:
-    """Return the variant for an artifact that can replace another. A bundle contains this variant only once, because it
-    is the same for every target.
+    """Return the variant for an artifact that can replace another artifact. A bundle contains this variant only once,
+    because it is the same for every target.
 
     Args:
         count: the number of samples in the variant's self-test.

@@ -247,8 +247,8 @@ def _memories(found: Comparison) -> tuple[int | None, int | None]:
 
 
 def _speed(found: Claim) -> str:
-    """Return B's speed as a multiple of A's, as text, with its interval or the spread of an estimate. Return "" if the
-    speed is not known.
+    """Return B's speed as a multiple of A's, as text. The text includes the interval of a claimed speed, or the spread
+    of an estimated speed. Return "" if the speed is not known.
     """
     for about, known in (("", found.interval), ("about ", found.estimated)):
         if known is not None:
@@ -396,7 +396,7 @@ class CompareRequest:
         duration_s: the minimum time for each model, in seconds.
         attempts: the maximum number of speed measurements. Each measurement takes twice as long as the one before.
             edgeq stops measuring when the limit on speed is settled.
-        sessions: the number of sessions in which small models are timed; None means `sessions_to_time`.
+        sessions: the number of sessions in which small models are timed; None means the result of `sessions_to_time`.
         session_options: session options for model files. They take precedence over options in the files.
     """
 
