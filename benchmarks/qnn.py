@@ -55,8 +55,8 @@ def spread(case: Case, count: int) -> Samples:
 
 
 def every_second(case: Case, source: Path, first: int, most: int | None = None) -> Samples:
-    """Return samples that are spread over all samples of `source`. If tuning and judging share one set, return every
-    second sample from `first` on.
+    """Return samples that are spread over all samples of `source`. If tuning and judging share one set of samples,
+    return every second sample from `first` on.
     """
     stride = 1 + (case.tuned_on == case.judged_on)
     samples, first = case.open(source), first % stride

@@ -239,8 +239,8 @@ def _let_onnxruntime_warn() -> None:
 
 
 def _where(error: BaseException) -> str:
-    """Return the type of an error and the last line of edgeq's code in its traceback. Errors for which this text is the
-    same count as one finding.
+    """Return the type of an error and the last line of edgeq's code in its traceback. Errors with the same text count
+    as one finding.
     """
     frames = [f for f in traceback.extract_tb(error.__traceback__) if "/edgeq" in f.filename]
     own = [f for f in frames if "site-packages" not in f.filename]

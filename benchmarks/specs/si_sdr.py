@@ -100,7 +100,7 @@ def denoised(signal: Signal, gain: NDArray[np.float64]) -> Signal:
 
 def si_sdr(reference: Signal, estimate: Signal) -> float:
     """Return the SI-SDR in dB (Le Roux et al. 2019). The reference is scaled to fit the estimate. SI-SDR is the energy
-    of the scaled reference divided by the energy of the remainder.
+    of the scaled reference divided by the energy of its difference to the estimate.
     """
     target = (reference @ estimate) / (reference @ reference) * reference
     rest = estimate - target

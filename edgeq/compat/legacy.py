@@ -134,8 +134,8 @@ def _pair(argument: str, name: str, value: Any) -> tuple[NDArray[Any], np.float3
 _FIRST_QUANTIZED_OPSET = 10
 _PRODUCTS = frozenset({"Conv", "MatMul"})
 _INTEGER = _PRODUCTS | {"Gather", "Transpose", "Attention", "EmbedLayerNormalization"}
-# _COMPUTING: operators whose outputs need their own parameters. _HANDING_ON: operators whose outputs have the
-# parameters of the input.
+# _COMPUTING: operators whose outputs need their own zero point and scale. _HANDING_ON: operators whose outputs have the
+# zero point and scale of the input.
 _COMPUTING = frozenset(
     {"Add", "Mul", "Gemm", "LeakyRelu", "Sigmoid", "AveragePool", "GlobalAveragePool", "Concat", "Softmax", "Where"}
 )

@@ -166,7 +166,7 @@ def read_text(path: Path, fix: str = "Split it") -> str:
     """Return the text of a UTF-8 file. The file's size and its number of lines and cells are limited.
 
     Raises:
-        DataError: the file is too large (the message gives the advice `fix`) or cannot be read.
+        DataError: the file is too large (the advice is then `fix`) or cannot be read.
     """
     try:
         if is_longer(path, MAX_TEXT_BYTES):

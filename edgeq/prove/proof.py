@@ -42,7 +42,8 @@ POOR_DROP = 0.05
 """The loss of accuracy, as a fraction, above which there is a warning. --max-drop sets the loss above which a result is
 refused.
 """
-# The minimum number of samples with a different top-1. With fewer, no conclusion about other samples is possible.
+# The minimum number of samples whose top-1 differs from that of float32. With fewer such samples, no conclusion about
+# other samples is possible.
 _LEAST_CHANGED = 3
 _POOR_COVERAGE = 0.25
 

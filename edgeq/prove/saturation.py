@@ -1,7 +1,7 @@
 """Decide what to do about kernels that add two products in 16 bits. The choices are to do nothing, or to use smaller
 weights, other types, or slower kernels.
 
-edgeq builds and measures each mitigation. It chooses the cheapest one that keeps the accuracy of exact kernels.
+edgeq builds and measures each mitigation. It chooses the cheapest mitigation that keeps the accuracy of exact kernels.
 """
 
 from __future__ import annotations

@@ -269,8 +269,8 @@ def variant_spec(
 
 
 def _spec(name: str, artifact: Artifact, info: Mapping[str, Any], selftest: SelfTest) -> VariantSpec:
-    """Describe an artifact for the bundle. edgeq's runner reads a plug-in's options from the plug-in's description. By
-    contrast, ONNX Runtime's own package reader reads these options from the bundle.
+    """Describe an artifact for the bundle. The description contains a plug-in's options only for ONNX Runtime's own
+    package reader. edgeq's runner reads them from the description of the plug-in.
     """
     provider, options = artifact.provider, artifact.provider_options
     if artifact.plugin is not None:

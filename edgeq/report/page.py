@@ -440,7 +440,7 @@ def make_record(
     Args:
         variants: the record of each variant by name, as in `edgeq package --json`, with `title`, `histograms`, `layers`
             and `kernels` if they are known.
-        model: the sha256 and bytes of the float32 model.
+        model: the sha256 and the size in bytes of the float32 model.
     """
     return {
         "schema": SCHEMA,

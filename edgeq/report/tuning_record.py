@@ -307,8 +307,8 @@ class TuningRecord:
         """Return float32 and at most `MOST_CANDIDATES` candidates, which include the chosen one and the front.
 
         A candidate's `pareto` is True if the candidate is on the front of the drawn figures. This means that no other
-        candidate is better in one of speed and accuracy and at least as good in the other. The run's own front uses
-        bounds, which are not drawn.
+        candidate is better in speed and at least as accurate, or better in accuracy and at least as fast. The run's own
+        front uses bounds, which are not drawn.
         """
         trials = self._with_front()
         order = sorted(range(len(trials)), key=lambda i: (trials[i].status != "chosen", not trials[i].pareto))
