@@ -1,4 +1,4 @@
-"""If atheris is installed, fuzz the same layers guided by the coverage of edgeq's own code."""
+"""Fuzz the same layers with atheris, if it is installed. The coverage of edgeq's own code guides the mutations."""
 
 from __future__ import annotations
 

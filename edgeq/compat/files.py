@@ -370,8 +370,8 @@ def quantize_qat(
             loses nothing.
         weight_type: QuantType or its name; None keeps the type that training chose.
         per_channel, reduce_range: accepted but not used, because training determined them.
-        op_types_to_quantize, nodes_to_quantize, nodes_to_exclude: the operators to rewrite. None or empty means all
-            operators.
+        op_types_to_quantize, nodes_to_quantize: the operators to rewrite. None or empty means all operators.
+        nodes_to_exclude: names of nodes that are not rewritten.
         use_external_data_format: accepted but not used, because large models always have their weights next to the
             file.
 

@@ -193,7 +193,7 @@ def _convert(where: str, array: Array, spec: TensorSpec, *, prepared: bool, othe
         number = array.dtype.kind in "biuf" and spec.dtype.kind in "biuf"
         raw = prepared and array.ndim and array.dtype.kind != "f" and spec.dtype.kind == "f"
         if not number or raw or not np.can_cast(array.dtype, spec.dtype, "same_kind"):
-            # Steps convert the arrays of all inputs to float unless they are limited to one input.
+            # Steps convert the arrays of all inputs to float unless the steps are limited to one input.
             other = f"; if the steps are for another input, name it: input={others[0]}" if others else ""
             storable = "Store that dtype" if spec.dtype.isbuiltin == 1 else "Export the model with inputs of float32"
             fix = "Name a --preprocess (none, if the values are right)" if raw else storable + other

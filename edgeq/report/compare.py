@@ -326,7 +326,7 @@ def check_limits(found: Comparison, a: str = "A", b: str = "B") -> tuple[LimitCh
 
 
 def speed_outcome(found: Claim, limit: float) -> Outcome:
-    """Return whether a speed is shown to be at least `limit`, is shown to be below it, or neither."""
+    """Return whether the measurement shows a speed of at least `limit`, a speed below `limit`, or neither."""
     interval = found.interval
     if interval is None or interval[1] < limit <= interval[2]:
         return UNSETTLED

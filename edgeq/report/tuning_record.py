@@ -59,7 +59,7 @@ class Assessment:
     """Hold the accuracy of a candidate against float32 on the first `samples` of the validation samples.
 
     Attributes:
-        samples: the number of samples. Each row of a gathered batch counts.
+        samples: the number of samples. Each row of a gathered batch counts as a sample.
         complete: True if these are all the validation samples.
         basis: "labels" if there are labels. Without labels, it is "noise" in a repair, otherwise "agreement".
         drop: with labels, the loss in the task's primary metric. For the other values of `basis`, see docs/tune.md.
