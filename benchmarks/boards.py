@@ -45,7 +45,7 @@ CPU, EMULATED = "cortex-a76", "arm64"
 def main() -> int:
     """Measure and print the figures, and return 1 if a limit is missed."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
-    parser.add_argument("--model", type=Path, help="a chain of convolutions, where none is given")
+    parser.add_argument("--model", type=Path, help="float32 model (default: a generated chain of convolutions)")
     parser.add_argument("--data", type=Path)
     parser.add_argument("--runs", type=int, default=8)
     parser.add_argument("--duration", type=float, default=1.0)

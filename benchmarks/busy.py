@@ -4,16 +4,16 @@ machine.
     python benchmarks/busy.py [--models NAME ...] [--runs N] [--loops N] [--only quantize tune estimators]
                               [--budget TIME] [--json FILE]
 
-Start the benchmark on a quiet machine. It measures the ratio on the quiet machine first, then does the runs while busy
-loops run. For `tune`, it stops the loops after each run and measures the ratio then, because every run may choose a
-different candidate.
+Start the benchmark on a quiet machine. It first measures the quiet ratio, which is the speed of int8 relative to
+float32 on the quiet machine. Then it does the runs while busy loops run. For `tune`, it instead stops the loops after
+each run and measures the quiet ratio then, because every run may choose a different candidate.
 
 A run is right if the quiet ratio is in the interval that the run claims, or in the spread that it estimates. A run is
 wrong if it calls a slower model faster, or a faster model slower. An estimate is wrong only if, in addition, the quiet
 ratio shows a difference of more than a tenth.
 
-`estimators` compares ways to estimate the speed, on the same runs and with the same allowance. With EDGEQ_NICE=0, edgeq
-has no priority over the loops, as is the case for users who may not set priorities.
+`estimators` compares ways to estimate the speed. All of them use the same runs, and widen their spread by the same
+factor. With EDGEQ_NICE=0, edgeq has no priority over the loops, as is the case for users who may not set priorities.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def busy(loops: int) -> Iterator[None]:
 
 
 def quiet(float32: Sequence[Runner], int8: Sequence[Runner]) -> Claim:
-    """Return the ratio without busy loops, from many sessions and long runs."""
+    """Return the speed of int8 relative to float32 without busy loops, from many sessions and long runs."""
     measured = measure_interleaved(
         {"float32": float32, "int8": int8}, min_duration_s=QUIET_S, patience_s=4 * QUIET_S, warmup=WarmUp()
     )

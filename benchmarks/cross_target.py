@@ -4,7 +4,7 @@
 
 Sections:
 - kernels: compare edgeq's model of saturating kernels with emulated kernels, bit for bit.
-- accuracy: compare edgeq's choice for a CPU that saturates with exact kernels.
+- accuracy: for a CPU that saturates, compare the accuracy of edgeq's choice with that of exact kernels.
 - bundle: compare the bytes of a bundle for five targets with the bytes of five models.
 - time: compare the time to package for five targets with the time for one target.
 
@@ -51,7 +51,9 @@ Row = tuple[str, str, str]
 
 
 def saturation_model(samples: int) -> Iterator[Row]:
-    """Compare 100 random operators of each kind, and every layer of a quantized CNN, in one emulated process."""
+    """Compare edgeq's model of saturating kernels with emulated kernels. The comparison covers 100 random operators of
+    each kind, and every layer of a quantized CNN. One emulated process runs them all.
+    """
     prefix = command()
     if not prefix:
         yield "saturation model against emulated kernels", "equal to the bit", "no qemu-user here"
@@ -86,8 +88,8 @@ def saturation_model(samples: int) -> Iterator[Row]:
 
 
 def _network(folder: Path, models: Path) -> Any:
-    """Write the optimised graph of a quantized CNN into `models`, with every layer's output, and return a simulation of
-    this graph.
+    """Write the optimised graph of a quantized CNN, which outputs every layer's result, into `models`. Return a
+    simulation of this graph.
     """
     given = mobilenet()
     if given is None:

@@ -5,8 +5,9 @@
 Sections:
 - setup: make a new ARM64 machine in an empty cache.
 - masking: run random integer models on this CPU, masked to AVX2, and compare with an emulated Haswell.
-- arm64: take mobilenet_v1_0.25, resnet20 and yolox_nano of shared/data, for one board with dot-product instructions and
-  one without. Load them, run the self-test, and compare the accuracy on N images with this machine.
+- arm64: package mobilenet_v1_0.25, resnet20 and yolox_nano of shared/data for two boards, one with dot-product
+  instructions and one without. Load each bundle there, run its self-test, and compare its accuracy on N images with
+  that on this machine.
 """
 
 from __future__ import annotations
@@ -162,8 +163,8 @@ def main() -> None:
     """Run the chosen sections, then print and write their rows."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=SECTIONS, nargs="+", default=list(SECTIONS), help="sections to run")
-    parser.add_argument("--images", type=int, default=100, help="samples for each model and board (100)")
-    parser.add_argument("--models", type=int, default=100, help="random models (100)")
+    parser.add_argument("--images", type=int, default=100, help="samples for each model and board (default: 100)")
+    parser.add_argument("--models", type=int, default=100, help="number of random models (default: 100)")
     parser.add_argument("--json", type=Path, help="also write the rows to this file")
     arguments = parser.parse_args()
     rows = []

@@ -1,5 +1,5 @@
-"""Measure the gain from several engines by comparing `edgeq tune` with every installed engine to `--engine
-onnxruntime`.
+"""Measure the gain from several engines. The benchmark compares `edgeq tune`, which uses every installed engine, with
+`edgeq tune --engine onnxruntime`.
 
     python benchmarks/engines.py [--only NAME ...] [--by-hand] [--keep DIR] [--minilm MODEL.onnx] [--json FILE]
 
@@ -147,7 +147,7 @@ def judge(name: str, model: Path, folder: Path, feed: Mapping[str, Any], records
 
 
 def subjects(place: Path, samples: int, minilm: Path | None) -> Iterator[Case]:
-    """Yield the models with known shapes, and those of shared/data if it exists."""
+    """Yield models with the shapes of well-known networks and, if shared/data exists, its models."""
     images = np.random.default_rng(0).normal(size=(samples, 3, IMAGE, IMAGE)).astype(np.float32)
     np.save(place / "images.npy", images)
     for name, make in SHAPES.items():

@@ -43,7 +43,7 @@ def chain(path: Path, layers: int, note: str) -> Path:
     graph = helper.make_graph(nodes, "chain", [x], [y], weights)
     opsets = [helper.make_opsetid("", 17)]
     model = helper.make_model(graph, opset_imports=opsets, ir_version=8, doc_string=note)
-    # The models have the same output, whatever their number of layers is.
+    # The output has the same name in all models, whatever their number of layers is.
     model.graph.output[0].name = model.graph.node[-1].output[0] = "y"
     onnx.save(model, path)
     return path

@@ -7,9 +7,9 @@ split, the decision of `tune` is made on one half, and the chosen model is judge
 are swapped. The decision uses no timings. Among the models that keep the accuracy, `tune` chooses the one with the most
 layers in int8. No model is built twice.
 
-The metrics are top-1 (whose uncertainty comes from one score per sample), mAP and AUC (recomputed over random halves),
-and F1. F1 is a task that this file defines. Its meter has only the methods `update` and `result`. The detector's
-candidates are stored float32 boxes to which errors are added in steps.
+The metrics are top-1, mAP, AUC and F1. The uncertainty of top-1 comes from one score per sample, that of mAP and AUC
+from values recomputed over random halves. F1 is a task that this file defines. Its meter has only the methods `update`
+and `result`. The detector's candidates are stored float32 boxes to which errors are added in steps.
 """
 
 from __future__ import annotations
@@ -241,7 +241,7 @@ def loss(stored: Stored, name: str, chosen: Sequence[int]) -> float:
 
 def run(stored: Stored, splits: int, goals: Sequence[float], first: int = 0) -> list[dict[str, Any]]:
     """Return one row for each allowed loss. The row contains the number of decisions, and how many of the chosen models
-    lost more than that on the other half.
+    lost more than the allowed loss on the other half.
     """
     counts = {goal: {"decided": 0, "exceeded": 0, "qualified": 0, "qualified_exceeded": 0} for goal in goals}
     lost: dict[float, list[float]] = {goal: [] for goal in goals}

@@ -176,7 +176,7 @@ def measure(name: str, case: Case, kills: int, chance: random.Random) -> Counter
 def main() -> int:
     """Print a line for each case, and return 1 if something was lost."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kills", type=int, default=200, help="in all (200)")
+    parser.add_argument("--kills", type=int, default=200, help="total number of kills (default: 200)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", nargs="+", choices=list(cases()), default=list(cases()))
     given = parser.parse_args()

@@ -6,9 +6,9 @@ compares the accuracy with that of float32 and of the CPU.
 
 With `--helper`, the models are instead built with ONNX Runtime's own helper (get_qnn_qdq_config) and its defaults. With
 `--tune`, `edgeq tune` finds the model within a time budget, on samples that are not used to judge it. If a case has
-only one set, tuning uses every second sample, and the others judge the model. With `--tune`, the reported loss is the
-loss on all judging samples on the CPU, plus the additional loss in the simulator on `--count` of them (docs/tune.md).
-The benchmark needs onnxruntime-qnn.
+only one set of samples, tuning uses every second sample, and the others judge the model. With `--tune`, the reported
+loss is the loss on all judging samples on the CPU, plus the additional loss in the simulator on `--count` of them
+(docs/tune.md). The benchmark needs onnxruntime-qnn.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ def spread(case: Case, count: int) -> Samples:
 
 
 def every_second(case: Case, source: Path, first: int, most: int | None = None) -> Samples:
-    """Return samples that are spread over all samples of `source`. If tuning and judging share one set, return every
-    second sample from `first` on.
+    """Return samples that are spread over all samples of `source`. If tuning and judging share one set of samples,
+    return every second sample from `first` on.
     """
     stride = 1 + (case.tuned_on == case.judged_on)
     samples, first = case.open(source), first % stride
@@ -197,7 +197,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="*", help="names of cases")
     parser.add_argument("--target", default="hexagon-v73", help="target of the build")
-    parser.add_argument("--count", type=int, default=50, help="number of samples that judge")
+    parser.add_argument("--count", type=int, default=50, help="number of samples that judge the result")
     parser.add_argument("--wide", nargs="*", default=[], help="nodes with 16-bit activations; * for all")
     parser.add_argument("--helper", action="store_true", help="build with ONNX Runtime's helper instead")
     parser.add_argument("--tune", metavar="BUDGET", help="let edgeq tune find the model, in this time: 20m")

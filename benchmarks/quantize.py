@@ -82,7 +82,7 @@ def demo(seconds: float) -> Results:
 
 def startup(seconds: float) -> Results:
     """Measure the wall-clock time of commands that must feel instant. The result is the median over seven new
-    processes, after one that does not count.
+    processes. They follow a warm-up process that does not count.
     """
     del seconds
     results: Results = {}

@@ -3,9 +3,9 @@ compiler's simulator.
 
     python benchmarks/rknn.py [--only NAME ...] [--target rk3588] [--count 300] [--seen 300] [--json FILE]
 
-`edgeq quantize` uses labelled samples, and other samples judge the result. If a case has only one set, every second
-sample is for `edgeq quantize`, and the others judge the result. Rockchip's quantizer uses the same calibration samples
-and its own defaults. The benchmark needs rknn-toolkit2: `edgeq toolkit rknn --install`.
+`edgeq quantize` uses labelled samples, and other samples judge the result. If a case has only one set of samples, every
+second sample is for `edgeq quantize`, and the others judge the result. Rockchip's quantizer uses the same calibration
+samples and its own defaults. The benchmark needs rknn-toolkit2: `edgeq toolkit rknn --install`.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="*", help="names of cases")
     parser.add_argument("--target", default="rk3588", help="target of the build")
-    parser.add_argument("--count", type=int, default=300, help="largest number of samples that judge")
+    parser.add_argument("--count", type=int, default=300, help="largest number of samples that judge the result")
     parser.add_argument("--seen", type=int, default=300, help="largest number of samples that a repair sees")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     given = parser.parse_args()

@@ -113,7 +113,8 @@ def measure() -> Coefficients:
         task = make_task("classification", None)
         evaluate = EvaluationJob(model, samples, replace(task, class_offset=1), None).open(stack)  # type: ignore[type-var]
         merged = Merged(plan(prepared.model, names, {}), dict.fromkeys(names, TensorStatistics()))
-        jobs = [cost(calibrate, merged.add), cost(evaluate, [].append)]  # results of accuracy take no time to merge
+        # the results of an accuracy job take no time to merge
+        jobs = [cost(calibrate, merged.add), cost(evaluate, [].append)]
         began = time.process_time()
         samples.digest()
         digest_s = (time.process_time() - began) / len(samples)

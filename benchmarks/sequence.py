@@ -3,8 +3,8 @@ perceptrons.
 
     python benchmarks/sequence.py [--only NAME ...] [--minilm MODEL.onnx] [--tune] [--json FILE]
 
-minilm_l6's model is not in shared/data. make_model.py in its folder makes the model, and --minilm names the file. This
-needs the package `tokenizers`. ONNX Runtime is used as its documentation recommends:
+minilm_l6's model is not in shared/data. make_model.py in its folder makes the model, and --minilm names the file. Its
+samples need the package `tokenizers`. ONNX Runtime is used as its documentation recommends:
 `quantize_dynamic(per_channel=True)`, without other options. --tune adds the result of `edgeq tune` (minutes per model).
 Runs are interleaved, and ratios are ratios of medians.
 """

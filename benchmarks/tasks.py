@@ -1,8 +1,8 @@
 """Read the labelled tasks of `shared/data` as arrays without edgeq, so that edgeq and the other tools get the same
 samples.
 
-The samples are preprocessed as each set's meta.json specifies. The recorded top-1 of a validation set is that of
-float32 in meta.json.
+The samples are preprocessed as each set's meta.json specifies. The recorded top-1 of a validation set is float32's
+top-1 from meta.json.
 """
 
 from __future__ import annotations

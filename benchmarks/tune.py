@@ -123,7 +123,7 @@ def main() -> None:
     parser.add_argument(
         "--quick", action="store_true", help=f"{QUICK_GRID} settings of the grid, a budget of 2m per model"
     )
-    parser.add_argument("--grid", type=int, help="settings of the grid to run; 0 leaves it out (default: all 72)")
+    parser.add_argument("--grid", type=int, help="number of grid settings to run; 0 skips the grid (default: all 72)")
     parser.add_argument("--budget", help="budget of each run of edgeq tune")
     parser.add_argument("--json", type=Path, help="also write all figures to this file")
     options = parser.parse_args()

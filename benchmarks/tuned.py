@@ -48,7 +48,7 @@ def timed(run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
 
 
 def winner(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the candidate that tuning chose. If it ended without a bundle, return float32 in onnxruntime's own
+    """Return the candidate that tuning chose. If tuning ended without a bundle, return float32 in onnxruntime's own
     kernels.
     """
     if "ended" in record:

@@ -3,8 +3,8 @@ samples.
 
     python benchmarks/unlabelled.py [--only NAME ...] [--json FILE]
 
-Both bundles are judged with the labels. Without labels, edgeq estimates the loss from float32's scores for its own
-class and for the candidate's class (docs/tune.md, Accuracy).
+Both bundles are judged with the labels. Without labels, edgeq estimates the loss from the scores that float32 gives to
+two classes: the one that it predicts itself, and the one that the candidate predicts (docs/tune.md, Accuracy).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""If atheris is installed, fuzz the same layers guided by the coverage of edgeq's own code."""
+"""Fuzz the same layers with atheris, if it is installed. The coverage of edgeq's own code guides the mutations."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from fuzz.run import MEMORY, SECONDS, run_case
 
 def guided(layer: Layer, seed: int, seconds: float, save: Path) -> int:
     """Run a layer for some seconds, and return 0 if nothing was found. Findings are saved under `save`. The first byte
-    of a finding is the number of the seed whose file name the case has. The content of the file follows.
+    of a finding is the number of a seed, and the rest is the content of the case's file. The file has the name of that
+    seed.
     """
     save.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="edgeq-fuzz-") as name:

@@ -239,8 +239,8 @@ def _let_onnxruntime_warn() -> None:
 
 
 def _where(error: BaseException) -> str:
-    """Return the type of an error and the last line of edgeq's code in its traceback. Errors for which this text is the
-    same count as one finding.
+    """Return the type of an error and the last line of edgeq's code in its traceback. Errors with the same text count
+    as one finding.
     """
     frames = [f for f in traceback.extract_tb(error.__traceback__) if "/edgeq" in f.filename]
     own = [f for f in frames if "site-packages" not in f.filename]
@@ -284,8 +284,8 @@ def _escapes_of_case(printed: BinaryIO) -> str | None:
 
 
 def escapes(printed: bytes) -> str | None:
-    """Return the first line that contains a line break from a name or a character that moves a cursor, sets a text
-    direction or is invisible. Return None if there is no such line.
+    """Return a message that quotes the first line with an unescaped character, or None if there is no such line. Such a
+    character is a line break from a name, or it moves a cursor, sets a text direction or is invisible.
     """
     for line in printed.decode("utf-8", "surrogateescape").split("\n"):
         if line.startswith(SPOOF) or any(unicodedata.category(c) in _HIDDEN for c in line if c != "\t"):

@@ -1,6 +1,6 @@
 """Quantize exports of torchvision, timm and transformers at one size, and run the files at other sizes.
 
-This needs PyTorch and the three libraries, which edgeq itself does not need:
+The script needs PyTorch and the three libraries, which edgeq itself does not need:
 
     pip install torch torchvision timm transformers onnxscript
     python scripts/check_exports.py            # all ten, for this machine

@@ -5,8 +5,8 @@
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 export PIP_DISABLE_PIP_VERSION_CHECK=1
 export ORT_DISABLE_TELEMETRY=1
-# The environment that lint, test and fuzz share. With different extras, each script would reinstall it. CI also uses it for
-# docs.
+# The environment that lint, test and fuzz share. If they used different extras, each script would reinstall it. CI also
+# uses it for docs.
 test_extras="[cpu,coco,sign,dev]"
 docs_environment=docs docs_extras="[cpu,docs]"
 if [[ -n "${EDGEQ_ONE_ENVIRONMENT:-}" ]]; then

@@ -1,4 +1,4 @@
-"""Write the data files next to edgeq_device's code, which devices read. engines.json is made from
+"""Write the data files that devices read, next to edgeq_device's code. engines.json is made from
 targets/engines/*.toml, and known_wrong.json from targets/onnxruntime/known_wrong.toml.
 """
 

@@ -251,7 +251,7 @@ def _architecture() -> str:
 
 def as_toml(found: list[tuple[str, dict[str, Any]]]) -> str:
     """Return the results in the form of targets/onnxruntime/versions.toml. For every architecture and model, the text
-    contains the oldest probed release such that it and all later releases load the model.
+    names the oldest probed release since which every release has loaded the model.
     """
     by_architecture: dict[str, list[dict[str, Any]]] = {}
     for architecture, findings in found:
@@ -288,8 +288,8 @@ def as_toml(found: list[tuple[str, dict[str, Any]]]) -> str:
 
 
 def _since(name: str, runs: list[dict[str, Any]]) -> str:
-    """Return the oldest release such that it and all later releases load `name`. Return "" if the newest release does
-    not load it.
+    """Return the oldest release since which every release has loaded `name`. Return "" if the newest release does not
+    load it.
     """
     first = ""
     for run in runs:

@@ -1,6 +1,6 @@
 """Train the demo model and write the content of `edgeq/demo/`: the model, two sets of samples, provenance.json.
 
-This needs torch and scikit-learn, which edgeq itself does not need:
+The script needs torch and scikit-learn, which edgeq itself does not need:
 
     pip install torch scikit-learn onnx numpy
     python scripts/train_demo.py

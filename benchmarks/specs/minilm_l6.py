@@ -1,5 +1,5 @@
-"""Preprocess text for all-MiniLM-L6-v2 by turning the two sentences in a row into token ids. This is an example of a
-preprocessing function for text.
+"""Preprocess text for all-MiniLM-L6-v2 by turning the two sentences of each table row into token ids. This is an
+example of a preprocessing function for text.
 
 The environment variable EDGEQ_TOKENIZER contains the path of tokenizer.json. The package `tokenizers` must be
 installed.

@@ -5,7 +5,7 @@ task.
 
 FOLDER contains recordings of one utterance with different noises. Each is a file FILE.npz with `pcm` (int16). The
 model's output [1, frames, bins] is the gain of each bin. The denoised recording is compared with the mean of the other
-recordings, in which the noises average out.
+recordings. In this mean, the noises average out.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def denoised(signal: Signal, gain: NDArray[np.float64]) -> Signal:
 
 def si_sdr(reference: Signal, estimate: Signal) -> float:
     """Return the SI-SDR in dB (Le Roux et al. 2019). The reference is scaled to fit the estimate. SI-SDR is the energy
-    of the scaled reference divided by the energy of the remainder.
+    of the scaled reference divided by the energy of its difference to the estimate.
     """
     target = (reference @ estimate) / (reference @ reference) * reference
     rest = estimate - target

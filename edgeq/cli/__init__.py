@@ -107,7 +107,7 @@ class _LazyGroup(click.Group):
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the short help of commands from `FILES` and `GROUPS`, so that `--help` imports none of them."""
+        """Write the commands' short help. The texts come from `FILES` and `GROUPS`, so `--help` imports no command."""
         width = max(len(name) for names in self.sections.values() for name in names)
         for title, names in self.sections.items():
             with formatter.section(title):

@@ -84,7 +84,8 @@ class Printer:
         self.result(record, draw)
 
     def console(self) -> Console:
-        """Return a rich console on stdout that raises on a broken pipe. If stdout is not a terminal, it wraps no lines.
+        """Return a rich console on stdout that raises an error if stdout is a broken pipe. If stdout is not a terminal,
+        it wraps no lines.
 
         In lines and in table cells, line breaks and characters that move the cursor are escaped.
         """
@@ -137,9 +138,7 @@ def styled(text: str, style: str) -> Text:
 
 
 def _shown(text: str) -> str:
-    """Return the text for a terminal or a pipe, with the narrow space between a number and its unit replaced by a plain
-    one.
-    """
+    """Make `text` printable, and replace the narrow space between a number and its unit by a plain space."""
     return printable(text).replace("\u202f", " ")
 
 
@@ -213,8 +212,8 @@ class Command(click.Command):
 
 
 def command(name: str, within: click.Group | None = None) -> Callable[[Callable[..., None]], click.Command]:
-    """Make a command from a function and add the options --json, -q, -v (passed as `printer`) and --print-recipe. If
-    the function fails, the command prints one line and exits with the error's exit code.
+    """Make a command from a function and add the options --json, -q and -v, which are passed as `printer`, and
+    --print-recipe. If the function fails, the command prints one line and exits with the error's exit code.
 
     Args:
         within: the group to which the command is added, or None.
@@ -341,8 +340,8 @@ def choose_next(line: Callable[[], str | None], **words: object) -> None:
     placeholders.
 
     Args:
-        line: function that returns a line in the form of the values of `NEXT`, without "edgeq", or None to print no
-            line. The function is called only if a next line is to be printed.
+        line: function that returns the new line, written like a value of `NEXT` but without "edgeq". It returns None to
+            print no line, and is called only if next lines are printed at all.
     """
     fill_next(**words)
     click.get_current_context().meta[_CHOSEN] = line
@@ -391,7 +390,9 @@ def _keys(context: click.Context) -> Iterator[str]:
 
 
 def _carried(context: click.Context, line: str) -> Iterator[str]:
-    """Yield the options that the user typed and that the command of `line` accepts. Options in `line` are left out."""
+    """Yield the options that the user typed and that the command of `line` accepts. Options that `line` already
+    contains are left out.
+    """
     there = line.split()
     group: Any = context.find_root().command
     taken = {option.name: option for option in group.get_command(context, there[1]).params}

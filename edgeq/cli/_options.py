@@ -51,8 +51,8 @@ def complete_target(ctx: click.Context, parameter: click.Parameter, incomplete: 
 
 
 def _completing(names: Callable[[], Iterable[str]]) -> Callable[[click.Context, click.Parameter, str], list[str]]:
-    """Return a shell completion function for a value. It offers the `names` that begin with the typed text. If there
-    are none, it offers files.
+    """Return a shell completion function for a value. It offers the `names` that begin with the typed text. If no name
+    matches, it offers files.
     """
 
     def complete(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[Any]:
@@ -150,7 +150,7 @@ def checked_reference(context: click.Context, parameter: click.Parameter, given:
 
 
 class Output(click.Path):
-    """Mark a path that a command writes. `edgeq run` checks whether that location is permitted.
+    """Mark a path that a command writes. `edgeq run` checks whether a recipe may write to this path.
 
     Args:
         written: function that takes the command's parameters and returns whether the command writes the path. By
@@ -248,7 +248,7 @@ def output_beside(
     """
 
     def place(context: click.Context, parameter: click.Parameter, given: Path | None) -> Path | None:
-        """Return the given path. If there is none, return the default path next to the model."""
+        """Return the given path. If no path is given, return the default path next to the model."""
         del parameter
         # the model is None while the shell completes a line without one
         model: Path | None = context.params.get("model")
@@ -406,7 +406,7 @@ _BARS = (
         type=click.Choice(["quick", "default", "thorough"]),
         default="default",
         show_default=True,
-        help="Effort for repairing a result that misses --max-drop or, without labels, 20 dB SQNR.",
+        help="Effort for repairing a result that loses more than --max-drop or, without labels, has under 20 dB SQNR.",
     ),
     click.option("--as-is", is_flag=True, help="Do not repair the result, however far it is from float32."),
     click.option("--no-timing", is_flag=True, help="Do not time int8 against float32."),

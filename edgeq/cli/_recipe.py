@@ -148,8 +148,8 @@ def _long(option: click.Option) -> str:
 
 
 def _field(key: str, parameter: click.Parameter) -> tuple[Any, ...]:
-    """Return the name and the type, and also the default if the parameter is optional. A parameter that takes text also
-    accepts a number: max_drop = 0.01.
+    """Return the parameter's name and type, and also its default if it is optional. A parameter that takes text also
+    accepts a number, as in max_drop = 0.01.
     """
     is_flag = isinstance(parameter, click.Option) and parameter.is_flag
     kind: Any = str | int | float
@@ -189,7 +189,7 @@ def _toml(value: Any) -> str:
     characters are escaped.
 
     Raises:
-        UsageError: a name is not UTF-8, so TOML cannot contain it.
+        UsageError: a file name is not UTF-8, so TOML cannot contain it.
     """
     plain = [str(item) for item in value] if isinstance(value, tuple) else value
     text = json.dumps(plain, ensure_ascii=False, default=str)

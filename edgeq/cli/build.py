@@ -96,8 +96,8 @@ def draw_repair(repair: Repair) -> Lines:
 
 
 def closeness(found: Agreement | OutputAgreement) -> str:
-    """Describe how closely outputs match the reference. For indices, this is the share of identical values. For class
-    scores, it is the share of identical top-1 classes. For other outputs, it is the cosine.
+    """Describe how closely outputs match the reference. For indices, the text gives the share of identical values. For
+    class scores, it gives the share of identical top-1 classes. For other outputs, it gives the cosine.
     """
     if not found.compared:
         return "nothing could be compared"

@@ -81,7 +81,7 @@ def _draw_error_sources(found: Diagnosis) -> Lines:
 
 
 def _draw_exclusions(found: Diagnosis) -> Lines:
-    """Yield lines on the set of nodes and on the single node that help most if they stay in float."""
+    """Yield lines on the set of nodes that helps most if it stays in float, and on the single node that helps most."""
     from edgeq.measure.agreement import HEALTHY_DB
 
     if found.verdict == "healthy":

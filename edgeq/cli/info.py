@@ -149,7 +149,7 @@ def targets_command(printer: Printer, why: bool, **given: Any) -> None:
 def profiles_command(printer: Printer, why: bool, **given: Any) -> None:
     """List hardware profiles, or show one. NAME can be the name of a profile or a .toml file.
 
-    If NAME is a target, the command shows the target's profile after the target's overrides.
+    If NAME is a target, the command shows the target's profile with the target's overrides.
     """
     from edgeq.hardware import show
     from edgeq.hardware.profile import load_profiles

@@ -96,9 +96,7 @@ class Command(click.Command):
 
 
 def run_printed(run: Callable[[Sequence[str]], str]) -> None:
-    """Call `run`, which parses the arguments itself, with the arguments of the process, and print the text that it
-    returns.
-    """
+    """Call `run` with the arguments of the process, which `run` parses itself, and print the text that it returns."""
     with ends_in_one_line():
         print(run(sys.argv[1:]))
 
@@ -111,8 +109,8 @@ def run_program(command: Callable[[], Any]) -> None:
     """
     budget = begin()
     if budget is not None and budget.seconds:
-        # Only the work on a model's shapes has a time limit. Progress would renew a limit, but many of these commands
-        # do not report progress.
+        # Only the work on a model's shapes has a time limit. Each progress step would renew a limit on the whole
+        # command, but many of these commands do not report progress.
         renew(replace(budget, seconds=_YEARS))
     command()
 

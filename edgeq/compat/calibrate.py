@@ -4,8 +4,8 @@ The command accepts the same options and the same data sets: a folder of images,
 input_0.pb, or one stacked .pb. It makes the same choices:
 
 - Static int8 gives the fork's dialect for the systolic array, and next to it a model that stock ONNX Runtime runs.
-- Static uint8 gives asymmetric QOperator. Only the fork has the options --static and --mode. Without both, the result
-  is uint8.
+- Static uint8 gives asymmetric QOperator. Only the fork has the options --static and --mode. If neither is given, the
+  result is static uint8.
 - Dynamic quantization gives ConvInteger and MatMulInteger, with weights of the type that --mode sets.
 - Weight scales are per tensor, and ranges are minima and maxima.
 
@@ -201,8 +201,8 @@ def _for_cpus(model: Path, data: Data, output: Path, overrides: Mapping[str, Any
 
 
 def _for_the_array(model: Path, data: Data, output: Path, overrides: Mapping[str, Any]) -> str:
-    """Write the file for the fork's runtime at `output`, and next to it the file for stock ONNX Runtime and the
-    program. Return the lines to print.
+    """Write the file for the fork's runtime at `output`. Next to it, write the file for stock ONNX Runtime and the
+    array's program. Return the lines to print.
     """
     check_apart(output, [*model_files(model), Path(data.source)])
     with output_file(output, force=True, ours=belongs_to_program) as draft:

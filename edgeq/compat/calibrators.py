@@ -1,8 +1,8 @@
 """Provide the calibrators of ONNX Runtime's documentation of 2021 to 2026, and compute ranges for the older functions.
 
 The built-in calibrators observe the unchanged model in edgeq's single pass. They work for any shapes, need constant
-memory, and add no outputs to the graph. A user's own class derives from `CalibraterBase`. It adds outputs to the graph
-itself and gets a session of the model that it wrote.
+memory, and add no outputs to the graph. A user's own class derives from `CalibraterBase`. Such a class adds outputs to
+the graph itself, and gets a session of the model that it wrote.
 """
 
 from __future__ import annotations

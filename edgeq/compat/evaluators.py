@@ -226,7 +226,7 @@ class YoloV3VariantEvaluator(YoloV3Evaluator):
 
 
 def _with_classes(task: Detection, class_file: Path) -> Detection:
-    """Return the task with classes from the names in a file instead of from the order of the annotations."""
+    """Return the task with its classes taken from the names in a file, not from the order of the annotations."""
     names = {name: category for category, name in task.annotations.names.items()}
     order = [_SYNONYMS.get(line.strip(), line.strip()) for line in read_text(class_file).split("\n") if line]
     missing = next((name for name in order if name not in names), None)

@@ -154,8 +154,8 @@ def quantize_static(
             is ready to collect.
         calibration_providers: accepted but not used, because edgeq calibrates on the CPU.
         calibration_cache_path: a file of ranges. If it exists, edgeq reads it. If not, edgeq writes it.
-        optimize_model: a parameter of 2021 to 2022, accepted but not used. edgeq never optimises here; `edgeq
-            preprocess` and ONNX Runtime do that.
+        optimize_model: a parameter of 2021 to 2022, accepted but not used. This function never optimises the model.
+            `edgeq.compat.preprocess` does that before, and ONNX Runtime when it opens the model.
 
     Raises:
         UsageError, ModelError, DataError, CalibrationError: the arguments, the model, the data or the cache are wrong.
@@ -366,11 +366,12 @@ def quantize_qat(
     ONNX Runtime runs the original model just as fast. To change only the integer types, use `edgeq retarget`.
 
     Args:
-        activation_type: QuantType or its name. int8 activations become uint8 exactly, by a shift of the zero points.
+        activation_type: QuantType or its name. Converting int8 activations to uint8 only shifts the zero points, so it
+            loses nothing.
         weight_type: QuantType or its name; None keeps the type that training chose.
         per_channel, reduce_range: accepted but not used, because training determined them.
-        op_types_to_quantize, nodes_to_quantize, nodes_to_exclude: the operators to rewrite. None or empty means all
-            operators.
+        op_types_to_quantize, nodes_to_quantize: the operators to rewrite. None or empty means all operators.
+        nodes_to_exclude: names of nodes that are not rewritten.
         use_external_data_format: accepted but not used, because large models always have their weights next to the
             file.
 

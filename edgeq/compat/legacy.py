@@ -46,14 +46,13 @@ _TYPES = {"uint8": ir.DataType.UINT8, "int8": ir.DataType.INT8}
 def read_params(
     names: frozenset[str], both: Given | None, inputs: Given | None, outputs: Given | None
 ) -> dict[str, tuple[NDArray[Any], np.float32]]:
-    """Return {tensor: [zero point, scale]}. Check the values and merge them from the three arguments of the old
-    function.
+    """Check and merge the values of the old function's three arguments, and return {tensor: [zero point, scale]}.
 
     Args:
         names: tensors of the model. Other names are ignored with a warning.
 
     Raises:
-        UsageError: a value is not a zero point and a scale, or a tensor has two different pairs of them.
+        UsageError: a value is not a pair of zero point and scale, or a tensor has two different pairs.
     """
     found: dict[str, tuple[NDArray[Any], np.float32]] = {}
     for argument, given in (
@@ -135,8 +134,8 @@ def _pair(argument: str, name: str, value: Any) -> tuple[NDArray[Any], np.float3
 _FIRST_QUANTIZED_OPSET = 10
 _PRODUCTS = frozenset({"Conv", "MatMul"})
 _INTEGER = _PRODUCTS | {"Gather", "Transpose", "Attention", "EmbedLayerNormalization"}
-# _COMPUTING: operators whose outputs need their own parameters. _HANDING_ON: operators whose outputs have the
-# parameters of the input.
+# _COMPUTING: operators whose outputs need their own zero point and scale. _HANDING_ON: operators whose outputs have the
+# zero point and scale of the input.
 _COMPUTING = frozenset(
     {"Add", "Mul", "Gemm", "LeakyRelu", "Sigmoid", "AveragePool", "GlobalAveragePool", "Concat", "Softmax", "Where"}
 )
@@ -175,8 +174,8 @@ def quantize_model(
         input_quantization_params, output_quantization_params, quantization_params: {tensor: [zero_point, scale]}. A
             zero point may be int8 or uint8. edgeq shifts all zero points to the type of the activations, which is
             exact.
-        nodes_to_quantize, nodes_to_exclude: names of nodes. `op_types_to_quantize`: operator types. For each of these,
-            None or empty means all.
+        nodes_to_quantize, op_types_to_quantize: names of nodes, and operator types. For each, None or empty means all.
+        nodes_to_exclude: names of nodes to keep in float.
 
     Raises:
         UsageError: a parameter is missing or contradicts another, or no operator supports this combination.
@@ -256,8 +255,8 @@ def _warn_of_conversion(model: onnx.ModelProto, opset: int) -> None:
 def _qlinear_nodes(
     model: ir.Model, chosen: Sequence[ir.Node], params: Mapping[str, QuantParams]
 ) -> tuple[dict[str, QuantParams], list[str]]:
-    """Return the parameters and the names of the nodes that can be quantized. The parameters are merged across dropped
-    Relu and Clip nodes.
+    """Return the zero points and scales of the tensors, and the names of the nodes that can be quantized. If a Relu or
+    Clip node is dropped, its input has the zero point and scale of its output.
     """
     computing = [node for node in chosen if node.op_type in _COMPUTING]
     products = [node for node in chosen if node.op_type in _PRODUCTS]

@@ -1,8 +1,8 @@
 """Replace `onnxruntime.quantization.matmul_bnb4_quantizer`, which converts the weights of MatMul to 4-bit floats (FP4
 or NF4).
 
-The module is also a command: `python -m edgeq.compat.matmul_bnb4_quantizer`. onnxruntime's own code computes the
-integers.
+The module is also a command: `python -m edgeq.compat.matmul_bnb4_quantizer`. onnxruntime's own code computes the 4-bit
+values.
 """
 
 from __future__ import annotations

@@ -213,14 +213,18 @@ def parser() -> ArgumentParser:
     )
     options.add_argument("--bits", type=int, default=4, help="Bits per weight.")
     options.add_argument("--symmetric", type=_boolean, nargs="?", const=True, default=True, help="No zero points.")
-    options.add_argument("--accuracy_level", type=int, help="Type that products compute in: 4: int8, 1: float32.")
+    options.add_argument(
+        "--accuracy_level", type=int, help="Type in which products are computed: 4 is int8, 1 is float32."
+    )
     options.add_argument("-v", "--verbose", action="store_true", help="Accepted.")
     options.add_argument("--nodes_to_exclude", nargs="+", default=[], help="Nodes to keep in float.")
     options.add_argument("--nodes_to_include", nargs="+", help="Nodes to quantize, whatever their type.")
     options.add_argument(
         "--quant_format", choices=["QOperator", "QDQ"], default="QOperator", help="Format of the file."
     )
-    options.add_argument("--op_types_to_quantize", nargs="+", choices=["MatMul", "Gather"], help="Default: MatMul.")
+    options.add_argument(
+        "--op_types_to_quantize", nargs="+", choices=["MatMul", "Gather"], help="Operator types. Default: MatMul."
+    )
     options.add_argument("--quant_axes", type=_axis, nargs="+", help="OP_TYPE:AXIS, such as MatMul:0 Gather:1.")
     return options
 

@@ -61,14 +61,14 @@ DEVICE = "cpu"
     "--backend", type=click.Choice([BACKEND]), default=BACKEND, help="Accepted: there is only one.", expose_value=False
 )
 @click.option(
-    "--scenario", type=OneOf(click.Choice([*SCENARIOS])), default="SingleStream", help="Scenario of the speed."
+    "--scenario", type=OneOf(click.Choice([*SCENARIOS])), default="SingleStream", help="Scenario for measuring speed."
 )
 @click.option("--accuracy", is_flag=True, help="Measure accuracy, not speed.")
 @click.option("-n", "--count", type=click.IntRange(min=1), help="Items of the data set to use. [accuracy: all]")
 @click.option("--threads", type=click.IntRange(min=0), default=0, help="Threads inside an operator; 0: all cores.")
-@click.option("--max-batchsize", type=click.IntRange(min=1), default=1, help="Items per run: Offline, MultiStream.")
+@click.option("--max-batchsize", type=click.IntRange(min=1), default=1, help="Items per run (Offline, MultiStream).")
 @click.option("--time", "seconds", type=click.FloatRange(min=0), default=2.0, help="Minimum duration in seconds.")
-@click.option("--qps", type=OneOf(click.FLOAT), help="Server: queries per second. [the most within the limit]")
+@click.option("--qps", type=OneOf(click.FLOAT), help="Server: queries per second. [the highest within --max-latency]")
 @click.option("--max-latency", type=OneOf(click.FLOAT), help="Server: limit of the 99th percentile, in seconds.")
 @click.option("--outputs", help="Output to evaluate, if the model has several.")
 @click.option("--output", "folder", type=click.Path(path_type=Path), help="Folder for results.json.")

@@ -55,7 +55,7 @@ def optimize_model(input: str | Path | onnx.ModelProto, model_type: str = "bert"
 
     Raises:
         ModelError: the model is damaged, or the optimizer fails on it.
-        UsageError: the installed onnxruntime does not know an option.
+        UsageError: the installed onnxruntime does not support an option.
         RuntimeUnavailableError: the options need PyTorch.
     """
     with tempfile.TemporaryDirectory(prefix="edgeq-optimizer-") as folder:
@@ -70,7 +70,8 @@ def optimize_model(input: str | Path | onnx.ModelProto, model_type: str = "bert"
 
 def _prepared(path: Path, model_type: str, level: int | None, folder: Path) -> tuple[Path, int | None]:
     """Return the model and the level to pass to onnxruntime's optimizer. The masks have the form that the optimizer
-    recognises. If the basic level would need PyTorch, edgeq has already run that level.
+    recognises. If the basic level is wanted but PyTorch is not installed, edgeq has already run that level, and the
+    returned level is 0.
     """
     from onnxruntime.transformers.optimizer import MODEL_TYPES
 

@@ -225,17 +225,17 @@ def symbolic_options(function: Any) -> Any:
     """Add the options of symbolic shape inference to a command. Two commands share them."""
     for option in (
         switch("--auto_merge", help="Accepted and ignored: sizes that may differ stay distinct."),
-        click.option("--int_max", type=int, default=_INT_MAX, help="Integers of this size or more mean: to the end."),
+        click.option("--int_max", type=int, default=_INT_MAX, help='Integers this large mean "to the end" (Slice).'),
         switch("--guess_output_rank", help="Give unknown operators the rank of their first input."),
         click.option("--verbose", type=click.IntRange(0, 3), default=0, help="0: quiet, 1: warnings, 3: all."),
-        switch("--save_as_external_data", help="Keep weights next to the model."),
-        switch("--all_tensors_to_one_file", help="Keep them in one file, not in a file per weight."),
-        click.option("--external_data_location", help="Name of that file."),
+        switch("--save_as_external_data", help="Write weights to files next to the model."),
+        switch("--all_tensors_to_one_file", help="Write weights to one file, not to a file per weight."),
+        click.option("--external_data_location", help="Name of the one file with weights."),
         click.option(
             "--external_data_size_threshold",
             type=click.IntRange(min=0),
             default=1024,
-            help="Smallest size in bytes of a weight that is kept there.",
+            help="Smallest size in bytes of a weight that is written next to the model.",
         ),
     ):
         function = option(function)

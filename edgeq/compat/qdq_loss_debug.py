@@ -77,7 +77,7 @@ def collect_activations(
         execution_providers: the execution providers. The default is the CPU.
 
     Raises:
-        DataError: there are no inputs, or the model does not accept one.
+        DataError: the reader returns no inputs, or the model does not accept one of them.
     """
     path = Path(augmented_model)
     settings = SessionSettings(providers=tuple(execution_providers or ("CPUExecutionProvider",)), optimization="none")
@@ -131,8 +131,8 @@ def create_weight_matching(float_model_path: str | Path, qdq_model_path: str | P
 
 
 def compute_signal_to_quantization_noice_ratio(x: Array | Arrays, y: Array | Arrays) -> float:
-    """Return 20 log10(|x| / |x - y|) in dB over all arrays. Each norm is at least the epsilon of a double, so that the
-    result is finite. The misspelt name is that of the older tool.
+    """Return 20 log10(|x| / |x - y|) in dB over all arrays. A norm below the epsilon of a double is replaced by that
+    epsilon, so that the result is finite. The misspelt name is that of the older tool.
     """
     left, right = _in_a_row(x), _in_a_row(y)
     if left.size != right.size:

@@ -26,7 +26,7 @@ from edgeq.compat.readers import RESNET50, DataReader
     "--count",
     type=click.IntRange(min=1),
     default=8,
-    help="Maximum number of samples. Memory holds all their activations.",
+    help="Maximum number of samples. All their activations are kept in memory.",
 )
 @says
 def command(

@@ -79,8 +79,8 @@ class Written:
 
 
 def as_given(model: ModelInput, folder: Path) -> PreparedModel:
-    """Return the model in the form that the quantizer needs, with all its nodes. Nothing is folded or optimised. The
-    older functions did not do this either, and their users refer to nodes and tensors by name.
+    """Return the model in the form that the quantizer needs, with all its nodes. Nothing is folded or optimised,
+    because the older functions did neither, and their users refer to nodes and tensors by name.
 
     But the following changes are made: an opset below 13 is raised, nodes without a name get one, weights are no longer
     inputs, Constant nodes become weights, 16-bit floats are widened, and shapes are inferred.

@@ -19,7 +19,7 @@ from edgeq.model.shapes import SymbolicOptions, unknown_shapes
 
 @click.command("symbolic_shape_infer", cls=Command, context_settings=SETTINGS)
 @click.option("--input", "source", type=click.Path(path_type=Path), required=True, help="Model.")
-@click.option("--output", type=click.Path(path_type=Path), help="Result. Without it, only unknown shapes are printed.")
+@click.option("--output", type=click.Path(path_type=Path), help="Result. If omitted, only unknown shapes are printed.")
 @symbolic_options
 @says
 def command(

@@ -27,7 +27,7 @@ class Entry:
 
     Attributes:
         arrays: model input → key in the file.
-        shapes: model input → the shape that its array is given before it is sliced.
+        shapes: model input → the shape to which its array is reshaped before slicing.
         plan: the way in which slices become records.
         label: the key of the labels.
         offsets: the key of the offsets, if the array contains concatenated image files.
@@ -134,8 +134,8 @@ def holds_key(path: Path, options: SourceOptions) -> bool:
 
 
 def image_arrays(headers: Mapping[str, Header]) -> tuple[str, str | None] | None:
-    """Return the key of the images and the key of their labels. The latter is None if there are no labels. Return None
-    if the file does not contain images.
+    """Return the key of the images and the key of their labels, which is None if there are no labels. If the file does
+    not contain images, return None instead of the two keys.
 
     A file with images contains one uint8 array of three or four axes, and the last axis is for colours. The only other
     array that it may contain is an array of labels with one number per image.
@@ -323,7 +323,7 @@ class Cases:
 
 
 def find_cases(root: Path) -> tuple[Path, ...]:
-    """Return the folders of test cases. If `root` contains input_0.pb, this is only `root`. Otherwise these are the
+    """Return the folders of test cases. If `root` contains input_0.pb, the result is only `root`. Otherwise, it is the
     test_data_set_N folders in `root`, in the order of N.
     """
     if (root / "input_0.pb").is_file():

@@ -110,7 +110,7 @@ def read_tensor(path: Path) -> tuple[str, Array]:
         raise DataError(f"{path} keeps its values in another file", "Store the values inside")
     if tensor.data_type == onnx.TensorProto.UNDEFINED or any(size < 0 for size in tensor.dims):
         raise DataError(f"{path} is not a TensorProto of known dtype and shape", "Only tensors are read")
-    if math.prod(tensor.dims) > 8 * len(data):  # a stored byte contains at most eight elements, if each is one bit
+    if math.prod(tensor.dims) > 8 * len(data):  # a stored byte contains at most eight elements, of one bit each
         raise DataError(f"{path} claims shape {list(tensor.dims)} but holds {len(data)} bytes", "The file is damaged")
     try:
         return tensor.name, np.asarray(numpy_helper.to_array(tensor))

@@ -263,8 +263,8 @@ def class_folders(
     - a list of classes that is stored in the data folder, above it, or in one of the folders `beside`, and that
       contains every folder's name;
     - the names of ImageNet, if the model has scores for all its classes;
-    - the sorted order of the folders. This counts folders without any of `files`, so a class without samples keeps its
-      number.
+    - the sorted order of the folders. Folders that contain none of `files` also count, so a class without samples keeps
+      its number.
 
     Raises:
         DataError: `classes` has no number for a folder.

@@ -89,8 +89,8 @@ def _pixels(image: Image.Image) -> int:
 
 
 def _is_deep(image: Image.Image) -> bool:
-    """Return whether a file has more than 8 bits per channel although its mode does not show this. Pillow would reduce
-    the file's colours to 8 bits.
+    """Return whether a file has more than 8 bits per channel although its Pillow mode does not show this. Pillow would
+    reduce such a file's colours to 8 bits.
     """
     if isinstance(image, TiffImageFile):
         bits = image.tag_v2.get(_BITS_PER_SAMPLE, (1,))

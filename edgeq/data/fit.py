@@ -97,8 +97,8 @@ def plan_prepared(shapes: Mapping[str, Shape], signature: Signature, where: str,
 
 
 def match_names(keys: list[str], signature: Signature, where: str) -> dict[str, str]:
-    """Return model input → key in the file. A key is the input's name. numpy's unnamed keys (arr_0 …) and a single ""
-    are matched by the order of the inputs.
+    """Return model input → key in the file. A key is the input's name. numpy's unnamed keys (arr_0 …), and the key ""
+    of a single array, are matched by the order of the inputs.
 
     Raises:
         DataError: an input has no array, or an array has no input and does not look like labels.
@@ -193,7 +193,7 @@ def _convert(where: str, array: Array, spec: TensorSpec, *, prepared: bool, othe
         number = array.dtype.kind in "biuf" and spec.dtype.kind in "biuf"
         raw = prepared and array.ndim and array.dtype.kind != "f" and spec.dtype.kind == "f"
         if not number or raw or not np.can_cast(array.dtype, spec.dtype, "same_kind"):
-            # Steps convert the arrays of all inputs to float unless they are limited to one input.
+            # Steps convert the arrays of all inputs to float unless the steps are limited to one input.
             other = f"; if the steps are for another input, name it: input={others[0]}" if others else ""
             storable = "Store that dtype" if spec.dtype.isbuiltin == 1 else "Export the model with inputs of float32"
             fix = "Name a --preprocess (none, if the values are right)" if raw else storable + other

@@ -58,7 +58,8 @@ def load_labels_from(labels: Any, folder: Path | None, count: int, *, inside: bo
     """Return a function that returns the label of a record.
 
     Args:
-        labels: a string or path as in the module's docstring, a mapping of names, or a sequence by position.
+        labels: a string or path as in the module's docstring, a mapping from sample names to labels, or a sequence of
+            labels by position.
         folder: the folder in which a label file with a relative path is searched if it is not in the current directory.
         count: number of records, to check labels by position.
         inside: whether the data folder itself names the label file (in a sidecar). The file must then be in `folder`.

@@ -113,7 +113,7 @@ def _open(
     if not str(source):
         raise DataError("the path of the data is empty", "Give a file, a folder or a pattern")
     if Path(source).is_dir():
-        os.scandir(source).close()  # raises an error if the folder cannot be listed, which differs from an empty folder
+        os.scandir(source).close()  # raises an error for an unreadable folder, which would otherwise look empty
     notes: list[str] = []
     sidecar = named is None
     if named is None:
@@ -273,7 +273,7 @@ def check_selection(start: int, stride: int, count: int | None) -> None:
     """
     for name, number in (("start", start), ("stride", stride), ("count", count)):
         try:
-            index(number if number is not None else 0)  # numpy's integers have this method, too
+            index(number if number is not None else 0)  # numpy's integers also have this method
         except TypeError as error:
             raise UsageError(f"{name} is {number!r}", f"Give {name} as a whole number: {name}=8") from error
     if start < 0 or stride < 1 or (count is not None and count < 1):
@@ -331,7 +331,7 @@ class _Search:
 
     Args:
         pattern: the pattern, for messages.
-        hidden: whether names that begin with a dot count.
+        hidden: whether to include names that begin with a dot.
     """
 
     def __init__(self, pattern: str, hidden: bool) -> None:

@@ -50,8 +50,8 @@ def shipped() -> Mapping[str, dict[str, Any]]:
 def candidates(task: str | None = None) -> list[str]:
     """Return the names to try if the correct preprocessing is not known, most common first.
 
-    These are the preprocessings that users registered and the shipped ones. Older names of shipped ones are left out.
-    With `task`, names that only other tasks use are left out, and names that only this task uses come first.
+    These are the preprocessings that users registered and the shipped ones. Older names of shipped preprocessings are
+    left out. With `task`, names that only other tasks use are left out, and names that only this task uses come first.
     """
     known = {name: spec.get("tasks", [task]) for name, spec in _listed().items() if "legacy" not in spec}
     fitting = [name for name, tasks in known.items() if task in (None, *tasks)]

@@ -79,7 +79,7 @@ class Hash(Protocol):
 
 
 class Source(Protocol):
-    """Read records by index. The indices of one read ascend.
+    """Read records by index. Each read takes indices in ascending order.
 
     Attributes:
         rows: the way in which records fill the batch axis.
@@ -166,7 +166,7 @@ def read_text(path: Path, fix: str = "Split it") -> str:
     """Return the text of a UTF-8 file. The file's size and its number of lines and cells are limited.
 
     Raises:
-        DataError: the file is too large (the message gives the advice `fix`) or cannot be read.
+        DataError: the file is too large (the advice is then `fix`) or cannot be read.
     """
     try:
         if is_longer(path, MAX_TEXT_BYTES):
@@ -261,7 +261,7 @@ def to_original(boxes: Array, context: Mapping[str, Any]) -> Array:
     """Map boxes from input pixels back to pixels of the original image.
 
     Args:
-        boxes: [..., 4] as x1, y1, x2, y2 (floating).
+        boxes: [..., 4] as x1, y1, x2, y2, in floating point.
         context: a sample's context with "scale" and "offset" (see `Geometry`).
     """
     scale = np.asarray(context["scale"] * 2, boxes.dtype)

@@ -110,7 +110,7 @@ class SourceSamples(Displayed):
     """Make samples from a reader's records.
 
     Attributes:
-        notes: decisions and findings from when the samples were opened; the command line prints them.
+        notes: decisions and findings made when the samples were opened; the command line prints them.
         preprocess: the preprocessing, or None if the data are already model inputs.
         hold: largest total size of the inputs, in bytes, for which all samples stay in memory after the first pass.
             Decoding them again often takes longer than running the model.
@@ -134,7 +134,7 @@ class SourceSamples(Displayed):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Return one sentence for each decision and finding from when the samples were opened."""
+        """Return one sentence for each decision and finding made when the samples were opened."""
         return self.opened.notes
 
     def __len__(self) -> int:

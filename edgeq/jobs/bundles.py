@@ -85,8 +85,8 @@ def write_variant_tables(
 
 
 def _is_scale_of(params: QuantParams, span: Range) -> bool:
-    """Return whether a scale was computed from a range. If so, the range is exact. The values in the file, by contrast,
-    contain the rounding of the zero point.
+    """Return whether a scale was computed from a range. If so, that range is exact. By contrast, the range that the
+    file's scale and zero point represent contains the rounding of the zero point.
     """
     steps = params.high - params.low
     # symmetric quantization does not use the smallest integer

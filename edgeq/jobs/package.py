@@ -63,7 +63,7 @@ def target_variants(
     bars: Callable[[Proof], None],
 ) -> dict[str, Variant]:
     """Return the variants of one target by name. The variant for onnxruntime's own kernels is first. The variants for
-    plug-ins follow, best first. A plug-in's variant runs instead of the first one if the plug-in is installed.
+    plug-ins follow, best first. If a plug-in is installed, its variant runs instead of the first variant.
 
     Args:
         overrides: fields of the scheme that the user has set.
@@ -191,8 +191,8 @@ def package(
 
     Raises:
         CheckFailedError: a variant misses a limit, its target's onnxruntime cannot load it, or it fails on its target's
-            kernels. Then no bundle is written. The exception is `split`, with which the bundles of the other targets
-            are still written.
+            kernels. Then no bundle is written. By contrast, with `split`, the bundles of the other targets are still
+            written.
         RuntimeUnavailableError: an engine is not installed here.
         UsageError: an argument has the wrong type, or a task or engine is unknown.
         EdgeqError: a stage failed.

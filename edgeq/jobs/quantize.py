@@ -55,8 +55,8 @@ class Quantized(Page):
         seconds: the time of each stage, by its title.
         block_compute: the type in which matrix products with block-quantized weights are computed, or None if there are
             no such products.
-        estimate: the estimate that the hardware's own tools make, as a record, or None if the hardware has no tools of
-            its own.
+        estimate: a record of the memory and speed that the hardware's own tools estimate, or None if the hardware has
+            no such tools.
     """
 
     output: Path
@@ -271,7 +271,8 @@ def build_at(
     engine: EngineChoice | None,
     raced: bool,
 ) -> Built:
-    """Build the artifact for `target` by `scheme` at `draft`. If `engine` is given, the artifact is for that engine.
+    """Build the artifact for `target` with `scheme`, and write it to `draft`. If `engine` is given, the artifact is for
+    that engine.
 
     Args:
         raced: whether timings on this machine may choose the type in which matrix products with 4-bit weights are

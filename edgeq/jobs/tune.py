@@ -78,7 +78,7 @@ class Plan:
 
     Attributes:
         candidates: kernel choices, in the order in which they are built.
-        methods: names of the candidates with other calibration methods, for the first kernel choice.
+        methods: names of the candidates that combine the first kernel choice with other calibration methods.
         recoveries: names of accuracy recoveries, in the order in which they are tried.
         threads: numbers of threads to compare; 0 means all cores. It is empty if the target is simulated, because
             nothing is timed.
@@ -186,8 +186,9 @@ def kernel_choices(prepared: PreparedModel, target: Target, *, static: bool) -> 
 def promising_first(kernels: Sequence[Candidate], extra: Sequence[Candidate]) -> tuple[Candidate, ...]:
     """Return all candidates, in an order that spends a short budget on the most promising ones.
 
-    The candidates in `extra`, which suit this kind of model, come early. For example, ranges measured at run time suit
-    the matrix products of such models better than fixed ranges.
+    `extra` contains the candidates for sequence models, or nothing for other models. If it is not empty, dynamic
+    candidates come first, because ranges measured at run time suit the matrix products of sequence models better than
+    fixed ranges. Those in `extra` come second.
     """
     if not extra:
         return tuple(kernels)
@@ -330,8 +331,8 @@ def tune(
             float32 is measured.
         goal: objective, accuracy and time, or only an objective. Default: the lowest latency with a loss of at most
             0.01.
-        max_drop: loss of accuracy that replaces the goal's: 0.005 or "0.5pt" is half a point.
-        budget: time that replaces the goal's: "90s" or 90 is a minute and a half.
+        max_drop: allowed loss of accuracy, which replaces that in `goal`: 0.005 or "0.5pt" is half a point.
+        budget: time limit, which replaces that in `goal`: "90s" or 90 is a minute and a half.
         engines: names of the engines to compare, one or several. Default: onnxruntime's own kernels and every installed
             plug-in that computes correctly, each in the precisions that are fast here.
         fix: see `edgeq.quantize`.

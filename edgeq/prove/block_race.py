@@ -38,8 +38,8 @@ def must_race(compute: BlockCompute | None) -> bool:
 
 def race_compute(job: Job, built: Built) -> Built:
     """Time both kinds of compute against each other. If float is certainly not slower here, switch the artifact's 4-bit
-    products to float compute, in place. Otherwise keep them. In both cases, add the measurement to the artifact and
-    return it.
+    products to float compute, in place. Otherwise, leave them in int8. In both cases, add the measurement to the
+    artifact and return it.
 
     Args:
         built: an artifact for this machine that runs on onnxruntime's own kernels.

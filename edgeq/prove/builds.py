@@ -101,7 +101,7 @@ def target_coverage(job: Job, built: Built, *, emulate: bool = True, route: Exec
     """Return the coverage of `built` on its target.
 
     Args:
-        route: the route to the target's kernels, if it is known. For example, it can be a board of that kind.
+        route: the route to the target's kernels, such as a board of the target's kind, or None if edgeq must find it.
         emulate: True to emulate the target's kernels if possible.
 
     Raises:
@@ -450,8 +450,8 @@ def must_decide(target: Target, scheme: Scheme, overrides: Mapping[str, Any], en
 
 
 def mitigation_costs(target: Target, engine: Engine | None) -> Mapping[str, float]:
-    """Return mitigation → inference time relative to the full range. The times come from the plug-in or the target's
-    profile.
+    """Return mitigation → inference time relative to that of the full range. The times come from the plug-in or the
+    target's profile.
     """
     return engine.int8.remedy_cost if engine is not None else target.profile.hazards.get("remedy_cost", {})
 

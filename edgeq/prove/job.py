@@ -65,8 +65,8 @@ def on_exact_kernels(settings: SessionSettings) -> SessionSettings:
 
 def exact_settings(artifact: Artifact) -> SessionSettings | None:
     """Return settings with which onnxruntime computes `artifact` without saturation on any x86-64 CPU. Return None if
-    no settings do this, because an operator has no exact kernel, or because onnxruntime does not accept the graph that
-    results from the option for exact kernels (if two layers share a weight, or for S8S8 in the QOperator format).
+    no settings do this. Either an operator has no exact kernel, or onnxruntime rejects the graph that its option for
+    exact kernels produces. The latter happens if two layers share a weight, and for S8S8 in the QOperator format.
     """
     exact = on_exact_kernels(artifact.settings())
     try:
@@ -76,8 +76,9 @@ def exact_settings(artifact: Artifact) -> SessionSettings | None:
 
 
 def computed_as_there(artifact: Artifact, target: Target, host: Profile | None) -> Artifact:
-    """If the kernels of this machine (`host`) saturate and are not the target's kernels, return `artifact` with proof
-    options for exact kernels. If exact kernels are not available, a note states this. Otherwise return `artifact`.
+    """Return `artifact` with the options that its proof needs on this machine (`host`). If this machine's kernels
+    saturate and are not the target's kernels, these are the options for exact kernels. If exact kernels are not
+    available, a note states this instead. In all other cases, there are no such options.
 
     Sums that saturate here would prove nothing for a target with exact kernels. For a target whose own kernels
     saturate, the audit measures the effect.
@@ -226,7 +227,9 @@ def build_derived(job: Job, target: Target, scheme: Scheme, derived: Derived, de
 
 
 def _fitting(job: Job, backend: Backend, scheme: Scheme, derived: Derived, beside: Path) -> Backend:
-    """Give the backend the largest sums of two products that occur in the model with full ranges, and return it."""
+    """Find the largest sums of two products that occur in the model with full ranges, and return a backend that uses
+    them.
+    """
     if job.calibration is None:
         raise UsageError("fit_seen needs calibration samples", "Use fit_pairs")
     full = scheme.replace(fit_pairs=False, fit_seen=False)
@@ -273,8 +276,8 @@ _SCHEME_FIELDS = (
 )
 
 
-# Options that have no meaning if activations stay float in the file, because dynamic quantization and weights in blocks
-# have their own forms.
+# Options that have no meaning for dynamic quantization or for weights in blocks. Activations then stay float in the
+# file, and its format is fixed.
 _NOT_DYNAMIC = ("method", "activation_type", "activation_symmetric", "format", "fit_pairs")
 _NOT_IN_BLOCKS = (*_NOT_DYNAMIC, "per_channel", "reduce_range", "weight_type")
 
@@ -514,7 +517,7 @@ class Request:
         Args:
             static: True if any scheme needs ranges.
             exclude: names of nodes to keep in float. edgeq looks these names up before the calibration.
-            adopting: True to accept a model that is already quantized (Q/DQ pairs) and use its parameters.
+            adopting: True to accept a model that is already quantized (Q/DQ pairs) and use its scales and zero points.
             fix: input size name → number, for sizes that the model leaves free.
             workers: the processes that share the samples of the calibration and the proofs.
             machine: this machine, or None to ignore differences between its kernels and those of a target.
@@ -556,8 +559,8 @@ class Request:
         assert judged is not None
 
         def opened(data: Data, known: Preprocess | None = None) -> Samples:
-            """Open samples. If images have no preprocessing of their own, use `known` or the preprocessing that labels
-            determine.
+            """Open samples. If no preprocessing is named for images, use `known` or else the preprocessing that gives
+            the best accuracy on the labels.
             """
             samples = open_or_search(
                 data,

@@ -189,8 +189,8 @@ def _unopened(name: str, file: Path, error: Exception) -> str:
     return f"{name} was not run here: onnxruntime {onnxruntime().__version__} reports {reason!r}"
 
 
-# Larger and smaller sizes stay divisible by the largest power of two that divides the sample's size, up to this value,
-# because strides need this.
+# The larger and smaller sizes are divisible by the largest power of two, up to this value, that divides the sample's
+# size. Models with strides need this.
 _STEP = 32
 _LOST_DB = 20.0
 """A loss in dB that is larger than different input values alone can cause. A wrong shape or a hard-coded size causes a
@@ -212,8 +212,8 @@ def check_other_sizes(
     sqnr_db: float,
     least: float,
 ) -> None:
-    """If the source model has inputs with free sizes, run the first sample at other sizes. To change its size, the
-    sample is repeated or cut.
+    """If the source model has inputs with free sizes, run the first sample at other sizes. The sample is repeated or
+    cut to give it these sizes.
 
     Sizes that the source does not accept are skipped.
 
@@ -335,8 +335,8 @@ def _problem(wanted: Outputs, candidate: Session, sample: Sample, least: float, 
             return f"output {output.name!r} has another shape"
         if output.nonfinite:
             return f"output {output.name!r} is not finite"
-    # Compare whole outputs. In a single sample, small values next to large ones do not show that the parts have
-    # different units.
+    # Compare whole outputs, not their parts. A single sample with small values next to large values does not show that
+    # the parts have different units.
     sqnr_db = min((output.sqnr_db for output in found.outputs if output.same is None), default=math.inf)
     return f"{sqnr_db:.1f} dB SQNR" if sqnr_db < least else ""
 

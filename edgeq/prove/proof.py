@@ -42,7 +42,8 @@ POOR_DROP = 0.05
 """The loss of accuracy, as a fraction, above which there is a warning. --max-drop sets the loss above which a result is
 refused.
 """
-# The minimum number of samples with a different top-1. With fewer, no conclusion about other samples is possible.
+# The minimum number of samples whose top-1 differs from that of float32. With fewer such samples, no conclusion about
+# other samples is possible.
 _LEAST_CHANGED = 3
 _POOR_COVERAGE = 0.25
 
@@ -71,7 +72,8 @@ class Step:
 
     Attributes:
         name: what was changed in comparison with the plain build.
-        loss: the loss as a fraction, in the basis of the repair; None if the change was dropped before it was measured.
+        loss: the loss as a fraction, measured as `Repair.basis` defines; None if the change was dropped before it was
+            measured.
         samples: the number of samples that `loss` was measured on.
         int8_mac_share: the share of the multiply-accumulates that run in int8.
         reason: why the change was or was not chosen.
@@ -93,7 +95,7 @@ class Repair:
         max_drop: the allowed loss as a fraction.
         basis: "labels" or, without labels, "noise". For "noise", the loss is the noise power of the worst output
             divided by its signal power.
-        plain: the loss of the plain build that is expected on other samples. It is at least the loss on these samples.
+        plain: the expected loss of the plain build on other samples; never less than the loss on these samples.
         loss: the same loss for the chosen build.
         chosen: what was changed in the chosen build in comparison with the plain build.
         steps: all builds, in the order in which they were tried.
@@ -124,7 +126,7 @@ class Repair:
         return f"repaired: {self.chosen}: {before} before, {after} now{short} ({tried})"
 
     def written(self, loss: float) -> str:
-        """Return a loss in this basis as text."""
+        """Return a loss as text. `basis` determines its unit."""
         if self.basis == "noise":
             return "no noise" if loss <= 0 else f"{0 - 10 * math.log10(loss):.1f} dB SQNR"
         return f"{100 * loss:.2f} points of loss expected"
@@ -139,7 +141,7 @@ class Proof(Displayed):
 
     Attributes:
         coverage: what runs in integers on the target after the runtime's optimisation, and how this is known.
-        agreement: the comparison of the artifact with the float model, with the session options that ship.
+        agreement: the comparison between the float model and the artifact, which uses the session options that ship.
         accuracy: the accuracy by labels, with the keys "float32" and "int8"; empty without a task.
         opening: the comparison between the shipped file as devices open it and the same file without optimisation.
         speed: the speed against float32; None if it was not measured.

@@ -1,7 +1,7 @@
 """Decide what to do about kernels that add two products in 16 bits. The choices are to do nothing, or to use smaller
 weights, other types, or slower kernels.
 
-edgeq builds and measures each mitigation. It chooses the cheapest one that keeps the accuracy of exact kernels.
+edgeq builds and measures each mitigation. It chooses the cheapest mitigation that keeps the accuracy of exact kernels.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ class MitigationTrial:
         self._sessions: dict[Path, Any] = {}
 
     def artifact(self, scheme: Scheme) -> Artifact:
-        """Return the artifact for `scheme`. If the scheme only adds session options to the full range, use the same
-        file.
+        """Return the artifact for `scheme`. If the scheme differs from the full range only in session options, use the
+        file of the full range.
 
         Raises:
             EdgeqError: the backend cannot build the artifact, or onnxruntime does not accept the options.
@@ -89,7 +89,7 @@ class MitigationTrial:
         return audit(artifact.model, artifact.settings(), table=self._table)
 
     def audit(self, artifact: Artifact, samples: int) -> Audit:
-        """Audit how saturation on the target's kernels affects the artifact's outputs, over this number of samples."""
+        """Audit how saturation on the target's kernels affects the artifact's outputs, over `samples` samples."""
         return audit(
             artifact.model,
             artifact.settings(),
@@ -102,9 +102,9 @@ class MitigationTrial:
         )
 
     def evaluate(self, artifacts: Mapping[str, Artifact], samples: int) -> Evaluation:
-        """Compare each artifact on exact kernels with the float model, and return the results by name. Use this number
-        of samples or, with a task, all the samples of the proof. Artifacts that share a file share a result, because
-        exact kernels compute the same outputs for them.
+        """Compare each artifact on exact kernels with the float model, and return the results by name. The comparison
+        uses `samples` samples or, with a task, all the samples of the proof. Artifacts that share a file share a
+        result, because exact kernels compute the same outputs for them.
         """
         first: dict[Path, str] = {}
         for name, artifact in artifacts.items():
@@ -159,7 +159,7 @@ class Mitigation:
     Attributes:
         name: the name shown to users.
         scheme: the scheme to build.
-        cost: the time relative to the full range, from the profile.
+        cost: the inference time relative to that of the full range, from the profile.
         safe: True if nothing can saturate, whatever the input.
         sqnr_db: the SQNR against float32 on the target. If something can saturate, this SQNR comes from an exact model
             of the kernels.

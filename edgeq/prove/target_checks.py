@@ -176,7 +176,8 @@ def check_built(
     *,
     selftest: int = 2,
 ) -> EmulatedCheck:
-    """Load `built` on its target's kernels, run the self-test there, and compare both machines with float32.
+    """Load `built` on its target's kernels, run the self-test there, and compare the outputs of both machines with
+    those of float32.
 
     There is no limit on the difference between the two machines' outputs, because a network whose outputs are far from
     float32 also amplifies roundings. Instead, the target's outputs must be as close to float32 as this machine's

@@ -35,7 +35,7 @@ from edgeq.util.records import plain, rounded
 
 Array = NDArray[Any]
 
-# Two architectures round differently. With the same integers as input (requantization and QLinearAdd), x86 and ARM
+# Two architectures round differently. With the same integers as input, requantization and QLinearAdd on x86 and on ARM
 # differed by up to 1.6 % of an output's largest value. A wrong kernel, such as one that saturates, differs by far more.
 _SELFTEST_TOLERANCE = 0.025
 # A simulation and the device round in different places. The difference of two independent noises has √2 times the RMS
@@ -179,7 +179,8 @@ class Variant(Displayed):
         known += [self.compatibility.minimum] if self.compatibility else []
         plugin = self.built.artifact.plugin
         if plugin is not None and plugin.engine.direct is None and plugin.engine.min_onnxruntime:
-            # if there is a direct form, the device checks the plug-in's minimum version only if it uses the plug-in
+            # if the engine's own package can replace the plug-in, only a device that uses the plug-in needs this
+            # version
             known.append(plugin.engine.min_onnxruntime)
         return max(known, key=parse_version)
 
@@ -268,8 +269,8 @@ def variant_spec(
 
 
 def _spec(name: str, artifact: Artifact, info: Mapping[str, Any], selftest: SelfTest) -> VariantSpec:
-    """Describe an artifact for the bundle. edgeq's runner reads a plug-in's options from the plug-in's description. By
-    contrast, ONNX Runtime's own package reader reads these options from the bundle.
+    """Describe an artifact for the bundle. The description contains a plug-in's options only for ONNX Runtime's own
+    package reader. edgeq's runner reads them from the description of the plug-in.
     """
     provider, options = artifact.provider, artifact.provider_options
     if artifact.plugin is not None:
@@ -303,8 +304,8 @@ def _engine(artifact: Artifact) -> dict[str, str]:
 
 
 def alternative_spec(alternative: Alternative, job: Job, count: int) -> VariantSpec:
-    """Return the variant for an artifact that can replace another. A bundle contains this variant only once, because it
-    is the same for every target.
+    """Return the variant for an artifact that can replace another artifact. A bundle contains this variant only once,
+    because it is the same for every target.
 
     Args:
         count: the number of samples in the variant's self-test.

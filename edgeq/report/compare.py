@@ -247,8 +247,8 @@ def _memories(found: Comparison) -> tuple[int | None, int | None]:
 
 
 def _speed(found: Claim) -> str:
-    """Return B's speed as a multiple of A's, as text, with its interval or the spread of an estimate. Return "" if the
-    speed is not known.
+    """Return B's speed as a multiple of A's, as text. The text includes the interval of a claimed speed, or the spread
+    of an estimated speed. Return "" if the speed is not known.
     """
     for about, known in (("", found.interval), ("about ", found.estimated)):
         if known is not None:
@@ -326,7 +326,7 @@ def check_limits(found: Comparison, a: str = "A", b: str = "B") -> tuple[LimitCh
 
 
 def speed_outcome(found: Claim, limit: float) -> Outcome:
-    """Return whether a speed is shown to be at least `limit`, is shown to be below it, or neither."""
+    """Return whether the measurement shows a speed of at least `limit`, a speed below `limit`, or neither."""
     interval = found.interval
     if interval is None or interval[1] < limit <= interval[2]:
         return UNSETTLED
@@ -394,9 +394,9 @@ class CompareRequest:
         preprocess: the preprocessing of the samples, or None to use that of a bundle.
         timed: True to time both models.
         duration_s: the minimum time for each model, in seconds.
-        attempts: the maximum number of speed measurements. Each measurement takes twice as long as the one before. No
-            more follow when the limit on speed is settled.
-        sessions: the number of sessions in which small models are timed; None means `sessions_to_time`.
+        attempts: the maximum number of speed measurements. Each measurement takes twice as long as the one before.
+            edgeq stops measuring when the limit on speed is settled.
+        sessions: the number of sessions in which small models are timed; None means the result of `sessions_to_time`.
         session_options: session options for model files. They take precedence over options in the files.
     """
 

@@ -138,7 +138,7 @@ class Scale:
         return (value - self.low) / (self.high - self.low)
 
     def ticks(self, most: int = 6) -> tuple[float, ...]:
-        """Return about `most` or fewer round values between `low` and `high`. On a logarithmic axis, they are based on
+        """Return at most about `most` round values between `low` and `high`. On a logarithmic axis, they are based on
         powers of ten.
         """
         return log_ticks(self.low, self.high, most) if self.log else nice_ticks(self.low, self.high, most)

@@ -145,7 +145,7 @@ def gate(
     If the limit on latency is not settled, both models are timed once more, for twice as long.
 
     Args:
-        request: the two models and how to compare them. `limits` replaces the limits in it.
+        request: the two models and how to compare them. The argument `limits` replaces the limits in the request.
         update: True to make the model the new baseline afterwards, whatever the result. If there is no baseline yet,
             nothing is measured.
         place: the place where both run, or None for this machine.

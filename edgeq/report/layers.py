@@ -190,8 +190,8 @@ class Layer:
         return ran_in_int8 and self.time_lost > max(_SPREAD_US, _SPREAD * (self.float_us or 0.0))
 
     def error_db(self, *, alone: bool) -> float | None:
-        """Return the SQNR in dB by which layers are ranked. If `alone`, it covers only the layer's own error, otherwise
-        all errors so far.
+        """Return the SQNR in dB by which layers are ranked. If `alone` is true, the SQNR covers only the layer's own
+        error, otherwise all errors so far.
 
         The result is None for a layer that adds no error.
         """

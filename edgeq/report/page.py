@@ -80,7 +80,7 @@ def ordered_candidates(tuning: TuningRecord) -> list[TrialRecord]:
 
 
 def statuses_drawn(tuning: TuningRecord, chart: str) -> list[tuple[str, str]]:
-    """Return the entries of the legend, which are the statuses whose marks are in `chart` and their names."""
+    """Return the entries of the legend: each status whose mark is in `chart`, with its name."""
     present = {trial.mark if trial.mark in NAMES else "short" for trial in tuning.drawn}
     return [(status, name) for status, name in NAMES.items() if status in present or f"mark {status}" in chart]
 
@@ -440,7 +440,7 @@ def make_record(
     Args:
         variants: the record of each variant by name, as in `edgeq package --json`, with `title`, `histograms`, `layers`
             and `kernels` if they are known.
-        model: the sha256 and bytes of the float32 model.
+        model: the sha256 and the size in bytes of the float32 model.
     """
     return {
         "schema": SCHEMA,

@@ -1,5 +1,6 @@
 """Read the content of a report from the record in a bundle. The record has the types that the pipeline writes.
-Everything but the name may be missing, and the page then leaves it out. docs/report.md lists the keys.
+Everything except the names of variants may be missing, and the page leaves out missing parts. docs/report.md lists the
+keys.
 """
 
 from __future__ import annotations

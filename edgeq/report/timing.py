@@ -345,7 +345,7 @@ class FleetRecord:
 
 
 def summarised(boards: Sequence[FleetRow], scenario: str) -> FleetRecord:
-    """Return the rows of the boards, and add rows for each kind of board."""
+    """Return the rows of the boards together with a summary row for each model on each kind of board."""
     kinds = dict.fromkeys(row.kind for row in boards)
     return FleetRecord(
         tuple(boards),

@@ -123,7 +123,7 @@ def ring(engine: str, engines: Sequence[str], x: float = 0, y: float = 0) -> Mar
 
 
 def pareto(tuning: TuningRecord, width: float, height: float) -> Markup:
-    """Draw the plot. Return empty markup if fewer than two candidates have both figures.
+    """Draw the plot. Return empty markup if fewer than two candidates have both a latency and an accuracy.
 
     Each mark carries `data-candidate`, its index in `tuning.drawn`, and can be reached with the keyboard. A candidate
     that was ruled out on part of the samples has no mark, because its accuracy cannot be compared with that of the

@@ -59,7 +59,7 @@ class Assessment:
     """Hold the accuracy of a candidate against float32 on the first `samples` of the validation samples.
 
     Attributes:
-        samples: the number of samples. Each row of a gathered batch counts.
+        samples: the number of samples. Each row of a gathered batch counts as a sample.
         complete: True if these are all the validation samples.
         basis: "labels" if there are labels. Without labels, it is "noise" in a repair, otherwise "agreement".
         drop: with labels, the loss in the task's primary metric. For the other values of `basis`, see docs/tune.md.
@@ -307,8 +307,8 @@ class TuningRecord:
         """Return float32 and at most `MOST_CANDIDATES` candidates, which include the chosen one and the front.
 
         A candidate's `pareto` is True if the candidate is on the front of the drawn figures. This means that no other
-        candidate is better in one of speed and accuracy and at least as good in the other. The run's own front uses
-        bounds, which are not drawn.
+        candidate is better in speed and at least as accurate, or better in accuracy and at least as fast. The run's own
+        front uses bounds, which are not drawn.
         """
         trials = self._with_front()
         order = sorted(range(len(trials)), key=lambda i: (trials[i].status != "chosen", not trials[i].pareto))

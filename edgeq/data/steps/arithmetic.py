@@ -1,7 +1,7 @@
 """Compute with numbers: constants, the item's mean, and the dtype of the arithmetic.
 
 Arithmetic uses the array's floating dtype. Integers become float32 first, unless a `dtype` step chose another dtype.
-Every constant is rounded to that dtype before it is used, and each step rounds once.
+Every constant is rounded to the dtype of the arithmetic before it is used, and each step rounds once.
 """
 
 from __future__ import annotations
