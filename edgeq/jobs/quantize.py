@@ -199,7 +199,7 @@ def quantize(
             progress=progress,
         )
         job = collect_statistics(job, request.statistics)
-        # A search times its candidates on this machine even if a less demanding profile would fit the machine better.
+        # Time on this machine if it can run the target's code, even if another profile fits this machine better.
         there = not chosen.profile.missing(machine)
         builds = Builds(job, job.folder, timed=timed and there, emulate=emulate)
         plugin = engine.engine if engine is not None and engine.engine.module else None
