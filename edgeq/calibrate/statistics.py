@@ -5,10 +5,10 @@ bits of a float32 (sign, eight exponent bits, ten mantissa bits). So every octav
 the same bins, and the range need not be known in advance. Merging two histograms only adds integers, so it is exact,
 associative and commutative.
 
-A linear histogram with 4096 bins on each side over a window ±2^k is made by joining bins. Each bin is inside one linear
-bin, except in the window's top octave. There, each bin is twice as wide as a linear bin, and adds half of its count to
-each of the two linear bins that it covers. float16 also has ten mantissa bits, so float16 tensors are recorded without
-any loss.
+To make a linear histogram over a window ±2^k, with 4096 bins on each side of zero, edgeq merges the recorded bins. Each
+recorded bin is inside one linear bin, except in the window's top octave. There, a recorded bin is twice as wide as a
+linear bin, and adds half of its count to each of the two linear bins that it covers. A float16 value has ten mantissa
+bits, as many as the recorded bins resolve, so float16 tensors are recorded without loss.
 """
 
 from __future__ import annotations

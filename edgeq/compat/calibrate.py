@@ -201,8 +201,10 @@ def _for_cpus(model: Path, data: Data, output: Path, overrides: Mapping[str, Any
 
 
 def _for_the_array(model: Path, data: Data, output: Path, overrides: Mapping[str, Any]) -> str:
-    """Write the file for the fork's runtime at `output`. Next to it, write the file for stock ONNX Runtime and the
-    array's program. Return the lines to print.
+    """Write two models and a program, and return the lines to print.
+
+    The model at `output` is for the fork's runtime. The model for stock ONNX Runtime and the array's program go next to
+    it.
     """
     check_apart(output, [*model_files(model), Path(data.source)])
     with output_file(output, force=True, ours=belongs_to_program) as draft:

@@ -127,8 +127,8 @@ class DetectionEvaluator(Evaluator):
         super().__init__(model_path, data_reader, task, providers)
 
     def _runs(self, reader: DataReader) -> Iterable[Sample]:
-        """Return the reader's runs. If the model itself selects boxes, return single images, because its boxes for a
-        batch are not sorted by image.
+        """Return the inputs of each run, batched as the reader gives them. If the model selects boxes itself, return
+        one image a run, because its boxes for a batch are not sorted by image.
         """
         return iter(reader.samples) if chooses(self.model_path) else reader.runs()
 

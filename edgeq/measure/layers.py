@@ -21,11 +21,11 @@ A fourth figure helps to find the cause in a layer. `inputs` is the result of th
 neither `inputs` nor the rounding of the result explains the noise of a layer, the weights cause it.
 
 To follow errors, edgeq gives the float model one more input for each layer in question: a disturbance that is added to
-the layer's tensor. In each run, all disturbances but one are zero, so one session serves all layers. A run shows what
-happens to one layer's error on its way to the outputs: it may be amplified, damped or cancelled. No figure at the layer
-itself shows this. The error of a layer is the difference between the results of the quantized and the float layer. Both
-read the same rounded inputs, so the error comes only from the layer's weights and from the rounding of its result. Each
-error thus counts only once, at the layer that causes it.
+the layer's tensor. Because the disturbances are inputs, one session serves all layers: each run sets one of them and
+leaves the others at zero. A run shows what happens to one layer's error on its way to the outputs: it may be amplified,
+damped or cancelled. No figure at the layer itself shows this. The error of a layer is the difference between the
+results of the quantized and the float layer. Both read the same rounded inputs, so the error comes only from the
+layer's weights and from the rounding of its result. Each error thus counts only once, at the layer that causes it.
 """
 
 from __future__ import annotations

@@ -76,9 +76,11 @@ def exact_settings(artifact: Artifact) -> SessionSettings | None:
 
 
 def computed_as_there(artifact: Artifact, target: Target, host: Profile | None) -> Artifact:
-    """Return `artifact` with the options that its proof needs on this machine (`host`). If this machine's kernels
-    saturate and are not the target's kernels, these are the options for exact kernels. If exact kernels are not
-    available, a note states this instead. In all other cases, there are no such options.
+    """Return `artifact` with the options that its proof needs on this machine (`host`).
+
+    If this machine's kernels saturate and differ from the target's, the added options select exact kernels. If there
+    are no exact kernels, a note states this instead. If this machine's kernels do not saturate, or are the target's, no
+    options are added.
 
     Sums that saturate here would prove nothing for a target with exact kernels. For a target whose own kernels
     saturate, the audit measures the effect.

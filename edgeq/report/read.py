@@ -158,7 +158,7 @@ class Variant:
 
     @property
     def top1(self) -> float | None:
-        """Return the share of samples for which the worst output has the same top-1 as float32."""
+        """Return the lowest top-1 agreement of an output: the share of samples whose top-1 is the float32 model's."""
         return min((one.top1 for one in self.outputs if one.top1 is not None), default=self.top1_agreement)
 
     @property
@@ -233,7 +233,7 @@ def _renamed(part: Any) -> Any:
 
 
 def _current(body: Any) -> Any:
-    """Return a variant's record with the current names of the keys in its accuracy, agreement and layers."""
+    """Return a variant's record in which the former keys of `accuracy`, `agreement` and `layers` are replaced."""
     if not isinstance(body, Mapping):
         return body
     parts = {name: _renamed(body[name]) for name in ("agreement", "layers") if name in body}

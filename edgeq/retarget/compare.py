@@ -296,7 +296,7 @@ def product_problem(node: ir.Node, found: list[In]) -> str:
 
 
 def clamped(value: ir.Value, out: Out, editor: Editor) -> ir.Value:
-    """Clamp integers the way the Relu or Clip before the QuantizeLinear clamps floats, and return the result."""
+    """Return the integers, clamped to the range that the Relu or Clip before the QuantizeLinear sets for the floats."""
     bounds = clamp_bounds(out.clamp) if out.clamp is not None else None
     if bounds is None:
         return value

@@ -181,7 +181,7 @@ def rank_products(
 def rank_tensors(
     model: ir.Model, ranges: Mapping[str, Range], noise_of: Callable[[Any], float], expired: Callable[[], bool]
 ) -> Ranking:
-    """Rank nodes in the order in which to raise their results to 16 bits, for hardware that computes in 8 or 16 bits.
+    """Rank nodes by which output to raise to 16 bits first, for hardware that computes in 8 or 16 bits.
 
     Args:
         model: the prepared float model.

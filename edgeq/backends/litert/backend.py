@@ -1,8 +1,8 @@
 """Build int8 .tflite files for LiteRT and TFLite Micro.
 
 The artifact is a Q/DQ model with the ranges that the .tflite kernels need. To open it in an engine that runs .tflite
-files, edgeq first converts it with `LitertBackend.convert`. So edgeq proves the .tflite file itself, in the kernels of
-the target's engine.
+files, edgeq first converts it with `LitertBackend.convert`. The proof therefore runs the
+converted .tflite file, not the Q/DQ model, on the kernels of the target's engine.
 """
 
 from __future__ import annotations

@@ -149,8 +149,8 @@ def correct_biases(
     simulator = Simulator(program, keep_sums=True)
 
     def corrected(step: Weighted, x: Array) -> Weighted:
-        """Return `step` with a corrected bias. For input `x`, the correction of each output channel's mean is added to
-        the bias, in accumulator units.
+        """Return `step` with a corrected bias. For each output channel, the mean error of the outputs for `x` is
+        subtracted from the bias, in accumulator units.
         """
         step = first(step, x) if first is not None else step
         tensor = program.tensors[step.output]

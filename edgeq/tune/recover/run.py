@@ -237,7 +237,9 @@ def no_worse(
 
 
 def _agreements(job: Job, plain: Built, recovered: Built) -> dict[str, Agreement]:
-    """Return how closely each of the two builds follows the float model. Each runs as in its proof."""
+    """Return how closely each of the two builds follows the float model. Each build runs with the settings of
+    its proof.
+    """
     count = simulated_count(job.prepared, recovered.artifact)
     with Engines() as engines:
         sessions = {FLOAT: engines.open(job.prepared.path, SessionSettings())}
