@@ -1,7 +1,7 @@
-"""How Sphinx builds the site: `scripts/docs`. Dead links and anchors, and pages that no index reaches, are errors.
+"""Configure Sphinx for `scripts/docs`. Dead links and anchors, and pages that no index lists, are errors.
 
-Sphinx with MyST and Furo, because all three are maintained, read the Markdown that GitHub shows too, and load nothing
-from elsewhere (MkDocs has had no release since 2024).
+The site uses Sphinx with MyST and Furo. All three are maintained, read the Markdown that GitHub also shows, and load
+nothing from other sites. MkDocs has had no release since 2024.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphin
 exclude_patterns = ["_build"]
 
 myst_heading_anchors = 4
-# A link is to a page, an anchor or a site; a word that is none of these is a mistake, not a reference to look up.
+# A link leads to a page, an anchor or a site. Any other word in a link is a mistake, not a reference to look up.
 myst_all_links_external = False
 
 autodoc_member_order = "bysource"

@@ -1,4 +1,4 @@
-"""Fails the build where a page would make a browser load something from elsewhere."""
+"""Fail the build if a page would make a browser load something from another site."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ STYLE_LOADS = re.compile(r"""(?:url\(|@import)\s*["']?\s*(?:[a-z]+:)?//[^"')\s]*
 
 
 class Loads(HTMLParser):
-    """The addresses outside of the site that a page loads."""
+    """Return the addresses outside the site that a page loads."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class Loads(HTMLParser):
 
 
 def outside(file: Path) -> list[str]:
-    """What `file`, a page or a style sheet, loads from elsewhere."""
+    """Return the addresses that a page or a style sheet loads from other sites."""
     text = file.read_text("utf-8")
     if file.suffix == ".css":
         return STYLE_LOADS.findall(text)
@@ -40,7 +40,7 @@ def outside(file: Path) -> list[str]:
 
 
 def check(app: Sphinx, problem: Exception | None) -> None:
-    """Look at everything that was built."""
+    """Check all built pages."""
     if problem or app.builder.format != "html":
         return
     files = [file for file in Path(app.outdir).rglob("*") if file.suffix in (".html", ".css")]
@@ -50,6 +50,6 @@ def check(app: Sphinx, problem: Exception | None) -> None:
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
-    """Called by Sphinx."""
+    """Connect the extension to Sphinx."""
     app.connect("build-finished", check)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,6 +1,7 @@
-"""`{schema} NAMES...`: a table of what a TOML table may hold, from the record types that read it.
+"""Provide `{schema} NAMES...`, a table of the keys that a TOML table may contain, from the record types that read it.
 
-The first name is the type; where it says nothing of a key, the docstrings of the others are looked up in their order.
+The first name is the type. If its docstring does not describe a key, the docstrings of the other names are searched in
+their order.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ NAMES = {str: "text", int: "whole number", float: "number", bool: "true or false
 
 
 def named(path: str) -> Any:
-    """The object of a dotted name."""
+    """Return the object that a dotted name refers to."""
     module, _, name = path.rpartition(".")
     return getattr(importlib.import_module(module), name)
 
 
 def kind(hint: Any) -> str:
-    """An annotation in words."""
+    """Return an annotation in words."""
     if hasattr(hint, "__metadata__"):
         said = [meta.description for meta in hint.__metadata__ if isinstance(meta, Meta) and meta.description]
         return said[0] if said else kind(hint.__origin__)
@@ -45,20 +46,20 @@ def kind(hint: Any) -> str:
 
 
 def meanings(record: type) -> dict[str, str]:
-    """Key → what the "Attributes" of the docstring say of it."""
+    """Return key → its description in the "Attributes" of the docstring."""
     text = (record.__doc__ or "").partition("Attributes:")[2]
     rows = re.findall(r"^ {8}(\w[\w, ]*): (.*(?:\n {12}.*)*)", text, re.MULTILINE)
     return {key.strip(): " ".join(said.split()) for keys, said in rows for key in keys.split(",")}
 
 
 def default(field: dataclasses.Field[Any]) -> str:
-    """The value of a key that is not there; "" where there is none."""
+    """Return the default of a key, or "" if it has none."""
     value = field.default if field.default is not dataclasses.MISSING else None
     return f"`{value}`" if isinstance(value, str | int | float) and value != "" else ""
 
 
 def table(record: type, others: list[type]) -> str:
-    """Markdown: key, type, default, meaning."""
+    """Return a Markdown table: key, type, default, meaning."""
     hints = get_type_hints(record, include_extras=True)
     said: dict[str, str] = {}
     for source in (*reversed(others), record):
@@ -71,22 +72,22 @@ def table(record: type, others: list[type]) -> str:
 
 
 class Schema(SphinxDirective):
-    """The table of one record type."""
+    """Insert the table of one record type."""
 
     required_arguments = 1
     final_argument_whitespace = True
 
     def run(self) -> list[nodes.Node]:
-        """Called by Sphinx."""
+        """Return the nodes; Sphinx calls this."""
         record, *others = [named(path) for path in self.arguments[0].split()]
         return self.parse_text_to_nodes(table(record, others))
 
 
 class Steps(SphinxDirective):
-    """The fields of every preprocessing step that is registered."""
+    """Insert the fields of every registered preprocessing step."""
 
     def run(self) -> list[nodes.Node]:
-        """Called by Sphinx."""
+        """Return the nodes; Sphinx calls this."""
         from edgeq.data.steps import step_class
         from edgeq.util.registry import STEPS
 
@@ -100,10 +101,10 @@ class Steps(SphinxDirective):
 
 
 class PublicInterface(SphinxDirective):
-    """Every public name, from its docstring. Within `{eval-rst}`."""
+    """Insert every public name with its docstring, within `{eval-rst}`."""
 
     def run(self) -> list[nodes.Node]:
-        """Called by Sphinx."""
+        """Return the nodes; Sphinx calls this."""
         import edgeq
 
         lines = []
@@ -117,7 +118,7 @@ class PublicInterface(SphinxDirective):
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
-    """Called by Sphinx."""
+    """Connect the directives to Sphinx."""
     app.add_directive("schema", Schema)
     app.add_directive("preprocessing-steps", Steps)
     app.add_directive("public-interface", PublicInterface)

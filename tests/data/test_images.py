@@ -45,7 +45,7 @@ def test_sixteen_bits_are_refused(tmp_path: Path) -> None:
 
 
 def png(bits: int, colour: int, row: bytes) -> bytes:
-    """Of 1x1 pixels, as Pillow does not write it."""
+    """Return a PNG of 1x1 pixels in a form that Pillow does not write."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
@@ -56,7 +56,7 @@ def png(bits: int, colour: int, row: bytes) -> bytes:
 
 
 def tiff(bits: int, planes: int) -> bytes:
-    """Of 1x1 colour pixels, not compressed, the channels together (planes 1) or one after the other (2)."""
+    """Return an uncompressed TIFF of 1x1 colour pixels, with interleaved (planes 1) or separate channels (2)."""
     size = bits // 8
     values = [(256, 3, 1, 1), (257, 3, 1, 1), (258, 3, 3, 500), (259, 3, 1, 1), (262, 3, 1, 2)]
     values += [(273, 4, 1, 600) if planes == 1 else (273, 4, 3, 520), (277, 3, 1, 3), (278, 3, 1, 1)]
