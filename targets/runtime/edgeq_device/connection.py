@@ -382,6 +382,22 @@ def connected(where: str) -> Iterator[None]:
         raise RuntimeUnavailableError(f"{where}: the connection failed ({text})", "Check the network") from error
 
 
+def _send_body(connection: Connection, body: Union[bytes, Path]) -> Optional[Broken]:
+    """Send `body`. A server may answer and close before it has read the whole body, for instance to ask for a login.
+    Return the error in this case, because the answer can still be read (RFC 9112, 9.5).
+    """
+    connection.expect_body(0)
+    try:
+        with io.BytesIO(body) if isinstance(body, bytes) else body.open("rb") as stream:
+            for chunk in iter(lambda: stream.read(CHUNK), b""):
+                connection.sendall(chunk)
+    except Broken as error:
+        if not isinstance(error.__cause__, (BrokenPipeError, ConnectionResetError)):
+            raise
+        return error
+    return None
+
+
 def exchange(request: Request, address: Address, deadline: Deadline, where: str) -> Answer:
     """Send `request` to `address` and return its answer. Messages call the server `where`.
 
@@ -398,13 +414,16 @@ def exchange(request: Request, address: Address, deadline: Deadline, where: str)
     connection = connect(address, deadline)
     try:
         connection.sendall("\r\n".join([*lines, "", ""]).encode("ascii"))
+        closed = None
         if body is not None:
-            connection.expect_body(0)
-            with io.BytesIO(body) if isinstance(body, bytes) else body.open("rb") as stream:
-                for chunk in iter(lambda: stream.read(CHUNK), b""):
-                    connection.sendall(chunk)
+            closed = _send_body(connection, body)
             connection.expect_head()
-        response = connection.response(request.method)
+        try:
+            response = connection.response(request.method)
+        except HTTPException as error:
+            if closed is None:
+                raise
+            raise closed from error
     except BaseException:
         connection.close()
         raise
