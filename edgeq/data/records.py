@@ -79,20 +79,20 @@ class Hash(Protocol):
 
 
 class Source(Protocol):
-    """Read records by index. Each read takes indices in ascending order.
-
-    Attributes:
-        rows: the way in which records fill the batch axis.
-        prepared: whether the records are already model inputs.
-        notes: one sentence for each choice that the reader made.
-    """
+    """Read records by index. Each read takes indices in ascending order."""
 
     @property
-    def rows(self) -> Rows: ...
+    def rows(self) -> Rows:
+        """Return the way in which records fill the batch axis."""
+
     @property
-    def prepared(self) -> bool: ...
+    def prepared(self) -> bool:
+        """Return whether the records are already model inputs."""
+
     @property
-    def notes(self) -> tuple[str, ...]: ...
+    def notes(self) -> tuple[str, ...]:
+        """Return one sentence for each choice that the reader made."""
+
     def __len__(self) -> int: ...
     def read(self, indices: Sequence[int]) -> Iterator[Record]:
         """Return the records at `indices`, which ascend. Each record is loaded when the iterator reaches it."""
