@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -319,6 +319,23 @@ class Backend:
         """Check the things that the backend needs on a machine, and yield one result for each."""
         del machine
         yield from ()
+
+
+@dataclass(frozen=True)
+class TargetBackend(Backend):
+    """Build artifacts that depend on the target itself.
+
+    Attributes:
+        target: the target to build for; None before `configured`.
+    """
+
+    targeted = True
+    target: Target | None = None
+
+    def configured(self, target: Target, observed: Mapping[str, Range], cut: Mapping[str, float]) -> Self:
+        """Return the backend for `target`. See `Backend.configured`."""
+        del observed, cut
+        return dataclasses.replace(self, target=target)
 
 
 class _Adapted(Backend):

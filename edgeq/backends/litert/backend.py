@@ -17,7 +17,15 @@ from typing import Any
 
 import onnx_ir as ir
 
-from edgeq.backends.base import Artifact, Backend, Check, DeviceSimulator, check_names, refuse_wide, require_fields
+from edgeq.backends.base import (
+    Artifact,
+    Check,
+    DeviceSimulator,
+    TargetBackend,
+    check_names,
+    refuse_wide,
+    require_fields,
+)
 from edgeq.backends.litert import ethosu
 from edgeq.backends.litert.companions import with_estimate, with_sources
 from edgeq.backends.litert.convert import lower
@@ -63,7 +71,7 @@ _NEEDS = "Leave the scheme to the target: static Q/DQ, int8 activations, symmetr
 
 
 @dataclass(frozen=True)
-class LitertBackend(Backend):
+class LitertBackend(TargetBackend):
     """Build int8 .tflite files.
 
     Attributes:
@@ -74,15 +82,8 @@ class LitertBackend(Backend):
     name = "litert"
     title = "LiteRT and TFLite Micro (.tflite)"
     suffix = _SUFFIX
-    targeted = True
     simulated = True
     runs_engines = False
-    target: Target | None = None
-
-    def configured(self, target: Target, observed: Mapping[str, Range], cut: Mapping[str, float]) -> LitertBackend:
-        """Return the backend for one target."""
-        del observed, cut
-        return dataclasses.replace(self, target=target)
 
     def check(self, scheme: Scheme) -> None:
         """Refuse a scheme that the .tflite kernels cannot run. See `Backend.check`."""

@@ -20,7 +20,7 @@ from edgeq_device.engines import find_library, installed_version
 from edgeq_device.errors import DeviceError
 from edgeq_device.plainjson import parse_json
 
-from edgeq.backends.base import Alternative, Artifact, Backend, DeviceSimulator, check_names, require_fields
+from edgeq.backends.base import Alternative, Artifact, DeviceSimulator, TargetBackend, check_names, require_fields
 from edgeq.calibrate.ranges import Range, share_ranges
 from edgeq.data.samples import Samples
 from edgeq.errors import EngineError, HardwareError, ModelError, UsageError
@@ -388,7 +388,7 @@ _NEEDS = "Leave the scheme to the target: static Q/DQ, uint8 activations, int8 w
 
 
 @dataclass(frozen=True)
-class QnnBackend(Backend):
+class QnnBackend(TargetBackend):
     """Build for Qualcomm's NPU.
 
     Attributes:
@@ -398,14 +398,7 @@ class QnnBackend(Backend):
 
     name = "qnn"
     title = "Qualcomm's NPU, through ONNX Runtime"
-    targeted = True
     simulated = True
-    target: Target | None = None
-
-    def configured(self, target: Target, observed: Mapping[str, Range], cut: Mapping[str, float]) -> QnnBackend:
-        """Return this backend configured for one target."""
-        del observed, cut
-        return dataclasses.replace(self, target=target)
 
     def check(self, scheme: Scheme) -> None:
         """Refuse a scheme that the NPU cannot run. See `Backend.check`."""

@@ -15,9 +15,9 @@ import onnx_ir as ir
 from edgeq.backends.base import (
     Alternative,
     Artifact,
-    Backend,
     Check,
     DeviceSimulator,
+    TargetBackend,
     check_names,
     refuse_wide,
     require_fields,
@@ -41,7 +41,6 @@ from edgeq.calibrate.ranges import Range
 from edgeq.data.samples import Samples
 from edgeq.errors import HardwareError, ModelError, RuntimeUnavailableError
 from edgeq.hardware.detect import Machine
-from edgeq.hardware.target import Target
 from edgeq.measure.coverage import Coverage, NodeRun, coverage_of
 from edgeq.model.compatibility import require_fixed_sizes
 from edgeq.model.int8_prediction import int8_rules, predict_int8
@@ -71,7 +70,7 @@ _APPENDED = re.compile(r"[#_/:]")
 
 
 @dataclass(frozen=True)
-class RknnBackend(Backend):
+class RknnBackend(TargetBackend):
     """Build for Rockchip's NPUs.
 
     Attributes:
@@ -80,15 +79,8 @@ class RknnBackend(Backend):
 
     name = "rknn"
     title = "Rockchip's NPU"
-    targeted = True
     simulated = True
     runs_engines = False
-    target: Target | None = None
-
-    def configured(self, target: Target, observed: Mapping[str, Range], cut: Mapping[str, float]) -> RknnBackend:
-        """Return this backend for one target."""
-        del observed, cut
-        return dataclasses.replace(self, target=target)
 
     def check(self, scheme: Scheme) -> None:
         """Refuse a scheme that the compiler does not support. See `Backend.check`."""
