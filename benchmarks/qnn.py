@@ -43,7 +43,7 @@ from edgeq.run.session import Engines, SessionSettings, open_session
 from edgeq.tune.accuracy import AccuracyMeter
 from edgeq.tune.goal import Goal, parse_budget
 from edgeq.util.display import Silent
-from edgeq.util.numbers import parse_share
+from edgeq.util.numbers import parse_drop
 
 FLOAT, CPU, NPU = "float32", "CPU", "simulator"
 
@@ -114,7 +114,7 @@ def with_tune(case: Case, target: Target, budget: str, seen: int, folder: Path) 
         val=every_second(case, case.tuned_on, 0, seen),
         target=target.name,
         task=case.make_task(),
-        goal=Goal(max_drop=parse_share("--max-drop", case.max_drop) or 0.0, budget_s=parse_budget(budget)),
+        goal=Goal(max_drop=parse_drop(case.max_drop) or 0.0, budget_s=parse_budget(budget)),
         fix=sizes_of(case),
         selftest=1,
         progress=Steps(),

@@ -48,8 +48,19 @@ def test_the_output_has_a_default_and_a_share_may_be_text(tmp_path: Path) -> Non
     made = edgeq.quantize(model, EIGHT, val=labelled, task="classification", max_drop="50%", timed=False)
     assert made.output == tmp_path / "m.int8.onnx"
     assert made.output.exists()
-    with pytest.raises(edgeq.EdgeqError, match="`max_drop` '1px' is not a number"):
-        edgeq.quantize(model, EIGHT, val=labelled, task="classification", max_drop="1px", force=True)
+
+
+@pytest.mark.parametrize(
+    ("drop", "says"),
+    [
+        ("1px", "`max_drop` '1px' is not a number"),
+        (5, "the largest drop is 5"),
+        ("1", "`max_drop` 1 would allow any loss. Write 1pt for 1 point"),
+    ],
+)
+def test_a_loss_that_nobody_means_is_refused(tmp_path: Path, drop: object, says: str) -> None:
+    with pytest.raises(edgeq.EdgeqError, match=says):
+        edgeq.quantize(demo.MODEL, EIGHT, tmp_path / "m.onnx", task="classification", max_drop=drop)  # type: ignore[arg-type]
 
 
 def test_earlier_names_of_arguments_are_taken(tmp_path: Path) -> None:

@@ -56,9 +56,9 @@ def compare_command(printer: Printer, a: Path, b: Path, limits: Path | None, **o
     edgeq compare old.edgeq new.edgeq --limits gate.toml
     """
     from edgeq.report.compare import CompareRequest, Limits, run_comparison
-    from edgeq.util.numbers import parse_share
+    from edgeq.util.numbers import parse_drop
 
-    own = Limits(parse_share("--max-drop", options.pop("max_drop")), options.pop("min_speedup"))
+    own = Limits(parse_drop(options.pop("max_drop")), options.pop("min_speedup"))
     timed = not options.pop("no_timing")
     request = CompareRequest(a, b, timed=timed, limits=own, **comparison_arguments(options))
     if limits is not None:

@@ -45,7 +45,7 @@ from edgeq.run.engines import EngineChoice, as_engines
 from edgeq.scheme import Scheme
 from edgeq.tune.goal import Effort, check_effort
 from edgeq.util.display import SILENT, Page, Progress
-from edgeq.util.numbers import parse_share
+from edgeq.util.numbers import parse_drop, parse_share
 from edgeq.util.outputs import next_to
 from edgeq.util.records import computed, plain
 
@@ -200,7 +200,7 @@ def package(
     request = Request.of(model, data, val, statistics, task)
     output = path_of(next_to(request.model, SUFFIX) if output is None else output, "output")
     max_drop, require_coverage = (
-        parse_share("--max-drop", max_drop),
+        parse_drop(max_drop),
         parse_share("--require-coverage", require_coverage),
     )
     engines, targets = as_engines(engines) if engines else (), as_targets(targets)

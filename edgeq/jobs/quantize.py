@@ -34,7 +34,7 @@ from edgeq.run.session import EngineFiles
 from edgeq.scheme import Scheme
 from edgeq.tune.goal import Effort, check_effort
 from edgeq.util.display import SILENT, Page, Progress, Stopwatch
-from edgeq.util.numbers import parse_share
+from edgeq.util.numbers import parse_drop, parse_share
 from edgeq.util.outputs import next_to, output_file
 from edgeq.util.records import plain
 
@@ -162,7 +162,7 @@ def quantize(
     progress = watch = Stopwatch(progress)
     request = Request.of(model, data, val, statistics, task)
     max_drop, require_coverage = (
-        parse_share("--max-drop", max_drop),
+        parse_drop(max_drop),
         parse_share("--require-coverage", require_coverage),
     )
     if builder is not None and not callable(builder):

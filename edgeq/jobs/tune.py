@@ -67,7 +67,7 @@ from edgeq.tune.space import (
 from edgeq.tune.trials import FLOAT, Outcome, Trial
 from edgeq.tune.verdict import met, verdict
 from edgeq.util.display import SILENT, Page, Progress
-from edgeq.util.numbers import parse_share
+from edgeq.util.numbers import parse_drop
 from edgeq.util.outputs import next_to, shown
 from edgeq.util.records import plain
 
@@ -356,7 +356,7 @@ def tune(
     request = Request.of(model, data, val, statistics, task)
     output = path_of(next_to(request.model, SUFFIX) if output is None else output, "output")
     model, data, statistics, task = request.model, request.data, request.statistics, request.task
-    goal, engines = as_goal(goal, max_drop=parse_share("--max-drop", max_drop), budget=budget), as_engines(engines)
+    goal, engines = as_goal(goal, max_drop=parse_drop(max_drop), budget=budget), as_engines(engines)
     deadline = Deadline(goal.budget_s)
     request.check_output(output, force=force)
     check_folder(output, request.paths())

@@ -49,7 +49,7 @@ from edgeq.quantize.adopt import adopt
 from edgeq.run.session import SessionSettings, open_session
 from edgeq.scheme import ALL_NODES, SYMMETRIC_BLOCKS, Scheme
 from edgeq.util.display import SILENT, Progress
-from edgeq.util.numbers import parse_share
+from edgeq.util.numbers import parse_drop, parse_share
 from edgeq.util.outputs import check_apart, check_free
 
 _LEFT = (
@@ -289,7 +289,7 @@ def build_arguments(options: Mapping[str, Any]) -> dict[str, Any]:
     return {
         **_data_arguments(options),
         "overrides": _overrides(options),
-        "max_drop": parse_share("--max-drop", options["max_drop"]),
+        "max_drop": parse_drop(options["max_drop"]),
         "effort": None if options["as_is"] else options["effort"],
         "require_coverage": parse_share("--require-coverage", options["require_coverage"]),
         "emulate": not options["no_emulate"],
@@ -303,7 +303,7 @@ def tune_arguments(options: Mapping[str, Any]) -> dict[str, Any]:
     same = ("target", "with_float", "resume", "force")
     return {
         **_data_arguments(options),
-        "max_drop": parse_share("--max-drop", options["max_drop"]),
+        "max_drop": parse_drop(options["max_drop"]),
         **{name: options[name] for name in same},
         "memory": not options["no_memory"],
     }

@@ -26,7 +26,7 @@ from edgeq.prove.saturation import Decision, kernel_table
 from edgeq.prove.variants import Variant, selftest_cases
 from edgeq.run.engines import Engine, EngineChoice
 from edgeq.run.session import onnxruntime
-from edgeq.util.numbers import parse_share
+from edgeq.util.numbers import parse_drop
 from edgeq.util.registry import device_errors
 
 _MADE = ("load", "accuracy", "self-test")
@@ -239,7 +239,7 @@ def verify_request(bundle: Path, variant: str | None, options: Mapping[str, Any]
     """
     named, _ = split_task_options(options)
     same = {name: options[name] for name in ("on", "data", "count", "preprocess", "labels", "task", "expect")}
-    drop = parse_share("--max-drop", options["max_drop"])
+    drop = parse_drop(options["max_drop"])
     if drop is not None and options["task"] is None:
         raise UsageError("--max-drop needs a task that measures accuracy", "Give --task and labelled --data")
     return VerifyRequest(bundle, variant=variant, options=named, max_drop=drop, **same)

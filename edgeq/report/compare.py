@@ -36,7 +36,7 @@ from edgeq.util.numbers import (
     metric,
     metric_name,
     milliseconds,
-    parse_share,
+    parse_drop,
     share,
     signed,
     size,
@@ -460,7 +460,9 @@ def compare(
         EdgeqError: there is an error in a model, a bundle or the data.
     """
     options = options or TaskOptions()
-    limits, config = Limits(parse_share("--max-drop", max_drop), min_speedup), session_options or {}
+    # A number is in the metric's unit, which need not be a share.
+    limits = Limits(parse_drop(max_drop) if isinstance(max_drop, str) else max_drop, min_speedup)
+    config = session_options or {}
     a, b = path_of(a), path_of(b)
     request = CompareRequest(
         a, b, data, task, options, preprocess, labels, count, threads, timed, duration_s, limits, config

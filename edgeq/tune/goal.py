@@ -13,6 +13,7 @@ from typing import Literal, cast, get_args
 
 from edgeq.errors import UsageError
 from edgeq.util.display import Displayed
+from edgeq.util.numbers import parse_drop
 
 Objective = Literal["latency", "throughput", "size", "memory"]
 OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
@@ -152,8 +153,7 @@ class Goal(Displayed):
                 raise UsageError(
                     f"{name} is {number!r}", f"Give a number: {name}={'0.01' if name == 'max_drop' else '60'}"
                 )
-        if not 0 <= self.max_drop <= 1:
-            raise UsageError(f"the largest drop is {self.max_drop}", "Give a number between 0 and 1")
+        parse_drop(self.max_drop)
         if self.budget_s is not None and not self.budget_s > 0:
             raise UsageError(f"the budget is {self.budget_s} seconds", "Give more than 0")
 

@@ -1,6 +1,6 @@
 """Format numbers for people: few digits, a unit, and a true minus sign. Shares and their differences are in percent.
 
-`parse_share` reads a share that a user typed.
+`parse_share` and `parse_drop` read a share that a user typed.
 """
 
 from __future__ import annotations
@@ -113,22 +113,36 @@ def _signed(shown: str) -> str:
     return shown.replace("-", _MINUS)
 
 
-def parse_share(option: str, text: str | float | None) -> float | None:
-    """Return the fraction that "0.01", "1%" or "1pt" stands for. A number is returned unchanged.
+def parse_share(option: str, given: str | float | None) -> float | None:
+    """Return the fraction that "0.01", "1%", "1pt" or 0.01 stands for; None if nothing is given.
 
     Raises:
-        UsageError: the text is not a number, or not between 0 and 1.
+        UsageError: the text is not a number, or the fraction is not between 0 and 1.
     """
-    if not isinstance(text, str):
-        return text
-    number, scale = text.strip(), 1.0
+    if given is None:
+        return None
+    number, scale = str(given).strip(), 1.0
     for suffix in ("%", "pt"):
         if number.endswith(suffix):
             number, scale = number.removesuffix(suffix), 0.01
     try:
         value = float(number) * scale
     except ValueError:
-        raise UsageError(f"{option} {text!r} is not a number", "Write 0.01, 1% or 1pt") from None
+        raise UsageError(f"{option} {given!r} is not a number", "Write 0.01, 1% or 1pt") from None
     if not 0 <= value <= 1:
-        raise UsageError(f"{option} {text!r} is not between 0 and 1", "Write 0.01, 1% or 1pt")
+        raise UsageError(f"{option} {given!r} is not between 0 and 1", "Write 0.01, 1% or 1pt")
+    return value
+
+
+def parse_drop(given: str | float | None) -> float | None:
+    """Return the largest loss of accuracy as a fraction. See `parse_share`.
+
+    Raises:
+        UsageError: see `parse_share`; or the text is "1", which would allow any loss.
+    """
+    if given is not None and not isinstance(given, str) and not 0 <= given <= 1:
+        raise UsageError(f"the largest drop is {given}", "Give a number between 0 and 1")
+    value = parse_share("--max-drop", given)
+    if value == 1 and isinstance(given, str) and given.strip()[-1].isdigit():
+        raise UsageError(f"--max-drop {given} would allow any loss", f"Write {given}pt for {given} point, or 100%")
     return value
