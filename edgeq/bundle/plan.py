@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 from edgeq_device.arrays import plain_entry, write_npz
+from edgeq_device.basis import EVERYTHING, Basis
 from edgeq_device.engines import engine_of_file, installed_versions, plugin_of
 from edgeq_device.errors import DeviceError
 from edgeq_device.manifest import (
@@ -82,11 +83,13 @@ class SelfTest:
     Attributes:
         tolerance: allowed absolute difference of each output, for all cases.
         slices: allowed differences for parts of an output that have another unit than the rest.
+        basis: what the tolerances apply to.
     """
 
     cases: tuple[SelfTestCase, ...] = ()
     tolerance: Mapping[str, float] = field(default_factory=dict)
     slices: Mapping[str, tuple[SliceTolerance, ...]] = field(default_factory=dict)
+    basis: Basis = EVERYTHING
 
     def check(self, where: str) -> None:
         """Check that every output has a tolerance.
@@ -142,7 +145,7 @@ class VariantSpec:
             raise UsageError(f"{self.name!r} cannot name a variant", "Use letters, digits and . _ + -")
         if self.device not in DEVICES:
             raise UsageError(f"{where}: device is {self.device!r}", f"It can be {', '.join(DEVICES)}")
-        for key in ("selftest", "selftest_slices", "device", "calibration"):
+        for key in ("selftest", "selftest_slices", "selftest_basis", "device", "calibration"):
             if key in self.info:
                 raise UsageError(f"{where}: info has {key!r}, which the bundle writes itself")
         for options in (self.session_options, self.provider_options):
@@ -414,6 +417,8 @@ def plan_bundle(spec: BundleSpec) -> dict[str, Content]:
                 info["calibration"] = tables[variant.calibration]
             if slices := variant.selftest.slices:
                 info["selftest_slices"] = {name: [asdict(part) for part in slices[name]] for name in sorted(slices)}
+            if variant.selftest.basis != EVERYTHING:
+                info["selftest_basis"] = asdict(variant.selftest.basis)
             if not placement.own:  # an empty directory would not be written, so give the variant's directory a file
                 files[f"{directory}/edgeq.json"] = _json(info, f"variant {variant.name}: info")
             bodies[variant.name] = _variant_body(variant, placement, info if placement.own else "edgeq.json")

@@ -566,20 +566,52 @@ _LARGEST = 2**22
 
 def find_nothing(measured: Measured) -> Mapping[str, str]:
     """Return name → reason, for tensors that contain elements without meaning."""
-    graph = measured.model.graph
     found: dict[str, str] = {}
-    reach = {name_of(value): _given(measured.spread(value)) for value in graph.inputs}
+    reach: dict[str, float] = {}
+    for value, far in _far_values(measured, reach):
+        if math.isinf(far):
+            found[name_of(value)] = NONFINITE
+        else:
+            found[name_of(value)] = NOTHING
+            found.update(dict.fromkeys(_masks(value.producer(), far, reach, measured), NOTHING))
+    return found
+
+
+def _far_values(measured: Measured, reach: dict[str, float]) -> Iterator[tuple[ir.Value, float]]:
+    """Yield each tensor that contains numbers that mean "nothing", with the outermost of these numbers. It is infinity
+    if the tensor contains NaN or infinities.
+
+    Args:
+        reach: is filled with the largest magnitude that constants can bring into each tensor.
+    """
+    graph = measured.model.graph
+    reach.update((name_of(value), _given(measured.spread(value))) for value in graph.inputs)
     for value in (*graph.inputs, *(output for node in graph for output in node.outputs if output.name)):
         node, spread, name = value.producer(), measured.spread(value), name_of(value)
         if node is not None and node.op_type in _CARRYING and node.domain in MAIN_DOMAINS:
             reach[name] = max((_filled(node), *(_reach(read, reach) for read in node.inputs)))
         far = far_value(spread, _fewest(value)) if spread is not None else 0.0
         if spread is not None and spread.nonfinite:
-            found[name] = NONFINITE
+            yield value, math.inf
         elif far and reach.get(name, 0.0) >= abs(far) / _CLUSTER:
-            found[name] = NOTHING
-            found.update(dict.fromkeys(_masks(node, far, reach, measured), NOTHING))
-    return found
+            yield value, far
+
+
+def find_limits(model: ir.Model | GraphIndex, statistics: Statistics) -> Mapping[str, float]:
+    """Return name → smallest magnitude of a number that means "nothing", for tensors that contain such numbers.
+
+    If only NaN and infinities mean "nothing", the limit lies above all finite numbers that were seen, by the width of a
+    gap: an integer model represents an infinity by a large number.
+    """
+    measured = Measured(indexed(model), statistics)
+    limits = {}
+    for value, far in _far_values(measured, {}):
+        spread = measured.spread(value)
+        if math.isfinite(far):
+            limits[name_of(value)] = abs(far) / _CLUSTER
+        elif spread is not None and spread.width and (spread.nonfinite.below or spread.nonfinite.above):
+            limits[name_of(value)] = _GAP * max(spread.high, -spread.low)
+    return limits
 
 
 def _masks(node: ir.Node | None, far: float, reach: Mapping[str, float], measured: Measured) -> Iterator[str]:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from edgeq_device.arrays import one_array, read_arrays
+from edgeq_device.basis import EVERYTHING, Basis
 from edgeq_device.engines import EngineSpec, find_library, plugin_of, problem_of
 from edgeq_device.errors import DeviceError
 from edgeq_device.opening import OutputCheck, check_outputs
@@ -200,6 +201,7 @@ class Trial:
         vectors: inputs and expected outputs of the self-test.
         tolerance: absolute tolerance by output; None allows any value.
         slices: tolerances of parts of an output.
+        basis: what the figures of the outputs are taken over.
         float_model: the float model that the model was made from, if it is available. The outputs on the target and on
             this machine are compared to those of the float model.
         samples: data for agreement and, with a `task`, accuracy; at most `count` of them are used.
@@ -216,6 +218,7 @@ class Trial:
     task: Task | None = None
     name: str = ""
     slices: Mapping[str, Sequence[SliceTolerance]] = field(default_factory=dict)
+    basis: Basis = EVERYTHING
 
 
 def check_variant(
@@ -249,6 +252,7 @@ def check_variant(
         task=task,
         name=variant.name,
         slices=variant.slices,
+        basis=variant.basis,
     )
     return check_trial(trial, target, machine, simulators=simulators, route=route, progress=progress)
 
@@ -310,7 +314,8 @@ def _run(trial: Trial, target: Target, route: ExecutionRoute, running: Running, 
     expected = [outputs for _, outputs in trial.vectors]
     anything = dict.fromkeys((name for outputs in expected for name in outputs), math.inf)
     allowed = anything if trial.tolerance is None else trial.tolerance
-    selftest = check_outputs(zip(answers, expected, strict=True), allowed, trial.slices)
+    cases = ((answer, outputs, inputs) for answer, (inputs, outputs) in zip(answers, trial.vectors, strict=True))
+    selftest = check_outputs(cases, allowed, trial.slices, trial.basis)
     found = replace(found, selftest=selftest, answers=answers)
     wrong = [check for check in selftest if not check.passed]
     if wrong:
@@ -338,6 +343,7 @@ def _run(trial: Trial, target: Target, route: ExecutionRoute, running: Running, 
                 reference=reference,
                 settings=settings,
                 count=trial.count,
+                basis=trial.basis,
                 progress=progress,
             )
     except BoardError:  # the link failed, not the model

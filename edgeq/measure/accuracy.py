@@ -20,6 +20,7 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
+from edgeq_device.basis import EVERYTHING, Basis
 from edgeq_device.cuda import shapes_of
 from edgeq_device.latency import Distribution, Runner
 from edgeq_device.scenarios import query_runner
@@ -102,6 +103,7 @@ def evaluate_sessions(
     progress: Progress = SILENT,
     count: int | None = None,
     known: Mapping[str, Sequence[Outputs]] = MappingProxyType({}),
+    basis: Basis = EVERYTHING,
 ) -> Evaluation:
     """Evaluate `sessions` in one pass over `samples`, and return all figures.
 
@@ -113,12 +115,13 @@ def evaluate_sessions(
         settings: settings of each session, for the record.
         count: maximum number of samples.
         known: session name → its known outputs, one for each sample. edgeq does not run the sessions listed here.
+        basis: what the figures of the reference's outputs are taken over.
 
     Raises:
         DataError: there are no samples, a sample lacks the label that the task needs, or a session refuses a sample.
         CheckFailedError: a metric is not finite.
     """
-    running = RunningEvaluation(tuple(sessions), task, reference)
+    running = RunningEvaluation(tuple(sessions), task, reference, basis)
     for sample, outputs in inferences(sessions, samples, count=count, known=known, progress=progress):
         running.update(sample, outputs)
     return running.result(settings or {})
@@ -140,16 +143,18 @@ class RunningEvaluation:
 
     Args:
         names: names of the models.
-        task, reference: see `evaluate_sessions`.
+        task, reference, basis: see `evaluate_sessions`.
     """
 
-    def __init__(self, names: Sequence[str], task: Task | None, reference: str | None) -> None:
+    def __init__(
+        self, names: Sequence[str], task: Task | None, reference: str | None, basis: Basis = EVERYTHING
+    ) -> None:
         if reference is not None and reference not in names:
             raise UsageError(f"no session is called {reference!r}", f"The sessions are {', '.join(names)}")
         self._task, self._reference = task, reference
         self._meters = {name: task.start() for name in names} if task is not None else {}
         compared = [name for name in names if name != reference] if reference is not None else []
-        self._comparisons = {name: Comparison(task) for name in compared}
+        self._comparisons = {name: Comparison(task, basis) for name in compared}
         self._seen = 0
 
     def update(self, sample: Sample, outputs: dict[str, Outputs]) -> None:
@@ -177,8 +182,10 @@ class RunningEvaluation:
                     "Give them `collected` and `take` (docs/eval.md), or leave --workers out",
                 )
             meters[name] = meter.collected()
-        without = {name: replace(comparison, task=None) for name, comparison in self._comparisons.items()}
-        return Collected(meters, without, self._seen)
+        bare = {
+            name: replace(comparison, task=None, basis=EVERYTHING) for name, comparison in self._comparisons.items()
+        }
+        return Collected(meters, bare, self._seen)
 
     def take(self, part: Collected) -> None:
         """Add the sums that were collected from later samples."""
@@ -235,12 +242,14 @@ class EvaluationJob:
 
     Attributes:
         task: a task, or the name and options of a task that only a user's own file can create.
+        basis: see `evaluate_sessions`.
     """
 
     models: Mapping[str, tuple[Files, ModelAt]]
     samples: SourceSamples | None
     task: Task | tuple[str, TaskOptions] | None
     reference: str | None
+    basis: Basis = EVERYTHING
 
     def open(self, stack: ExitStack) -> Callable[[Shard], Collected]:
         """Open the models, and return the function that evaluates a shard. See `edgeq.distributed.workers.Job`."""
@@ -252,7 +261,7 @@ class EvaluationJob:
             sessions[name] = stack.enter_context(opened).session
 
         def run(shard: Shard) -> Collected:
-            running = RunningEvaluation(tuple(sessions), task, self.reference)
+            running = RunningEvaluation(tuple(sessions), task, self.reference, self.basis)
             for sample in shard.read(self.samples):
                 running.update(sample, {name: infer(s, sample, model=name) for name, s in sessions.items()})
             return running.collected()
@@ -270,6 +279,7 @@ def evaluate_on(
     reference: str | None = None,
     settings: Mapping[str, SessionSettings] | None = None,
     count: int | None = None,
+    basis: Basis = EVERYTHING,
     progress: Progress = SILENT,
 ) -> Evaluation:
     """Run `evaluate_sessions` on workers. The result is the same as without workers.
@@ -281,13 +291,13 @@ def evaluate_on(
         UsageError: the task's meters cannot be shared.
         EdgeqError: for the same reasons as `evaluate_sessions`, or if a worker fails.
     """
-    running = RunningEvaluation(tuple(models), task, reference)
+    running = RunningEvaluation(tuple(models), task, reference, basis)
     sharded = Sharded(samples, workers, count)
     needed = {
         name: (files_for(workers, m.path, () if is_bundle(m.path) else model_files(m.path)[1:]), m)
         for name, m in models.items()
     }
-    job = EvaluationJob(needed, sharded.reference, made_of or task, reference)
+    job = EvaluationJob(needed, sharded.reference, made_of or task, reference, basis)
     seen = 0
     with progress.stage("Evaluating", sharded.total) as advance:
         for part in workers.map(job, sharded.shards()):
@@ -311,6 +321,7 @@ def evaluate_timed(
     reference: str | None = None,
     settings: Mapping[str, SessionSettings] | None = None,
     known: Mapping[str, Sequence[Outputs]] = MappingProxyType({}),
+    basis: Basis = EVERYTHING,
     progress: Progress = SILENT,
 ) -> tuple[Evaluation, Mapping[str, Distribution]]:
     """Run `evaluate_sessions` and `race` in one pass. The timing may end before or after the last sample.
@@ -321,7 +332,7 @@ def evaluate_timed(
 
     Args:
         sessions: model name → the sessions of the model. They give the same outputs and are timed in turns.
-        task, reference, settings: see `evaluate_sessions`.
+        task, reference, settings, basis: see `evaluate_sessions`.
         known: model name → its known outputs, one for each sample. edgeq runs the models listed here only to time them.
 
     Returns:
@@ -330,7 +341,7 @@ def evaluate_timed(
     Raises:
         DataError, CheckFailedError: for the same reasons as `evaluate_sessions`.
     """
-    running = RunningEvaluation(tuple(sessions), task, reference)
+    running = RunningEvaluation(tuple(sessions), task, reference, basis)
     with progress.stage("Evaluating and timing", len(samples)) as advance:
         line = _Line(sessions, samples, running, advance, known)
         timed = race({name: [line.runner(name, s) for s in own] for name, own in sessions.items()}, line.move_on)
@@ -439,13 +450,14 @@ def compare_sessions(
     progress: Progress = SILENT,
     *,
     count: int | None = None,
+    basis: Basis = EVERYTHING,
 ) -> Agreement:
     """Return the agreement of the candidate with the reference, over at most `count` samples.
 
     For the errors, see `evaluate_sessions`.
     """
     sessions = {"reference": reference, "candidate": candidate}
-    found = evaluate_sessions(sessions, samples, reference="reference", progress=progress, count=count)
+    found = evaluate_sessions(sessions, samples, reference="reference", progress=progress, count=count, basis=basis)
     return found.agreement["candidate"]
 
 

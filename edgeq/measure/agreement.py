@@ -9,7 +9,15 @@ The figures cover all elements of all samples of an output. r is the reference a
              difference between such values means nothing, and neither does SQNR
 
 An output that mixes units, such as boxes in pixels and scores, is judged by its worst slice: see
-`edgeq.measure.comparison`.
+`edgeq.measure.comparison`. Every output and slice is also judged around its mean, because the noise of a temperature of
+300 K is not to be compared with 300 K:
+
+    centred    10 log10(sum (r - mean)^2 / sum (r - c)^2)    dB, where the mean is that of the column or of the slice
+    lost       -20 log10(share of rows, columns or elements without a counterpart)    dB: a tenth of the rows is as bad
+               as noise with a tenth of the signal's amplitude
+
+Elements that mean nothing and padded positions are left out, and rows without a fixed place are matched: see
+`edgeq.measure.basis`.
 
 If the two outputs for a sample have different shapes, their elements cannot be paired. The sample is counted, but SQNR
 and cosine leave it out, and its rows and elements count as not the same. If nothing was compared, SQNR is minus
@@ -25,7 +33,8 @@ An output counts as class scores if three conditions are true:
 
 An output looks like scores in one of these ways:
 
-- Every row is a probability distribution: not negative, and summing to one.
+- Every row is a probability distribution: not negative, and summing to one. The arg-max differs between rows, or there
+  are fewer than eight rows.
 - The name suggests scores ("logits", "scores", "probabilities", ...).
 - There are five columns or more, all of similar scale. The arg-max differs between rows. The largest probability in the
   softmax of a row is on average at least a tenth of the way from a guess to certainty. Embeddings and recurrent states
@@ -61,7 +70,7 @@ class SliceAgreement:
     Attributes:
         axis, first, last: position of the slice: indices `first` to `last` along `axis`.
         peak: largest absolute value of the reference in the slice.
-        sqnr_db, cosine, max_abs_error: figures over the slice; see `OutputAgreement`.
+        sqnr_db, cosine, max_abs_error, centred_db: figures over the slice; see `OutputAgreement`.
     """
 
     axis: Count
@@ -71,6 +80,12 @@ class SliceAgreement:
     sqnr_db: NullIsInfinite
     cosine: Finite
     max_abs_error: Amount
+    centred_db: Finite | None = None
+
+    @property
+    def least_db(self) -> float:
+        """Return the lower of the slice's SQNR and its SQNR around the mean."""
+        return self.sqnr_db if self.centred_db is None else min(self.sqnr_db, self.centred_db)
 
     @property
     def where(self) -> str:
@@ -98,6 +113,14 @@ class OutputAgreement:
         same: share of equal elements, 0 to 1, if the output contains booleans or integers of at least 32 bits; else
             None.
         slices: parts along each axis that has parts of different scale; empty if the output has one unit.
+        centred_db: SQNR around the mean in dB; None if the reference does not vary, has too few values for a mean, or
+            has no noise.
+        hidden: number of elements left out because a mask hides their position (padding).
+        nothing: number of elements left out because they mean nothing in both models.
+        strays: number of elements that mean nothing in one of the models alone.
+        rows_found: share of rows with a counterpart, if rows have no fixed place; else None.
+        lost_columns: number of columns that vary in the reference and are constant in the candidate.
+        columns: number of columns that vary in the reference, on the axis of `lost_columns`.
     """
 
     name: str
@@ -110,6 +133,13 @@ class OutputAgreement:
     mismatched: Count
     same: Share | None = None
     slices: tuple[SliceAgreement, ...] = ()
+    centred_db: Finite | None = None
+    hidden: Count = 0
+    nothing: Count = 0
+    strays: Count = 0
+    rows_found: Share | None = None
+    lost_columns: Count = 0
+    columns: Count = 0
 
     @computed
     def equal(self) -> bool:
@@ -123,34 +153,80 @@ class OutputAgreement:
 
     @property
     def worst_slice(self) -> SliceAgreement | None:
-        """Return the slice with the lowest SQNR, or None if no slice has a lower SQNR than the whole output."""
-        worst = min(self.slices, key=lambda part: part.sqnr_db, default=None)
-        return worst if worst is not None and worst.sqnr_db < self.sqnr_db else None
+        """Return the slice with the lowest level, or None if no slice is worse than the whole output."""
+        worst = min(self.slices, key=lambda part: part.least_db, default=None)
+        return worst if worst is not None and worst.least_db < self.sqnr_db else None
 
     @property
     def least_db(self) -> float:
-        """Return the SQNR by which the output is judged: that of its worst slice or of the whole output, whichever is
-        lower.
-        """
-        return self.worst_slice.sqnr_db if self.worst_slice is not None else self.sqnr_db
+        """Return the level in dB by which the output is judged: the lowest of all its levels."""
+        return min(level for level, _ in self._levels())
 
     @property
     def unlike(self) -> str:
-        """Describe the error of the worst slice, or return "" if no slice is worse than the whole output."""
-        part = self.worst_slice
-        if part is None:
-            return ""
-        others = max(other.peak for other in self.slices if other.axis == part.axis)
-        reach = f"their values reach {part.peak:.3g} where" if part.peak < others else "on the same axis"
-        return (
-            f"output {self.name!r}, {part.where}: {part.sqnr_db:.1f} dB SQNR against float32 "
-            f"({self.sqnr_db:.1f} dB over the whole output); {reach} others reach {others:.3g}"
-        )
+        """Describe the level by which the output is judged, or return "" if it is the SQNR over the whole output."""
+        level, text = min(self._levels(), key=lambda pair: pair[0])
+        return f"output {self.name!r}{text}" if text and level < self.sqnr_db else ""
+
+    def _levels(self) -> Iterator[tuple[float, str]]:
+        """Yield each level in dB with the words that describe it."""
+        whole = f"({self.sqnr_db:.1f} dB SQNR over the whole output)"
+        yield self.sqnr_db, ""
+        for part in self.slices:
+            if part.sqnr_db < self.sqnr_db:
+                peers = max(other.peak for other in self.slices if other.axis == part.axis)
+                reach = f"their values reach {part.peak:.3g} where" if part.peak < peers else "on the same axis"
+                yield (
+                    part.sqnr_db,
+                    f", {part.where}: {part.sqnr_db:.1f} dB SQNR against float32 ({self.sqnr_db:.1f} dB over the whole "
+                    f"output); {reach} others reach {peers:.3g}",
+                )
+            if part.centred_db is not None:
+                yield part.centred_db, f", {part.where}: {_around(part.centred_db)} {whole}"
+        if self.centred_db is not None:
+            yield self.centred_db, f": {_around(self.centred_db)} {whole}"
+        if self.lost_columns:
+            share = self.lost_columns / self.columns
+            yield (
+                -20 * math.log10(share),
+                f": {self.lost_columns} of {self.columns} columns that vary in float32 are constant here {whole}",
+            )
+        if self.strays:
+            share = self.strays / (self.strays + self.elements)
+            yield (
+                -20 * math.log10(share),
+                f": {self.strays} elements mean nothing in one model alone (a mask chooses others) {whole}",
+            )
+        if self.rows_found is not None and self.rows_found < 1:
+            yield (
+                -20 * math.log10(1 - self.rows_found),
+                f": {self.rows_found:.1%} of float32's rows are found again ({self.sqnr_db:.1f} dB SQNR over these)",
+            )
+
+    @property
+    def basis(self) -> str:
+        """State what the figures are taken over, or return "" if they are taken over all elements, in place."""
+        parts = []
+        if self.rows_found is not None:
+            parts.append(f"its rows have no fixed place: {self.rows_found:.1%} of them were matched")
+        if self.nothing:
+            parts.append(f"{self.nothing} elements that mean nothing in both models are left out")
+        if self.hidden:
+            real = 1 - self.hidden / (self.hidden + self.elements + self.nothing + self.strays + self.nonfinite)
+            parts.append(f"only the {real:.0%} of elements at real positions count, the rest is padding")
+        return f"output {self.name!r}: {'; '.join(parts)}" if parts else ""
 
     @property
     def least_cosine(self) -> float:
-        """Return the lowest cosine among the output and its slices."""
-        return min(self.cosine, *(part.cosine for part in self.slices), 1.0)
+        """Return the lowest cosine among the output and its slices. Noise with a power of n times the signal's gives a
+        cosine of about 1 - n / 2; levels without a cosine count as such noise.
+        """
+        noise = 10 ** (-self.least_db / 10) if self.least_db < min(self.sqnr_db, 300.0) else 0.0
+        return min(self.cosine, *(part.cosine for part in self.slices), max(-1.0, 1 - noise / 2))
+
+
+def _around(level: float) -> str:
+    return f"{level:.1f} dB SQNR around the mean, because the values vary little in comparison with their size"
 
 
 @dataclass(frozen=True)
@@ -232,6 +308,7 @@ class Agreement(Displayed):
 _NAMED = re.compile(r"logit|prob|softmax|class|score", re.IGNORECASE)
 _FEWEST_COLUMNS = 5
 _LEAST_CONFIDENCE = 0.1
+_FEW_ROWS = 8
 
 
 @dataclass
@@ -243,6 +320,7 @@ class ClassScores:
         alone: True if, in addition, every array was float, had as many rows as an input, and did not have the shape of
             an input.
         summed: True if every row is a distribution.
+        bounded: True if all values are in 0..1.
         confidence: sum of the largest probability of each row.
         first: arg-max of the first row.
         varied: True if a later row has a different arg-max.
@@ -251,6 +329,7 @@ class ClassScores:
     shaped: bool = True
     alone: bool = True
     summed: bool = True
+    bounded: bool = True
     rows: int = 0
     columns: int = 2
     confidence: float = 0.0
@@ -273,6 +352,7 @@ class ClassScores:
         scores = scores.astype(np.float64)
         p = probabilities(scores)
         self.summed = self.summed and p is scores
+        self.bounded = self.bounded and bool(scores.min() >= 0 and scores.max() <= 1)
         self.rows += len(p)
         self.columns = p.shape[1]
         self.confidence += float(p.max(1).sum())
@@ -283,7 +363,7 @@ class ClassScores:
     def merge(self, other: ClassScores) -> None:
         """Add the facts from later samples."""
         self.shaped, self.alone = self.shaped and other.shaped, self.alone and other.alone
-        self.summed = self.summed and other.summed
+        self.summed, self.bounded = self.summed and other.summed, self.bounded and other.bounded
         both = self.first is not None and other.first is not None
         self.varied = self.varied or other.varied or (both and self.first != other.first)
         self.first = other.first if self.first is None else self.first
@@ -305,8 +385,12 @@ class ClassScores:
         """
         if not (self.shaped and self.alone and self.rows):
             return False
+        if self.summed:
+            # In a composition, such as that of a soil, the largest part is always the same.
+            return self.varied or self.rows < _FEW_ROWS
+        # Independent probabilities have an answer for each label, so the largest of them is not the answer.
         likely = one_unit and self.columns >= _FEWEST_COLUMNS and self.varied and self.confident
-        return self.summed or bool(_NAMED.search(name)) or likely
+        return not self.bounded and (bool(_NAMED.search(name)) or likely)
 
 
 def is_class_scores(array: NDArray[Any]) -> bool:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import onnx_ir as ir
+from edgeq_device.basis import Basis
 from edgeq_device.engines import engine_of_file
 
 from edgeq.data.open_source import Data, as_data
@@ -24,6 +25,7 @@ from edgeq.data.samples import Samples, spread_over
 from edgeq.errors import ModelError, UsageError
 from edgeq.measure.accuracy import evaluate_sessions
 from edgeq.measure.agreement import HEALTHY_DB, Agreement, Closeness, Outputs, closeness, infer
+from edgeq.measure.basis import sampled_basis
 from edgeq.measure.bench import LoadedModel, open_model, refuse_ignored
 from edgeq.measure.comparison import OutputComparison
 from edgeq.measure.error_sources import ErrorSource, LayerNoise, nodes_to_exclude, sets_to_exclude
@@ -322,12 +324,16 @@ def debug(
         )
         pair = LayerPair(reference.graph, graph, settings=loaded.settings, memory=memory or MEMORY, progress=progress)
         comparison = pair.compare(samples)
-        outputs = _outputs(reference.path, loaded, samples, progress)
+        with progress.stage("Opening the float model"):
+            basis = sampled_basis(reference.graph, open_session(reference.path), samples)
+        outputs = _outputs(reference.path, loaded, samples, basis, progress)
         comparison, error_sources = pair.attribute_error(comparison, outputs["written"], samples, most=worst)
         exclusions: tuple[Exclusion, ...] = ()
         if closeness(outputs["optimised"]) != "healthy":
             few = spread_over(samples, FEW)
-            exclusions = find_exclusions(pair, sets_to_exclude(error_sources, comparison.activations, worst), few)
+            exclusions = find_exclusions(
+                pair, sets_to_exclude(error_sources, comparison.activations, worst), few, basis
+            )
         layers: tuple[EngineLayer, ...] = ()
         if choice is not None:
             layers = compare_engine(loaded.graph, samples, choice, Path(workdir), most=worst, progress=progress)
@@ -351,7 +357,9 @@ def debug(
     )
 
 
-def _outputs(float_model: Path, loaded: LoadedModel, samples: Samples, progress: Progress) -> dict[str, Agreement]:
+def _outputs(
+    float_model: Path, loaded: LoadedModel, samples: Samples, basis: Basis, progress: Progress
+) -> dict[str, Agreement]:
     """Compare the quantized model's outputs with the float model's, once as shipped and once without graph
     optimisation.
 
@@ -364,7 +372,8 @@ def _outputs(float_model: Path, loaded: LoadedModel, samples: Samples, progress:
     def compared(**sessions: Any) -> dict[str, Agreement]:
         """Compare sessions with the float model, and return the agreement by name."""
         every = {"reference": reference, **sessions}
-        return dict(evaluate_sessions(every, samples, reference="reference", progress=progress).agreement)
+        evaluation = evaluate_sessions(every, samples, reference="reference", basis=basis, progress=progress)
+        return dict(evaluation.agreement)
 
     written = instrumented_session(loaded.graph, optimization="none", settings=settings)
     found = compared(optimised=loaded.session, written=written)

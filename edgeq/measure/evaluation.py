@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from edgeq_device.basis import EVERYTHING
 from edgeq_device.engines import FLOAT
 
 from edgeq.data.open_source import Data, as_data, in_role
@@ -24,12 +25,14 @@ from edgeq.distributed.workers import Workers, open_workers
 from edgeq.errors import CheckFailedError, DataError, EdgeqError, UsageError
 from edgeq.measure.accuracy import Accuracy, ModelAt, evaluate_on, evaluate_sessions
 from edgeq.measure.agreement import Agreement
+from edgeq.measure.basis import sampled_basis
 from edgeq.measure.bench import LoadedModel, Opener, open_model, refuse_ignored
 from edgeq.measure.coverage import Coverage, measure_coverage
 from edgeq.measure.find_task import annotations_beside, find_classification, find_detection, named_task
 from edgeq.measure.preprocess_search import open_or_search
 from edgeq.measure.settle import settle
 from edgeq.measure.task import TaskOptions, make_task, split_task_options
+from edgeq.model.graph import GraphIndex
 from edgeq.run.engines import choose_engine, described
 from edgeq.run.session import SessionSettings, given_options
 from edgeq.util.display import SILENT, Progress
@@ -201,11 +204,15 @@ def run_evaluation(
         if task is not None:
             task = settle(task, judge, samples, progress=progress)
         settings = {key: s.settings for key, s in loaded_models.items()}
+        basis = EVERYTHING
+        if request.reference is not None:
+            judged_by = loaded_models["reference"]
+            basis = sampled_basis(GraphIndex(judged_by.graph), judged_by.session, samples)
         compared = "reference" if request.reference is not None else None
         if pool is None:
             sessions = {key: s.session for key, s in loaded_models.items()}
             found = evaluate_sessions(
-                sessions, samples, task=task, reference=compared, settings=settings, progress=progress
+                sessions, samples, task=task, reference=compared, settings=settings, basis=basis, progress=progress
             )
         else:
             own = name is not None and names_function(name)
@@ -217,6 +224,7 @@ def run_evaluation(
                 made_of=(str(name), options) if own else None,
                 reference=compared,
                 settings=settings,
+                basis=basis,
                 progress=progress,
             )
         coverage = None

@@ -13,6 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import onnx_ir as ir
+from edgeq_device.basis import EVERYTHING, Basis
 
 from edgeq.data.samples import Samples
 from edgeq.errors import RuntimeUnavailableError
@@ -184,7 +185,9 @@ class Exclusion:
     plain_db: NullIsInfinite
 
 
-def find_exclusions(pair: LayerPair, sets: Sequence[tuple[str, ...]], samples: Samples) -> tuple[Exclusion, ...]:
+def find_exclusions(
+    pair: LayerPair, sets: Sequence[tuple[str, ...]], samples: Samples, basis: Basis = EVERYTHING
+) -> tuple[Exclusion, ...]:
     """Return the sets of nodes that improve the outputs when they stay in float, the best first.
 
     edgeq tries each of `sets`, and single nodes from them. Then it tries the first 1, 2, 4 ... sets together, once in
@@ -194,6 +197,7 @@ def find_exclusions(pair: LayerPair, sets: Sequence[tuple[str, ...]], samples: S
 
     Args:
         samples: a few samples; all of them are run for each set.
+        basis: what the figures of the outputs are taken over.
     """
     float_graph, quantized_graph = pair.float_graph, pair.quantized_graph
     matches = match_activations(float_graph, quantized_graph)
@@ -204,7 +208,8 @@ def find_exclusions(pair: LayerPair, sets: Sequence[tuple[str, ...]], samples: S
     def judged(model: GraphIndex | Loadable) -> float:
         """Return the SQNR of a model's outputs in dB."""
         sessions = {_FLOAT: reference, "": instrumented_session(model, optimization="none", settings=pair.settings)}
-        return worst_db(evaluate_sessions(sessions, samples, reference=_FLOAT, known=known).agreement[""])
+        evaluation = evaluate_sessions(sessions, samples, reference=_FLOAT, known=known, basis=basis)
+        return worst_db(evaluation.agreement[""])
 
     plain = judged(quantized_graph)
     found: dict[frozenset[str], Exclusion] = {}

@@ -330,6 +330,7 @@ def prove_built(
         workers=job.workers,
         count=count,
         float_outputs=job.float_outputs,
+        basis=job.basis,
         progress=job.progress,
     )
 

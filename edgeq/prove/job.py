@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import onnx_ir as ir
+from edgeq_device.basis import EVERYTHING, Basis
 from numpy.typing import NDArray
 
 from edgeq.backends.base import Artifact, Backend, as_backend, backend_for, backend_named, check_names
@@ -34,6 +35,7 @@ from edgeq.errors import CalibrationError, ModelError, OutputError, RuntimeUnava
 from edgeq.hardware.detect import Machine, detect_machine
 from edgeq.hardware.profile import Profile, load_profiles, match_profile
 from edgeq.hardware.target import Target
+from edgeq.measure.basis import find_basis, sampled_basis
 from edgeq.measure.coverage import source_names
 from edgeq.measure.find_task import annotations_beside, find_classification, find_detection, named_task
 from edgeq.measure.preprocess_search import open_or_search
@@ -125,6 +127,7 @@ class Job:
         static: True if any scheme needs ranges.
         machine: this machine.
         task: the task that measures accuracy by labels, or None to measure agreement with float32.
+        basis: what the figures of the float model's tensors are taken over. `collect_statistics` determines it.
     """
 
     source: Path
@@ -140,6 +143,7 @@ class Job:
     static: bool = True
     machine: Machine = field(default_factory=detect_machine)
     task: Task | None = None
+    basis: Basis = EVERYTHING
     progress: Progress = SILENT
 
     @property
@@ -162,8 +166,8 @@ Builder = Callable[[Job, Target, Scheme, Path, Progress], Built]
 
 
 def collect_statistics(job: Job, statistics: Path | None = None) -> Job:
-    """Return the job with the statistics of one float32 pass over the calibration samples. If no scheme is static,
-    return the job unchanged.
+    """Return the job with the statistics of one float32 pass over the calibration samples, and with the basis of its
+    figures. If no scheme is static, there are no statistics.
 
     Args:
         statistics: a folder that `edgeq calibrate` wrote, to read instead of running a pass.
@@ -172,9 +176,9 @@ def collect_statistics(job: Job, statistics: Path | None = None) -> Job:
         UsageError: there are no calibration samples.
         CalibrationError: `statistics` belong to another model or are not complete.
     """
-    if not job.static:
-        return job
     prepared, outputs = job.prepared, None
+    if not job.static:
+        return replace(job, basis=sampled_basis(prepared.graph, open_session(prepared.path), job.validation))
     if statistics is not None:
         collected = load_statistics(statistics)
         collected.check_model(prepared.digest, str(statistics))
@@ -194,7 +198,13 @@ def collect_statistics(job: Job, statistics: Path | None = None) -> Job:
             progress=job.progress,
         )
     known = outputs.all() if outputs is not None else ()
-    return replace(job, prepared=calibrated(prepared, collected), statistics=collected, float_outputs=known)
+    return replace(
+        job,
+        prepared=calibrated(prepared, collected),
+        statistics=collected,
+        float_outputs=known,
+        basis=find_basis(prepared.graph, collected),
+    )
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
+from edgeq_device.basis import EVERYTHING, Basis
 
 from edgeq.backends.base import Artifact
 from edgeq.data.records import Array, Sample
@@ -24,6 +25,7 @@ from edgeq.data.samples import Samples
 from edgeq.errors import CheckFailedError, DataError, EdgeqError, RuntimeUnavailableError, one_line
 from edgeq.measure.accuracy import compare_sessions, evaluate_sessions
 from edgeq.measure.agreement import Agreement, Outputs, Session, infer
+from edgeq.measure.basis import sampled_basis
 from edgeq.measure.comparison import Comparison
 from edgeq.model.graph import RANDOM, every_node
 from edgeq.model.prepare import PreparedModel
@@ -109,6 +111,7 @@ def open_as_device(
     *,
     threads: int = 0,
     known: Mapping[str, Sequence[Outputs]] = MappingProxyType({}),
+    basis: Basis = EVERYTHING,
 ) -> Opening:
     """Open the file of `artifact` on this machine's CPU kernels, both with the optimisation that devices use and
     without optimisation.
@@ -116,12 +119,12 @@ def open_as_device(
     Args:
         proven: two sessions by name. The first runs the float model, the second runs the artifact as in its proof.
         known: the float model's outputs for each sample, if they are known.
+        basis: what the figures are taken over.
     """
     reference, subject = proven
+    shared: dict[str, Any] = {"reference": reference, "count": _SAMPLES, "known": known, "basis": basis}
     if artifact.plugin is not None and artifact.plugin.engine.suffix:  # the device does not open the ONNX file
-        own = _level(
-            evaluate_sessions(proven, samples, reference=reference, count=_SAMPLES, known=known).agreement[subject]
-        )
+        own = _level(evaluate_sessions(proven, samples, **shared).agreement[subject])
         return Opening(own, own, notes=tuple(_unopened_files(artifact, threads)))
     shipped = SessionSettings(config=artifact.session_options, intra_op_threads=threads)
     settings = {_WRITTEN: dataclasses.replace(shipped, optimization="none")}
@@ -130,7 +133,7 @@ def open_as_device(
 
     def compare(settings: Mapping[str, SessionSettings]) -> Mapping[str, Agreement]:
         sessions = {**proven, **{name: open_session(artifact.model, how) for name, how in settings.items()}}
-        return evaluate_sessions(sessions, samples, reference=reference, count=_SAMPLES, known=known).agreement
+        return evaluate_sessions(sessions, samples, **shared).agreement
 
     notes = tuple(_unopened_files(artifact, threads))
     runner = artifact.engine.name if artifact.engine is not None else artifact.provider
@@ -158,12 +161,12 @@ def open_as_device(
     return dataclasses.replace(opening, cure=(f"{_DISABLED}={option}", cured))
 
 
-def open_stand_in(artifact: Artifact, float_model: Path, samples: Samples) -> Opening:
+def open_stand_in(artifact: Artifact, float_model: Path, samples: Samples, basis: Basis = EVERYTHING) -> Opening:
     """Run `open_as_device` on an artifact that replaces a proven artifact and has no proof of its own."""
     with Engines() as engines:
         subject = engines.open(artifact.proof_model, artifact.proof_settings())
         proven = {"float32": open_session(float_model), artifact.proof_model.name: subject}
-        return open_as_device(artifact, proven, samples)
+        return open_as_device(artifact, proven, samples, basis=basis)
 
 
 def _level(found: Agreement) -> float:
@@ -211,6 +214,7 @@ def check_other_sizes(
     form: str,
     sqnr_db: float,
     least: float,
+    basis: Basis = EVERYTHING,
 ) -> None:
     """If the source model has inputs with free sizes, run the first sample at other sizes. The sample is repeated or
     cut to give it these sizes.
@@ -224,6 +228,7 @@ def check_other_sizes(
         form: the name of the candidate in the message, such as "its quantized form".
         sqnr_db: the SQNR of the candidate against the reference at the samples' own sizes, in dB.
         least: the SQNR in dB that is enough at other sizes, however good the candidate is at the samples' own sizes.
+        basis: what the figures are taken over.
 
     Raises:
         CheckFailedError: at a size that the source accepts, the candidate fails or gives different outputs.
@@ -242,7 +247,7 @@ def check_other_sizes(
             wanted = _outputs(reference, resized)
             if wanted is None:
                 continue
-            problem = _problem(wanted, candidate, resized, min(least, sqnr_db - _LOST_DB), sizes_follow)
+            problem = _problem(wanted, candidate, resized, min(least, sqnr_db - _LOST_DB), sizes_follow, basis)
             if not problem:
                 break
             if _outputs(open_session(prepared.source), resized) is not None:
@@ -317,16 +322,18 @@ def _outputs(session: Session, sample: Sample) -> Outputs | None:
         return None
 
 
-def _problem(wanted: Outputs, candidate: Session, sample: Sample, least: float, sizes_follow: bool) -> str:
+def _problem(
+    wanted: Outputs, candidate: Session, sample: Sample, least: float, sizes_follow: bool, basis: Basis
+) -> str:
     """Return what is wrong with the candidate's outputs for a sample, or "" if they are correct.
 
     Args:
         least: the minimum SQNR in dB against `wanted`.
         sizes_follow: True if the shapes of the inputs determine the shapes of the outputs.
     """
-    comparison = Comparison()
+    comparison = Comparison(basis=basis)
     try:
-        comparison.update(wanted, infer(candidate, sample))
+        comparison.update(wanted, infer(candidate, sample), sample.inputs)
     except EdgeqError as error:
         return error.problem
     found = comparison.result()
@@ -372,7 +379,8 @@ def check_preparation(prepared: PreparedModel, samples: Samples) -> PreparedMode
         return prepared
     try:
         source, made = open_session(prepared.source), open_session(prepared.path)
-        agreement = compare_sessions(source, made, samples, count=1)
+        basis = sampled_basis(prepared.graph, made, samples)
+        agreement = compare_sessions(source, made, samples, count=1, basis=basis)
         if not agreement.compared or agreement.same is not None or agreement.sqnr_db >= LEAST_DB:
             check_other_sizes(
                 prepared,
@@ -382,11 +390,12 @@ def check_preparation(prepared: PreparedModel, samples: Samples) -> PreparedMode
                 form="its prepared form",
                 sqnr_db=agreement.sqnr_db,
                 least=LEAST_DB,
+                basis=basis,
             )
             return prepared
-        agreement = compare_sessions(source, made, samples, count=_SAMPLES)
+        agreement = compare_sessions(source, made, samples, count=_SAMPLES, basis=basis)
         plain = open_session(prepared.source, SessionSettings(optimization="none"))
-        rounded = compare_sessions(source, plain, samples, count=_SAMPLES)
+        rounded = compare_sessions(source, plain, samples, count=_SAMPLES, basis=basis)
     except (RuntimeUnavailableError, DataError):
         return prepared
     if agreement.sqnr_db >= min(LEAST_DB, rounded.sqnr_db - _FAR_DB):

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
+from edgeq_device.basis import EVERYTHING, Basis
 from edgeq_device.claim import SLOWER, Claim, claim
 from edgeq_device.latency import Distribution
 
@@ -318,6 +319,7 @@ def prove(
     workers: Workers | None = None,
     count: int | None = None,
     float_outputs: Sequence[Outputs] = (),
+    basis: Basis = EVERYTHING,
     progress: Progress = SILENT,
 ) -> Proof:
     """Load the artifact the way its device will load it, and measure it against the float model from which it was made.
@@ -331,6 +333,7 @@ def prove(
         count: the number of samples to use, spread evenly over all. None means all samples, or `simulated_count`
             samples if the engine's hardware is simulated.
         float_outputs: the float model's outputs for each sample, if they are known. The float model is then not run.
+        basis: what the figures are taken over.
 
     Raises:
         RuntimeUnavailableError: the artifact does not load.
@@ -353,7 +356,8 @@ def prove(
             several = range(sessions_to_time(prepared.path) if timed else 1)
             sessions = {name: [engines.open(file, opened[name]) for _ in several] for name, file in files.items()}
         singles = {name: own[0] for name, own in sessions.items()}
-        measured: dict[str, Any] = {"task": task, "reference": FLOAT, "settings": opened, "progress": progress}
+        measured: dict[str, Any] = {"task": task, "reference": FLOAT, "settings": opened, "basis": basis}
+        measured["progress"] = progress
         if workers is not None:
             models = {name: ModelAt(file, opened[name]) for name, file in files.items()}
             evaluation = evaluate_on(workers, models, samples, count=count, **measured)
@@ -377,9 +381,10 @@ def prove(
                 form="its quantized form",
                 sqnr_db=agreement.sqnr_db,
                 least=_WRONG_DB,
+                basis=basis,
             )
         with progress.stage("The optimiser's effect"):
-            opening = open_as_device(artifact, singles, samples, threads=threads, known=known)
+            opening = open_as_device(artifact, singles, samples, threads=threads, known=known, basis=basis)
             opening.check(artifact.model)
         if timed and not latency:
             with progress.stage("Timing int8 against float32") as advance:

@@ -205,6 +205,7 @@ def check_built(
         samples=job.validation,
         count=count,
         task=job.task,
+        basis=job.basis,
     )
     found = check_trial(trial, built.target, machine, route=route, progress=progress)
     found.check()

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 from edgeq_device.arrays import one_array
+from edgeq_device.basis import EVERYTHING, Basis, OutputPair
 from edgeq_device.engines import engine_options, parse_version
 from edgeq_device.variants import SliceTolerance
 from numpy.typing import NDArray
@@ -70,6 +71,7 @@ def expected_outputs(
     *,
     native: bool,
     simulated: bool = False,
+    basis: Basis = EVERYTHING,
 ) -> SelfTest:
     """Return the self-test, which contains the expected outputs and the tolerance for each output on the device.
 
@@ -82,6 +84,7 @@ def expected_outputs(
         float_model: the model that was quantized.
         native: True if this machine's kernels are the target's kernels.
         simulated: True if the outputs come from a simulation, which rounds in different places than the device.
+        basis: what the figures of the float model are taken over. The tolerances are taken over the same elements.
     """
     if check is not None and check.answers:
         cases = tuple(SelfTestCase(c.inputs, answer) for c, answer in zip(cases, check.answers, strict=True))
@@ -91,12 +94,16 @@ def expected_outputs(
         others = [_answers(session, case) for case in cases]
     factor = _SIMULATED if simulated else 1.0
     tolerance, slices = {}, {}
-    for name in dict.fromkeys(name for case in cases for name in case.outputs):
-        pairs = [(case, other[name]) for case, other in zip(cases, others, strict=True) if name in case.outputs]
-        tolerance[name], parts = _allowed(name, pairs, factor)
+    names = tuple(dict.fromkeys(name for case in cases for name in case.outputs))
+    pairs: dict[str, list[tuple[SelfTestCase, OutputPair]]] = {name: [] for name in names}
+    for case, other in zip(cases, others, strict=True):
+        for pair in basis.pairs(case.outputs, other, case.inputs):
+            pairs[pair.name].append((case, pair))
+    for name in names:
+        tolerance[name], parts = _allowed(pairs[name], factor)
         if parts:
             slices[name] = parts
-    return SelfTest(cases, tolerance, slices)
+    return SelfTest(cases, tolerance, slices, basis.of(names))
 
 
 def _answers(session: Session, case: SelfTestCase) -> dict[str, Array]:
@@ -105,23 +112,26 @@ def _answers(session: Session, case: SelfTestCase) -> dict[str, Array]:
 
 
 def _allowed(
-    name: str, pairs: Sequence[tuple[SelfTestCase, Array]], factor: float
+    pairs: Sequence[tuple[SelfTestCase, OutputPair]], factor: float
 ) -> tuple[float, tuple[SliceTolerance, ...]]:
     """Return the tolerance of an output and the tolerances of its slices. A tolerance is the larger of two values: a
     share of the largest output value, and `factor` times the largest difference between the expected outputs and the
     other array in each pair. The tolerance of a slice is at least two steps of the output's grid, if there is one.
     """
-    if any(case.outputs[name].dtype.kind != "f" for case, _ in pairs):
+    if any(pair.reference.dtype.kind != "f" for _, pair in pairs):
         return 0.0, ()
-    sums, largest, changed = SliceSums(), 0.0, 0.0
-    for case, other in pairs:
-        expected = case.outputs[name].astype(np.float64)
-        other = other if other.shape == expected.shape else expected
+    sums, largest, changed, grid = SliceSums(), 0.0, 0.0, [np.zeros(0)]
+    for case, pair in pairs:
+        expected = pair.reference.astype(np.float64)
+        other = pair.candidate.astype(np.float64) if pair.candidate.shape == expected.shape else expected
+        if pair.counted is not None:
+            expected, other = (np.where(pair.counted, array, 0.0) for array in (expected, other))
         largest = max(largest, float(np.abs(expected).max(initial=0.0)))
         changed = max(changed, float(np.abs(other - expected).max(initial=0.0)))
-        sums.update(expected, other.astype(np.float64), case.inputs.values())
+        sums.update(expected, other, case.inputs.values(), counted=pair.counted, ranked=pair.ranked)
+        grid.append(expected.ravel())
     whole = max(_SELFTEST_TOLERANCE * largest, factor * changed)
-    step = 2 * _step(np.concatenate([case.outputs[name].ravel() for case, _ in pairs]))
+    step = 2 * _step(np.concatenate(grid))
     parts = ((part, max(_SLICE_TOLERANCE * part.peak, factor * part.max_abs_error, step)) for part in sums.result())
     kept = (SliceTolerance(p.axis, p.first, p.last, allowed) for p, allowed in parts if allowed < whole)
     strictest = sorted(kept, key=lambda part: part.tolerance)[:_MOST_SLICES]
@@ -243,7 +253,14 @@ def variant_spec(
     built, proof = variant.built, variant.proof
     target, artifact = built.target, built.artifact
     simulated = artifact.simulation is not None
-    selftest = expected_outputs(cases, variant.emulated, job.prepared.path, native=variant.native, simulated=simulated)
+    selftest = expected_outputs(
+        cases,
+        variant.emulated,
+        job.prepared.path,
+        native=variant.native,
+        simulated=simulated,
+        basis=job.basis,
+    )
     info = {
         **({"table_file": f"{name}.{artifact.requires['table']}"} if "table" in artifact.requires else {}),
         "title": target.title,
@@ -317,12 +334,14 @@ def alternative_spec(alternative: Alternative, job: Job, count: int) -> VariantS
     unopened = ""
     # a plug-in's compiled form was already compared after compiling
     if artifact.plugin is None and artifact.model != job.prepared.path:
-        opening = open_stand_in(artifact, job.prepared.path, job.validation)
+        opening = open_stand_in(artifact, job.prepared.path, job.validation, job.basis)
         opening.check(artifact.model)
         unopened = "; ".join(opening.notes)
     cases = selftest_cases(artifact, job.validation, count)
     modelled = artifact.simulation is not None
-    selftest = expected_outputs(cases, None, job.prepared.path, native=not modelled, simulated=modelled)
+    selftest = expected_outputs(
+        cases, None, job.prepared.path, native=not modelled, simulated=modelled, basis=job.basis
+    )
     simulated = modelled or artifact.plugin is not None
     where = "in simulation on a CPU" if simulated else "this machine"
     kind: CheckKind = "modelled" if simulated else "native"

@@ -19,6 +19,7 @@ from edgeq.data.samples import Samples
 from edgeq.errors import CheckFailedError, EdgeqError, UsageError
 from edgeq.measure.accuracy import Accuracy, Evaluation, evaluate_sessions
 from edgeq.measure.agreement import Agreement, OutputAgreement
+from edgeq.measure.basis import sampled_basis
 from edgeq.measure.bench import SAMPLES, LoadedModel, Opener, Workload, open_model, refuse_ignored
 from edgeq.measure.coverage import measure_coverage
 from edgeq.measure.find_task import named_task
@@ -26,6 +27,7 @@ from edgeq.measure.latency import Measurement, bench_model, measure_models, sess
 from edgeq.measure.preprocess_search import open_or_search
 from edgeq.measure.settle import settle
 from edgeq.measure.task import Task, TaskOptions, as_task
+from edgeq.model.graph import GraphIndex
 from edgeq.model.load import is_quantized, model_bytes, model_digest, path_of
 from edgeq.run.session import SessionSettings
 from edgeq.signature import Signature, interchangeable, signature_differences
@@ -513,6 +515,7 @@ def run_comparison(
                 task=task,
                 reference=A,
                 settings={A: a.settings, B: b.settings},
+                basis=sampled_basis(GraphIndex(a.graph), a.session, samples),
                 progress=progress,
             )
         here = place is None

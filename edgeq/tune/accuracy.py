@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from edgeq_device.basis import EVERYTHING, Basis
 
 from edgeq.backends.base import Artifact
 from edgeq.data.records import Sample
@@ -199,6 +200,7 @@ class AccuracyMeter:
         float_model: the model that computes float32's outputs.
         task: what to measure by labels; None measures agreement with float32.
         held: the figure to compare with the allowed loss; see `accuracy_estimate.Held`.
+        basis: what the figures of the outputs are taken over.
         memory: bytes of samples and outputs to keep in memory; the rest goes to `workdir`.
     """
 
@@ -210,11 +212,13 @@ class AccuracyMeter:
         *,
         task: Task | None = None,
         held: Held = "expected",
+        basis: Basis = EVERYTHING,
         memory: int = MEMORY,
         progress: Progress = SILENT,
     ) -> None:
         self._task = task
         self._held = held
+        self._basis = basis
         self.samples = SampleStore(validation, workdir / "samples", memory=memory // 2, progress=progress)
         self._float_outputs = ArrayStore(workdir / "float", memory // 2)
         self._float_model = float_model
@@ -246,7 +250,7 @@ class AccuracyMeter:
         """
         estimate = self._estimates.get(name)
         if estimate is None or estimate.seen > samples:
-            estimate = self._estimates[name] = _Estimate.of(self._task)
+            estimate = self._estimates[name] = self._started()
         if estimate.seen < samples:
             opened = session()
             most = self._most_at_once(opened) if together else 1
@@ -275,7 +279,7 @@ class AccuracyMeter:
             The assessment, and half the width of a 95 % interval: how far the estimate may be from the engine's loss on
                 all samples.
         """
-        pair = self._pairs.setdefault(name, _Pair(_Estimate.of(self._task), _Estimate.of(self._task)))
+        pair = self._pairs.setdefault(name, _Pair(self._started(), self._started()))
         for position in range(pair.there.seen, samples):
             sample, reference = [self.samples[position]], self._references([position])
             (mine,), (other,) = (answers(session, sample, model=name) for session in (here, there))
@@ -298,7 +302,7 @@ class AccuracyMeter:
 
     def compare(self, session: Session, count: int, *, model: str) -> Agreement:
         """Return the agreement of the session's outputs with float32's on the first `count` samples."""
-        comparison = Comparison()
+        comparison = Comparison(basis=self._basis)
         for position in range(min(count, self.total)):
             sample = self.samples[position]
             comparison.update(self._reference(position), infer(session, sample, model=model), sample.inputs)
@@ -316,6 +320,11 @@ class AccuracyMeter:
     def float_metrics(self) -> dict[str, float]:
         """Return float32's metrics over all samples; empty without a task."""
         return dict(self._float_measured(self.total).metrics) if self._task is not None else {}
+
+    def _started(self) -> _Estimate:
+        """Return an estimate without any samples yet."""
+        metric = None if self._task is None else ResampledMeter(self._task)
+        return _Estimate(metric, AgreementEstimate(Comparison(self._task, self._basis)))
 
     def _assessed(self, estimate: _Estimate) -> Assessment:
         """Return the assessment of a model on the samples that it has run so far."""
@@ -375,11 +384,6 @@ class _Estimate:
     agreement: AgreementEstimate
     seen: int = 0
 
-    @classmethod
-    def of(cls, task: Task | None) -> _Estimate:
-        """Return an estimate without any samples yet."""
-        return cls(None if task is None else ResampledMeter(task), AgreementEstimate(Comparison(task)))
-
     def add(self, samples: Sequence[Sample], references: Sequence[Outputs], candidates: Sequence[Outputs]) -> None:
         """Add samples with the outputs of float32 and of the candidate. The candidate is compared with float32, and
         with the label if there is one. If there are several samples, each must be a single row.
@@ -427,6 +431,7 @@ class AssessmentJob:
     task: Task | None
     held: Held
     memory: int
+    basis: Basis
 
     def open(self, stack: ExitStack) -> Callable[[Asked], Assessment]:
         """See `edgeq.distributed.workers.Job`."""
@@ -438,6 +443,7 @@ class AssessmentJob:
             task=self.task,
             held=self.held,
             memory=self.memory,
+            basis=self.basis,
         )
 
         def run(asked: Asked) -> Assessment:
@@ -458,7 +464,7 @@ def assessor(workers: Workers, job: Job, *, task: Task | None, held: Held, memor
     if reference is None:
         return None
     path = job.prepared.path
-    return AssessmentJob(reference, files_for(workers, path, model_files(path)[1:]), task, held, memory)
+    return AssessmentJob(reference, files_for(workers, path, model_files(path)[1:]), task, held, memory, job.basis)
 
 
 def assess_on(

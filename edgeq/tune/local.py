@@ -117,7 +117,9 @@ class LocalEvaluator:
         if repairs:
             held = "expected" if task is not None else "noise"
         how: dict[str, Any] = {"task": task, "held": held, "memory": memory}
-        self._accuracy = AccuracyMeter(job.validation, job.prepared.path, workdir, progress=progress, **how)
+        self._accuracy = AccuracyMeter(
+            job.validation, job.prepared.path, workdir, basis=job.basis, progress=progress, **how
+        )
         self._shared = None
         if job.workers is not None:
             self._shared = assessor(job.workers, job, **how)

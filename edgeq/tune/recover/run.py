@@ -246,4 +246,7 @@ def _agreements(job: Job, plain: Built, recovered: Built) -> dict[str, Agreement
         for name, built in {_PLAIN: plain, _RECOVERED: recovered}.items():
             sessions[name] = engines.open(built.artifact.proof_model, built.artifact.proof_settings())
         known = {FLOAT: job.float_outputs} if job.float_outputs else {}
-        return dict(evaluate_sessions(sessions, job.validation, reference=FLOAT, count=count, known=known).agreement)
+        evaluation = evaluate_sessions(
+            sessions, job.validation, reference=FLOAT, count=count, known=known, basis=job.basis
+        )
+        return dict(evaluation.agreement)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Dict, Mapping, Optional, Tuple
 
+from edgeq_device.basis import EVERYTHING, Axis, Basis, Padding
 from edgeq_device.engines import engine_of_file
 from edgeq_device.errors import BundleError
 from edgeq_device.manifest import (
@@ -87,6 +88,7 @@ class Variant:
         min_onnxruntime: oldest onnxruntime that runs the variant; "" if any version does.
         cases, tolerance: cases of the self-test, and the absolute tolerance of each output by name.
         slices: tolerances for parts of an output, by the output's name, in addition to its overall tolerance.
+        basis: what the tolerances apply to.
         info: all of executor_info.edgeq.
         table: path of the calibration table that must be next to the engines; None if there is none.
         bundle: sha256 of the bundle's manifest, under which the device caches what it builds; "" outside a bundle.
@@ -112,6 +114,7 @@ class Variant:
     hashed: Optional[Hashed] = None
     beside: Optional[Path] = None
     slices: Mapping[str, Tuple[SliceTolerance, ...]] = field(default_factory=dict)
+    basis: Basis = EVERYTHING
 
     def check_unchanged(self) -> None:
         """Refuse files that are opened in place and have changed since they were hashed. Call this once the files are
@@ -246,6 +249,7 @@ def _variant(component: str, place: str, name: str, values: object, files: _File
         cases=cases,
         tolerance=tolerance,
         slices=_slices(info.get("selftest_slices", {}), tolerance, where),
+        basis=_basis(info.get("selftest_basis"), tolerance, where),
         info=info,
         table=_table(info, files),
     )
@@ -304,6 +308,44 @@ def _slice(value: object, where: str) -> SliceTolerance:
     if not whole or not 0 <= axis < _MOST_AXES or not 0 <= first <= last < _MOST_INDICES:
         raise BundleError(f"{where}: a slice is not from a first to a last index of an axis")
     return SliceTolerance(axis, first, last, _tolerance(value["tolerance"], f"{where}: the tolerance of a slice"))
+
+
+def _basis(values: object, tolerance: Mapping[str, float], where: str) -> Basis:
+    """Read what the tolerances apply to. Without an entry, they apply to every element, in place."""
+    if values is None:
+        return EVERYTHING
+    where = f"{where}: selftest_basis"
+    body = object_in(values, where)
+    check_keys(body, frozenset({"limits", "ranked", "padding"}), where)
+    limits, padding = object_in(body.get("limits", {}), where), object_in(body.get("padding", {}), where)
+    check_keys(padding, frozenset({"masks", "axes"}), where)
+    masks = object_in(padding.get("masks", {}), where)
+    ranked, axes = (_axes(part, where) for part in (body.get("ranked", {}), padding.get("axes", {})))
+    if not {*limits, *ranked, *axes} <= set(tolerance):
+        raise BundleError(f"{where} names an output that the self-test does not have")
+    if not all(isinstance(hidden, bool) for hidden in masks.values()):
+        raise BundleError(f"{where}: masks are not true or false")
+    if not {axis.origin for axis in axes.values()} <= set(masks):
+        raise BundleError(f"{where}: positions have no mask")
+    return Basis(
+        {name: _tolerance(v, f"{where}: the limit of {name!r}") for name, v in limits.items()},
+        ranked,
+        Padding(masks, axes),
+    )
+
+
+def _axes(values: object, where: str) -> Dict[str, Axis]:
+    axes = {}
+    for name, value in object_in(values, where).items():
+        if not isinstance(value, dict) or set(value) != {"place", "origin"}:
+            raise BundleError(f"{where}: the axis of {name!r} has a place and an origin")
+        place, origin = value["place"], value["origin"]
+        if not isinstance(place, int) or isinstance(place, bool) or not 0 <= place < _MOST_AXES:
+            raise BundleError(f"{where}: the place of {name!r} is not an axis")
+        if not isinstance(origin, str):
+            raise BundleError(f"{where}: the origin of {name!r} is not a string")
+        axes[name] = Axis(place, origin)
+    return axes
 
 
 def _tolerance(value: object, where: str) -> float:
