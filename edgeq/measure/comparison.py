@@ -267,7 +267,7 @@ class AxisSums:
     @property
     def _many(self) -> bool:
         """Return whether every index has enough values for a mean."""
-        return bool(self.count.min(initial=0) >= _LEAST_VALUES)
+        return bool((self.count >= _LEAST_VALUES).all())
 
     def _totals(self) -> NDArray[np.float64]:
         """Return the sums as [powers, indices]."""

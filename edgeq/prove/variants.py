@@ -48,6 +48,8 @@ _SIMULATED = 2.0
 # percent.
 _SLICE_TOLERANCE = 0.1
 _MOST_SLICES = 64
+# Fewer values may lie close together by chance.
+_ENOUGH_VALUES = 64
 # The allowed distance of a value from a multiple of the step, in steps. float32 represents up to 2^16 steps with this
 # precision.
 _OFF_GRID = 0.01
@@ -115,23 +117,26 @@ def _allowed(
     pairs: Sequence[tuple[SelfTestCase, OutputPair]], factor: float
 ) -> tuple[float, tuple[SliceTolerance, ...]]:
     """Return the tolerance of an output and the tolerances of its slices. A tolerance is the larger of two values: a
-    share of the largest output value, and `factor` times the largest difference between the expected outputs and the
+    share of the output's range, and `factor` times the largest difference between the expected outputs and the
     other array in each pair. The tolerance of a slice is at least two steps of the output's grid, if there is one.
     """
     if any(pair.reference.dtype.kind != "f" for _, pair in pairs):
         return 0.0, ()
-    sums, largest, changed, grid = SliceSums(), 0.0, 0.0, [np.zeros(0)]
+    sums, changed, grid = SliceSums(), 0.0, [np.zeros(0)]
     for case, pair in pairs:
         expected = pair.reference.astype(np.float64)
         other = pair.candidate.astype(np.float64) if pair.candidate.shape == expected.shape else expected
         if pair.counted is not None:
             expected, other = (np.where(pair.counted, array, 0.0) for array in (expected, other))
-        largest = max(largest, float(np.abs(expected).max(initial=0.0)))
         changed = max(changed, float(np.abs(other - expected).max(initial=0.0)))
         sums.update(expected, other, case.inputs.values(), counted=pair.counted, ranked=pair.ranked)
-        grid.append(expected.ravel())
+        grid.append(expected.ravel() if pair.counted is None else expected[pair.counted])
+    values = np.concatenate(grid)
+    largest = float(np.abs(values).max(initial=0.0))
+    if values.size >= _ENOUGH_VALUES:  # The distance of a quantity from zero is not its size.
+        largest = min(largest, float(np.ptp(values))) or largest
     whole = max(_SELFTEST_TOLERANCE * largest, factor * changed)
-    step = 2 * _step(np.concatenate(grid))
+    step = 2 * _step(values)
     parts = ((part, max(_SLICE_TOLERANCE * part.peak, factor * part.max_abs_error, step)) for part in sums.result())
     kept = (SliceTolerance(p.axis, p.first, p.last, allowed) for p, allowed in parts if allowed < whole)
     strictest = sorted(kept, key=lambda part: part.tolerance)[:_MOST_SLICES]

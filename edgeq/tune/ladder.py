@@ -4,6 +4,7 @@ when the result is good enough or nothing is left to try.
 The steps are those of the search (`edgeq.tune.search`), but speed is counted in multiply-accumulates, not timed. So the
 steps are the same on every machine and for every target:
 
+- the end of the model in float: what follows the last layers, and these layers
 - other range methods, applied to the same statistics
 - recoveries
 - ranges measured at run time, or weights in blocks, if products dominate
@@ -27,6 +28,8 @@ from edgeq.data.samples import spread_over
 from edgeq.errors import UsageError
 from edgeq.hardware.profile import Profile
 from edgeq.hardware.target import Target
+from edgeq.model.graph import before_layers, operator_of
+from edgeq.model.int8_prediction import hazardous_nodes
 from edgeq.model.products import node_macs
 from edgeq.prove.job import Built, Job
 from edgeq.prove.proof import Repair, Step
@@ -35,13 +38,14 @@ from edgeq.run.engines import EngineChoice
 from edgeq.run.session import Engines
 from edgeq.scheme import ALL_NODES, Scheme
 from edgeq.tune.goal import EFFORTS, Deadline, Effort, Goal
+from edgeq.tune.judge import build_and_assess
 from edgeq.tune.local import LocalEvaluator
 from edgeq.tune.recover.methods.smoothquant import SmoothQuant
 from edgeq.tune.recover.methods.weight_rounding import WeightRounding
 from edgeq.tune.recover.run import ineffective
 from edgeq.tune.search import search
 from edgeq.tune.space import WORTH_A_TRY, Candidate, product_share, sequence_candidates, with_scheme
-from edgeq.tune.trials import Outcome, Trial, allowed, loses
+from edgeq.tune.trials import Outcome, Trial, Trials, allowed, loses
 
 PLAIN = "the plain build"
 # Largest numbers of multiply-accumulates, for one pass over the calibration samples and for one pass over the
@@ -51,6 +55,9 @@ _LEAST_SAMPLES = 32
 _SPARED = {"exclude": "nodes in float", "wide": "tensors in 16 bits", "eight_bit": "products in 8 bits"}
 # Share of the allowed loss. Losses that differ by less are considered equal.
 _ALIKE = 0.25
+_HEADS = ("its end in float", "its last layers in float")
+# A head in float must leave half of the work in integers, and is worth it if it takes away half of the noise.
+_MOST = 0.5
 # The inputs of products often have a few wide channels, which leave few levels to the others.
 _SMOOTHED = (SmoothQuant.name, WeightRounding.name)
 _TAILS = "percentile"
@@ -104,17 +111,24 @@ def climb(
         if found.bound <= max_drop:
             return None, None
         progress.note(f"{PLAIN} {loses(found)}; {allowed(found, max_drop)}: trying to repair it")
-        profile = _searched(target.profile, chosen)
-        outcome = search(
-            [plain, *_others(job, target, scheme, chosen, effort)],
-            profile,
-            evaluator,
-            Goal(max_drop=max_drop, strict=True),
-            Deadline(None),
-            pace=pace,
-            progress=progress,
-        )
-        best = outcome.winner or _nearest(outcome, evaluator, max_drop)
+        goal = Goal(max_drop=max_drop, strict=True)
+        trials = _float_heads(Trials(evaluator, goal, Deadline(None), progress, pace), plain, job, chosen)
+        best = min(trials, key=lambda trial: trial.loss, default=None)
+        if best is None or best.loss > max_drop:
+            # A head that causes most of the noise stays in float, whatever else is tried.
+            start = best.candidate if best is not None and best.loss < _MOST * found.bound else plain
+            outcome = search(
+                [start, *_others(job, target, start.scheme, chosen, effort)],
+                _searched(target.profile, chosen),
+                evaluator,
+                goal,
+                Deadline(None),
+                pace=pace,
+                progress=progress,
+            )
+            trials += [trial for trial in outcome.trials if trial.name not in {known.name for known in trials}]
+            nearest = outcome.winner or _nearest(outcome, evaluator, max_drop)
+            best = nearest if best is None or (nearest is not None and nearest.loss < best.loss) else best
     for tried in workdir.glob("candidate-*"):
         shutil.rmtree(tried)
     better = best if best is not None and best.name != plain.name and best.loss < found.bound else None
@@ -125,12 +139,40 @@ def climb(
         plain=found.bound,
         loss=better.loss if better is not None else found.bound,
         chosen=PLAIN if better is None else _title(better.candidate, plain),
-        steps=tuple(_step(trial, plain, found) for trial in outcome.trials if trial.screening is not None),
+        steps=tuple(_step(trial, plain, found) for trial in trials if trial.screening is not None),
     )
     if better is None:
         return None, repair
     built = evaluator.builder.build(better.candidate, destination)
     return (replace(built, artifact=built.artifact.in_engine(engine)) if engine else built), repair
+
+
+def _float_heads(trials: Trials, plain: Candidate, job: Job, chosen: Collection[str]) -> list[Trial]:
+    """Build and assess the plain build with its head in float: first what follows the last layers, then these layers
+    too. Stop at the first build that is good enough.
+
+    The last layers often write several quantities, or a quantity far from zero, with one scale. Nothing after them can
+    mend this, and they are a small part of the work.
+    """
+    model = job.prepared.model
+    leading, macs = before_layers(model), node_macs(model)
+    ends = [node for node in model.graph if node not in leading]
+    tail = {node.name for node in ends if node.name and not operator_of(node).mac_rule}
+    layers = {node.name for node in ends if node.name and operator_of(node).mac_rule}
+    little = sum(macs.get(name, 0) for name in layers) <= _MOST * sum(macs.values())
+    heads = [] if "exclude" in chosen else [tail, tail | layers] if little else [tail]
+    known = set(plain.scheme.exclude) | set(hazardous_nodes(model, job.prepared.hazards))
+    built: list[Trial] = []
+    for place, head in enumerate(heads):
+        if not head - known:
+            continue
+        known |= head
+        scheme = plain.scheme.replace(exclude=(*plain.scheme.exclude, *sorted(head - set(plain.scheme.exclude))))
+        candidate = plain.replace(name=f"{plain.name}, {_HEADS[place]}", scheme=scheme)
+        built.append(build_and_assess(trials, candidate, "exclusion", plain.name))
+        if trials.meets(built[-1]):
+            break
+    return built
 
 
 def _bounded(job: Job) -> Job:

@@ -65,7 +65,7 @@ class Padding:
         mask = inputs.get(axis.origin) if axis is not None else None
         if axis is None or mask is None or mask.ndim != 2 or axis.place >= len(shape):
             return None
-        real = mask.astype(bool) != self.masks[axis.origin]
+        real: Array = mask.astype(bool) != self.masks[axis.origin]
         if real.all() or not real.any() or shape[axis.place] != real.shape[1]:
             return None
         after = (1,) * (len(shape) - axis.place - 1)

@@ -104,4 +104,5 @@ def _distances(a: Array, b: Array) -> Array:
     spread = np.where(spread > 0, spread, np.maximum(np.abs(finite_a).max(0), 1e-12))
     x, y = finite_a / spread, finite_b / spread
     squares = (x**2).sum(1)[:, None] + (y**2).sum(1)[None, :] - 2 * np.einsum("ik,jk->ij", x, y)
-    return np.sqrt(np.maximum(squares, 0) / a.shape[1])
+    distances: Array = np.sqrt(np.maximum(squares, 0) / a.shape[1])
+    return distances
