@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
+from edgeq_device.basis import NO_PADDING, Padding
 from numpy.typing import NDArray
 
 from edgeq.calibrate.observer import InstrumentedModel, Observer, Part, Seen
@@ -35,6 +36,7 @@ from edgeq.errors import CalibrationError, DataError, EdgeqError
 from edgeq.hardware.detect import usable_threads
 from edgeq.model.graph import GraphIndex, indexed, name_of
 from edgeq.model.load import model_files, partitions, read_model, save_model, tensor_sizes
+from edgeq.model.padding import find_padding
 from edgeq.model.sessions import Loadable
 from edgeq.model.shapes import element_types
 from edgeq.model.tensors import float_constant
@@ -101,6 +103,7 @@ class FloatPass:
         every_element: whether to count all elements of large tensors.
         outputs: store for the model's outputs. If it is set, `model` returns the fetched tensors, followed by the
             outputs that are not among them.
+        padding: the positions that masks hide. Their values do not count.
 
     Attributes:
         running_s: seconds spent on running the model, summed over all threads.
@@ -117,8 +120,10 @@ class FloatPass:
         at_once: int,
         every_element: bool,
         outputs: FloatOutputs | None = None,
+        padding: Padding = NO_PADDING,
     ) -> None:
         self._outputs = outputs
+        self._padding = padding
         self._plan = steps
         self._model = model
         self._observers = {
@@ -229,7 +234,10 @@ class FloatPass:
             # Pop the arrays, so that each is freed as soon as it is counted.
             name, values = arrays.pop()
             try:
-                seen[name] = self._observers[name].observe(values, place)
+                visible = None
+                if self._padding.masks and not isinstance(values, Part):
+                    visible = self._padding.visible(name, values.shape, sample.inputs)
+                seen[name] = self._observers[name].observe(values, place, visible=visible)
             except CalibrationError as error:
                 raise CalibrationError(
                     f"tensor {name!r} in sample {sample.name}: {error.problem}",
@@ -296,15 +304,20 @@ class CalibrationJob:
     def open(self, stack: ExitStack) -> Callable[[Shard], dict[str, TensorStatistics]]:
         """Return the function that computes the statistics of a shard. See `edgeq.distributed.workers.Job`."""
         model = read_model(self.model.place(stack))
-        steps = plan(model, self.names, self.channels)
+        graph = GraphIndex(model)
+        steps, padding = plan(model, self.names, self.channels), find_padding(graph)
         every = self.every_element
         fetched = InstrumentedModel(
-            model, steps.fetched, keep_layout=self.channels, threads=self.threads, every_element=every
+            graph,
+            steps.fetched,
+            keep_layout=steps.fetched if padding.masks else self.channels,
+            threads=self.threads,
+            every_element=every or bool(padding.masks),
         )
         nothing = {name: TensorStatistics() for name in self.names}
 
         def run(shard: Shard) -> dict[str, TensorStatistics]:
-            seen = FloatPass(fetched, steps, nothing, self.channels, at_once=1, every_element=every)
+            seen = FloatPass(fetched, steps, nothing, self.channels, at_once=1, every_element=every, padding=padding)
             for place, sample in enumerate(shard.read(self.samples), shard.start):
                 seen.observe(sample, place)
             return seen.freeze(last=True, derive=False)
@@ -461,6 +474,7 @@ def collect(
             checkpoint(snapshot())
 
     sharded = Sharded(samples, workers) if workers is not None else None
+    padding = find_padding(graph)
     with progress.stage(f"calibrating {len(names)} tensors", total * len(passes)) as advance, _weights_named(model):
         for partition in passes:
             done = state[partition[0]].samples
@@ -483,12 +497,19 @@ def collect(
             each = max(1, threads // at_once)
             last = kept.names if kept is not None else ()
             wanted = tuple(dict.fromkeys((*steps.fetched, *last)))
-            kept_layout = {*channels, *last}
-            fetched = InstrumentedModel(
-                graph, wanted, keep_layout=kept_layout, threads=each, every_element=every_element
-            )
+            # Positions can be told apart only in the whole tensor, in its own layout.
+            kept_layout = wanted if padding.masks else {*channels, *last}
+            every = every_element or bool(padding.masks)
+            fetched = InstrumentedModel(graph, wanted, keep_layout=kept_layout, threads=each, every_element=every)
             seen = FloatPass(
-                fetched, steps, state, channels, at_once=at_once, every_element=every_element, outputs=kept
+                fetched,
+                steps,
+                state,
+                channels,
+                at_once=at_once,
+                every_element=every_element,
+                outputs=kept,
+                padding=padding,
             )
             remaining = itertools.islice(enumerate(samples), done, None)
             with closing(seen):

@@ -329,11 +329,12 @@ class Observer:
         self._sums = (start.minimum_sum, start.maximum_sum)
         self._nonfinite = start.nonfinite
 
-    def observe(self, values: NDArray[Any] | Part, place: int = 0) -> Seen:
+    def observe(self, values: NDArray[Any] | Part, place: int = 0, *, visible: NDArray[np.bool_] | None = None) -> Seen:
         """Count one sample's finite values (float32 or float16, any shape) and update the extrema.
 
         Args:
             values: all values, or a `Part` if only a part is counted at this `place`.
+            visible: which values count, in a shape that broadcasts to that of `values`; None means all.
             place: index of the sample, from 0. The counted part depends on this index and not on the progress of other
                 threads, so the result is always the same.
         """
@@ -344,9 +345,10 @@ class Observer:
                 counter.add(values.values, values.stride)
             seen = Seen(values.size, values.minimum + 0.0, values.maximum + 0.0, dtype_name(values.values))
         else:
-            seen = self._add(values, place, counter)
+            counted = values if visible is None else values[np.broadcast_to(visible, values.shape)]
+            seen = self._add(counted, place, counter)
             if self._axis is not None and seen.count:
-                self._observe_channels(values, self._axis)
+                self._observe_channels(values, self._axis, visible)
         self.note(seen)
         return seen
 
@@ -417,11 +419,11 @@ class Observer:
             self._nonfinite,
         )
 
-    def _observe_channels(self, values: NDArray[Any], axis: int) -> None:
+    def _observe_channels(self, values: NDArray[Any], axis: int, visible: NDArray[np.bool_] | None) -> None:
         if axis >= values.ndim:
             raise CalibrationError(f"it has {values.ndim} dimensions and no channel axis {axis}")
         others = tuple(i for i in range(values.ndim) if i != axis)
-        finite = np.isfinite(values)
+        finite = np.isfinite(values) if visible is None else np.isfinite(values) & visible
         extrema = ChannelExtrema(
             axis,
             values.min(axis=others, where=finite, initial=np.inf).astype(np.float32) + np.float32(0),

@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 _FLOAT_NODES_SHOWN = 8
 _OUTPUTS_SHOWN = 4
+# The SQNR around the mean is shown if the distance from zero makes up half of the signal.
+_FAR_DB = 3.0
 
 
 def draw_proof(proof: Proof, *, verbose: bool) -> Lines:
@@ -63,9 +65,13 @@ def draw_proof(proof: Proof, *, verbose: bool) -> Lines:
         for output in outputs if verbose else outputs[:_OUTPUTS_SHOWN]:
             yield f"  output {output.name}: {closeness(output)}"
     for output in agreement.outputs:
-        parts = sorted(output.slices, key=lambda part: part.sqnr_db)
+        if output.basis:
+            yield f"  {output.basis}"
+        parts = sorted(output.slices, key=lambda part: part.least_db)
         for part in parts if verbose else parts[:_OUTPUTS_SHOWN]:
             same, figures = part.sqnr_db == math.inf, f"SQNR {part.sqnr_db:.1f} dB, cosine {part.cosine:.5f}"
+            if part.centred_db is not None and part.centred_db < part.sqnr_db - _FAR_DB:
+                figures = f"{figures}, around the mean {part.centred_db:.1f} dB"
             yield f"  output {output.name}, {part.where}: {'the same' if same else figures}"
     if proof.accuracy:
         rows = (
@@ -106,6 +112,9 @@ def closeness(found: Agreement | OutputAgreement) -> str:
     if found.sqnr_db == math.inf:
         return "the same"
     second = f"cosine {found.cosine:.5f}" if found.top1 is None else f"same top-1 in {found.top1:.1%}"
+    centred = getattr(found, "centred_db", None)
+    if centred is not None and centred < found.sqnr_db - _FAR_DB:
+        second = f"{second}, around the mean {centred:.1f} dB"
     return f"SQNR {found.sqnr_db:.1f} dB, {second}"
 
 

@@ -361,4 +361,5 @@ def _eval_lines(found: EvalResult) -> Lines:
                 outputs.append((f"  {part.where}", *figures))
         heads = ("output", "SQNR dB", "cosine", "max error", "same top answer")
         yield table(heads, outputs, title="agreement with the reference")
+        yield from (output.basis for output in agreement.outputs if output.basis)
         yield from (styled(f"warning: {warning}", "yellow") for warning in agreement.left_out("the reference"))

@@ -198,6 +198,7 @@ class Basis:
         )
 
 
+NO_PADDING = Padding()
 EVERYTHING = Basis()
 """Every element counts, in place."""
 
