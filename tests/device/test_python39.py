@@ -1,7 +1,7 @@
 """Run bundles on Python 3.9, the oldest that a device may have, with only numpy and onnxruntime, and in engines.
 
-Methods that are newer than Python 3.9 show only when they run. scripts/lint finds newer modules, functions and arguments
-(vermin).
+Methods that are newer than Python 3.9 show only when they run. scripts/lint finds newer modules, functions and
+arguments (vermin).
 """
 
 from __future__ import annotations
