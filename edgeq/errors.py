@@ -30,9 +30,18 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 
-def one_line(error: BaseException, *, most: int | None = None) -> str:
-    """Return the text of another library's exception as one line for a message, cut to at most `most` characters."""
-    return " ".join(str(error).split())[:most]
+def one_line(text: object, *, most: int | None = None) -> str:
+    """Return the text of another program or library, such as an exception, as one line for a message.
+
+    Text longer than `most` characters ends at the end of a word, with "…". A long word is cut only if less than half of
+    the text were left without it.
+    """
+    line = " ".join(str(text).split())
+    if most is None or len(line) <= most:
+        return line
+    words = line[:most].rpartition(" ")[0]  # leaves room for "…"
+    shown = words if len(words) >= most // 2 else line[: most - 1]
+    return f"{shown.rstrip(' ,;:(')}…"
 
 
 class EdgeqError(Exception):

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from edgeq import errors
 from edgeq.cli._common import Printer, command
-from edgeq.errors import DataError, EdgeqError, suggest
+from edgeq.errors import DataError, EdgeqError, one_line, suggest
 from edgeq.util.process import INTERRUPTED
 
 TREE = sorted(
@@ -126,3 +126,20 @@ def test_program_name_and_unknown_command() -> None:
     assert result.exit_code == 2
     assert result.stderr == "edgeq: No such command 'no-such-command'. See `edgeq --help`\n"
     assert "edgeq.errors" in sys.modules
+
+
+@pytest.mark.parametrize(
+    ("text", "most", "shown"),
+    [
+        ("one\n two", 7, "one two"),
+        ("one two three", None, "one two three"),
+        ("one two three", 12, "one two…"),
+        ("one two three", 8, "one two…"),
+        ("it failed: (reason)", 12, "it failed…"),
+        ("a " + "x" * 30, 10, "a xxxxxxx…"),
+        ("x" * 30, 10, "xxxxxxxxx…"),
+    ],
+)
+def test_a_long_text_is_cut_between_words(text: str, most: int | None, shown: str) -> None:
+    assert one_line(ValueError(text), most=most) == shown
+    assert most is None or len(shown) <= most

@@ -42,7 +42,7 @@ from edgeq.calibrate.statistics import (
     sound,
 )
 from edgeq.data.arrays import DAMAGE, npy_header
-from edgeq.errors import CalibrationError, OutputError
+from edgeq.errors import CalibrationError, OutputError, one_line
 from edgeq.util.outputs import Judge, Ownership, check_free, is_plain, output_directory, read_object
 from edgeq.util.records import Count, is_longer, parse, plain
 
@@ -135,8 +135,8 @@ def load_statistics(directory: Path) -> Statistics:
     except CalibrationError as error:
         raise CalibrationError(f"{directory} is damaged ({error})", "Calibrate again") from error
     except (*DAMAGE, KeyError, IndexError, OverflowError) as error:
-        reason = f"{type(error).__name__}: {error}"
-        raise CalibrationError(f"{directory} is damaged ({reason[:200]})", "Calibrate again") from error
+        reason = one_line(f"{type(error).__name__}: {error}", most=200)
+        raise CalibrationError(f"{directory} is damaged ({reason})", "Calibrate again") from error
 
 
 @dataclass(frozen=True)

@@ -290,11 +290,11 @@ NEXT = {
     "calibrate show": "edgeq quantize MODEL.onnx --calibration {path} --data SAMPLES -o int8.onnx",
     "retarget": "edgeq bench {output} --against {model}",
     "run dry_run": "edgeq run {recipe} ...",
-    "verify": "edgeq bench {bundle}",
-    "verify on": "edgeq report {bundle} --open",
+    "verify": "edgeq bench {bundle} --variant {variant}",
+    "verify on": "edgeq report {bundle} --variant {variant} --open",
     "sign": "edgeq push {bundle} HOST/REPOSITORY:TAG",
     "push": "edgeq pull {reference} -o BUNDLE --trust {trust}",
-    "bench": "edgeq eval {model} --data LABELLED --task classification",
+    "bench": "edgeq eval {model} --data LABELLED --task classification ...",
     "eval": "edgeq compare {reference|FLOAT.onnx} {model} ...",
     "compare": "edgeq debug {a} {b} --data {data|SAMPLES} ...",
     "gate": "edgeq compare {baseline} {model} ...",
@@ -374,9 +374,10 @@ def next_line(context: click.Context) -> str | None:
     line = _OPTION.sub(lambda option: option[0] if option[1] in given else "", line)
     if any(name not in given and not instead for name, instead in _PARAMETER.findall(line)):
         return None
-    if line.endswith(_CARRIED):
-        line = " ".join([line.removesuffix(f" {_CARRIED}"), *map(shlex.quote, _carried(context, line))])
-    return _PARAMETER.sub(lambda parameter: given.get(parameter[1], parameter[2]), line)
+    # What the user typed may contain braces itself, such as `name:{label}_*`.
+    carried = map(shlex.quote, _carried(context, line)) if line.endswith(_CARRIED) else ()
+    filled = _PARAMETER.sub(lambda parameter: given.get(parameter[1], parameter[2]), line.removesuffix(f" {_CARRIED}"))
+    return " ".join([filled, *carried])
 
 
 def _keys(context: click.Context) -> Iterator[str]:
@@ -406,9 +407,12 @@ def _carried(context: click.Context, line: str) -> Iterator[str]:
         ):
             continue
         value = context.params[option.name or ""]
+        values = value if isinstance(value, tuple) else (value,)
+        if len(values) > 1 and not other.multiple:
+            continue
         name = next((name for name in other.opts if name.startswith("--")), other.opts[0])
         if option.is_flag:
             yield name if value else option.secondary_opts[0]
         else:
-            for one in value if isinstance(value, tuple) else (value,):
+            for one in values:
                 yield from (name, str(one))

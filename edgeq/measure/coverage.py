@@ -449,7 +449,7 @@ class Coverage(Displayed):
         reason: why the share is a forecast, and how to measure it.
         int8_macs, float_macs: MACs of one inference on integers and in float.
         nodes: every kernel that ran, in execution order.
-        float_nodes: nodes that ran in float, each with its reason.
+        float_nodes: nodes that ran in float, each with its reason; empty for "unknown".
         int8_mac_share: integer MACs over all MACs; 0 if the graph has none, None if the share is unknown. This and the
             attributes below are computed from `nodes` unless a record contains them.
         kernels: number of kernels of each kind that ran.

@@ -14,7 +14,7 @@ import onnx.parser
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from edgeq.errors import ModelError
+from edgeq.errors import ModelError, one_line
 from edgeq.model.graph import MAIN_DOMAINS, is_op, maker, named_values, node_input, reads
 from edgeq.model.quant_params import QuantParams
 
@@ -301,7 +301,7 @@ def from_proto(proto: onnx.ModelProto, base: Path | None = None, *, where: objec
     # ValueError, KeyError, AttributeError and others. The cause of the error has the useful text.
     except Exception as error:
         cause = error.__cause__ or error
-        text = " ".join(str(cause).split())[:300] or type(cause).__name__
+        text = one_line(cause, most=300) or type(cause).__name__
         raise ModelError(f"{where} cannot be read: {text}", "Export the model again") from error
     if base is not None:
         ir.external_data.set_base_dir(model.graph, base)

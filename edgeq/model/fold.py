@@ -304,9 +304,9 @@ def raise_opset(
             raise ValueError(f"it changes the input {changed[0]!r}")
     # The C++ code raises ConvertError, ValidationError, RuntimeError, IndexError and others.
     except Exception as error:
-        text = " ".join(str(error).split()).rpartition("failed: ")[2]  # without the position in onnx's own source code
+        text = one_line(error).rpartition("failed: ")[2]  # without the position in onnx's own source code
         raise ModelError(
-            f"{path} uses opset {opset}, and onnx's converter cannot raise it to {to}: {text[:200]}",
+            f"{path} uses opset {opset}, and onnx's converter cannot raise it to {to}: {one_line(text, most=200)}",
             fix,
         ) from error
     for output in converted.graph.output:

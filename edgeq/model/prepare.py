@@ -12,7 +12,7 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
-from edgeq.errors import ModelError, RuntimeUnavailableError
+from edgeq.errors import ModelError, RuntimeUnavailableError, one_line
 from edgeq.model.clean import forget_origin, name_nodes, remove_no_ops, separate_names, tidy
 from edgeq.model.compatibility import fix_sizes
 from edgeq.model.edit import external_folder, from_proto, to_proto, update_shapes
@@ -73,9 +73,9 @@ def optimize_basic(model: Path, optimized: Path, *, source: Path, external: bool
     try:
         open_session(model, SessionSettings(config=config, optimization="basic", save_optimized_to=optimized))
     except RuntimeUnavailableError as error:
-        text = " ".join(str(error.__cause__ or error).split()).replace(str(model), source.name)
+        text = one_line(error.__cause__ or error).replace(str(model), source.name)
         raise ModelError(
-            f"{source}: onnxruntime {version} refuses it: {text[:300]}",
+            f"{source}: onnxruntime {version} refuses it: {one_line(text, most=300)}",
             "Run it in onnxruntime where it was exported; if an operator is unknown, use a newer onnxruntime",
         ) from error
 

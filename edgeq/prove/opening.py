@@ -183,12 +183,14 @@ def _unopened_files(artifact: Artifact, threads: int) -> Iterator[str]:
             try:
                 open_session(file, SessionSettings(intra_op_threads=threads))
             except RuntimeUnavailableError as error:
-                yield _unopened(name, file, error)
+                # The name of the model, with which this file's name begins, depends on where the model is written.
+                stem = f"{artifact.model.stem}."
+                yield _unopened(f"*.{name.removeprefix(stem)}" if name.startswith(stem) else name, file, error)
 
 
 def _unopened(name: str, file: Path, error: Exception) -> str:
     text = one_line(error.__cause__ or error).replace(str(file), "it")
-    reason = re.sub(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ", "", text)[:_REASON]
+    reason = one_line(re.sub(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ", "", text), most=_REASON)
     return f"{name} was not run here: onnxruntime {onnxruntime().__version__} reports {reason!r}"
 
 

@@ -28,7 +28,7 @@ from msgspec import Meta
 
 from edgeq import demo
 from edgeq.backends.base import Check, Status
-from edgeq.errors import BoardError, DataError, RuntimeUnavailableError
+from edgeq.errors import BoardError, DataError, RuntimeUnavailableError, one_line
 from edgeq.hardware import detect
 from edgeq.hardware.detect import PACKAGES, Machine, describe, runtimes_among
 from edgeq.hardware.engines import Installed, detect_engines, hardware_problem, simulates
@@ -394,10 +394,11 @@ def _make(session: BoardSession, place: str) -> None:
     if code == 0:
         return
     session.run("rm", "-rf", place, limit_s=60)
-    text = " ".join((out.decode("utf-8", "replace") + last).split())
+    text = one_line(out.decode("utf-8", "replace") + last)
     missing = "ensurepip" in text or "No module named venv" in text
+    reason = "venv is missing" if missing else one_line(text, most=200)
     raise BoardError(
-        f"{session.board.name}: its Python makes no environment ({text[:200] if not missing else 'venv is missing'})",
+        f"{session.board.name}: its Python makes no environment ({reason})",
         "Install python3-venv there, or install numpy and onnxruntime for that Python",
     )
 

@@ -20,7 +20,7 @@ from time import monotonic, sleep
 
 from edgeq_device.engines import this_platform as _here
 
-from edgeq.errors import EngineError, OutputError, RuntimeUnavailableError, UsageError
+from edgeq.errors import EngineError, OutputError, RuntimeUnavailableError, UsageError, one_line
 from edgeq.util.display import SILENT, Progress
 from edgeq.util.outputs import is_full
 from edgeq.util.registry import user_folder
@@ -212,7 +212,8 @@ def _succeed(command: Sequence[str], toolkit: Toolkit) -> None:
     if done.returncode != 0:
         lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
         reason = next((line for line in lines if line.startswith("ERROR")), lines[-1] if lines else "no message")
-        raise RuntimeUnavailableError(f"{toolkit.needs} cannot be installed: {reason[:_LAST]}", "Try again")
+        reason = one_line(reason, most=_LAST)
+        raise RuntimeUnavailableError(f"{toolkit.needs} cannot be installed: {reason}", "Try again")
 
 
 class Job:

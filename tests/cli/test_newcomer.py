@@ -125,6 +125,17 @@ def test_targets_are_completed_by_part() -> None:
         ),
         ("tune m.onnx --data d --force --dry-run -o b", "edgeq tune m.onnx -o b --data d --force"),
         ("eval m.onnx --data d --preprocess tf", "edgeq compare FLOAT.onnx m.onnx --data d --preprocess tf"),
+        (
+            "eval m.onnx --data '{model}/x' --labels 'name:{label}_*' --task classification",
+            "edgeq compare FLOAT.onnx m.onnx --data '{model}/x' --task classification --labels 'name:{label}_*'",
+        ),
+        ("verify b --variant v", "edgeq bench b --variant v"),
+        ("verify b --variant v --on all", "edgeq report b --variant v --open"),
+        (
+            "bench m.onnx --data d --preprocess tf --threads 2 --on pi",
+            "edgeq eval m.onnx --data LABELLED --task classification --threads 2 --preprocess tf --on pi",
+        ),
+        ("bench m.onnx --on pi --on tx2", "edgeq eval m.onnx --data LABELLED --task classification"),
     ],
 )
 def test_the_next_line_fits_what_was_typed(line: str, typed: str) -> None:

@@ -63,6 +63,9 @@ def test_quantize_with_a_table_writes_it_beside_the_model(tmp_path: Path) -> Non
     names = {path.name for path in tmp_path.iterdir()}
     assert {"model.onnx", "model.calibration.flatbuffers", "model.calibration.tensorrt"} <= names
     assert any("it needs" in note for note in result.notes)
+    coverage = result.proof.coverage
+    assert (coverage.basis, coverage.int8_mac_share, coverage.float_nodes) == ("unknown", None, ())
+    assert not any("float" in warning and "arithmetic" in warning for warning in result.proof.warnings())
 
 
 def test_a_table_travels_with_its_variant(tmp_path: Path) -> None:

@@ -95,6 +95,18 @@ def test_a_file_that_cannot_be_opened_here_is_named(net: Bench, tmp_path: Path) 
     assert proof.optimiser == (proof.agreement.sqnr_db,) * 2
 
 
+def test_a_note_names_a_file_by_what_stays_of_its_name_and_ends_with_a_word(net: Bench, tmp_path: Path) -> None:
+    """The name of a file next to the model begins with that of the model, which differs in an output and a bundle."""
+    built = net.build()
+    proto = onnx.load(built.model)
+    proto.graph.node[0].op_type, proto.graph.node[0].name = "NoSuchOperator", "word " * 100
+    onnx.save(proto, tmp_path / "odd.onnx")
+    files = {f"{built.model.stem}.dialect.onnx": tmp_path / "odd.onnx"}
+    note = proven(net, dataclasses.replace(built, files=files)).opening.notes[-1]
+    assert note.startswith("*.dialect.onnx was not run here: onnxruntime ")
+    assert note.endswith(" word…'")
+
+
 @pytest.mark.parametrize(
     ("opening", "loss", "refused"),
     [

@@ -20,7 +20,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from edgeq.errors import EngineError, HardwareError, RuntimeUnavailableError
+from edgeq.errors import EngineError, HardwareError, RuntimeUnavailableError, one_line
 from edgeq.util.display import Displayed
 from edgeq.util.records import Amount, Count
 
@@ -162,7 +162,7 @@ def _run(command: list[str], folder: Path, seconds: float) -> str:
         raise EngineError(f"vela did not end within {seconds:g} s", "Compile a smaller model") from error
     if done.returncode:
         lines = done.stderr.decode("utf-8", "replace").strip().splitlines()
-        last = lines[-1].strip()[:300] if lines else ""
+        last = one_line(lines[-1], most=300) if lines else ""
         how = f"signal {-done.returncode}" if done.returncode < 0 else f"exit code {done.returncode}"
         raise EngineError(
             f"vela failed ({how}): {last}", "Run it by hand on the uncompiled file to see its full output"

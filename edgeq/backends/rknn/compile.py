@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from edgeq.backends.rknn.data import chip_named, dialect, toolkit
 from edgeq.backends.rknn.worker import REASON
 from edgeq.data.samples import Sample
-from edgeq.errors import CheckFailedError, EngineError, HardwareError, ModelError
+from edgeq.errors import CheckFailedError, EngineError, HardwareError, ModelError, one_line
 from edgeq.hardware.target import Target
 from edgeq.measure.agreement import Session, infer
 from edgeq.model.load import own_signature
@@ -267,7 +267,7 @@ def _reason(lines: Sequence[str]) -> str:
     errors = [found["text"] for line in lines if (found := _PROBLEM.match(line)) and not _NOTHING.search(line)]
     own = [line.partition(REASON)[2].strip() for line in lines if line.startswith(REASON)]
     last = next((texts[-1] for texts in (raised, errors, own) if texts), "")
-    return f": {last[:_LONGEST]}" if last else ""
+    return f": {one_line(last, most=_LONGEST)}" if last else ""
 
 
 def _lines(text: str) -> list[str]:

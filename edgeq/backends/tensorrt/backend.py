@@ -530,7 +530,7 @@ class TensorrtBackend(Backend):
                 "table": FLATBUFFERS,
             },
             simulation=destination,
-            coverage=_unknown_coverage(model),
+            coverage=Coverage(basis="unknown", how="TensorRT chooses when it builds the engine"),
             tables=tuple(tables / name for name in explicit.FILES),
             alternatives=self._alternatives(prepared, scheme, place),
         )
@@ -621,11 +621,3 @@ def _notes(placement: Placement, in_float32: Mapping[str, str]) -> tuple[str, ..
     notes = [f"by the placement checker: {shares} of the multiply-accumulates, {pairs} activations between Q and DQ"]
     notes += [f"{name} {reason}" for name, reason in in_float32.items()]
     return tuple(notes)
-
-
-def _unknown_coverage(model: ir.Model) -> Coverage:
-    macs = {name: count for name, count in node_macs(model).items() if count}
-    types = {str(node.name): node.op_type for node in model.graph.all_nodes()}
-    runs = [NodeRun(name, name, types[name], "float", count) for name, count in macs.items()]
-    reason = "TensorRT chooses when it builds the engine"
-    return coverage_of(runs, lambda run: reason, basis="unknown", how=reason)

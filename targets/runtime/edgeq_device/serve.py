@@ -38,16 +38,15 @@ from edgeq_device.select import precision_of
 from edgeq_device.sessions import best_threads, open_session
 from edgeq_device.variants import Variant
 
-# This code runs before edgeq_device can be imported. Until it has set the search path, it imports only `sys`.
+# This code runs before edgeq_device can be imported. Until it has set the search path, it imports only `sys`. An import
+# statement works with every kind of loader; the loader of zips has no exec_module before Python 3.10.
 _BOOT = """
 import sys
-root, module, *sys.path = sys.argv[1:]
+root, module, *path = sys.argv[1:]
+sys.path = [root, *path]
+import edgeq_device
+del sys.path[0]
 from importlib import import_module
-from importlib.machinery import PathFinder
-from importlib.util import module_from_spec
-spec = PathFinder.find_spec("edgeq_device", [root])
-package = sys.modules[spec.name] = module_from_spec(spec)
-spec.loader.exec_module(package)
 sys.exit(import_module(module).main())
 """
 
