@@ -35,11 +35,10 @@ def find_padding(graph: GraphIndex) -> Padding:
                     masks.setdefault(mask, hidden)
     starts: dict[str, Axis] = {}
     for mask in masks:
-        starts.setdefault(mask, Axis(1, mask))
         for name, shape in lengths.items():
-            # A free length without a name could be any length.
+            # A free length without a name could be any length. A mask leads to the keys of the attention, too.
             known = len(shape) >= 2 and (isinstance(shape[1], int) or shape[1].value is not None)
-            if known and shape[1] == lengths[mask][1]:
+            if known and name not in masks and shape[1] == lengths[mask][1]:
                 starts.setdefault(name, Axis(1, mask))
     return Padding(masks, follow_axes(graph, starts) if starts else {})
 
