@@ -152,12 +152,6 @@ class OutputAgreement:
         return self.elements > 0
 
     @property
-    def worst_slice(self) -> SliceAgreement | None:
-        """Return the slice with the lowest level, or None if no slice is worse than the whole output."""
-        worst = min(self.slices, key=lambda part: part.least_db, default=None)
-        return worst if worst is not None and worst.least_db < self.sqnr_db else None
-
-    @property
     def least_db(self) -> float:
         """Return the level in dB by which the output is judged: the lowest of all its levels."""
         return min(level for level, _ in self._levels())
@@ -173,18 +167,16 @@ class OutputAgreement:
         whole = f"({self.sqnr_db:.1f} dB SQNR over the whole output)"
         yield self.sqnr_db, ""
         for part in self.slices:
-            if part.sqnr_db < self.sqnr_db:
-                peers = max(other.peak for other in self.slices if other.axis == part.axis)
-                reach = f"their values reach {part.peak:.3g} where" if part.peak < peers else "on the same axis"
-                yield (
-                    part.sqnr_db,
-                    f", {part.where}: {part.sqnr_db:.1f} dB SQNR against float32 ({self.sqnr_db:.1f} dB over the whole "
-                    f"output); {reach} others reach {peers:.3g}",
-                )
-            if part.centred_db is not None:
-                yield part.centred_db, f", {part.where}: {_around(part.centred_db)} {whole}"
+            peers = max(other.peak for other in self.slices if other.axis == part.axis)
+            reach = f"their values reach {part.peak:.3g} where" if part.peak < peers else "on the same axis"
+            figure = f"{part.sqnr_db:.1f} dB SQNR against float32 ({self.sqnr_db:.1f} dB over the whole output)"
+            if _is_offset(part.sqnr_db, part.centred_db):
+                yield part.least_db, f", {part.where}: {_around(part.least_db)} {whole}"
+            else:
+                yield part.least_db, f", {part.where}: {figure}; {reach} others reach {peers:.3g}"
         if self.centred_db is not None:
-            yield self.centred_db, f": {_around(self.centred_db)} {whole}"
+            offset = _is_offset(self.sqnr_db, self.centred_db)
+            yield self.centred_db, f": {_around(self.centred_db)} {whole}" if offset else ""
         if self.lost_columns:
             share = self.lost_columns / self.columns
             yield (
@@ -225,6 +217,11 @@ class OutputAgreement:
         return min(self.cosine, *(part.cosine for part in self.slices), max(-1.0, 1 - noise / 2))
 
 
+def _is_offset(sqnr_db: float, centred_db: float | None) -> bool:
+    """Return whether the distance from zero makes a poor result look good."""
+    return centred_db is not None and sqnr_db >= POOR_DB and centred_db < sqnr_db - _HALF_DB
+
+
 def _around(level: float) -> str:
     return f"{level:.1f} dB SQNR around the mean, because the values vary little in comparison with their size"
 
@@ -251,11 +248,17 @@ class Agreement(Displayed):
 
         Outputs of indices and truth values count only if there are no other outputs.
         """
+        figures = (db for output in self._signals for db in (output.sqnr_db, *(p.sqnr_db for p in output.slices)))
+        return min(figures, default=-math.inf)
+
+    @computed
+    def least_db(self) -> float:
+        """Return the lowest level in dB of the outputs that `sqnr_db` uses; see `OutputAgreement.least_db`."""
         return min((output.least_db for output in self._signals), default=-math.inf)
 
     @property
     def worst(self) -> OutputAgreement | None:
-        """Return the compared output with the lowest SQNR, or None if no output was compared."""
+        """Return the compared output with the lowest level, or None if no output was compared."""
         compared = [output for output in self._signals if output.compared]
         return min(compared, key=lambda output: output.least_db, default=None)
 
@@ -305,6 +308,7 @@ class Agreement(Displayed):
         return [output for output in found if output.same is None] or found
 
 
+_HALF_DB = 3.0
 _NAMED = re.compile(r"logit|prob|softmax|class|score", re.IGNORECASE)
 _FEWEST_COLUMNS = 5
 _LEAST_CONFIDENCE = 0.1
@@ -436,10 +440,10 @@ def closeness(agreement: Agreement) -> Closeness:
 
 
 def worst_db(agreement: Agreement) -> float:
-    """Return the lowest SQNR in dB. Return minus infinity if the NaN or infinities of an output differ from
+    """Return the lowest level in dB. Return minus infinity if the NaN or infinities of an output differ from
     float32's.
     """
-    return -math.inf if any(output.nonfinite for output in agreement.outputs) else agreement.sqnr_db
+    return -math.inf if any(output.nonfinite for output in agreement.outputs) else agreement.least_db
 
 
 Outputs = Mapping[str, NDArray[Any]]

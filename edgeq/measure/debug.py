@@ -195,7 +195,8 @@ class Diagnosis(Page):
         if missing or worst is None:
             figure = f"output {missing[0]!r} could not be compared" if missing else "no output could be compared"
         else:
-            part = f" in output {worst.name!r}, {worst.worst_slice.where}" if worst.worst_slice is not None else ""
+            where = next((f", {part.where}" for part in worst.slices if part.least_db == worst.least_db), "")
+            part = f" in output {worst.name!r}{where}" if worst.least_db < worst.sqnr_db else ""
             figure = f"{worst.least_db:.1f} dB SQNR{part}"
         return f"{self.verdict}: {_VERDICTS[self.verdict]} ({figure})"
 

@@ -217,7 +217,7 @@ class Proof(Displayed):
             found.append(
                 f"int8 has another top-1 than float32 in {changed} of {count} samples: {self._advice()}; {measure}"
             )
-        elif near == "noisy" and self.agreement.sqnr_db < HEALTHY_DB:
+        elif near == "noisy" and self.agreement.least_db < HEALTHY_DB:
             found.append(f"{unlike or f'the outputs follow float32 with noise ({sqnr})'}: {self._advice()}; {measure}")
         if self.accuracy:
             found.extend(self.accuracy[FLOAT].doubts)

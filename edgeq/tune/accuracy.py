@@ -294,7 +294,7 @@ class AccuracyMeter:
         if pair.here.metric is not None and pair.there.metric is not None:
             measured = pair.here.metric.measured(), pair.there.metric.measured()
             error = loss_error(*measured, further=further_error(measured[1], None, found.samples))
-        more, error = loses_more(same, found, error, whole, pair.between.result().sqnr_db)
+        more, error = loses_more(same, found, error, whole, pair.between.result().least_db)
         drop = whole.drop + more
         low, high = sure(drop, error, (whole.high - whole.low) / 2)
         found = replace(found, complete=True, drop=drop, low=low, high=high, expected=whole.expected + more, doubt=0.0)

@@ -154,7 +154,7 @@ def assess(
         "samples": compared.samples,
         "complete": complete,
         "basis": "labels" if labels else "noise" if held == "noise" else "agreement",
-        "sqnr_db": compared.sqnr_db,
+        "sqnr_db": compared.least_db,
         "cosine": min((o.least_cosine for o in compared.outputs if o.compared), default=0.0),
         "disagreement": regret.changed / regret.rows if regret else None,
     }

@@ -174,7 +174,7 @@ class LocalEvaluator:
             content=in_engine(content, engine),
             int8_mac_share=round(self._int8_mac_share(own), 6),
             wide_share=round(float(artifact.details.get("wide_share", 0.0)), 6),
-            sqnr_db=max(_LEAST_SQNR_DB, agreement.sqnr_db) if finite else _LEAST_SQNR_DB,
+            sqnr_db=max(_LEAST_SQNR_DB, agreement.least_db) if finite else _LEAST_SQNR_DB,
             build_s=round(spent, 3),
         )
 
@@ -343,9 +343,9 @@ def _check_answers(here: Agreement, there: Agreement) -> None:
     Raises:
         CheckFailedError: the outputs are clearly further away. The message contains both figures.
     """
-    if any(output.nonfinite for output in there.outputs) or there.sqnr_db < here.sqnr_db - _LOSS_DB:
+    if any(output.nonfinite for output in there.outputs) or there.least_db < here.least_db - _LOSS_DB:
         raise CheckFailedError(
-            f"on the board its outputs follow float32 to {there.sqnr_db:.1f} dB SQNR, here to {here.sqnr_db:.1f} dB"
+            f"on the board its outputs follow float32 to {there.least_db:.1f} dB SQNR, here to {here.least_db:.1f} dB"
         )
 
 

@@ -224,7 +224,7 @@ def test_outputs_that_are_not_finite_become_so(method: str | None) -> None:
 @pytest.mark.usefixtures("not_a_number")
 def test_outputs_that_stay_infinite_are_refused_with_what_was_tried() -> None:
     with pytest.raises(NotFiniteError, match=r"not finite, but the float model's is; \d+ builds were no better"):
-        quantized(effort="quick", overrides={"method": "minmax"})
+        quantized(effort="quick", overrides={"method": "minmax", "exclude": ("relu",)})
 
 
 def test_weights_in_blocks_are_repaired_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

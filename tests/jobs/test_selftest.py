@@ -52,12 +52,14 @@ def test_dead_scores_beside_boxes_fail_the_self_test(native: bool, tmp_path: Pat
     assert part.tolerance == pytest.approx(0.014, rel=0.1)
     assert found.tolerance["y"] > 10
 
-    def answers(scale: float) -> list[tuple[dict[str, np.ndarray], dict[str, np.ndarray]]]:
+    def answers(scale: float) -> list[tuple[dict[str, np.ndarray], dict[str, np.ndarray], dict[str, np.ndarray]]]:
         changed = [
             np.concatenate([case.outputs["y"][:, :4], case.outputs["y"][:, 4:] * np.float32(scale)], 1)
             for case in cases
         ]
-        return [({"y": other}, dict(case.outputs)) for other, case in zip(changed, cases, strict=True)]
+        return [
+            ({"y": other}, dict(case.outputs), dict(case.inputs)) for other, case in zip(changed, cases, strict=True)
+        ]
 
     assert all(check.passed for check in check_outputs(answers(1.05), found.tolerance, found.slices))
     whole, scores = check_outputs(answers(0.0), found.tolerance, found.slices)
