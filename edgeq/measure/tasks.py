@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any, ClassVar
 
 import numpy as np
@@ -22,12 +23,15 @@ from edgeq.data.records import Sample, to_original
 from edgeq.errors import DataError, UsageError
 from edgeq.measure.agreement import Outputs
 from edgeq.measure.boxes import (
+    BoxUnit,
     CocoAnnotations,
     Detections,
     Floats,
     Image,
     Matches,
+    box_unit,
     guesses,
+    in_pixels,
     load_annotations,
     load_package,
     match_image,
@@ -468,6 +472,7 @@ class Detection(Displayed):
             counts low-scoring boxes.
         iou: overlap above which the lower-scoring of two boxes of one class is dropped.
         limit: maximum number of detections for each image; COCO counts 100.
+        unit: unit of the decoder's boxes. With None, the outputs decide (`settled`); until then, it is "pixels".
     """
 
     annotations: CocoAnnotations
@@ -479,6 +484,7 @@ class Detection(Displayed):
     primary: str = "mAP50-95"
     higher_is_better: bool = True
     usual: str = ""
+    unit: BoxUnit | None = None
 
     def __post_init__(self) -> None:
         for option, value in (("confidence", self.confidence), ("iou", self.iou)):
@@ -486,22 +492,25 @@ class Detection(Displayed):
                 raise UsageError(f"--{option} is {value}", "Give a number from 0 to 1")
 
     def settled(self, pairs: Iterable[tuple[Sample, Outputs]]) -> tuple[Detection, str]:
-        """Return the task with the decoder that fits the first sample's outputs, and a text about the choice ("" for
-        none).
+        """Return the task with the decoder that fits the first sample's outputs, with the unit of its boxes, and a text
+        about the choice ("" for none).
 
         If several decoders fit, the decoder whose boxes are correct on the samples is chosen.
 
         Raises:
             UsageError: no decoder fits the outputs, or several are equally good.
         """
+        pairs = iter(pairs)
         if self.decoder is not None:
-            return self, ""
-        sample, outputs = first = next(iter(pairs))
+            found = self if self.unit is not None else self._with_unit(pairs)
+            return found, _UNITS[found.unit or "pixels"]
+        sample, outputs = first = next(pairs)
         known = recognise(outputs, input_size(sample))
         shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in outputs.items())
         decided = f"the outputs {shapes}"
+        rows = [first]
         if len(known) > 1:
-            rows = [first, *pairs]
+            rows += pairs
             values = {decoder.name: self._precision(decoder, rows) for decoder in known}
             best, second, *_ = sorted(values.values(), reverse=True)
             if best > 2 * second:
@@ -510,13 +519,26 @@ class Detection(Displayed):
         if len(known) != 1:
             several = f"{' and '.join(one.name for one in known)} both fit" if known else "no decoder is known for"
             raise UsageError(f"{several} the outputs {shapes}", f"Choose {_DECODERS}")
-        chosen = replace(self, decoder=known[0].decode, usual=known[0].preprocess)
-        return chosen, f"decoder {known[0].name}, by {decided}; --decoder sets another"
+        chosen = replace(self, decoder=known[0].decode, usual=known[0].preprocess)._with_unit(chain(rows, pairs))
+        unit = _UNITS[chosen.unit or "pixels"]
+        choice = f"decoder {known[0].name}, by {decided}; --decoder sets another"
+        return chosen, f"{choice}; {unit}" if unit else choice
+
+    def _with_unit(self, pairs: Iterable[tuple[Sample, Outputs]]) -> Detection:
+        """Return the task with the unit of the decoder's boxes. Samples are read until one has a box."""
+        assert self.decoder is not None, "the caller made sure"
+        for sample, outputs in pairs:
+            size = input_size(sample)
+            candidates = self.decoder(outputs, size)
+            unit = box_unit(candidates.take(candidates.scores > self.confidence).boxes, size)
+            if unit is not None:
+                return replace(self, unit=unit)
+        return replace(self, unit="pixels")
 
     def _precision(self, decoder: Decoder, rows: Sequence[tuple[Sample, Outputs]]) -> float:
         """Return the mean average precision with one decoder. Return 0 if some outputs do not belong to its head."""
-        meter = replace(self, decoder=decoder.decode).start()
         try:
+            meter = replace(self, decoder=decoder.decode)._with_unit(rows).start()
             for sample, outputs in rows:
                 meter.update(outputs, sample)
             return meter.result()[self.primary]
@@ -530,6 +552,11 @@ class Detection(Displayed):
         return DetectionMeter(self)
 
 
+_UNITS: Mapping[BoxUnit, str] = {
+    "pixels": "",
+    "shares": "the model's boxes are shares of the image's size (0 to 1), not pixels",
+    "pixels, scaled": "the model's boxes are pixels, not shares of the image's size",
+}
 _DECODERS = f"--decoder {', '.join(DECODERS.names())}, or path.py:function"
 
 
@@ -565,7 +592,7 @@ class DetectionMeter:
         image = self._image(sample)
         size = input_size(sample)
         assert self._task.decoder is not None, "the task made sure"
-        candidates = self._task.decoder(outputs, size)
+        candidates = in_pixels(self._task.decoder(outputs, size), self._task.unit or "pixels", size)
         categories = len(self._task.annotations.categories)
         if len(candidates) and candidates.classes.max() >= categories:
             raise DataError(
