@@ -31,7 +31,7 @@ from edgeq.errors import CheckFailedError, DataError, UsageError
 from edgeq.measure.agreement import Agreement, Outputs, Session, infer, inferences
 from edgeq.measure.bench import is_bundle, open_model, race
 from edgeq.measure.comparison import Comparison, rows
-from edgeq.measure.task import Task, TaskOptions, as_task, make_task
+from edgeq.measure.task import Task, TaskOptions, as_task, doubts, make_task
 from edgeq.model.load import model_files, own_signature, path_of
 from edgeq.run.session import SessionSettings, open_session
 from edgeq.util.display import SILENT, Advance, Displayed, Progress
@@ -212,7 +212,7 @@ class RunningEvaluation:
                 self._task.primary,
                 self._task.higher_is_better,
                 settings.get(name) or SessionSettings(),
-                tuple(meter.notes()) if hasattr(meter, "notes") else (),
+                doubts(meter),
             )
         agreement = {name: comparison.result() for name, comparison in self._comparisons.items()}
         return Evaluation(MappingProxyType(accuracy), MappingProxyType(agreement), self._seen)

@@ -41,7 +41,17 @@ from edgeq.measure.boxes import (
 )
 from edgeq.measure.decoders import REGISTRY as HEADS
 from edgeq.measure.decoders import Decode, Decoder, load_decoder, recognise
-from edgeq.measure.task import PairedMeter, TaskKind, TaskOptions, integer_labels, only_input, pick_output
+from edgeq.measure.task import (
+    CONFIDENT,
+    PairedMeter,
+    Skill,
+    TaskKind,
+    TaskOptions,
+    integer_labels,
+    only_input,
+    pick_output,
+    score_interval,
+)
 from edgeq.util.display import Displayed
 from edgeq.util.numbers import share
 from edgeq.util.registry import DECODERS, names_function
@@ -124,8 +134,6 @@ _LEAST_BESIDE = 8
 """If labels shifted by one make at least this many rows correct, edgeq does not attribute this to chance."""
 _LEAST_JUDGED = 10
 """Smallest number of rows for which the share of correct answers is compared with that of guesses."""
-_SURE = 2.0
-"""Number of standard errors by which a share must exceed that of guesses."""
 
 
 class ClassificationMeter:
@@ -197,15 +205,21 @@ class ClassificationMeter:
         )
         if beside and self._classes > 2:
             return beside
-        guessed = by_chance(labels, best, self._classes)
-        if rows < _LEAST_JUDGED or right > rows * guessed + _SURE * math.sqrt(rows * guessed * (1 - guessed)):
-            return ()
-        seen = len(set(self._labels))
-        return (
-            f"top-1 is {share(right / rows)} on {rows} rows, no better than a guess ({share(guessed)}): a loss against "
-            f"it proves nothing. The labels have {seen} classes, the scores {self._classes}; `--classes FILE` "
-            "names them (one name per line in the order of the scores), `--class-offset` skips some",
+        skill = self.skill()
+        return () if skill is None or skill.better else (skill.doubt,)
+
+    def skill(self) -> Skill | None:
+        """Return how top-1 compares with that of guesses. Return None if there are too few rows."""
+        rows, right = len(self._labels), int((np.array(self._ranks) < 1).sum())
+        if rows < _LEAST_JUDGED:
+            return None
+        guessed = by_chance(np.array(self._labels, np.int64), np.array(self._best, np.int64), self._classes)
+        fix = (
+            f"The labels have {len(set(self._labels))} classes, the scores {self._classes}; `--classes FILE` "
+            "names them (one name per line in the order of the scores), `--class-offset` skips some"
         )
+        figure = f"top-1 is {share(right / rows)} on {rows} rows"
+        return Skill(figure, guessed, *score_interval(right, rows), share(guessed), fix)
 
     def scores(self) -> NDArray[np.float64]:
         """Return 1 for each row that is correct, else 0."""
@@ -320,6 +334,20 @@ class AnomalyMeter(PairedMeter):
             )
         return {"auc": roc_auc(scores, labels)}
 
+    def skill(self) -> Skill | None:
+        """Return how the AUC compares with that of scores that ignore the input. Return None without both labels.
+
+        The interval uses the AUC's standard error for such scores (H. Mann, D. Whitney, 1947).
+        """
+        scores, labels = self.rows()
+        p, n = int(labels.sum()), int((1 - labels).sum())
+        auc = roc_auc(scores, labels)
+        if not math.isfinite(auc):
+            return None
+        reach = CONFIDENT * math.sqrt((p + n + 1) / (12 * p * n))
+        fix = "Check --preprocess, and that the labels are 0 for normal and 1 for anomalous samples"
+        return Skill(f"AUC is {auc:.3f} on {p + n} scores", 0.5, auc - reach, auc + reach, "0.5", fix)
+
     def resampled(self, halves: NDArray[np.bool_]) -> NDArray[np.float64]:
         """Return the AUC over each half. `halves` is [H, samples]. The AUC is NaN for a half whose samples all have the
         same label.
@@ -399,6 +427,16 @@ class SimilarityMeter(PairedMeter):
         if len(set(wanted.tolist())) < 2:
             raise DataError(f"all {len(wanted)} pairs have the same score", "Correlation needs different scores")
         return {"spearman": correlation(mean_ranks(found), mean_ranks(wanted)), "pearson": correlation(found, wanted)}
+
+    def skill(self) -> Skill | None:
+        """Return how the rank correlation compares with that of unrelated numbers. Return None if it is not defined."""
+        found, wanted = self.rows()
+        if len(set(wanted.tolist())) < 2 or not np.isfinite(found).all():
+            return None
+        value, reach = correlation(mean_ranks(found), mean_ranks(wanted)), CONFIDENT / math.sqrt(len(wanted) - 1)
+        figure = f"the rank correlation is {value:.3f} on {len(wanted)} pairs"
+        fix = "Check --preprocess, --task-output, and that each pair has its own score"
+        return Skill(figure, 0.0, value - reach, value + reach, "0", fix)
 
     def resampled(self, halves: NDArray[np.bool_]) -> NDArray[np.float64]:
         """Return the rank correlation over each half. `halves` is [H, samples]. The correlation is NaN if all pairs of
@@ -573,6 +611,10 @@ def detection(options: TaskOptions) -> Detection:
     return Detection(annotations, load_decoder(options.decoder), usual=known, **thresholds)
 
 
+# Number of other images whose boxes are compared with an image's objects, to find out how many overlap by chance.
+_SHIFTS = 4
+
+
 class DetectionMeter:
     """Measure the mean average precision of boxes. See `edgeq.measure.task.Meter`."""
 
@@ -624,6 +666,43 @@ class DetectionMeter:
         """Return COCO's metrics, each from 0 to 1. "mAP50-95" is one of them."""
         return mean_average_precision(self._task.annotations, self._found, self._package)
 
+    def skill(self) -> Skill | None:
+        """Return how many objects are found, in comparison with the objects of other images. Return None without
+        objects.
+
+        Objects of one image are alike, so the upper limit counts images instead of objects.
+        """
+        found, objects = self._overlapping(0)
+        if not objects:
+            return None
+        shifts = range(1, min(len(self._found), _SHIFTS + 1))
+        chance = sum(self._overlapping(shift)[0] for shift in shifts) / (objects * max(1, len(shifts)))
+        images = sum(any(match.objects for match in image.values()) for image in self._matched())
+        low, _ = score_interval(found, objects)
+        _, high = score_interval(images * found / objects, images)
+        figure = f"the boxes overlap {found} of {objects} objects by half"
+        fix = (
+            "Check --preprocess and --decoder, and that the annotations' categories are in the order of the model's "
+            "classes"
+        )
+        return Skill(figure, chance, low, high, f"{chance * objects:.1f} objects", fix)
+
+    def _overlapping(self, shift: int) -> tuple[int, int]:
+        """Return how many objects a box of their class overlaps by half or more, and the number of objects. Each image
+        gets the boxes of the image that is `shift` places before it.
+        """
+        matched = self._matched()
+        if shift:
+            moved = zip(self._found, self._found[-shift:] + self._found[:-shift], strict=True)
+            matched = [match_image(self._task.annotations, image, boxes) for (image, _), (_, boxes) in moved]
+        every = [match for image in matched for match in image.values()]
+        return sum(int(match.right[0].sum()) for match in every), sum(match.objects for match in every)
+
+    def _matched(self) -> list[Mapping[int, Matches]]:
+        """Return the matches of each image with its own objects."""
+        self._matches += [match_image(self._task.annotations, *one) for one in self._found[len(self._matches) :]]
+        return self._matches
+
     def boxes(self) -> list[dict[str, Any]]:
         """Return the detections in the images so far, as COCO's list of results."""
         return guesses(self._task.annotations, self._found)
@@ -632,10 +711,10 @@ class DetectionMeter:
         """Return mAP50-95 over each half. `halves` is [H, images]. The value is NaN for a half whose images have no
         object.
         """
-        self._matches += [match_image(self._task.annotations, *one) for one in self._found[len(self._matches) :]]
+        matches = self._matched()
         # COCO's packages sort images by id. For equal scores, this order decides.
         order = sorted(range(len(self._found)), key=lambda i: self._found[i][0].id)
-        return mean_average_precisions([self._matches[i] for i in order], halves[:, order])
+        return mean_average_precisions([matches[i] for i in order], halves[:, order])
 
     def _image(self, sample: Sample) -> Image:
         context = sample.context

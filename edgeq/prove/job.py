@@ -37,7 +37,7 @@ from edgeq.hardware.target import Target
 from edgeq.measure.coverage import source_names
 from edgeq.measure.find_task import annotations_beside, find_classification, find_detection, named_task
 from edgeq.measure.preprocess_search import open_or_search
-from edgeq.measure.settle import settle
+from edgeq.measure.settle import check_skill, settle
 from edgeq.measure.task import Task, as_task, make_task, split_task_options
 from edgeq.model.clean import check_bundle_name, is_named_bundle
 from edgeq.model.compatibility import parse_sizes
@@ -527,6 +527,7 @@ class Request:
         Raises:
             UsageError: samples are needed but were not given, or `exclude` names an unknown node.
             ModelError: the model has no input, or no float tensor to quantize.
+            CheckFailedError: the float model is no better than chance on the labels.
         """
         model, data, validation = self.model, self.data, self.validation
         if data is None and validation is None:
@@ -597,6 +598,7 @@ class Request:
             task = find_classification(proof_samples, session(), progress)
         if task is not None and validation is not None:
             task = settle(task, session(), proof_samples, progress=progress)
+            check_skill(task, session(), proof_samples, progress=progress)
         here = machine or detect_machine()
         return Job(
             source=model,
