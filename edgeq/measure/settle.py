@@ -77,12 +77,14 @@ def check_skill(task: Task, session: Session, samples: Samples, *, progress: Pro
         skill = skill_of(meter)
         if skill is None or skill.better:
             return
+        if skill.missing and (count >= len(samples) or count == _ROUNDS[-1]):
+            problem = f"the labels cannot judge the model: in float32, {doubts(meter)[0]}"
+            fix = (
+                "`edgeq eval` measures the float model alone; for a comparison with float32 only, leave out the labels"
+            )
+            raise CheckFailedError(problem, fix)
         if count >= len(samples):
-            break
-    if skill.missing:
-        problem = f"the labels cannot judge the model: in float32, {doubts(meter)[0]}"
-        fix = "`edgeq eval` measures the float model alone; for a comparison with float32 only, leave out the labels"
-        raise CheckFailedError(problem, fix)
+            return
 
 
 def unfit_folders(samples: SourceSamples) -> tuple[str, ...]:

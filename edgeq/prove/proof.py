@@ -46,6 +46,10 @@ refused.
 # other samples is possible.
 _LEAST_CHANGED = 3
 _POOR_COVERAGE = 0.25
+FEWEST_SAMPLES = 8
+"""With fewer samples and without labels, nothing is repaired. A repair would be fitted to these samples, and its SQNR
+on other samples would be far lower.
+"""
 
 
 class NotFiniteError(CheckFailedError):
@@ -149,6 +153,7 @@ class Proof(Displayed):
         held_out: True if those samples are not among the calibration samples.
         engine: the engine that ran the artifact for these figures.
         repair: the attempts to repair a poor plain build; None if that build was good or no repair was requested.
+        doubts: reasons to doubt the samples, one sentence each.
     """
 
     coverage: Coverage
@@ -160,6 +165,7 @@ class Proof(Displayed):
     held_out: bool
     engine: str = DEFAULT
     repair: Repair | None = None
+    doubts: tuple[str, ...] = ()
 
     @property
     def drop(self) -> float | None:
@@ -167,6 +173,11 @@ class Proof(Displayed):
         no task.
         """
         return self.accuracy[INT8].loss_against(self.accuracy[FLOAT]) if self.accuracy else None
+
+    @property
+    def too_few(self) -> bool:
+        """Return whether the agreement with float32 on so few samples cannot decide on a repair."""
+        return not self.accuracy and self.samples < FEWEST_SAMPLES
 
     def falls_short(self, max_drop: float) -> bool:
         """Return whether labels show a loss of more than `max_drop`, or an output has too much noise."""
@@ -194,7 +205,7 @@ class Proof(Displayed):
 
     def warnings(self, *, timed: bool = True) -> tuple[str, ...]:
         """Return warnings for the user, one sentence each. If `timed` is False, leave out those about speed."""
-        found = []
+        found = list(self.doubts)
         count, worst = self.agreement.samples, self.agreement.worst
         changed = 0 if self.agreement.top1 is None else round((1 - self.agreement.top1) * count)
         if timed and self.speed is not None and self.speed.ratio.verdict == SLOWER:
@@ -232,6 +243,11 @@ class Proof(Displayed):
             )
         if self.opening.loss:
             found.append(self.opening.sentence)
+        if self.samples < FEWEST_SAMPLES:
+            count_text = "1 sample says" if self.samples == 1 else f"{self.samples} samples say"
+            found.append(
+                f"{count_text} little about others: give at least {FEWEST_SAMPLES}, and better 100, with --val"
+            )
         if not self.held_out:
             found.append("accuracy was measured on the calibration samples; give held-out samples with --val")
         return tuple(found)
@@ -239,6 +255,8 @@ class Proof(Displayed):
     def _advice(self) -> str:
         """Return advice on how to improve a poor result."""
         closer = "`edgeq debug` names the layers that cause it"
+        if self.repair is None and self.too_few:
+            return f"nothing is repaired by fewer than {FEWEST_SAMPLES} samples; {closer}"
         if self.repair is None:
             return f"`--effort thorough` without --as-is and --recover may repair it; {closer}"
         more = "" if self.repair.effort == "thorough" else "`--effort thorough` tries more; "
