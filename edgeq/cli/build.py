@@ -72,6 +72,7 @@ def draw_proof(proof: Proof, *, verbose: bool) -> Lines:
             (name, *(metric(key, value) for key, value in one.metrics.items())) for name, one in proof.accuracy.items()
         )
         yield table(("", *map(metric_name, next(iter(proof.accuracy.values())).metrics)), rows)
+        yield proof.drop_sentence
     if proof.speed is not None and proof.speed.ratio.verdict != SLOWER:  # if the result is slower, a warning reports it
         yield proof.speed.ratio.sentence("int8", "float32")
     if proof.repair is not None and proof.repair.met:

@@ -31,7 +31,7 @@ from edgeq.errors import CheckFailedError, DataError, UsageError
 from edgeq.measure.agreement import Agreement, Outputs, Session, infer, inferences
 from edgeq.measure.bench import is_bundle, open_model, race
 from edgeq.measure.comparison import Comparison, rows
-from edgeq.measure.task import Task, TaskOptions, as_task, doubts, make_task
+from edgeq.measure.task import Task, TaskOptions, as_task, doubts, loss_interval, make_task
 from edgeq.model.load import model_files, own_signature, path_of
 from edgeq.run.session import SessionSettings, open_session
 from edgeq.util.display import SILENT, Advance, Displayed, Progress
@@ -84,12 +84,15 @@ class Evaluation:
     """Hold the accuracy of each session if a task was given, and its agreement with the reference if a reference was
     given.
 
-    Both attributes map session names to values.
+    These attributes map session names to values. `loss_interval` has the 95 % interval of each session's loss against
+    the reference over many other samples, in the unit of the primary metric. It is empty without a task or a reference,
+    and lacks sessions whose interval is not known.
     """
 
     accuracy: Mapping[str, Accuracy]
     agreement: Mapping[str, Agreement]
     samples: int
+    loss_interval: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
 
 def evaluate_sessions(
@@ -215,7 +218,16 @@ class RunningEvaluation:
                 doubts(meter),
             )
         agreement = {name: comparison.result() for name, comparison in self._comparisons.items()}
-        return Evaluation(MappingProxyType(accuracy), MappingProxyType(agreement), self._seen)
+        intervals: dict[str, tuple[float, float]] = {}
+        for name in agreement if self._task is not None and self._reference is not None else ():
+            assert self._task is not None
+            assert self._reference is not None
+            found = loss_interval(self._task, self._meters[self._reference], self._meters[name], self._seen)
+            if found is not None:
+                intervals[name] = found
+        return Evaluation(
+            MappingProxyType(accuracy), MappingProxyType(agreement), self._seen, MappingProxyType(intervals)
+        )
 
 
 @dataclass(frozen=True)

@@ -417,20 +417,29 @@ class ResampledMeter:
 
     def measured(self) -> Measured:
         """Return the metrics so far."""
-        metrics = dict(self._whole.result())
-        if hasattr(self._whole, "scores"):
-            return Measured(metrics, np.asarray(self._whole.scores(), np.float64))
-        if hasattr(self._whole, "resampled"):
-            values: Any = self._whole.resampled(random_halves(self.rows))
-        else:
-            values = [self._value(m) if n else math.nan for m, n in zip(self._halves, self._members, strict=True)]
-        return Measured(metrics, None, np.asarray(values, np.float64))
+        if not self._halves:
+            found = measured(self._whole, self.rows)
+            assert found is not None, "the meter has one of the two methods"
+            return found
+        values = [self._value(m) if n else math.nan for m, n in zip(self._halves, self._members, strict=True)]
+        return Measured(dict(self._whole.result()), None, np.asarray(values, np.float64))
 
     def _value(self, half: Meter) -> float:
         try:
             return half.result()[self._task.primary]
         except DataError:
             return math.nan
+
+
+def measured(meter: Any, rows: int) -> Measured | None:
+    """Return the metrics of a meter over `rows` rows. Return None if the meter has neither `scores` nor `resampled`, so
+    that the spread of the metrics is not known.
+    """
+    if hasattr(meter, "scores"):
+        return Measured(dict(meter.result()), np.asarray(meter.scores(), np.float64))
+    if hasattr(meter, "resampled"):
+        return Measured(dict(meter.result()), None, np.asarray(meter.resampled(random_halves(rows)), np.float64))
+    return None
 
 
 def random_halves(rows: int) -> NDArray[np.bool_]:
@@ -457,3 +466,21 @@ def loss_error(reference: Measured, candidate: Measured, *, further: float) -> f
     differences = reference.halves - candidate.halves
     known = differences[np.isfinite(differences)]
     return math.hypot(float(known.std(ddof=1)), further) if len(known) >= _FEWEST_HALVES else None
+
+
+_SURE = 1.96  # two-sided 95 % of the normal distribution
+
+
+def loss_interval(task: Task, reference: Meter, candidate: Meter, rows: int) -> tuple[float, float] | None:
+    """Return the 95 % interval of the loss of a model against a reference over many other samples, from the meters of
+    both over the same `rows` rows. Return None if it is not known.
+
+    A model that agrees with the reference on all rows may still lose one row on as many others.
+    """
+    before, after = measured(reference, rows), measured(candidate, rows)
+    error = loss_error(before, after, further=1 / rows) if before is not None and after is not None else None
+    if before is None or after is None or error is None:
+        return None
+    drop = before.metrics[task.primary] - after.metrics[task.primary]
+    drop = drop if task.higher_is_better else -drop
+    return drop - _SURE * error, drop + _SURE * error

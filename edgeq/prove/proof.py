@@ -27,7 +27,7 @@ from edgeq.prove.opening import Opening, check_other_sizes, open_as_device
 from edgeq.run.engines import DEFAULT
 from edgeq.run.session import Engines, float_settings
 from edgeq.util.display import SILENT, Displayed, Progress
-from edgeq.util.numbers import difference, metric
+from edgeq.util.numbers import difference, metric, metric_name
 
 FLOAT, INT8 = "float32", "int8"
 
@@ -99,8 +99,9 @@ class Repair:
         max_drop: the allowed loss as a fraction.
         basis: "labels" or, without labels, "noise". For "noise", the loss is the noise power of the worst output
             divided by its signal power.
-        plain: the expected loss of the plain build on other samples; never less than the loss on these samples.
-        loss: the same loss for the chosen build.
+        plain: the upper bound of the plain build's loss on other samples (see `Assessment.bound`). It is never less
+            than the loss on these samples. For "noise", it is the noise on these samples.
+        loss: the same bound for the chosen build.
         chosen: what was changed in the chosen build in comparison with the plain build.
         steps: all builds, in the order in which they were tried.
     """
@@ -133,7 +134,7 @@ class Repair:
         """Return a loss as text. `basis` determines its unit."""
         if self.basis == "noise":
             return "no noise" if loss <= 0 else f"{0 - 10 * math.log10(loss):.1f} dB SQNR"
-        return f"{100 * loss:.2f} points of loss expected"
+        return f"up to {100 * loss:.2f} points of loss"
 
     def __record__(self) -> dict[str, Any]:
         return {**{f.name: getattr(self, f.name) for f in fields(self)}, "met": self.met, "sentence": self.sentence}
@@ -154,6 +155,8 @@ class Proof(Displayed):
         engine: the engine that ran the artifact for these figures.
         repair: the attempts to repair a poor plain build; None if that build was good or no repair was requested.
         doubts: reasons to doubt the samples, one sentence each.
+        drop_interval: the 95 % interval of `drop` over many other samples; None without a task, or if the task's meters
+            do not show the spread of their metric.
     """
 
     coverage: Coverage
@@ -166,6 +169,7 @@ class Proof(Displayed):
     engine: str = DEFAULT
     repair: Repair | None = None
     doubts: tuple[str, ...] = ()
+    drop_interval: tuple[float, float] | None = None
 
     @property
     def drop(self) -> float | None:
@@ -173,6 +177,18 @@ class Proof(Displayed):
         no task.
         """
         return self.accuracy[INT8].loss_against(self.accuracy[FLOAT]) if self.accuracy else None
+
+    @property
+    def drop_sentence(self) -> str:
+        """Return a sentence on the loss of accuracy and its interval; "" without a task."""
+        if self.drop is None:
+            return ""
+        name = self.accuracy[FLOAT].primary
+        lost = f"loss of {metric_name(name)}: {_points(name, self.drop)} on {self.samples} samples"
+        if self.drop_interval is None:
+            return lost
+        low, high = (_points(name, end) for end in self.drop_interval)
+        return f"{lost}; on many others, {low} to {high} (95 %)"
 
     @property
     def too_few(self) -> bool:
@@ -197,6 +213,7 @@ class Proof(Displayed):
             "top1_agreement": self.agreement.top1,
             "accuracy": {name: one.value for name, one in self.accuracy.items()},
             "drop": self.drop,
+            "drop_interval": self.drop_interval,
             "speedup": self.speed.ratio.estimate if self.speed is not None else None,
             "samples": self.samples,
             "held_out": self.held_out,
@@ -244,10 +261,8 @@ class Proof(Displayed):
         if self.opening.loss:
             found.append(self.opening.sentence)
         if self.samples < FEWEST_SAMPLES:
-            count_text = "1 sample says" if self.samples == 1 else f"{self.samples} samples say"
-            found.append(
-                f"{count_text} little about others: give at least {FEWEST_SAMPLES}, and better 100, with --val"
-            )
+            few = "1 sample says" if self.samples == 1 else f"{self.samples} samples say"
+            found.append(f"{few} little about others: give at least {FEWEST_SAMPLES}, and better 100, with --val")
         if not self.held_out:
             found.append("accuracy was measured on the calibration samples; give held-out samples with --val")
         return tuple(found)
@@ -295,6 +310,7 @@ class Proof(Displayed):
             "agreement": self.agreement,
             "accuracy": self.accuracy,
             "accuracy_drop": self.drop,
+            "accuracy_drop_interval": self.drop_interval,
             "optimiser_sqnr_db": {"optimised": self.optimiser[0], "unoptimised": self.optimiser[1]},
             "speed": self.speed,
             "samples": self.samples,
@@ -410,6 +426,7 @@ def prove(
         speed=_speed(latency) if latency else None,
         samples=evaluation.samples,
         held_out=held_out,
+        drop_interval=evaluation.loss_interval.get(INT8),
         engine=artifact.engine.name if artifact.engine is not None and artifact.simulation is None else DEFAULT,
     )
 

@@ -60,6 +60,14 @@ def test_nothing_to_warn_of() -> None:
     assert changed(agreement=agreement(17.0, 0.9, 100)).warnings() == ()
 
 
+def test_the_loss_has_an_interval() -> None:
+    known = changed(drop_interval=(-0.005, 0.045))
+    assert known.drop_sentence == "loss of top-1: 2.00 pt on 100 samples; on many others, −0.50 pt to 4.50 pt (95 %)"
+    assert plain(known)["accuracy_drop_interval"] == [-0.005, 0.045]
+    assert GOOD.drop_sentence == "loss of top-1: 2.00 pt on 100 samples"
+    assert changed(accuracy={}).drop_sentence == ""
+
+
 STEPS = (Step("the plain build", 0.2, 64, 1.0, "loses too much"), Step("recovery", 0.03, 64, 1.0, "chosen"))
 REPAIRED = Repair("default", 0.01, "labels", plain=0.2, loss=0.03, chosen="recovery", steps=STEPS)
 NOISY = dataclasses.replace(REPAIRED, basis="noise", plain=1.0, loss=1.0, chosen="the plain build")
@@ -88,8 +96,8 @@ def test_few_samples_with_another_class_say_nothing(top1: float | None, count: i
         ),
         (
             {"accuracy": {FLOAT: accuracy(0.9), INT8: accuracy(0.87)}, "repair": REPAIRED},
-            "falls from 90.00 % to 87.00 %: repaired: recovery: 20.00 points of loss expected before, 3.00 points of "
-            "loss expected now; 1.00 points allowed (2 builds compared)",
+            "falls from 90.00 % to 87.00 %: repaired: recovery: up to 20.00 points of loss before, up to 3.00 "
+            "points of loss now; 1.00 points allowed (2 builds compared)",
         ),
         ({"agreement": agreement(17.0, 0.93, 100), "accuracy": {}}, "another top-1 than float32 in 7 of 100 samples"),
         ({"agreement": agreement(17.0, 0.625, 8), "accuracy": {}}, "another top-1 than float32 in 3 of 8 samples"),
