@@ -67,6 +67,8 @@ def draw_proof(proof: Proof, *, verbose: bool) -> Lines:
         for part in parts if verbose else parts[:_OUTPUTS_SHOWN]:
             same, figures = part.sqnr_db == math.inf, f"SQNR {part.sqnr_db:.1f} dB, cosine {part.cosine:.5f}"
             yield f"  output {output.name}, {part.where}: {'the same' if same else figures}"
+    if proof.caveat:
+        yield proof.caveat
     if proof.accuracy:
         rows = (
             (name, *(metric(key, value) for key, value in one.metrics.items())) for name, one in proof.accuracy.items()

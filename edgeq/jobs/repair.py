@@ -57,6 +57,7 @@ class Repairer:
         try:
             proof = self.builds.prove(built, scheme, native=native)
             short = proof.falls_short(limit) and not proof.too_few
+            limit = proof.limit(limit)
         except NotFiniteError as error:
             proof, short = error, True
         record = None

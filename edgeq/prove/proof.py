@@ -16,10 +16,11 @@ from edgeq.distributed.workers import Workers
 from edgeq.errors import CheckFailedError, RuntimeUnavailableError, UsageError
 from edgeq.measure.accuracy import Accuracy, ModelAt, evaluate_on, evaluate_sessions, evaluate_timed
 from edgeq.measure.agreement import HEALTHY_DB, Agreement, Outputs, closeness, worst_db
+from edgeq.measure.baseline import LEAST_MARGIN_DB, BaselineMargin
 from edgeq.measure.bench import race, runners
 from edgeq.measure.coverage import Coverage
 from edgeq.measure.latency import sessions_to_time
-from edgeq.measure.task import Task
+from edgeq.measure.task import Task, score_interval
 from edgeq.model.load import own_signature
 from edgeq.model.prepare import PreparedModel
 from edgeq.model.products import node_macs
@@ -46,6 +47,10 @@ refused.
 # other samples is possible.
 _LEAST_CHANGED = 3
 _POOR_COVERAGE = 0.25
+# The minimum SQNR in dB of class scores that are judged by their classes. Below it, rare classes may be lost although
+# the others are right.
+_CLASSES_DB = 15.0
+_MOST_CHANGED = 0.1
 FEWEST_SAMPLES = 8
 """With fewer samples and without labels, nothing is repaired. A repair would be fitted to these samples, and its SQNR
 on other samples would be far lower.
@@ -157,6 +162,7 @@ class Proof(Displayed):
         doubts: reasons to doubt the samples, one sentence each.
         drop_interval: the 95 % interval of `drop` over many other samples; None without a task, or if the task's meters
             do not show the spread of their metric.
+        baseline: what the float model adds to its input in relation to the noise; None if no output resembles an input.
     """
 
     coverage: Coverage
@@ -170,6 +176,7 @@ class Proof(Displayed):
     repair: Repair | None = None
     doubts: tuple[str, ...] = ()
     drop_interval: tuple[float, float] | None = None
+    baseline: BaselineMargin | None = None
 
     @property
     def drop(self) -> float | None:
@@ -195,9 +202,59 @@ class Proof(Displayed):
         """Return whether the agreement with float32 on so few samples cannot decide on a repair."""
         return not self.accuracy and self.samples < FEWEST_SAMPLES
 
+    @property
+    def same_classes(self) -> tuple[int, float, float] | None:
+        """Return how many samples have the same top-1 as float32, and the 95 % interval of their share among many other
+        samples. Return None if no output has class scores.
+        """
+        if self.agreement.top1 is None:
+            return None
+        same, count = round(self.agreement.top1 * self.agreement.samples), max(1, self.agreement.samples)
+        return same, *score_interval(same, count)
+
+    @property
+    def keeps_classes(self) -> bool:
+        """Return whether the noise is moderate and certainly changes few classes. Class scores are judged by their
+        classes, not by their noise.
+        """
+        noisy = [output for output in self.agreement.outputs if output.compared and output.least_db < HEALTHY_DB]
+        if self.same_classes is None or not all(output.top1 is not None for output in noisy):
+            return False
+        return worst_db(self.agreement) >= _CLASSES_DB and self.same_classes[1] >= 1 - _MOST_CHANGED
+
+    @property
+    def adds_little(self) -> bool:
+        """Return whether the noise has a quarter or more of the power of what the model adds to its input."""
+        return not self.accuracy and self.baseline is not None and self.baseline.margin_db < LEAST_MARGIN_DB
+
     def falls_short(self, max_drop: float) -> bool:
         """Return whether labels show a loss of more than `max_drop`, or an output has too much noise."""
-        return (self.drop or 0.0) > max_drop or (self.agreement.compared and worst_db(self.agreement) < HEALTHY_DB)
+        noisy = self.agreement.compared and worst_db(self.agreement) < HEALTHY_DB and not self.keeps_classes
+        return (self.drop or 0.0) > max_drop or noisy or self.adds_little
+
+    def limit(self, max_drop: float) -> float:
+        """Return the loss that a repair may leave. It is `max_drop`, or less noise if the model adds little to its
+        input.
+        """
+        if not self.adds_little or self.baseline is None:
+            return max_drop
+        noise_db = worst_db(self.agreement) + LEAST_MARGIN_DB - self.baseline.margin_db
+        return min(max_drop, 10 ** (-noise_db / 10))
+
+    @property
+    def caveat(self) -> str:
+        """Return a sentence on what the agreement with float32 does not show; "" if there are labels."""
+        if self.accuracy or not self.agreement.compared:
+            return ""
+        if self.same_classes is not None:
+            same, low, high = self.same_classes
+            return (
+                f"top-1 is that of float32 in {same} of {self.agreement.samples} samples, and in {low:.0%} to "
+                f"{min(1, high):.0%} of many others; only labels show how often it is right"
+            )
+        if self.agreement.same is not None or self.agreement.sqnr_db == math.inf:
+            return ""
+        return "SQNR does not show whether the model still does its task: measure it with --task, or by your own metric"
 
     @property
     def optimiser(self) -> tuple[float, float]:
@@ -244,8 +301,10 @@ class Proof(Displayed):
             found.append(
                 f"int8 has another top-1 than float32 in {changed} of {count} samples: {self._advice()}; {measure}"
             )
-        elif near == "noisy" and self.agreement.sqnr_db < HEALTHY_DB:
+        elif near == "noisy" and self.agreement.sqnr_db < HEALTHY_DB and not self.keeps_classes:
             found.append(f"{unlike or f'the outputs follow float32 with noise ({sqnr})'}: {self._advice()}; {measure}")
+        if self.adds_little and self.baseline is not None:
+            found.append(f"{self.baseline.sentence}: {self._advice()}; {measure}")
         if self.accuracy:
             found.extend(self.accuracy[FLOAT].doubts)
         left_out = self.agreement.left_out()
@@ -317,6 +376,8 @@ class Proof(Displayed):
             "held_out": self.held_out,
             "engine": self.engine,
             "repair": self.repair,
+            "baseline": self.baseline,
+            "caveat": self.caveat,
             "warnings": self.warnings(),
         }
 
@@ -427,6 +488,7 @@ def prove(
         samples=evaluation.samples,
         held_out=held_out,
         drop_interval=evaluation.loss_interval.get(INT8),
+        baseline=evaluation.baseline.get(INT8),
         engine=artifact.engine.name if artifact.engine is not None and artifact.simulation is None else DEFAULT,
     )
 
