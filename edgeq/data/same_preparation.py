@@ -91,12 +91,12 @@ def input_figures(samples: Samples) -> dict[str, dict[str, InputFigures]]:
                 if known.any():
                     row = known.min(), known.max(), known.mean(), known.std(), values.size
                     rows.setdefault((name, part), []).append(tuple(map(float, row)))
-    found: dict[str, dict[str, InputFigures]] = {}
+    inputs: dict[str, dict[str, InputFigures]] = {}
     for (name, part), figures in rows.items():
         low, high, mean, spread, size = np.array(figures).T
-        made = InputFigures(samples.source, low, high, mean, spread, len(figures), size.max() == 1)
-        found.setdefault(name, {})[part] = made
-    return found
+        part_figures = InputFigures(samples.source, low, high, mean, spread, len(figures), size.max() == 1)
+        inputs.setdefault(name, {})[part] = part_figures
+    return inputs
 
 
 def _parts(array: NDArray[np.floating]) -> Iterator[tuple[str, NDArray[np.floating]]]:
@@ -120,27 +120,29 @@ def differences(calibration: Figures, validation: Figures) -> tuple[str, ...]:
     return tuple(text for name in shared for text in _differences(name, calibration[name], validation[name])[:1])
 
 
-def _differences(name: str, one: Mapping[str, InputFigures], other: Mapping[str, InputFigures]) -> list[str]:
+def _differences(
+    name: str, calibration: Mapping[str, InputFigures], validation: Mapping[str, InputFigures]
+) -> list[str]:
     """Return the differences in an input, those of the whole input first.
 
     Raises:
         DataError: the values cannot come from the same preparation.
     """
-    found = []
-    for part in sorted(one.keys() & other.keys()):
-        a, b = one[part], other[part]
+    texts = []
+    for part in sorted(calibration.keys() & validation.keys()):
+        a, b = calibration[part], validation[part]
         where = f"input {name!r}" + (f", {part}," if part else "")
         text = f"the calibration and validation inputs seem to be prepared differently: {where} is {a} and {b}"
         ratio, smaller = _ratio(a, b)
         if ratio >= _IMPOSSIBLE and smaller.items >= _LEAST_ITEMS and not (part or a.single):
             raise DataError(text.replace("seem to be", "are"), _FIX)
         if ratio >= _SUSPICIOUS:
-            found.append(f"{text}, {ratio:.0f} times as much. {_FIX}")
+            texts.append(f"{text}, {ratio:.0f} times as much. {_FIX}")
         elif _one_sided(a, b) or _one_sided(b, a):
-            found.append(f"{text}: only one of them has negative values. {_FIX}")
+            texts.append(f"{text}: only one of them has negative values. {_FIX}")
         elif _means_apart(a, b):
-            found.append(f"{text}: their means are {np.median(a.mean):.3g} and {np.median(b.mean):.3g}. {_FIX}")
-    return found
+            texts.append(f"{text}: their means are {np.median(a.mean):.3g} and {np.median(b.mean):.3g}. {_FIX}")
+    return texts
 
 
 def _ratio(a: InputFigures, b: InputFigures) -> tuple[float, InputFigures]:
@@ -174,15 +176,15 @@ def unlike_images(samples: Samples, figures: Figures) -> tuple[str, ...]:
     if preprocess is None or len(figures) != 1 or not isinstance(samples, SourceSamples):
         return ()
     (name, parts), spec = next(iter(figures.items())), samples.signature.inputs[0]
-    bounds, found = image_bounds(preprocess, spec), parts[""]
-    if bounds is None or found.items < _LEAST_ITEMS:
+    bounds, whole = image_bounds(preprocess, spec), parts[""]
+    if bounds is None or whole.items < _LEAST_ITEMS:
         return ()
     low, high = bounds
-    reach, width = max(abs(low), abs(high)), float(np.median(found.high - found.low))
-    if np.median(found.peak) <= _SUSPICIOUS * reach and width >= (high - low) / _IMPOSSIBLE:
+    reach, width = max(abs(low), abs(high)), float(np.median(whole.high - whole.low))
+    if np.median(whole.peak) <= _SUSPICIOUS * reach and width >= (high - low) / _IMPOSSIBLE:
         return ()
     return (
-        f"input {name!r} is {found}, but preprocessing {preprocess.name} makes {low:.3g} to {high:.3g} of images: the "
+        f"input {name!r} is {whole}, but preprocessing {preprocess.name} makes {low:.3g} to {high:.3g} of images: the "
         "files may already be prepared. Then leave --preprocess out, or name the steps that are missing",
     )
 
@@ -193,7 +195,7 @@ def image_bounds(preprocess: Preprocess, spec: TensorSpec) -> tuple[float, float
     """
     if preprocess.spec is None or len(spec.shape or ()) != 4:
         return None
-    made = []
+    ends = []
     for value in (0, 255):
         try:
             array = preprocess(Picture(np.full((256, 256, 3), value, np.uint8)), spec).array
@@ -201,5 +203,5 @@ def image_bounds(preprocess: Preprocess, spec: TensorSpec) -> tuple[float, float
             return None
         if isinstance(array, Mapping) or array.dtype.kind != "f":
             return None
-        made += [float(array.min()), float(array.max())]
-    return min(made), max(made)
+        ends += [float(array.min()), float(array.max())]
+    return min(ends), max(ends)

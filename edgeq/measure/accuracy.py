@@ -228,9 +228,9 @@ class RunningEvaluation:
         for name in agreement if self._task is not None and self._reference is not None else ():
             assert self._task is not None
             assert self._reference is not None
-            found = loss_interval(self._task, self._meters[self._reference], self._meters[name], self._seen)
-            if found is not None:
-                intervals[name] = found
+            interval = loss_interval(self._task, self._meters[self._reference], self._meters[name], self._seen)
+            if interval is not None:
+                intervals[name] = interval
         margins = {name: margin for name, sums in self._baselines.items() if (margin := sums.result()) is not None}
         return Evaluation(
             MappingProxyType(accuracy),

@@ -116,8 +116,8 @@ class BaselineSums:
 
     def result(self) -> BaselineMargin | None:
         """Return the lowest margin among the outputs that resemble an input, or None if there is none."""
-        found = [margin for name, sums in self.outputs.items() if (margin := _margin(name, sums)) is not None]
-        return min(found, key=lambda margin: margin.margin_db, default=None)
+        margins = [margin for name, sums in self.outputs.items() if (margin := _margin(name, sums)) is not None]
+        return min(margins, key=lambda margin: margin.margin_db, default=None)
 
 
 def _margin(name: str, sums: _Sums) -> BaselineMargin | None:
@@ -134,18 +134,18 @@ def _margin(name: str, sums: _Sums) -> BaselineMargin | None:
     return BaselineMargin(name, sums.factor, 10 * math.log10(added / noise) if noise > 0 else math.inf)
 
 
-def _factor(given: tuple[int, ...], made: tuple[int, ...]) -> int:
+def _factor(given: tuple[int, ...], output: tuple[int, ...]) -> int:
     """Return the whole number by which an output's two image axes are larger than an input's. Return 0 if the output
     does not have the form of the input.
     """
-    if len(given) != len(made) or len(given) < _LEAST_RANK or 0 in given:
+    if len(given) != len(output) or len(given) < _LEAST_RANK or 0 in given:
         return 0
-    ratios = [b / a for a, b in zip(given, made, strict=True) if a != b]
+    ratios = [b / a for a, b in zip(given, output, strict=True) if a != b]
     if not ratios:
         return 1
     factor = int(ratios[0])
     same = len(ratios) == 2 and ratios[0] == ratios[1] == factor
-    return factor if same and 1 < factor <= _MOST_FACTOR and given[0] == made[0] else 0
+    return factor if same and 1 < factor <= _MOST_FACTOR and given[0] == output[0] else 0
 
 
 def enlarged(array: Floats, factor: int) -> Floats:
@@ -163,12 +163,12 @@ def enlarged(array: Floats, factor: int) -> Floats:
 def _enlarged_axis(array: Floats, factor: int, axis: int) -> Floats:
     length = array.shape[axis]
     at = (np.arange(length * factor) + 0.5) / factor - 0.5
-    left = np.floor(at).astype(np.int64)
+    below = np.floor(at).astype(np.int64)
     shape = [-1 if k == axis else 1 for k in range(array.ndim)]
     total = np.zeros_like(np.repeat(array, factor, axis))
     for tap in range(-1, 3):
-        weight = _cubic(np.abs(at - (left + tap)))
-        total += weight.reshape(shape) * array.take(np.clip(left + tap, 0, length - 1), axis)
+        weight = _cubic(np.abs(at - (below + tap)))
+        total += weight.reshape(shape) * array.take(np.clip(below + tap, 0, length - 1), axis)
     return total
 
 

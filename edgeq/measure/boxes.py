@@ -95,12 +95,13 @@ def box_unit(boxes: NDArray[Any], size: tuple[int, int]) -> BoxUnit | None:
     return "pixels, scaled" if np.median((reach / size).max(axis=1)) > _FAR_OUTSIDE else "pixels"
 
 
-def in_pixels(found: Detections, unit: BoxUnit, size: tuple[int, int]) -> Detections:
+def in_pixels(detections: Detections, unit: BoxUnit, size: tuple[int, int]) -> Detections:
     """Return detections with boxes in pixels of the model's input, whose `size` is (width, height)."""
     if unit == "pixels":
-        return found
+        return detections
     factor = np.tile(np.asarray(size, np.float64), 2)
-    return replace(found, boxes=found.boxes * factor if unit == "shares" else found.boxes / factor)
+    boxes = detections.boxes * factor if unit == "shares" else detections.boxes / factor
+    return replace(detections, boxes=boxes)
 
 
 def overlap(box: Floats, boxes: Floats) -> Floats:

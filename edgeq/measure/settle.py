@@ -71,8 +71,8 @@ def check_skill(task: Task, session: Session, samples: Samples, *, progress: Pro
             return
         with progress.stage("Checking the labels", min(count, len(samples))) as advance:
             for sample in spread_over(samples, count):
-                for row, made in rows(sample, {"": infer(session, sample)}):
-                    meter.update(made[""], row)
+                for row, outputs in rows(sample, {"": infer(session, sample)}):
+                    meter.update(outputs[""], row)
                 advance(1)
         skill = skill_of(meter)
         if skill is None or skill.better:

@@ -418,9 +418,9 @@ class ResampledMeter:
     def measured(self) -> Measured:
         """Return the metrics so far."""
         if not self._halves:
-            found = measured(self._whole, self.rows)
-            assert found is not None, "the meter has one of the two methods"
-            return found
+            known = measured(self._whole, self.rows)
+            assert known is not None, "the meter has one of the two methods"
+            return known
         values = [self._value(m) if n else math.nan for m, n in zip(self._halves, self._members, strict=True)]
         return Measured(dict(self._whole.result()), None, np.asarray(values, np.float64))
 

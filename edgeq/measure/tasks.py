@@ -430,11 +430,11 @@ class SimilarityMeter(PairedMeter):
 
     def skill(self) -> Skill | None:
         """Return how the rank correlation compares with that of unrelated numbers. Return None if it is not defined."""
-        found, wanted = self.rows()
-        if len(set(wanted.tolist())) < 2 or not np.isfinite(found).all():
+        cosines, scores = self.rows()
+        if len(set(scores.tolist())) < 2 or not np.isfinite(cosines).all():
             return None
-        value, reach = correlation(mean_ranks(found), mean_ranks(wanted)), CONFIDENT / math.sqrt(len(wanted) - 1)
-        figure = f"the rank correlation is {value:.3f} on {len(wanted)} pairs"
+        value, reach = correlation(mean_ranks(cosines), mean_ranks(scores)), CONFIDENT / math.sqrt(len(scores) - 1)
+        figure = f"the rank correlation is {value:.3f} on {len(scores)} pairs"
         fix = "Check --preprocess, --task-output, and that each pair has its own score"
         return Skill(figure, 0.0, value - reach, value + reach, "0", fix)
 
@@ -540,8 +540,8 @@ class Detection(Displayed):
         """
         pairs = iter(pairs)
         if self.decoder is not None:
-            found = self if self.unit is not None else self._with_unit(pairs)
-            return found, _UNITS[found.unit or "pixels"]
+            task = self if self.unit is not None else self._with_unit(pairs)
+            return task, _UNITS[task.unit or "pixels"]
         sample, outputs = first = next(pairs)
         known = recognise(outputs, input_size(sample))
         shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in outputs.items())
@@ -672,15 +672,15 @@ class DetectionMeter:
 
         Objects of one image are alike, so the upper limit counts images instead of objects.
         """
-        found, objects = self._overlapping(0)
+        hits, objects = self._overlapping(0)
         if not objects:
             return None
         shifts = range(1, min(len(self._found), _SHIFTS + 1))
         chance = sum(self._overlapping(shift)[0] for shift in shifts) / (objects * max(1, len(shifts)))
         images = sum(any(match.objects for match in image.values()) for image in self._matched())
-        low, _ = score_interval(found, objects)
-        _, high = score_interval(images * found / objects, images)
-        figure = f"the boxes overlap {found} of {objects} objects by half"
+        low, _ = score_interval(hits, objects)
+        _, high = score_interval(images * hits / objects, images)
+        figure = f"the boxes overlap {hits} of {objects} objects by half"
         fix = (
             "Check --preprocess and --decoder, and that the annotations' categories are in the order of the model's "
             "classes"
