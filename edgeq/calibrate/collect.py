@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 from edgeq_device.basis import NO_PADDING, Padding
+from edgeq_device.pairs import visible_elements
 from numpy.typing import NDArray
 
 from edgeq.calibrate.observer import InstrumentedModel, Observer, Part, Seen
@@ -236,7 +237,7 @@ class FloatPass:
             try:
                 visible = None
                 if self._padding.masks and not isinstance(values, Part):
-                    visible = self._padding.visible(name, values.shape, sample.inputs)
+                    visible = visible_elements(self._padding, name, values.shape, sample.inputs)
                 seen[name] = self._observers[name].observe(values, place, visible=visible)
             except CalibrationError as error:
                 raise CalibrationError(

@@ -73,11 +73,14 @@ def draw_proof(proof: Proof, *, verbose: bool) -> Lines:
             if part.centred_db is not None and part.centred_db < part.sqnr_db - _FAR_DB:
                 figures = f"{figures}, around the mean {part.centred_db:.1f} dB"
             yield f"  output {output.name}, {part.where}: {'the same' if same else figures}"
+    if proof.caveat:
+        yield proof.caveat
     if proof.accuracy:
         rows = (
             (name, *(metric(key, value) for key, value in one.metrics.items())) for name, one in proof.accuracy.items()
         )
         yield table(("", *map(metric_name, next(iter(proof.accuracy.values())).metrics)), rows)
+        yield proof.drop_sentence
     if proof.speed is not None and proof.speed.ratio.verdict != SLOWER:  # if the result is slower, a warning reports it
         yield proof.speed.ratio.sentence("int8", "float32")
     if proof.repair is not None and proof.repair.met:

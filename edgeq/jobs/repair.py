@@ -40,8 +40,8 @@ class Repairer:
         native: bool,
         destination: Path | None = None,
     ) -> tuple[Built, Proof]:
-        """Return the plain build and its proof if the build is good enough. Otherwise return the best repair and its
-        proof.
+        """Return the plain build and its proof if the build is good enough, or if there are too few samples to judge a
+        repair. Otherwise return the best repair and its proof.
 
         Args:
             scheme: the scheme that was requested for the plain build.
@@ -56,7 +56,8 @@ class Repairer:
         proof: Proof | NotFiniteError
         try:
             proof = self.builds.prove(built, scheme, native=native)
-            short = proof.falls_short(limit)
+            short = proof.falls_short(limit) and not proof.too_few
+            limit = proof.limit(limit)
         except NotFiniteError as error:
             proof, short = error, True
         record = None

@@ -30,9 +30,10 @@ from edgeq.data.samples import Sample, Samples, Shard, Sharded, SourceSamples, o
 from edgeq.distributed.workers import Files, Workers, files_for
 from edgeq.errors import CheckFailedError, DataError, UsageError
 from edgeq.measure.agreement import Agreement, Outputs, Session, infer, inferences
+from edgeq.measure.baseline import BaselineMargin, BaselineSums
 from edgeq.measure.bench import is_bundle, open_model, race
 from edgeq.measure.comparison import Comparison, rows
-from edgeq.measure.task import Task, TaskOptions, as_task, make_task
+from edgeq.measure.task import Task, TaskOptions, as_task, doubts, loss_interval, make_task
 from edgeq.model.load import model_files, own_signature, path_of
 from edgeq.run.session import SessionSettings, open_session
 from edgeq.util.display import SILENT, Advance, Displayed, Progress
@@ -85,12 +86,16 @@ class Evaluation:
     """Hold the accuracy of each session if a task was given, and its agreement with the reference if a reference was
     given.
 
-    Both attributes map session names to values.
+    These attributes map session names to values. `loss_interval` has the 95 % interval of each session's loss against
+    the reference over many other samples, in the unit of the primary metric. It is empty without a task or a reference,
+    and lacks sessions whose interval is not known. `baseline` has the sessions with an output that resembles an input.
     """
 
     accuracy: Mapping[str, Accuracy]
     agreement: Mapping[str, Agreement]
     samples: int
+    loss_interval: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    baseline: Mapping[str, BaselineMargin] = field(default_factory=dict)
 
 
 def evaluate_sessions(
@@ -136,6 +141,7 @@ class Collected:
     meters: Mapping[str, Any]
     comparisons: Mapping[str, Comparison]
     count: int
+    baselines: Mapping[str, BaselineSums]
 
 
 class RunningEvaluation:
@@ -155,6 +161,7 @@ class RunningEvaluation:
         self._meters = {name: task.start() for name in names} if task is not None else {}
         compared = [name for name in names if name != reference] if reference is not None else []
         self._comparisons = {name: Comparison(task, basis) for name in compared}
+        self._baselines = {name: BaselineSums() for name in compared}
         self._seen = 0
 
     def update(self, sample: Sample, outputs: dict[str, Outputs]) -> None:
@@ -166,6 +173,7 @@ class RunningEvaluation:
             for name, comparison in self._comparisons.items():
                 assert self._reference is not None
                 comparison.update(made[self._reference], made[name], row.inputs)
+                self._baselines[name].update(made[self._reference], made[name], row.inputs)
 
     def collected(self) -> Collected:
         """Return the sums so far, without the task.
@@ -185,7 +193,7 @@ class RunningEvaluation:
         bare = {
             name: replace(comparison, task=None, basis=EVERYTHING) for name, comparison in self._comparisons.items()
         }
-        return Collected(meters, bare, self._seen)
+        return Collected(meters, bare, self._seen, self._baselines)
 
     def take(self, part: Collected) -> None:
         """Add the sums that were collected from later samples."""
@@ -193,6 +201,7 @@ class RunningEvaluation:
             meter.take(part.meters[name])  # type: ignore[attr-defined]  # `collected` has made sure
         for name, comparison in self._comparisons.items():
             comparison.merge(part.comparisons[name])
+            self._baselines[name].merge(part.baselines[name])
         self._seen += part.count
 
     def result(self, settings: Mapping[str, SessionSettings]) -> Evaluation:
@@ -219,10 +228,24 @@ class RunningEvaluation:
                 self._task.primary,
                 self._task.higher_is_better,
                 settings.get(name) or SessionSettings(),
-                tuple(meter.notes()) if hasattr(meter, "notes") else (),
+                doubts(meter),
             )
         agreement = {name: comparison.result() for name, comparison in self._comparisons.items()}
-        return Evaluation(MappingProxyType(accuracy), MappingProxyType(agreement), self._seen)
+        intervals: dict[str, tuple[float, float]] = {}
+        for name in agreement if self._task is not None and self._reference is not None else ():
+            assert self._task is not None
+            assert self._reference is not None
+            interval = loss_interval(self._task, self._meters[self._reference], self._meters[name], self._seen)
+            if interval is not None:
+                intervals[name] = interval
+        margins = {name: margin for name, sums in self._baselines.items() if (margin := sums.result()) is not None}
+        return Evaluation(
+            MappingProxyType(accuracy),
+            MappingProxyType(agreement),
+            self._seen,
+            MappingProxyType(intervals),
+            MappingProxyType(margins),
+        )
 
 
 @dataclass(frozen=True)

@@ -24,11 +24,11 @@ import json
 import math
 import pkgutil
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path, PurePath
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -69,6 +69,39 @@ def centre_to_corners(boxes: NDArray[Any]) -> Floats:
     """Convert boxes [N, 4] from (centre x, centre y, width, height) to corners."""
     centre, half = np.asarray(boxes[:, :2], np.float64), np.asarray(boxes[:, 2:4], np.float64) / 2
     return np.concatenate([centre - half, centre + half], axis=1)
+
+
+BoxUnit = Literal["pixels", "shares", "pixels, scaled"]
+"""Unit of decoded boxes: pixels of the model's input, shares of its width and height, or pixels that a decoder for
+shares has multiplied by the size.
+"""
+# Shares are at most 1, apart from boxes that reach over the edge. Boxes in pixels reach much further than two pixels.
+_LARGEST_SHARE = 2.0
+# Boxes whose median reaches further than this many widths or heights of the image are not in pixels.
+_FAR_OUTSIDE = 8.0
+_SMALLEST_SIDE = 16
+
+
+def box_unit(boxes: NDArray[Any], size: tuple[int, int]) -> BoxUnit | None:
+    """Return the unit of the decoded boxes [N, 4] of one image. The model's input has `size` (width, height) in pixels.
+
+    Return None if no box shows the unit: there are none, or all are empty.
+    """
+    reach = np.abs(np.asarray(boxes, np.float64)[np.isfinite(boxes).all(axis=1)]).reshape(-1, 2, 2).max(axis=1)
+    if min(size) < _SMALLEST_SIDE or not reach.any():
+        return None
+    if reach.max() <= _LARGEST_SHARE:
+        return "shares"
+    return "pixels, scaled" if np.median((reach / size).max(axis=1)) > _FAR_OUTSIDE else "pixels"
+
+
+def in_pixels(detections: Detections, unit: BoxUnit, size: tuple[int, int]) -> Detections:
+    """Return detections with boxes in pixels of the model's input, whose `size` is (width, height)."""
+    if unit == "pixels":
+        return detections
+    factor = np.tile(np.asarray(size, np.float64), 2)
+    boxes = detections.boxes * factor if unit == "shares" else detections.boxes / factor
+    return replace(detections, boxes=boxes)
 
 
 def overlap(box: Floats, boxes: Floats) -> Floats:

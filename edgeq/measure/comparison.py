@@ -50,7 +50,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from edgeq_device.basis import EVERYTHING, Basis, OutputPair
+from edgeq_device.basis import EVERYTHING, Basis
+from edgeq_device.pairs import OutputPair, pair_outputs, pair_tensor
 from numpy.typing import NDArray
 
 from edgeq.data.records import Sample
@@ -479,7 +480,7 @@ class OutputComparison:
             rows: number of single rows; 1 for a sample.
             basis: what the figures are taken over.
         """
-        self.add(basis.pair(self.name, reference, candidate, inputs), inputs, rows=rows)
+        self.add(pair_tensor(basis, self.name, reference, candidate, inputs), inputs, rows=rows)
 
     def add(self, pair: OutputPair, inputs: Mapping[str, NDArray[Any]], *, rows: int = 1) -> None:
         """Add one sample or several single rows, as `update` does."""
@@ -612,7 +613,7 @@ class Comparison:
             return
         self.count += rows
         self._floats.update(name for name, array in reference.items() if array.dtype.kind == "f")
-        for pair in self.basis.pairs(reference, candidate, inputs):
+        for pair in pair_outputs(self.basis, reference, candidate, inputs):
             self.outputs.setdefault(pair.name, OutputComparison(pair.name, slices=SliceSums())).add(
                 pair, inputs, rows=rows
             )

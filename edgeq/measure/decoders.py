@@ -26,7 +26,8 @@ class Decode(Protocol):
     def __call__(self, outputs: Outputs, size: tuple[int, int]) -> Detections:
         """Return the candidates of one image, before suppression.
 
-        Boxes are in pixels of the model's input, whose `size` is (width, height).
+        Boxes are in pixels of the model's input, whose `size` is (width, height). If a model gives shares of the size
+        where its head usually gives pixels, or the other way round, `edgeq.measure.boxes.in_pixels` converts them.
 
         Raises:
             UsageError: the outputs do not belong to this head.
@@ -326,20 +327,33 @@ def _shares(values: NDArray[Any]) -> bool:
 _ROUNDING = 1e-3
 # The largest logarithm of a box's width or height in strides. e to this power exceeds any image size.
 _MOST_LOGARITHM = 12.0
+# The largest width or height of a box, and how far a centre may be outside the image, in shares of the image's size.
+_LARGEST_SHARE, _OVER_THE_EDGE = 2.0, 0.1
+
+
+def _normalised(boxes: NDArray[Any]) -> bool:
+    """Return whether boxes [N, 4] (centre x, centre y, width, height) are shares of the image's size.
+
+    Centres in shares spread over the image. Offsets in grid cells and logarithms of sizes do not stay in 0 to 1.
+    """
+    inside = float(boxes.min()) >= 0 and float(boxes.max()) <= _LARGEST_SHARE
+    return inside and bool((boxes[:, :2].max(axis=0) <= 1 + _OVER_THE_EDGE).all())
 
 
 def _fits_yolox(outputs: Outputs, size: tuple[int, int]) -> bool:
     head = _head(outputs, 5)
     cells = {len(anchors(size, strides)[0]) for strides in _STRIDES}
-    logarithms = head is not None and len(head) in cells and float(np.abs(head[:, 2:4]).max()) < _MOST_LOGARITHM
-    return head is not None and logarithms and _shares(head[:, 4:])
+    if head is None or len(head) not in cells or _normalised(head[:, :4]):
+        return False
+    return float(np.abs(head[:, 2:4]).max()) < _MOST_LOGARITHM and _shares(head[:, 4:])
 
 
 def _fits_yolov5(outputs: Outputs, size: tuple[int, int]) -> bool:
     head = _head(outputs, 5)
     if head is None or head.shape[1] >= len(head) or not _shares(head[:, 4:]):
         return False
-    return float(head[:, 2:4].min()) >= 0 and float(head[:, 2:4].max()) >= _MOST_LOGARITHM
+    pixels = float(head[:, 2:4].min()) >= 0 and float(head[:, 2:4].max()) >= _MOST_LOGARITHM
+    return pixels or _normalised(head[:, :4])
 
 
 def _fits_yolov8(outputs: Outputs, size: tuple[int, int]) -> bool:
@@ -359,7 +373,8 @@ def _fits_detections(outputs: Outputs, size: tuple[int, int]) -> bool:
     head = _head(outputs, 5)
     if head is None or head.shape[1] != 6:
         return False
-    corners = bool((head[:, 2:4] >= head[:, :2] - 1).all())
+    rounding = 1.0 if float(np.abs(head[:, :4]).max(initial=0.0)) > _LARGEST_SHARE else 1 / min(size)
+    corners = bool((head[:, 2:4] >= head[:, :2] - rounding).all())
     return corners and _shares(head[:, 4]) and bool((head[:, 5] == np.round(head[:, 5])).all())
 
 

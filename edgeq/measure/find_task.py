@@ -111,7 +111,8 @@ def find_classification(samples: Samples, session: Session, progress: Progress =
             meter.update(outputs, row)
     except DataError:  # The labels are for another task.
         return None
-    if meter.notes():
+    if doubtful := meter.notes():
+        progress.note(f"the labels are not used: {doubtful[0]}")
         return None
     progress.note("found: task classification, by the labels; --task sets another")
     return task

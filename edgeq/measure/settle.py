@@ -1,5 +1,5 @@
 """Make the open choices of a task (class offset, detector head), based on the float model's outputs for a few
-samples.
+samples, and refuse labels that the float model predicts no better than chance.
 """
 
 from __future__ import annotations
@@ -8,12 +8,15 @@ from collections.abc import Iterator
 
 from edgeq.data.classes import score_count
 from edgeq.data.samples import Sample, Samples, SourceSamples, spread_over
+from edgeq.errors import CheckFailedError
 from edgeq.measure.agreement import Outputs, Session, infer
 from edgeq.measure.comparison import rows
-from edgeq.measure.task import Task
+from edgeq.measure.task import Task, doubts, skill_of
 from edgeq.util.display import SILENT, Progress
 
 _FEW = 64
+_ROUNDS = (16, 64, 256, 1024)
+"""Number of samples in each round of `check_skill`. Most models are certainly better than chance after the first."""
 
 
 def settle(task: Task, session: Session, samples: Samples, *, progress: Progress = SILENT) -> Task:
@@ -46,6 +49,42 @@ def settle(task: Task, session: Session, samples: Samples, *, progress: Progress
         progress.note(f"found: {found}")
     done: Task = chosen
     return done
+
+
+def check_skill(task: Task, session: Session, samples: Samples, *, progress: Progress = SILENT) -> None:
+    """Check that the float model is better than chance. Otherwise, the loss of a quantized model means nothing.
+
+    Samples are added until the model is certainly better. A task whose meters have no method `skill` is not checked.
+
+    Args:
+        task: a settled task.
+        session: session of the float model.
+        samples: labelled samples; those that are used are spread over all of them.
+
+    Raises:
+        CheckFailedError: the float model is certainly no better than chance. On few samples, this is never certain.
+        DataError: the labels do not fit the task.
+    """
+    for count in _ROUNDS:
+        meter = task.start()
+        if not hasattr(meter, "skill"):
+            return
+        with progress.stage("Checking the labels", min(count, len(samples))) as advance:
+            for sample in spread_over(samples, count):
+                for row, outputs in rows(sample, {"": infer(session, sample)}):
+                    meter.update(outputs[""], row)
+                advance(1)
+        skill = skill_of(meter)
+        if skill is None or skill.better:
+            return
+        if skill.missing and (count >= len(samples) or count == _ROUNDS[-1]):
+            problem = f"the labels cannot judge the model: in float32, {doubts(meter)[0]}"
+            fix = (
+                "`edgeq eval` measures the float model alone; for a comparison with float32 only, leave out the labels"
+            )
+            raise CheckFailedError(problem, fix)
+        if count >= len(samples):
+            return
 
 
 def unfit_folders(samples: SourceSamples) -> tuple[str, ...]:

@@ -50,8 +50,11 @@ class Meter(Protocol):
             pickled
         take(collected) -> None   add the state that another meter collected from later samples
 
-    A meter may have `notes() -> Sequence[str]`. It returns reasons to doubt the figures, found in the labels and
-    outputs so far. Each is a sentence.
+    A meter may have two methods that judge its figures (`doubts`):
+
+        notes() -> Sequence[str]   reasons to doubt the figures, found in the labels and outputs so far; each is a
+            sentence
+        skill() -> Skill | None    a comparison with answers that ignore the inputs; None if there is nothing to compare
     """
 
     def update(self, outputs: Outputs, sample: Sample) -> None:
@@ -63,6 +66,71 @@ class Meter(Protocol):
 
     def result(self) -> Mapping[str, float]:
         """Return metric name → value, after the last sample."""
+
+
+CONFIDENT = 2.0
+"""Number of standard errors between a figure and the ends of its interval."""
+_LEAST_SKILL = 0.25
+"""The least share of the way from chance to perfection that a model in use covers."""
+
+
+@dataclass(frozen=True)
+class Skill:
+    """Compare a model's answers with answers that do not depend on the inputs.
+
+    Attributes:
+        figure: text with the model's figure and the number of samples, such as "top-1 is 12 % on 64 rows".
+        chance: the same figure of answers that ignore the inputs; 1 is perfect.
+        low, high: interval of the model's figure, `CONFIDENT` standard errors to each side.
+        shown_chance: `chance` as text.
+        fix: likely causes, and what to do about them.
+    """
+
+    figure: str
+    chance: float
+    low: float
+    high: float
+    shown_chance: str
+    fix: str
+
+    @property
+    def better(self) -> bool:
+        """Return whether the model is certainly better than chance."""
+        return self.low > self.chance
+
+    @property
+    def missing(self) -> bool:
+        """Return whether the model certainly lacks the skill of a model in use. On few samples, this is never certain,
+        because a hard set of samples may look the same.
+        """
+        return not self.better and self.high < self.chance + _LEAST_SKILL * (1 - self.chance)
+
+    @property
+    def doubt(self) -> str:
+        """Return a sentence for a model that is not certainly better than chance."""
+        return (
+            f"{self.figure}, no better than a guess ({self.shown_chance}): a loss against it proves nothing. {self.fix}"
+        )
+
+
+def score_interval(right: float, rows: int) -> tuple[float, float]:
+    """Return the interval of a share of which `right` of `rows` were seen (E. Wilson, 1927)."""
+    squared = CONFIDENT**2
+    centre = (right + squared / 2) / (rows + squared)
+    reach = CONFIDENT / (rows + squared) * math.sqrt(right * (rows - right) / rows + squared / 4)
+    return centre - reach, centre + reach
+
+
+def skill_of(meter: Meter) -> Skill | None:
+    """Return the comparison of a meter's figures with chance. Return None if the meter does not compare them."""
+    return meter.skill() if hasattr(meter, "skill") else None
+
+
+def doubts(meter: Meter) -> tuple[str, ...]:
+    """Return reasons to doubt a meter's figures, one sentence each."""
+    notes = tuple(meter.notes()) if hasattr(meter, "notes") else ()
+    skill = skill_of(meter)
+    return notes or ((skill.doubt,) if skill is not None and not skill.better else ())
 
 
 class Task(Protocol):
@@ -344,25 +412,34 @@ class ResampledMeter:
                 self._members[half] += 1
 
     def notes(self) -> tuple[str, ...]:
-        """Return the notes of the task's meter about the rows so far."""
-        return tuple(self._whole.notes()) if hasattr(self._whole, "notes") else ()
+        """Return reasons to doubt the figures of the rows so far."""
+        return doubts(self._whole)
 
     def measured(self) -> Measured:
         """Return the metrics so far."""
-        metrics = dict(self._whole.result())
-        if hasattr(self._whole, "scores"):
-            return Measured(metrics, np.asarray(self._whole.scores(), np.float64))
-        if hasattr(self._whole, "resampled"):
-            values: Any = self._whole.resampled(random_halves(self.rows))
-        else:
-            values = [self._value(m) if n else math.nan for m, n in zip(self._halves, self._members, strict=True)]
-        return Measured(metrics, None, np.asarray(values, np.float64))
+        if not self._halves:
+            known = measured(self._whole, self.rows)
+            assert known is not None, "the meter has one of the two methods"
+            return known
+        values = [self._value(m) if n else math.nan for m, n in zip(self._halves, self._members, strict=True)]
+        return Measured(dict(self._whole.result()), None, np.asarray(values, np.float64))
 
     def _value(self, half: Meter) -> float:
         try:
             return half.result()[self._task.primary]
         except DataError:
             return math.nan
+
+
+def measured(meter: Any, rows: int) -> Measured | None:
+    """Return the metrics of a meter over `rows` rows. Return None if the meter has neither `scores` nor `resampled`, so
+    that the spread of the metrics is not known.
+    """
+    if hasattr(meter, "scores"):
+        return Measured(dict(meter.result()), np.asarray(meter.scores(), np.float64))
+    if hasattr(meter, "resampled"):
+        return Measured(dict(meter.result()), None, np.asarray(meter.resampled(random_halves(rows)), np.float64))
+    return None
 
 
 def random_halves(rows: int) -> NDArray[np.bool_]:
@@ -389,3 +466,21 @@ def loss_error(reference: Measured, candidate: Measured, *, further: float) -> f
     differences = reference.halves - candidate.halves
     known = differences[np.isfinite(differences)]
     return math.hypot(float(known.std(ddof=1)), further) if len(known) >= _FEWEST_HALVES else None
+
+
+_SURE = 1.96  # two-sided 95 % of the normal distribution
+
+
+def loss_interval(task: Task, reference: Meter, candidate: Meter, rows: int) -> tuple[float, float] | None:
+    """Return the 95 % interval of the loss of a model against a reference over many other samples, from the meters of
+    both over the same `rows` rows. Return None if it is not known.
+
+    A model that agrees with the reference on all rows may still lose one row on as many others.
+    """
+    before, after = measured(reference, rows), measured(candidate, rows)
+    error = loss_error(before, after, further=1 / rows) if before is not None and after is not None else None
+    if before is None or after is None or error is None:
+        return None
+    drop = before.metrics[task.primary] - after.metrics[task.primary]
+    drop = drop if task.higher_is_better else -drop
+    return drop - _SURE * error, drop + _SURE * error

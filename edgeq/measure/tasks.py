@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any, ClassVar
 
 import numpy as np
@@ -22,12 +23,15 @@ from edgeq.data.records import Sample, to_original
 from edgeq.errors import DataError, UsageError
 from edgeq.measure.agreement import Outputs
 from edgeq.measure.boxes import (
+    BoxUnit,
     CocoAnnotations,
     Detections,
     Floats,
     Image,
     Matches,
+    box_unit,
     guesses,
+    in_pixels,
     load_annotations,
     load_package,
     match_image,
@@ -37,7 +41,17 @@ from edgeq.measure.boxes import (
 )
 from edgeq.measure.decoders import REGISTRY as HEADS
 from edgeq.measure.decoders import Decode, Decoder, load_decoder, recognise
-from edgeq.measure.task import PairedMeter, TaskKind, TaskOptions, integer_labels, only_input, pick_output
+from edgeq.measure.task import (
+    CONFIDENT,
+    PairedMeter,
+    Skill,
+    TaskKind,
+    TaskOptions,
+    integer_labels,
+    only_input,
+    pick_output,
+    score_interval,
+)
 from edgeq.util.display import Displayed
 from edgeq.util.numbers import share
 from edgeq.util.registry import DECODERS, names_function
@@ -120,8 +134,6 @@ _LEAST_BESIDE = 8
 """If labels shifted by one make at least this many rows correct, edgeq does not attribute this to chance."""
 _LEAST_JUDGED = 10
 """Smallest number of rows for which the share of correct answers is compared with that of guesses."""
-_SURE = 2.0
-"""Number of standard errors by which a share must exceed that of guesses."""
 
 
 class ClassificationMeter:
@@ -193,15 +205,21 @@ class ClassificationMeter:
         )
         if beside and self._classes > 2:
             return beside
-        guessed = by_chance(labels, best, self._classes)
-        if rows < _LEAST_JUDGED or right > rows * guessed + _SURE * math.sqrt(rows * guessed * (1 - guessed)):
-            return ()
-        seen = len(set(self._labels))
-        return (
-            f"top-1 is {share(right / rows)} on {rows} rows, no better than a guess ({share(guessed)}): a loss against "
-            f"it proves nothing. The labels have {seen} classes, the scores {self._classes}; `--classes FILE` "
-            "names them (one name per line in the order of the scores), `--class-offset` skips some",
+        skill = self.skill()
+        return () if skill is None or skill.better else (skill.doubt,)
+
+    def skill(self) -> Skill | None:
+        """Return how top-1 compares with that of guesses. Return None if there are too few rows."""
+        rows, right = len(self._labels), int((np.array(self._ranks) < 1).sum())
+        if rows < _LEAST_JUDGED:
+            return None
+        guessed = by_chance(np.array(self._labels, np.int64), np.array(self._best, np.int64), self._classes)
+        fix = (
+            f"The labels have {len(set(self._labels))} classes, the scores {self._classes}; `--classes FILE` "
+            "names them (one name per line in the order of the scores), `--class-offset` skips some"
         )
+        figure = f"top-1 is {share(right / rows)} on {rows} rows"
+        return Skill(figure, guessed, *score_interval(right, rows), share(guessed), fix)
 
     def scores(self) -> NDArray[np.float64]:
         """Return 1 for each row that is correct, else 0."""
@@ -316,6 +334,20 @@ class AnomalyMeter(PairedMeter):
             )
         return {"auc": roc_auc(scores, labels)}
 
+    def skill(self) -> Skill | None:
+        """Return how the AUC compares with that of scores that ignore the input. Return None without both labels.
+
+        The interval uses the AUC's standard error for such scores (H. Mann, D. Whitney, 1947).
+        """
+        scores, labels = self.rows()
+        p, n = int(labels.sum()), int((1 - labels).sum())
+        auc = roc_auc(scores, labels)
+        if not math.isfinite(auc):
+            return None
+        reach = CONFIDENT * math.sqrt((p + n + 1) / (12 * p * n))
+        fix = "Check --preprocess, and that the labels are 0 for normal and 1 for anomalous samples"
+        return Skill(f"AUC is {auc:.3f} on {p + n} scores", 0.5, auc - reach, auc + reach, "0.5", fix)
+
     def resampled(self, halves: NDArray[np.bool_]) -> NDArray[np.float64]:
         """Return the AUC over each half. `halves` is [H, samples]. The AUC is NaN for a half whose samples all have the
         same label.
@@ -396,6 +428,16 @@ class SimilarityMeter(PairedMeter):
             raise DataError(f"all {len(wanted)} pairs have the same score", "Correlation needs different scores")
         return {"spearman": correlation(mean_ranks(found), mean_ranks(wanted)), "pearson": correlation(found, wanted)}
 
+    def skill(self) -> Skill | None:
+        """Return how the rank correlation compares with that of unrelated numbers. Return None if it is not defined."""
+        cosines, scores = self.rows()
+        if len(set(scores.tolist())) < 2 or not np.isfinite(cosines).all():
+            return None
+        value, reach = correlation(mean_ranks(cosines), mean_ranks(scores)), CONFIDENT / math.sqrt(len(scores) - 1)
+        figure = f"the rank correlation is {value:.3f} on {len(scores)} pairs"
+        fix = "Check --preprocess, --task-output, and that each pair has its own score"
+        return Skill(figure, 0.0, value - reach, value + reach, "0", fix)
+
     def resampled(self, halves: NDArray[np.bool_]) -> NDArray[np.float64]:
         """Return the rank correlation over each half. `halves` is [H, samples]. The correlation is NaN if all pairs of
         a half have the same score.
@@ -468,6 +510,7 @@ class Detection(Displayed):
             counts low-scoring boxes.
         iou: overlap above which the lower-scoring of two boxes of one class is dropped.
         limit: maximum number of detections for each image; COCO counts 100.
+        unit: unit of the decoder's boxes. With None, the outputs decide (`settled`); until then, it is "pixels".
     """
 
     annotations: CocoAnnotations
@@ -479,6 +522,7 @@ class Detection(Displayed):
     primary: str = "mAP50-95"
     higher_is_better: bool = True
     usual: str = ""
+    unit: BoxUnit | None = None
 
     def __post_init__(self) -> None:
         for option, value in (("confidence", self.confidence), ("iou", self.iou)):
@@ -486,22 +530,25 @@ class Detection(Displayed):
                 raise UsageError(f"--{option} is {value}", "Give a number from 0 to 1")
 
     def settled(self, pairs: Iterable[tuple[Sample, Outputs]]) -> tuple[Detection, str]:
-        """Return the task with the decoder that fits the first sample's outputs, and a text about the choice ("" for
-        none).
+        """Return the task with the decoder that fits the first sample's outputs, with the unit of its boxes, and a text
+        about the choice ("" for none).
 
         If several decoders fit, the decoder whose boxes are correct on the samples is chosen.
 
         Raises:
             UsageError: no decoder fits the outputs, or several are equally good.
         """
+        pairs = iter(pairs)
         if self.decoder is not None:
-            return self, ""
-        sample, outputs = first = next(iter(pairs))
+            task = self if self.unit is not None else self._with_unit(pairs)
+            return task, _UNITS[task.unit or "pixels"]
+        sample, outputs = first = next(pairs)
         known = recognise(outputs, input_size(sample))
         shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in outputs.items())
         decided = f"the outputs {shapes}"
+        rows = [first]
         if len(known) > 1:
-            rows = [first, *pairs]
+            rows += pairs
             values = {decoder.name: self._precision(decoder, rows) for decoder in known}
             best, second, *_ = sorted(values.values(), reverse=True)
             if best > 2 * second:
@@ -510,13 +557,26 @@ class Detection(Displayed):
         if len(known) != 1:
             several = f"{' and '.join(one.name for one in known)} both fit" if known else "no decoder is known for"
             raise UsageError(f"{several} the outputs {shapes}", f"Choose {_DECODERS}")
-        chosen = replace(self, decoder=known[0].decode, usual=known[0].preprocess)
-        return chosen, f"decoder {known[0].name}, by {decided}; --decoder sets another"
+        chosen = replace(self, decoder=known[0].decode, usual=known[0].preprocess)._with_unit(chain(rows, pairs))
+        unit = _UNITS[chosen.unit or "pixels"]
+        choice = f"decoder {known[0].name}, by {decided}; --decoder sets another"
+        return chosen, f"{choice}; {unit}" if unit else choice
+
+    def _with_unit(self, pairs: Iterable[tuple[Sample, Outputs]]) -> Detection:
+        """Return the task with the unit of the decoder's boxes. Samples are read until one has a box."""
+        assert self.decoder is not None, "the caller made sure"
+        for sample, outputs in pairs:
+            size = input_size(sample)
+            candidates = self.decoder(outputs, size)
+            unit = box_unit(candidates.take(candidates.scores > self.confidence).boxes, size)
+            if unit is not None:
+                return replace(self, unit=unit)
+        return replace(self, unit="pixels")
 
     def _precision(self, decoder: Decoder, rows: Sequence[tuple[Sample, Outputs]]) -> float:
         """Return the mean average precision with one decoder. Return 0 if some outputs do not belong to its head."""
-        meter = replace(self, decoder=decoder.decode).start()
         try:
+            meter = replace(self, decoder=decoder.decode)._with_unit(rows).start()
             for sample, outputs in rows:
                 meter.update(outputs, sample)
             return meter.result()[self.primary]
@@ -530,6 +590,11 @@ class Detection(Displayed):
         return DetectionMeter(self)
 
 
+_UNITS: Mapping[BoxUnit, str] = {
+    "pixels": "",
+    "shares": "the model's boxes are shares of the image's size (0 to 1), not pixels",
+    "pixels, scaled": "the model's boxes are pixels, not shares of the image's size",
+}
 _DECODERS = f"--decoder {', '.join(DECODERS.names())}, or path.py:function"
 
 
@@ -544,6 +609,10 @@ def detection(options: TaskOptions) -> Detection:
         return Detection(annotations, None, **thresholds)
     known = "" if names_function(options.decoder) else HEADS.load(options.decoder).preprocess
     return Detection(annotations, load_decoder(options.decoder), usual=known, **thresholds)
+
+
+# Number of other images whose boxes are compared with an image's objects, to find out how many overlap by chance.
+_SHIFTS = 4
 
 
 class DetectionMeter:
@@ -565,7 +634,7 @@ class DetectionMeter:
         image = self._image(sample)
         size = input_size(sample)
         assert self._task.decoder is not None, "the task made sure"
-        candidates = self._task.decoder(outputs, size)
+        candidates = in_pixels(self._task.decoder(outputs, size), self._task.unit or "pixels", size)
         categories = len(self._task.annotations.categories)
         if len(candidates) and candidates.classes.max() >= categories:
             raise DataError(
@@ -597,6 +666,43 @@ class DetectionMeter:
         """Return COCO's metrics, each from 0 to 1. "mAP50-95" is one of them."""
         return mean_average_precision(self._task.annotations, self._found, self._package)
 
+    def skill(self) -> Skill | None:
+        """Return how many objects are found, in comparison with the objects of other images. Return None without
+        objects.
+
+        Objects of one image are alike, so the upper limit counts images instead of objects.
+        """
+        hits, objects = self._overlapping(0)
+        if not objects:
+            return None
+        shifts = range(1, min(len(self._found), _SHIFTS + 1))
+        chance = sum(self._overlapping(shift)[0] for shift in shifts) / (objects * max(1, len(shifts)))
+        images = sum(any(match.objects for match in image.values()) for image in self._matched())
+        low, _ = score_interval(hits, objects)
+        _, high = score_interval(images * hits / objects, images)
+        figure = f"the boxes overlap {hits} of {objects} objects by half"
+        fix = (
+            "Check --preprocess and --decoder, and that the annotations' categories are in the order of the model's "
+            "classes"
+        )
+        return Skill(figure, chance, low, high, f"{chance * objects:.1f} objects", fix)
+
+    def _overlapping(self, shift: int) -> tuple[int, int]:
+        """Return how many objects a box of their class overlaps by half or more, and the number of objects. Each image
+        gets the boxes of the image that is `shift` places before it.
+        """
+        matched = self._matched()
+        if shift:
+            moved = zip(self._found, self._found[-shift:] + self._found[:-shift], strict=True)
+            matched = [match_image(self._task.annotations, image, boxes) for (image, _), (_, boxes) in moved]
+        every = [match for image in matched for match in image.values()]
+        return sum(int(match.right[0].sum()) for match in every), sum(match.objects for match in every)
+
+    def _matched(self) -> list[Mapping[int, Matches]]:
+        """Return the matches of each image with its own objects."""
+        self._matches += [match_image(self._task.annotations, *one) for one in self._found[len(self._matches) :]]
+        return self._matches
+
     def boxes(self) -> list[dict[str, Any]]:
         """Return the detections in the images so far, as COCO's list of results."""
         return guesses(self._task.annotations, self._found)
@@ -605,10 +711,10 @@ class DetectionMeter:
         """Return mAP50-95 over each half. `halves` is [H, images]. The value is NaN for a half whose images have no
         object.
         """
-        self._matches += [match_image(self._task.annotations, *one) for one in self._found[len(self._matches) :]]
+        matches = self._matched()
         # COCO's packages sort images by id. For equal scores, this order decides.
         order = sorted(range(len(self._found)), key=lambda i: self._found[i][0].id)
-        return mean_average_precisions([self._matches[i] for i in order], halves[:, order])
+        return mean_average_precisions([matches[i] for i in order], halves[:, order])
 
     def _image(self, sample: Sample) -> Image:
         context = sample.context

@@ -318,7 +318,7 @@ def prove_built(
     job: Job, built: Built, coverage: Coverage, *, timed: bool, threads: int = 0, count: int | None = None
 ) -> Proof:
     """Prove an artifact on the job's validation samples. See `prove`."""
-    return prove(
+    proof = prove(
         job.prepared,
         built.artifact,
         job.validation,
@@ -333,6 +333,7 @@ def prove_built(
         basis=job.basis,
         progress=job.progress,
     )
+    return dataclasses.replace(proof, doubts=job.doubts)
 
 
 def check_gain(job: Job, built: Built, coverage: Coverage) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 from edgeq_device.basis import EVERYTHING, Basis
 from numpy.typing import NDArray
@@ -23,11 +24,12 @@ from edgeq.calibrate.files import load_statistics
 from edgeq.calibrate.hazards import calibrated
 from edgeq.calibrate.methods import REGISTRY as METHODS
 from edgeq.calibrate.ranges import Range, clipped_power, derive_ranges, quantizable_tensors, scheme_ranges
-from edgeq.calibrate.statistics import Statistics
+from edgeq.calibrate.statistics import UNIT, Statistics
 from edgeq.data.labels import Labels
 from edgeq.data.open_source import Data, as_data, has_parts, in_role, sample_paths
 from edgeq.data.parts import shared_files
 from edgeq.data.preprocess import Preprocess
+from edgeq.data.same_preparation import Figures, InputFigures, differences, input_figures, unlike_images
 from edgeq.data.samples import Samples, SourceSamples, chosen_of
 from edgeq.distributed.workers import Workers
 from edgeq.emulate.audit import audit, largest_sums
@@ -39,7 +41,7 @@ from edgeq.measure.basis import find_basis, sampled_basis
 from edgeq.measure.coverage import source_names
 from edgeq.measure.find_task import annotations_beside, find_classification, find_detection, named_task
 from edgeq.measure.preprocess_search import open_or_search
-from edgeq.measure.settle import settle
+from edgeq.measure.settle import check_skill, settle
 from edgeq.measure.task import Task, as_task, make_task, split_task_options
 from edgeq.model.clean import check_bundle_name, is_named_bundle
 from edgeq.model.compatibility import parse_sizes
@@ -50,6 +52,7 @@ from edgeq.prove.opening import check_preparation
 from edgeq.quantize.adopt import adopt
 from edgeq.run.session import SessionSettings, open_session
 from edgeq.scheme import ALL_NODES, SYMMETRIC_BLOCKS, Scheme
+from edgeq.signature import Signature
 from edgeq.util.display import SILENT, Progress
 from edgeq.util.numbers import parse_drop, parse_share
 from edgeq.util.outputs import check_apart, check_free
@@ -128,6 +131,7 @@ class Job:
         machine: this machine.
         task: the task that measures accuracy by labels, or None to measure agreement with float32.
         basis: what the figures of the float model's tensors are taken over. `collect_statistics` determines it.
+        doubts: reasons to doubt the samples, found before anything is built. Each is a sentence.
     """
 
     source: Path
@@ -145,6 +149,7 @@ class Job:
     task: Task | None = None
     basis: Basis = EVERYTHING
     progress: Progress = SILENT
+    doubts: tuple[str, ...] = ()
 
     @property
     def folder(self) -> Path:
@@ -184,6 +189,8 @@ def collect_statistics(job: Job, statistics: Path | None = None) -> Job:
         collected.check_model(prepared.digest, str(statistics))
         if not collected.complete:
             raise CalibrationError(f"{statistics} is unfinished", "Finish it with `edgeq calibrate --resume`")
+        calibrated_on = _recorded_figures(collected, prepared.signature, str(statistics))
+        job = _doubted(job, differences(calibrated_on, input_figures(job.validation)))
     else:
         if job.calibration is None:
             raise UsageError("static quantization needs calibration samples", "Give --data or --calibration")
@@ -205,6 +212,28 @@ def collect_statistics(job: Job, statistics: Path | None = None) -> Job:
         float_outputs=known,
         basis=find_basis(prepared.graph, collected),
     )
+
+
+def _recorded_figures(collected: Statistics, signature: Signature, source: str) -> Figures:
+    """Return the figures of the inputs that statistics were collected on: the means of the samples' extrema."""
+    figures = {}
+    for name in [spec.name for spec in signature.inputs if spec.name in collected.tensors]:
+        tensor = collected.tensors[name]
+        low, high = (
+            np.array([float(total) * UNIT / max(1, tensor.nonempty)])
+            for total in (tensor.minimum_sum, tensor.maximum_sum)
+        )
+        if low.any() or high.any():
+            unknown = np.array([np.nan])
+            figures[name] = {"": InputFigures(source, low, high, unknown, unknown, tensor.nonempty)}
+    return figures
+
+
+def _doubted(job: Job, doubts: Sequence[str]) -> Job:
+    """Return the job with further doubts, which are shown at once."""
+    for doubt in doubts:
+        job.progress.note(f"warning: {doubt}")
+    return replace(job, doubts=(*job.doubts, *doubts))
 
 
 @dataclass(frozen=True)
@@ -537,6 +566,8 @@ class Request:
         Raises:
             UsageError: samples are needed but were not given, or `exclude` names an unknown node.
             ModelError: the model has no input, or no float tensor to quantize.
+            CheckFailedError: the float model is no better than chance on the labels.
+            DataError: the inputs of `data` and `validation` cannot come from the same preparation.
         """
         model, data, validation = self.model, self.data, self.validation
         if data is None and validation is None:
@@ -595,6 +626,7 @@ class Request:
         if data is not None and validation is not None:
             apart = _apart(calibration, proof_samples, progress)
             calibration, held_out = apart or (calibration, not _same_source(data.source, validation.source))
+        doubts = _input_doubts(calibration, proof_samples)
         if validation is None and self.statistics is None and len(proof_samples) >= _ENOUGH:
             calibration, proof_samples = _parted(proof_samples)
             held_out, every = True, len(calibration) + len(proof_samples)
@@ -607,8 +639,9 @@ class Request:
             task = find_classification(proof_samples, session(), progress)
         if task is not None and validation is not None:
             task = settle(task, session(), proof_samples, progress=progress)
+            check_skill(task, session(), proof_samples, progress=progress)
         here = machine or detect_machine()
-        return Job(
+        job = Job(
             source=model,
             prepared=prepared,
             calibration=calibration,
@@ -623,6 +656,22 @@ class Request:
             task=task,
             progress=progress,
         )
+        return _doubted(job, doubts)
+
+
+def _input_doubts(calibration: Samples | None, proof: Samples) -> tuple[str, ...]:
+    """Return reasons to doubt that the inputs of both sets are prepared alike, and as their preprocessing prepares
+    images.
+
+    Raises:
+        DataError: the sets cannot come from the same preparation.
+    """
+    figures = input_figures(proof)
+    doubts = unlike_images(proof, figures)
+    if calibration is None or calibration is proof:
+        return doubts
+    calibrated_on = input_figures(calibration)
+    return (*differences(calibrated_on, figures), *unlike_images(calibration, calibrated_on), *doubts)
 
 
 # If there are _ENOUGH samples or more, every _PARTS-th sample is left out of the calibration.

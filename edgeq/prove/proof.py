@@ -17,10 +17,11 @@ from edgeq.distributed.workers import Workers
 from edgeq.errors import CheckFailedError, RuntimeUnavailableError, UsageError
 from edgeq.measure.accuracy import Accuracy, ModelAt, evaluate_on, evaluate_sessions, evaluate_timed
 from edgeq.measure.agreement import HEALTHY_DB, Agreement, Outputs, closeness, worst_db
+from edgeq.measure.baseline import LEAST_MARGIN_DB, BaselineMargin
 from edgeq.measure.bench import race, runners
 from edgeq.measure.coverage import Coverage
 from edgeq.measure.latency import sessions_to_time
-from edgeq.measure.task import Task
+from edgeq.measure.task import Task, score_interval
 from edgeq.model.load import own_signature
 from edgeq.model.prepare import PreparedModel
 from edgeq.model.products import node_macs
@@ -28,7 +29,7 @@ from edgeq.prove.opening import Opening, check_other_sizes, open_as_device
 from edgeq.run.engines import DEFAULT
 from edgeq.run.session import Engines, float_settings
 from edgeq.util.display import SILENT, Displayed, Progress
-from edgeq.util.numbers import difference, metric
+from edgeq.util.numbers import difference, metric, metric_name
 
 FLOAT, INT8 = "float32", "int8"
 
@@ -47,6 +48,14 @@ refused.
 # other samples is possible.
 _LEAST_CHANGED = 3
 _POOR_COVERAGE = 0.25
+# The minimum SQNR in dB of class scores that are judged by their classes. Below it, rare classes may be lost although
+# the others are right.
+_CLASSES_DB = 15.0
+_MOST_CHANGED = 0.1
+FEWEST_SAMPLES = 8
+"""With fewer samples and without labels, nothing is repaired. A repair would be fitted to these samples, and its SQNR
+on other samples would be far lower.
+"""
 
 
 class NotFiniteError(CheckFailedError):
@@ -96,8 +105,9 @@ class Repair:
         max_drop: the allowed loss as a fraction.
         basis: "labels" or, without labels, "noise". For "noise", the loss is the noise power of the worst output
             divided by its signal power.
-        plain: the expected loss of the plain build on other samples; never less than the loss on these samples.
-        loss: the same loss for the chosen build.
+        plain: the upper bound of the plain build's loss on other samples (see `Assessment.bound`). It is never less
+            than the loss on these samples. For "noise", it is the noise on these samples.
+        loss: the same bound for the chosen build.
         chosen: what was changed in the chosen build in comparison with the plain build.
         steps: all builds, in the order in which they were tried.
     """
@@ -130,7 +140,7 @@ class Repair:
         """Return a loss as text. `basis` determines its unit."""
         if self.basis == "noise":
             return "no noise" if loss <= 0 else f"{0 - 10 * math.log10(loss):.1f} dB SQNR"
-        return f"{100 * loss:.2f} points of loss expected"
+        return f"up to {100 * loss:.2f} points of loss"
 
     def __record__(self) -> dict[str, Any]:
         return {**{f.name: getattr(self, f.name) for f in fields(self)}, "met": self.met, "sentence": self.sentence}
@@ -150,6 +160,10 @@ class Proof(Displayed):
         held_out: True if those samples are not among the calibration samples.
         engine: the engine that ran the artifact for these figures.
         repair: the attempts to repair a poor plain build; None if that build was good or no repair was requested.
+        doubts: reasons to doubt the samples, one sentence each.
+        drop_interval: the 95 % interval of `drop` over many other samples; None without a task, or if the task's meters
+            do not show the spread of their metric.
+        baseline: what the float model adds to its input in relation to the noise; None if no output resembles an input.
     """
 
     coverage: Coverage
@@ -161,6 +175,9 @@ class Proof(Displayed):
     held_out: bool
     engine: str = DEFAULT
     repair: Repair | None = None
+    doubts: tuple[str, ...] = ()
+    drop_interval: tuple[float, float] | None = None
+    baseline: BaselineMargin | None = None
 
     @property
     def drop(self) -> float | None:
@@ -169,9 +186,76 @@ class Proof(Displayed):
         """
         return self.accuracy[INT8].loss_against(self.accuracy[FLOAT]) if self.accuracy else None
 
+    @property
+    def drop_sentence(self) -> str:
+        """Return a sentence on the loss of accuracy and its interval; "" without a task."""
+        if self.drop is None:
+            return ""
+        name = self.accuracy[FLOAT].primary
+        lost = f"loss of {metric_name(name)}: {_points(name, self.drop)} on {self.samples} samples"
+        if self.drop_interval is None:
+            return lost
+        low, high = (_points(name, end) for end in self.drop_interval)
+        return f"{lost}; on many others, {low} to {high} (95 %)"
+
+    @property
+    def too_few(self) -> bool:
+        """Return whether the agreement with float32 on so few samples cannot decide on a repair."""
+        return not self.accuracy and self.samples < FEWEST_SAMPLES
+
+    @property
+    def same_classes(self) -> tuple[int, float, float] | None:
+        """Return how many samples have the same top-1 as float32, and the 95 % interval of their share among many other
+        samples. Return None if no output has class scores.
+        """
+        if self.agreement.top1 is None:
+            return None
+        same, count = round(self.agreement.top1 * self.agreement.samples), max(1, self.agreement.samples)
+        return same, *score_interval(same, count)
+
+    @property
+    def keeps_classes(self) -> bool:
+        """Return whether the noise is moderate and certainly changes few classes. Class scores are judged by their
+        classes, not by their noise.
+        """
+        noisy = [output for output in self.agreement.outputs if output.compared and output.least_db < HEALTHY_DB]
+        if self.same_classes is None or not all(output.top1 is not None for output in noisy):
+            return False
+        return worst_db(self.agreement) >= _CLASSES_DB and self.same_classes[1] >= 1 - _MOST_CHANGED
+
+    @property
+    def adds_little(self) -> bool:
+        """Return whether the noise has a quarter or more of the power of what the model adds to its input."""
+        return not self.accuracy and self.baseline is not None and self.baseline.margin_db < LEAST_MARGIN_DB
+
     def falls_short(self, max_drop: float) -> bool:
         """Return whether labels show a loss of more than `max_drop`, or an output has too much noise."""
-        return (self.drop or 0.0) > max_drop or (self.agreement.compared and worst_db(self.agreement) < HEALTHY_DB)
+        noisy = self.agreement.compared and worst_db(self.agreement) < HEALTHY_DB and not self.keeps_classes
+        return (self.drop or 0.0) > max_drop or noisy or self.adds_little
+
+    def limit(self, max_drop: float) -> float:
+        """Return the loss that a repair may leave. It is `max_drop`, or less noise if the model adds little to its
+        input.
+        """
+        if not self.adds_little or self.baseline is None:
+            return max_drop
+        noise_db = worst_db(self.agreement) + LEAST_MARGIN_DB - self.baseline.margin_db
+        return min(max_drop, 10 ** (-noise_db / 10))
+
+    @property
+    def caveat(self) -> str:
+        """Return a sentence on what the agreement with float32 does not show; "" if there are labels."""
+        if self.accuracy or not self.agreement.compared:
+            return ""
+        if self.same_classes is not None:
+            same, low, high = self.same_classes
+            return (
+                f"top-1 is that of float32 in {same} of {self.agreement.samples} samples, and in {low:.0%} to "
+                f"{min(1, high):.0%} of many others; only labels show how often it is right"
+            )
+        if self.agreement.same is not None or self.agreement.sqnr_db == math.inf:
+            return ""
+        return "SQNR does not show whether the model still does its task: measure it with --task, or by your own metric"
 
     @property
     def optimiser(self) -> tuple[float, float]:
@@ -187,6 +271,7 @@ class Proof(Displayed):
             "top1_agreement": self.agreement.top1,
             "accuracy": {name: one.value for name, one in self.accuracy.items()},
             "drop": self.drop,
+            "drop_interval": self.drop_interval,
             "speedup": self.speed.ratio.estimate if self.speed is not None else None,
             "samples": self.samples,
             "held_out": self.held_out,
@@ -195,7 +280,7 @@ class Proof(Displayed):
 
     def warnings(self, *, timed: bool = True) -> tuple[str, ...]:
         """Return warnings for the user, one sentence each. If `timed` is False, leave out those about speed."""
-        found = []
+        found = list(self.doubts)
         count, worst = self.agreement.samples, self.agreement.worst
         changed = 0 if self.agreement.top1 is None else round((1 - self.agreement.top1) * count)
         if timed and self.speed is not None and self.speed.ratio.verdict == SLOWER:
@@ -217,8 +302,10 @@ class Proof(Displayed):
             found.append(
                 f"int8 has another top-1 than float32 in {changed} of {count} samples: {self._advice()}; {measure}"
             )
-        elif near == "noisy" and self.agreement.least_db < HEALTHY_DB:
+        elif near == "noisy" and self.agreement.least_db < HEALTHY_DB and not self.keeps_classes:
             found.append(f"{unlike or f'the outputs follow float32 with noise ({sqnr})'}: {self._advice()}; {measure}")
+        if self.adds_little and self.baseline is not None:
+            found.append(f"{self.baseline.sentence}: {self._advice()}; {measure}")
         if self.accuracy:
             found.extend(self.accuracy[FLOAT].doubts)
         left_out = self.agreement.left_out()
@@ -233,6 +320,9 @@ class Proof(Displayed):
             )
         if self.opening.loss:
             found.append(self.opening.sentence)
+        if self.samples < FEWEST_SAMPLES:
+            few = "1 sample says" if self.samples == 1 else f"{self.samples} samples say"
+            found.append(f"{few} little about others: give at least {FEWEST_SAMPLES}, and better 100, with --val")
         if not self.held_out:
             found.append("accuracy was measured on the calibration samples; give held-out samples with --val")
         return tuple(found)
@@ -240,6 +330,8 @@ class Proof(Displayed):
     def _advice(self) -> str:
         """Return advice on how to improve a poor result."""
         closer = "`edgeq debug` names the layers that cause it"
+        if self.repair is None and self.too_few:
+            return f"nothing is repaired by fewer than {FEWEST_SAMPLES} samples; {closer}"
         if self.repair is None:
             return f"`--effort thorough` without --as-is and --recover may repair it; {closer}"
         more = "" if self.repair.effort == "thorough" else "`--effort thorough` tries more; "
@@ -278,12 +370,15 @@ class Proof(Displayed):
             "agreement": self.agreement,
             "accuracy": self.accuracy,
             "accuracy_drop": self.drop,
+            "accuracy_drop_interval": self.drop_interval,
             "optimiser_sqnr_db": {"optimised": self.optimiser[0], "unoptimised": self.optimiser[1]},
             "speed": self.speed,
             "samples": self.samples,
             "held_out": self.held_out,
             "engine": self.engine,
             "repair": self.repair,
+            "baseline": self.baseline,
+            "caveat": self.caveat,
             "warnings": self.warnings(),
         }
 
@@ -397,6 +492,8 @@ def prove(
         speed=_speed(latency) if latency else None,
         samples=evaluation.samples,
         held_out=held_out,
+        drop_interval=evaluation.loss_interval.get(INT8),
+        baseline=evaluation.baseline.get(INT8),
         engine=artifact.engine.name if artifact.engine is not None and artifact.simulation is None else DEFAULT,
     )
 

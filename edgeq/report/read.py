@@ -121,7 +121,7 @@ class Variant:
 
     @property
     def excluded(self) -> tuple[str, ...]:
-        """Return the nodes that were kept in float on request."""
+        """Return the nodes that the scheme keeps in float, by request or by a repair."""
         nodes = self.scheme.get("exclude")
         return tuple(string(node) for node in nodes[:500]) if isinstance(nodes, list | tuple) else ()
 

@@ -87,6 +87,18 @@ def test_without_labels_outputs_become_healthy(target: str) -> None:
     assert plain(proof)["repair"]["met"] is True
 
 
+@pytest.mark.usefixtures("uneven")
+@pytest.mark.parametrize("count", [1, 7, 8])
+def test_few_samples_without_labels_repair_nothing(count: int) -> None:
+    with np.load("val.npz") as labelled:
+        np.savez("bare.npz", x=labelled["x"][:count])
+    proof = quantized(val="bare.npz").proof
+    few = count < 8
+    assert (proof.repair is None) == few
+    assert any("little about others" in warning for warning in proof.warnings()) == few
+    assert any("nothing is repaired by fewer than 8 samples" in warning for warning in proof.warnings()) == few
+
+
 LABELLED: dict[str, Any] = {"val": Data("val.npz", "key=x,label=label"), "task": "classification"}
 
 

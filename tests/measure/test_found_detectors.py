@@ -20,6 +20,7 @@ from PIL import Image
 from edgeq.jobs.quantize import quantize
 from edgeq.measure.evaluation import EvalRequest, run_evaluation
 from edgeq.measure.find_task import annotations_beside
+from edgeq.measure.task import TaskOptions
 from edgeq.util.display import Silent
 from tests.graphs import proto
 
@@ -122,6 +123,18 @@ def chosen(boxes: Boxes) -> np.ndarray:
     return rows
 
 
+def scaled(encode: Callable[[Boxes], Any], factor: float, axis: int = 1) -> Callable[[Boxes], Any]:
+    """Return an encoding whose four columns (or rows) of boxes are multiplied by a factor."""
+
+    def made(boxes: Boxes) -> Any:
+        table = encode(boxes)
+        first = table[0] if isinstance(table, tuple) else table
+        np.moveaxis(first, axis, 0)[:4] *= factor
+        return table
+
+    return made
+
+
 # Decoder → its encoding (see above) and the preprocessing that the model expects.
 HEADS: dict[str, tuple[Callable[[Boxes], Any], str]] = {
     "yolov5": (yolov5, "yolo"),
@@ -131,11 +144,18 @@ HEADS: dict[str, tuple[Callable[[Boxes], Any], str]] = {
     "ssd": (ssd, "yolo"),
     "detections": (chosen, "yolo"),
 }
+# The same heads with boxes in the other unit: shares of the image instead of pixels, or pixels instead of shares.
+OTHER_UNIT = {
+    "yolov5": (scaled(yolov5, 1 / SIDE), "yolo"),
+    "yolov8": (scaled(yolov8, 1 / SIDE, axis=0), "yolo"),
+    "detections": (scaled(chosen, 1 / SIDE), "yolo"),
+    "ssd": (scaled(ssd, SIDE), "yolo"),
+}
 
 
-def write(folder: Path, head: str, count: int = 16) -> Path:
+def write(folder: Path, head: str, count: int = 16, heads: Any = HEADS) -> Path:
     """Write `model.onnx`, images below `val/`, and their annotations next to that folder."""
-    encode, kind = HEADS[head]
+    encode, kind = heads[head]
     random = np.random.default_rng(3)
     images, objects, tables = [], [], []
     (folder / "val").mkdir()
@@ -205,6 +225,20 @@ def test_everything_is_found(tmp_path: Path, head: str) -> None:
     assert found.accuracy.value > 0.99, noting.notes
     assert any(f"decoder {head}" in note for note in noting.notes)
     assert any(f"preprocessing {HEADS[head][1]}:" in note for note in noting.notes)
+
+
+@pytest.mark.parametrize("named", [True, False])
+@pytest.mark.parametrize("head", OTHER_UNIT)
+def test_the_unit_of_the_boxes_is_found(tmp_path: Path, head: str, *, named: bool) -> None:
+    pytest.importorskip("faster_coco_eval")
+    model = write(tmp_path, head, heads=OTHER_UNIT)
+    noting = Noting()
+    options = TaskOptions(decoder=head) if named else TaskOptions()
+    request = EvalRequest(model, tmp_path / "val", "detection" if named else None, options, preprocess="yolo")
+    found = run_evaluation(request, progress=noting)
+    assert found.accuracy is not None
+    assert found.accuracy.value > 0.99, noting.notes
+    assert any("the model's boxes are" in note for note in noting.notes)
 
 
 @pytest.mark.parametrize("head", ["nanodet", "detections"])

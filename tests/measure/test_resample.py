@@ -9,9 +9,11 @@ import pytest
 
 from edgeq.data.records import Sample
 from edgeq.errors import DataError
+from edgeq.measure.accuracy import evaluate_sessions
 from edgeq.measure.agreement import Outputs
 from edgeq.measure.task import HALVES, ResampledMeter, Task, loss_error, random_halves
 from edgeq.measure.tasks import Anomaly, Classification, Similarity
+from tests.measure.fakes import FakeSession, vectors
 
 
 class F1:
@@ -113,3 +115,32 @@ def test_no_change_is_not_certainty() -> None:
         meter.update({"y": np.eye(2)[[i % 2]]}, Sample(f"{i}", {}, i % 2))
     found = meter.measured()
     assert loss_error(found, found, further=1 / 8) == 1 / 8
+
+
+def evaluated(random: np.random.Generator, task: Task, count: int) -> tuple[float, tuple[float, float] | None]:
+    """Return the loss of a candidate on `count` new samples, and its interval."""
+    labels = random.integers(0, 2, count)
+    noise, more = random.normal(0, 1, (2, count))
+    arrays = [np.array([[label, a, a + 0.7 * b]]) for label, a, b in zip(labels, noise, more, strict=True)]
+
+    def session(column: int) -> FakeSession:
+        return FakeSession(lambda feed: {"y": np.array([[0.0, feed["x"][0, 0] - 0.5 + feed["x"][0, column]]])}, ["y"])
+
+    sessions = {"float": session(1), "int8": session(2)}
+    found = evaluate_sessions(sessions, vectors(arrays, labels.tolist()), task=task, reference="float")
+    return found.accuracy["int8"].loss_against(found.accuracy["float"]), found.loss_interval.get("int8")
+
+
+def test_the_interval_of_the_proof_covers_the_loss_on_many_other_samples() -> None:
+    random = np.random.default_rng(0)
+    truth, _ = evaluated(random, Classification(), 20000)
+    found = [evaluated(random, Classification(), 64) for _ in range(100)]
+    covered = sum(low <= truth <= high for _, interval in found if interval is not None for low, high in [interval])
+    assert len([1 for _, interval in found if interval is not None]) == 100
+    assert covered >= 92
+    assert all(low < loss < high for loss, interval in found if interval is not None for low, high in [interval])
+
+
+def test_a_meter_that_shows_no_spread_has_no_interval() -> None:
+    _, interval = evaluated(np.random.default_rng(0), F1(), 32)
+    assert interval is None

@@ -22,12 +22,13 @@ from typing import Any, Callable, Dict, Iterable, Iterator, Mapping, Optional, S
 import numpy as np
 
 from edgeq_device.arrays import one_array, read_arrays, write_npz
-from edgeq_device.basis import EVERYTHING, Basis, OutputPair
+from edgeq_device.basis import EVERYTHING, Basis
 from edgeq_device.engines import installed_version, plugin_of
 from edgeq_device.errors import BundleError, CheckFailedError, DataError, OutputError, RuntimeUnavailableError
 from edgeq_device.manifest import MANIFEST, check_file_names, is_harmless
 from edgeq_device.onnxfile import DTYPES
 from edgeq_device.package import MAIN, Bundle, beside
+from edgeq_device.pairs import OutputPair, pair_outputs
 from edgeq_device.places import draft_of, move_new
 from edgeq_device.select import CPU, Choice, Device, select
 from edgeq_device.serve import Guest, GuestSession, open_request, python_command
@@ -144,7 +145,7 @@ def check_outputs(
     """
     checks: Dict[Tuple[str, int], OutputCheck] = {}
     for outputs, expected, inputs in answers:
-        pairs = {pair.name: pair for pair in basis.pairs(expected, outputs, inputs)}
+        pairs = {pair.name: pair for pair in pair_outputs(basis, expected, outputs, inputs)}
         for name, output in outputs.items():
             found, wanted, problem = _counted(pairs[name]) if name in pairs else (output, expected[name], "")
             error, other = compare(found, wanted)

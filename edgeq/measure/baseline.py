@@ -1,0 +1,180 @@
+"""Compare quantization noise with what an image-to-image model adds to its input.
+
+The outputs of a super-resolution model or a denoiser resemble their input, enlarged if necessary. An SQNR over such an
+output mostly describes the input: at 24 dB, the noise may exceed everything that the model adds, so the quantized model
+is worse than an interpolation. edgeq fits the interpolated input to float32's output f with one factor and one offset,
+by least squares:
+
+    u         the input, enlarged by bicubic interpolation (R. Keys: Cubic convolution interpolation, 1981)
+    added     the power of f - (a u + b)
+    noise     the power of the candidate's output minus f
+    margin    10 log10(added / noise)
+
+If float32's output is the best estimate, its error is smaller than the interpolation's by the power that it adds. So at
+a margin of 0 dB, the candidate is as wrong as the interpolation.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgeq.measure.agreement import Outputs
+from edgeq.util.records import NullIsInfinite
+
+Floats = NDArray[np.float64]
+
+LEAST_MARGIN_DB = 6.0
+"""Below this margin, a quarter or more of what the model adds to its input is lost in noise."""
+_MOST_ROWS = 32
+_LEAST_RANK, _MOST_FACTOR = 3, 8
+# Share of the variance of float32's output that the interpolated input explains if the output resembles it.
+_RESEMBLES = 0.5
+
+
+@dataclass(frozen=True)
+class BaselineMargin:
+    """Hold the power that the float model adds to its interpolated input, in relation to the quantization noise.
+
+    Attributes:
+        output: name of the output; `factor` is its size divided by the input's.
+        margin_db: the ratio of the two powers in dB.
+    """
+
+    output: str
+    factor: int
+    margin_db: NullIsInfinite
+
+    @property
+    def sentence(self) -> str:
+        """Return a sentence on the noise."""
+        copy = "its input" if self.factor == 1 else f"its input enlarged {self.factor} times"
+        share = 10 ** (-self.margin_db / 10)
+        return (
+            f"output {self.output!r} resembles {copy}, and the quantization noise has {share:.2g} times the power of "
+            "all that the float model adds to it"
+        )
+
+
+@dataclass
+class _Sums:
+    """Hold sums over the elements of one output: of u, f, u², u f and f² (see above), and of the noise."""
+
+    factor: int
+    count: int = 0
+    moments: Floats = field(default_factory=lambda: np.zeros(5))
+    noise: float = 0.0
+
+
+@dataclass
+class BaselineSums:
+    """Collect one candidate's outputs that have the form of an input. Only the first 32 rows are used."""
+
+    rows: int = 0
+    outputs: dict[str, _Sums] = field(default_factory=dict)
+
+    def update(self, reference: Outputs, candidate: Outputs, inputs: Mapping[str, NDArray[np.generic]]) -> None:
+        """Add the outputs of both models for one sample."""
+        if self.rows >= _MOST_ROWS:
+            return
+        self.rows += 1
+        for name, array in reference.items():
+            other = candidate.get(name)
+            if array.dtype.kind != "f" or other is None or other.shape != array.shape:
+                continue
+            for given in inputs.values():
+                factor = _factor(given.shape, array.shape)
+                if factor and given.dtype.kind in "fiu":
+                    self._add(name, enlarged(given.astype(np.float64), factor), array, other, factor)
+                    break
+
+    def _add(
+        self, name: str, copy: Floats, reference: NDArray[np.generic], candidate: NDArray[np.generic], factor: int
+    ) -> None:
+        u, f, q = (array.astype(np.float64).ravel() for array in (copy, reference, candidate))
+        known = np.isfinite(u) & np.isfinite(f) & np.isfinite(q)
+        u, f, q = u[known], f[known], q[known]
+        sums = self.outputs.setdefault(name, _Sums(factor))
+        sums.count += len(f)
+        sums.moments += [u.sum(), f.sum(), u @ u, u @ f, f @ f]
+        sums.noise += float((q - f) @ (q - f))
+
+    def merge(self, other: BaselineSums) -> None:
+        """Add the sums of later samples."""
+        if self.rows >= _MOST_ROWS:
+            return
+        self.rows += other.rows
+        for name, part in other.outputs.items():
+            sums = self.outputs.setdefault(name, _Sums(part.factor))
+            sums.count += part.count
+            sums.moments += part.moments
+            sums.noise += part.noise
+
+    def result(self) -> BaselineMargin | None:
+        """Return the lowest margin among the outputs that resemble an input, or None if there is none."""
+        margins = [margin for name, sums in self.outputs.items() if (margin := _margin(name, sums)) is not None]
+        return min(margins, key=lambda margin: margin.margin_db, default=None)
+
+
+def _margin(name: str, sums: _Sums) -> BaselineMargin | None:
+    if not sums.count:
+        return None
+    u, f, uu, uf, ff = sums.moments / sums.count
+    spread, power = uu - u * u, ff - f * f
+    if spread <= 0 or power <= 0:
+        return None
+    added = power - (uf - u * f) ** 2 / spread
+    if added <= 0 or added > (1 - _RESEMBLES) * power:
+        return None
+    noise = sums.noise / sums.count
+    return BaselineMargin(name, sums.factor, 10 * math.log10(added / noise) if noise > 0 else math.inf)
+
+
+def _factor(given: tuple[int, ...], output: tuple[int, ...]) -> int:
+    """Return the whole number by which an output's two image axes are larger than an input's. Return 0 if the output
+    does not have the form of the input.
+    """
+    if len(given) != len(output) or len(given) < _LEAST_RANK or 0 in given:
+        return 0
+    ratios = [b / a for a, b in zip(given, output, strict=True) if a != b]
+    if not ratios:
+        return 1
+    factor = int(ratios[0])
+    same = len(ratios) == 2 and ratios[0] == ratios[1] == factor
+    return factor if same and 1 < factor <= _MOST_FACTOR and given[0] == output[0] else 0
+
+
+def enlarged(array: Floats, factor: int) -> Floats:
+    """Return an array whose two image axes are `factor` times as long, by bicubic interpolation. The image axes are the
+    last two, or the two before the last if that has at most four indices.
+    """
+    if factor == 1:
+        return array
+    last = array.ndim - (1 if array.ndim > _LEAST_RANK and array.shape[-1] <= 4 < array.shape[1] else 0)
+    for axis in (last - 2, last - 1):
+        array = _enlarged_axis(array, factor, axis)
+    return array
+
+
+def _enlarged_axis(array: Floats, factor: int, axis: int) -> Floats:
+    length = array.shape[axis]
+    at = (np.arange(length * factor) + 0.5) / factor - 0.5
+    below = np.floor(at).astype(np.int64)
+    shape = [-1 if k == axis else 1 for k in range(array.ndim)]
+    total = np.zeros_like(np.repeat(array, factor, axis))
+    for tap in range(-1, 3):
+        weight = _cubic(np.abs(at - (below + tap)))
+        total += weight.reshape(shape) * array.take(np.clip(below + tap, 0, length - 1), axis)
+    return total
+
+
+def _cubic(distance: Floats) -> Floats:
+    """Return Keys' kernel with a = -1/2."""
+    near = 1.5 * distance**3 - 2.5 * distance**2 + 1
+    far = -0.5 * distance**3 + 2.5 * distance**2 - 4 * distance + 2
+    weight: Floats = np.where(distance <= 1, near, np.where(distance < 2, far, 0.0))
+    return weight
