@@ -36,7 +36,7 @@ such as those in masks.
 
 A number means "nothing" if three conditions are true:
 
-- The histogram has a gap, with a narrow cluster beyond it.
+- The histogram has a gap, with a narrow cluster beyond it that consists of a few numbers.
 - A range that includes the cluster leaves only a few of the 256 levels for the values before the gap.
 - A constant of that size reaches the tensor through operators that select, move or add, or an input contains the number
   many times.
@@ -556,6 +556,9 @@ NOTHING = 'contains numbers that mean "nothing", so far from the others that 8 b
 _CLUSTER = 4.0
 """Largest ratio between two magnitudes in a cluster. It is not 1, because a mask may be added twice."""
 _GAP = 4.0
+_STEPS, _MOST_NUMBERS = 16, 4
+"""Largest number of different numbers in a cluster, counted in sixteenths of an octave. Boxes in pixels next to scores
+are a cluster too, but they fill it."""
 _CARRYING = DATA_MOVEMENT | {
     "Abs", "Add", "Cast", "Clip", "Concat", "ConstantOfShape", "GatherElements", "GatherND", "GlobalMaxPool", "Max",
     "Min", "Mul", "Neg", "ReduceMax", "ReduceMin", "Relu", "ScatterElements", "ScatterND", "Sub", "Sum", "TopK",
@@ -590,6 +593,9 @@ def _far_values(measured: Measured, reach: dict[str, float]) -> Iterator[tuple[i
         node, spread, name = value.producer(), measured.spread(value), name_of(value)
         if node is not None and node.op_type in _CARRYING and node.domain in MAIN_DOMAINS:
             reach[name] = max((_filled(node), *(_reach(read, reach) for read in node.inputs)))
+        elif node is not None and (bias := node_input(node, operator_of(node).bias)) is not None:
+            # A sum with a mask may have become the bias of a layer. A constant bias is not a mask.
+            reach[name] = reach.get(name_of(bias), 0.0)
         far = far_value(spread, _fewest(value)) if spread is not None else 0.0
         if spread is not None and spread.nonfinite:
             yield value, math.inf
@@ -638,8 +644,10 @@ def far_value(spread: Spread, fewest: int = FEWEST) -> float:
     beyond = _beyond(spread)
     if beyond < 2:  # At most one magnitude is before the gap, and 8 bits can represent it.
         return 0.0
-    before = spread.magnitudes[beyond - 1]
-    if spread.magnitudes[beyond] < _GAP * before or spread.levels(2 * before) >= fewest:
+    before, cluster = spread.magnitudes[beyond - 1], spread.magnitudes[beyond:]
+    if cluster[0] < _GAP * before or spread.levels(2 * before) >= fewest:
+        return 0.0
+    if len(np.unique(np.floor(_STEPS * np.log2(cluster)))) > _MOST_NUMBERS:  # a quantity with another unit
         return 0.0
     return spread.high if spread.high > -spread.low else spread.low
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -68,24 +69,39 @@ def test_a_nan_is_an_error_even_where_sentinels_are_expected() -> None:
     assert output.strays == 1, "an infinity of the other sign is another mask"
 
 
-@pytest.mark.parametrize("body", ["where", "add"])
-def test_a_mask_in_the_graph_gives_the_limit(tmp_path: Path, body: str) -> None:
-    mask = (
-        "y = Where (legal, q, far)"
-        if body == "where"
-        else "m = Cast <to = 1> (legal)\n none = Sub (one, m)\n n = Mul (none, far)\n y = Add (q, n)"
-    )
-    found = model(
-        f"m (float[1, 8] x, bool[1, 8] legal) => (float[1, 8] y) {{ q = MatMul (x, w)\n {mask} }}",
-        {"w": RNG.normal(0, 1, (8, 8)).astype(np.float32), "far": np.float32(-1e9), "one": np.float32(1)},
-    )
-    path = tmp_path / "m.onnx"
-    ir.save(found, path)
+def basis_of(folder: Path, body: str, weights: dict[str, NDArray[np.generic]], feeds: list[dict[str, Any]]) -> Basis:
+    found = model(body, weights)
+    ir.save(found, folder / "m.onnx")
+    samples = FakeSamples([FakeSample(inputs=feed) for feed in feeds])
+    return sampled_basis(GraphIndex(found), open_session(folder / "m.onnx"), samples)
+
+
+NONE = "m = Cast <to = 1> (legal)\n none = Sub (one, m)\n n = Mul (none, far)"
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [
+        "q = MatMul (x, w)\n y = Where (legal, q, far)",
+        f"q = MatMul (x, w)\n {NONE}\n y = Add (q, n)",
+        f"{NONE}\n y = Gemm (x, w, n)",
+    ],
+)
+def test_a_mask_in_the_graph_gives_the_limit(tmp_path: Path, mask: str) -> None:
+    weights = {"w": RNG.normal(0, 1, (8, 8)).astype(np.float32), "far": np.float32(-1e9), "one": np.float32(1)}
     feeds = [{"x": RNG.normal(0, 1, (1, 8)).astype(np.float32), "legal": RNG.random((1, 8)) > 0.3} for _ in range(8)]
-    basis = sampled_basis(
-        GraphIndex(found), open_session(path), FakeSamples([FakeSample(inputs=feed) for feed in feeds])
-    )
+    basis = basis_of(tmp_path, f"m (float[1, 8] x, bool[1, 8] legal) => (float[1, 8] y) {{ {mask} }}", weights, feeds)
     assert 1e6 < basis.limits["y"] < 1e9
+
+
+def test_boxes_beside_scores_are_not_sentinels(tmp_path: Path) -> None:
+    body = """m (float[1, 4, 9] x) => (float[1, 5, 9] y) {
+      far = Add (x, grid)
+      score = ReduceMax <axes = [1]> (x)
+      y = Concat <axis = 1> (far, score) }"""
+    grid = RNG.uniform(300, 600, (1, 4, 9)).astype(np.float32)
+    feeds = [{"x": RNG.uniform(0, 1, (1, 4, 9)).astype(np.float32)} for _ in range(8)]
+    assert not basis_of(tmp_path, body, {"grid": grid}, feeds).limits
 
 
 @given(hnp.arrays(np.float32, (12, 1, 5), elements=st.floats(-4, 4, width=16)), st.floats(-1e4, 1e4))
