@@ -501,10 +501,7 @@ class OutputComparison:
         self.classes.shaped = self.classes.shaped and pair.ranked is None
         if best is not None:
             self.equal_rows += int((best == candidate.reshape(len(best), -1).argmax(1)).sum())
-        r, c = np.asarray(reference, np.float64), np.asarray(candidate, np.float64)
-        counted = pair.counted
-        if counted is not None:
-            r, c = np.where(counted, r, 0.0), np.where(counted, c, 0.0)
+        (r, c), counted = pair.numbers(), pair.counted
         elements = r.size if counted is None else int(counted.sum())
         if not elements:
             return

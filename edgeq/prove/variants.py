@@ -125,10 +125,8 @@ def _allowed(
         return 0.0, ()
     sums, changed, grid = SliceSums(), 0.0, [np.zeros(0)]
     for case, pair in pairs:
-        expected = pair.reference.astype(np.float64)
-        other = pair.candidate.astype(np.float64) if pair.candidate.shape == expected.shape else expected
-        if pair.counted is not None:
-            expected, other = (np.where(pair.counted, array, 0.0) for array in (expected, other))
+        expected, other = pair.numbers()
+        other = other if other.shape == expected.shape else expected
         changed = max(changed, float(np.abs(other - expected).max(initial=0.0)))
         sums.update(expected, other, case.inputs.values(), counted=pair.counted, ranked=pair.ranked)
         grid.append(expected.ravel() if pair.counted is None else expected[pair.counted])

@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 from edgeq_device.basis import EVERYTHING, Basis
+from edgeq_device.pairs import pair_outputs
 
 from edgeq.backends.base import Artifact
 from edgeq.data.records import Sample
@@ -314,7 +315,11 @@ class AccuracyMeter:
         """
         columns = Columns()
         for position in range(min(count, self.total)):
-            columns.update(self._reference(position), infer(session, self.samples[position], model=model))
+            sample = self.samples[position]
+            outputs = infer(session, sample, model=model)
+            for pair in pair_outputs(self._basis, self._reference(position), outputs, sample.inputs):
+                r, c = pair.numbers()
+                columns.update({pair.name: r}, {pair.name: c})
         return columns.noise
 
     def float_metrics(self) -> dict[str, float]:

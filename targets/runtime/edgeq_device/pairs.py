@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Mapping, Optional, Sequence
+from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -45,6 +45,14 @@ class OutputPair:
     rows: int = 0
     rows_found: int = 0
     ranked: Optional[int] = None
+
+    def numbers(self) -> Tuple[Array, Array]:
+        """Return the reference and the candidate as float64, with zeros in place of the elements that do not count."""
+        arrays = np.asarray(self.reference, np.float64), np.asarray(self.candidate, np.float64)
+        if self.counted is None:
+            return arrays
+        r, c = (np.where(self.counted, array, 0.0) for array in arrays)
+        return r, c
 
 
 def pair_outputs(basis: Basis, reference: Arrays, candidate: Arrays, inputs: Arrays) -> Iterator[OutputPair]:
