@@ -70,8 +70,9 @@ def optimize_basic(model: Path, optimized: Path, *, source: Path, external: bool
     if external:
         config["session.optimized_model_external_initializers_file_name"] = f"{optimized.name}.data"
         config["session.optimized_model_external_initializers_min_size_in_bytes"] = "1024"
+    settings = SessionSettings(config=config, optimization="basic", save_optimized_to=optimized, draws=True)
     try:
-        open_session(model, SessionSettings(config=config, optimization="basic", save_optimized_to=optimized))
+        open_session(model, settings)
     except RuntimeUnavailableError as error:
         text = " ".join(str(error.__cause__ or error).split()).replace(str(model), source.name)
         raise ModelError(
