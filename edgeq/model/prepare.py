@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from edgeq.model.clean import forget_origin, name_nodes, remove_no_ops, separate
 from edgeq.model.compatibility import fix_sizes
 from edgeq.model.edit import external_folder, from_proto, to_proto, update_shapes
 from edgeq.model.fold import fold_batch_norms, inline_functions, raise_opset
-from edgeq.model.graph import GraphIndex, computed_constants, every_node, name_of, opset_of
+from edgeq.model.graph import GraphIndex, computed_constants, drawn, every_node, name_of, opset_of, random_nodes
 from edgeq.model.load import (
     INLINE_LIMIT,
     check_valid,
@@ -211,6 +211,7 @@ def prepare_model(
             (workdir / f"{PREPARED_NAME}.data").unlink(missing_ok=True)
             save_model(model, path, inline_limit=inline_limit, proto=proto)
         advance(1)
+    notes.extend(_random_note(model))
     large = len(model_files(path)) > 1
     if large:
         notes.append(f"weights kept in external data ({PREPARED_NAME}.data)")
@@ -433,6 +434,18 @@ def _difference(old: Mapping[str, int], after: ir.Model) -> list[str]:
     new = Counter(n.op_type for n in every_node(after))
     changed = [f"{op} {old[op]} → {new[op]}" for op in sorted({*old, *new}) if old[op] != new[op]]
     return [f"ONNX Runtime's basic optimisation: {', '.join(changed)}"] if changed else []
+
+
+def _random_note(model: ir.Model) -> Iterator[str]:
+    """Yield a note on the operators of a model that draw random numbers, if it has any."""
+    nodes = random_nodes(model)
+    if nodes:
+        random = drawn(model.graph)
+        outputs = [name for value in model.graph.outputs if (name := name_of(value)) in random]
+        yield (
+            f"draws random numbers: {_listing([f'{node.op_type} {node.name!r}' for node in nodes])}; edgeq gives both "
+            "models the same numbers to compare them, and the quantized model draws its own"
+        ) + (f"; a self-test leaves out {_listing(outputs)}" if outputs else "")
 
 
 def _listing(names: Sequence[str]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from edgeq_device.arrays import one_array
 from edgeq_device.engines import engine_options, parse_version
-from edgeq_device.variants import SliceTolerance
+from edgeq_device.variants import DRAWN, SliceTolerance
 from numpy.typing import NDArray
 
 from edgeq.backends.base import ESTIMATE, Alternative, Artifact
@@ -23,6 +23,7 @@ from edgeq.measure.agreement import Session, infer
 from edgeq.measure.comparison import SliceSums
 from edgeq.measure.coverage import Check, CheckKind, Coverage
 from edgeq.model.compatibility import Compatibility
+from edgeq.model.graph import drawn
 from edgeq.prove.job import Built, Job
 from edgeq.prove.opening import open_stand_in
 from edgeq.prove.proof import Proof
@@ -70,6 +71,7 @@ def expected_outputs(
     *,
     native: bool,
     simulated: bool = False,
+    random: Collection[str] = (),
 ) -> SelfTest:
     """Return the self-test, which contains the expected outputs and the tolerance for each output on the device.
 
@@ -82,11 +84,17 @@ def expected_outputs(
         float_model: the model that was quantized.
         native: True if this machine's kernels are the target's kernels.
         simulated: True if the outputs come from a simulation, which rounds in different places than the device.
+        random: outputs that depend on random numbers. The self-test leaves them out, because the device draws others.
     """
     if check is not None and check.answers:
         cases = tuple(SelfTestCase(c.inputs, answer) for c, answer in zip(cases, check.answers, strict=True))
+    cases = tuple(
+        SelfTestCase(case.inputs, outputs)
+        for case in cases
+        if (outputs := {name: array for name, array in case.outputs.items() if name not in random})
+    )
     others: list[Mapping[str, Array]] = [case.outputs for case in cases]
-    if not native and not (check is not None and check.answers):
+    if cases and not native and not (check is not None and check.answers):
         session = open_session(float_model)
         others = [_answers(session, case) for case in cases]
     factor = _SIMULATED if simulated else 1.0
@@ -243,7 +251,10 @@ def variant_spec(
     built, proof = variant.built, variant.proof
     target, artifact = built.target, built.artifact
     simulated = artifact.simulation is not None
-    selftest = expected_outputs(cases, variant.emulated, job.prepared.path, native=variant.native, simulated=simulated)
+    random = _drawn_outputs(job)
+    selftest = expected_outputs(
+        cases, variant.emulated, job.prepared.path, native=variant.native, simulated=simulated, random=random
+    )
     info = {
         **({"table_file": f"{name}.{artifact.requires['table']}"} if "table" in artifact.requires else {}),
         "title": target.title,
@@ -264,6 +275,7 @@ def variant_spec(
         **({"threads": variant.threads} if variant.threads else {}),
         **({"files": sorted(artifact.files)} if artifact.files else {}),
         **_estimate(artifact),
+        **({DRAWN: list(random)} if random else {}),
     }
     return replace(_spec(name, artifact, info, selftest), model=model, calibration=tables)
 
@@ -322,7 +334,10 @@ def alternative_spec(alternative: Alternative, job: Job, count: int) -> VariantS
         unopened = "; ".join(opening.notes)
     cases = selftest_cases(artifact, job.validation, count)
     modelled = artifact.simulation is not None
-    selftest = expected_outputs(cases, None, job.prepared.path, native=not modelled, simulated=modelled)
+    random = _drawn_outputs(job)
+    selftest = expected_outputs(
+        cases, None, job.prepared.path, native=not modelled, simulated=modelled, random=random
+    )
     simulated = modelled or artifact.plugin is not None
     where = "in simulation on a CPU" if simulated else "this machine"
     kind: CheckKind = "modelled" if simulated else "native"
@@ -337,8 +352,15 @@ def alternative_spec(alternative: Alternative, job: Job, count: int) -> VariantS
         "scheme": artifact.scheme.rest,
         "preprocessing": _preprocessing(job.validation),
         "checks": [plain(check) for check in checks],
+        **({DRAWN: list(random)} if random else {}),
     }
     return replace(_spec(alternative.name, artifact, info, selftest), files={})
+
+
+def _drawn_outputs(job: Job) -> tuple[str, ...]:
+    """Return the model's outputs that depend on random numbers."""
+    random = drawn(job.prepared.model.graph)
+    return tuple(name for name in job.prepared.graph.outputs if name in random)
 
 
 def _coverage(found: Coverage) -> dict[str, Any]:

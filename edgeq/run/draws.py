@@ -3,7 +3,7 @@
 onnxruntime draws other numbers in each session and in each run. A `seed` attribute does not help: it fixes only the
 sequence of a session, so the numbers depend on the number of earlier runs, and on the platform's generator. Sessions
 that measure therefore open a copy of the model. In the copy, a random operator reads its numbers from a table. Their
-positions depend only on the name of the operator's output, so they are the same before and after a change of the model.
+positions depend only on the name of the node, so they are the same before and after a change of the model.
 """
 
 from __future__ import annotations
@@ -75,20 +75,20 @@ def write_with_same_draws(model: Path, folder: Path) -> Path:
     return path
 
 
-def drawing_outputs(model: Path) -> frozenset[str]:
-    """Return the names of the outputs of the random operators in an ONNX file, for which `with_same_draws` gives the
-    same numbers to each model. Return nothing if the file has no copy.
+def random_names(model: Path) -> frozenset[str]:
+    """Return the names of the random operators in an ONNX file. If another file has the same names, `with_same_draws`
+    gives both the same numbers. Return nothing if the file has no copy.
     """
     import onnx
 
     if with_same_draws(model) is None:
         return frozenset()
     graph = onnx.load(model, load_external_data=False).graph
-    return frozenset(_output_of(node) for node in _every_node(graph.node) if _is_random(node))
+    return frozenset(_name_of(node) for node in _every_node(graph.node) if _is_random(node))
 
 
-def _output_of(node: onnx.NodeProto) -> str:
-    return next(filter(None, node.output), "")
+def _name_of(node: onnx.NodeProto) -> str:
+    return node.name or next(filter(None, node.output), "")
 
 
 def _locations(model: onnx.ModelProto) -> Iterator[Any]:
@@ -119,10 +119,14 @@ def _rewritten(content: bytes) -> bytes | None:
     except DecodeError:  # onnxruntime names the problem when it opens the file
         return None
     if any(_is_random(node) for function in model.functions for node in _every_node(function.node)):
-        model = onnx.inliner.inline_local_functions(model)
+        from onnx.inliner import inline_local_functions
+
+        model = inline_local_functions(model)
     opset = max((entry.version for entry in model.opset_import if entry.domain in _MAIN), default=0)
     if opset < _OLDEST or not any(map(_is_random, _every_node(model.graph.node))):
         return None
+    if opset < _CAST_LIKE:
+        model = onnx.shape_inference.infer_shapes(model)
     types = {v.name: v.type.tensor_type.elem_type for graph in _every_graph(model.graph) for v in _described(graph)}
     types.update((tensor.name, tensor.data_type) for tensor in model.graph.initializer)
     for graph in _every_graph(model.graph):
@@ -185,7 +189,7 @@ class _Draw:
         self._helper = onnx.helper
         self._node, self._opset, self._types = node, opset, types
         self._given = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
-        self._output = _output_of(node)
+        self._output = next(filter(None, node.output))
         self._made: list[onnx.NodeProto] = []
 
     def nodes(self) -> list[onnx.NodeProto]:
@@ -232,7 +236,7 @@ class _Draw:
         drawn = self._table("uniform", size, shape)
         last, middle, least = map(self._constant, _int64([2], [1], 0))
         shares = self._op("CumSum", self._op("Softmax", scores, axis=1), *map(self._constant, _int64(1)))
-        below = self._op("Less", self._op("Unsqueeze", shares, middle), self._op("Unsqueeze", drawn, last))
+        below = self._op("Less", self._op("Unsqueeze", shares, middle), drawn)
         passed = self._op("ReduceSum", self._op("Cast", below, to=self._helper.TensorProto.INT64), last, keepdims=0)
         # Rounding may leave the last sum of the shares below 1.
         classes = self._op("Slice", self._op("Shape", scores), *map(self._constant, _int64([1], [2])))
@@ -257,7 +261,9 @@ class _Draw:
 
     def _table(self, table: str, size: str, shape: str) -> str:
         """Return the numbers of this operator: float32 values of `shape`, which has `size` elements."""
-        first = self._op("Add", _START, *map(self._constant, _int64(zlib.crc32(self._output.encode()))))
+        # In onnxruntime, operators with the same seed draw the same numbers.
+        key = str(self._given.get("seed", _name_of(self._node)))
+        first = self._op("Add", _START, *map(self._constant, _int64(zlib.crc32(key.encode()))))
         places = self._op("Range", *map(self._constant, _int64(0)), size, *map(self._constant, _int64(1)))
         places = self._op("Mod", self._op("Add", places, first), *map(self._constant, _int64(_TABLE)))
         values = self._op("Gather", f"{_PREFIX}.{table}", places)

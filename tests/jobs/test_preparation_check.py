@@ -30,6 +30,7 @@ def test_another_result_is_noted(tmp_path: Path, node: str, noted: int) -> None:
 
 
 def test_what_cannot_be_compared_is_left_alone(tmp_path: Path) -> None:
+    """The preparation names a node without a name, so its numbers are not those of the source."""
     made = prepared_as(tmp_path, "RandomNormalLike (a)")
     assert check_preparation(made.prepared, made.samples) is made.prepared
     made = prepared_as(tmp_path, "Neg (a)")
