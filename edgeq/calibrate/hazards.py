@@ -4,7 +4,7 @@
 |---|---|
 | NaN or infinity | the number of such elements |
 | numbers that mean "nothing", such as those in masks | a gap in the histogram, and a constant beyond it |
-| angles, divisors, arguments of logarithms and roots | the effect of rounding on small values |
+| angles, indices, divisors, arguments of logarithms and roots | the effect of rounding on small values |
 | joins of unlike ranges | the levels that the joint range leaves for the narrowest input |
 
 A backend keeps a node in float if the node writes or reads such a tensor (`edgeq.model.int8_prediction`). By contrast,
@@ -13,6 +13,7 @@ a backend that quantizes only operands keeps a node in float only if the node re
 **Small values** (`find_precise`). Rounding to 8 bits adds an error of the same size to all values of a tensor, large or
 small. A sum tolerates this. Divisors, logarithms and roots do not if some values are close to zero compared with the
 range. Sin and Cos do not if the range covers many periods.
+A float that becomes an index, such as that of a Gather, must be exact.
 
 For each argument of these operators, edgeq computes the largest error that the argument may have, as a standard
 deviation. It follows this error upstream through operators whose effect on an error is known (products, sums, means,
@@ -56,6 +57,7 @@ import numpy as np
 import onnx_ir as ir
 
 from edgeq.calibrate.statistics import FINITE, Float64s, Int64s, Nonfinite, Statistics, TensorStatistics
+from edgeq.model.exact import Exactness
 from edgeq.model.graph import (
     DATA_MOVEMENT,
     MAIN_DOMAINS,
@@ -158,11 +160,13 @@ class Measured:
     Attributes:
         model: the prepared model.
         constants: names of the tensors that have the same values in each run.
+        index_casts: Cast nodes whose output leads to an index.
     """
 
     def __init__(self, graph: GraphIndex, statistics: Statistics) -> None:
         self.model = graph.model
         self.constants = graph.computed_constants
+        self.index_casts = Exactness(graph).index_casts()
         self._tensors = statistics.tensors
         self._spreads: dict[str, Spread | None] = {}
 
@@ -193,6 +197,7 @@ class Measured:
 
 
 ANGLE = "is the angle of a Sin or Cos, or leads to it: 8 bits are too coarse for their period"
+INDEX = "becomes an index, or leads to one: 8 bits would round it to another place"
 DIVISOR = "is a divisor, or leads to one: 8 bits would round its small values to zero"
 LOGARITHM = "is the argument of a logarithm, or leads to it: 8 bits would round its small values to zero"
 ROOT = "is the argument of a root, or leads to it: 8 bits would round its small values to zero"
@@ -201,9 +206,10 @@ _RELATIVE = 0.02
 """Largest relative error of a small value. It corresponds to an SQNR of 34 dB, somewhat less than that of an 8-bit
 activation."""
 _RADIANS = 0.01
+_OF_INDEX = 0.01
 _LEAST_ROOT_SNR = 1e3
 _CLAMPS = frozenset({"Clip", "LeakyRelu", "Max", "MaxPool", "Min", "ReduceMax", "ReduceMin", "Relu"})
-_SIGNS = frozenset({"Abs", "Cast", "Neg"})
+_SIGNS = frozenset({"Abs", "Cast", "Ceil", "Floor", "Neg", "Round"})
 _CHOICES = frozenset({"Add", "Concat", "Sub", "Sum", "Where"})
 _MEANS = frozenset({"AveragePool", "GlobalAveragePool", "ReduceMean"})
 
@@ -254,6 +260,8 @@ def _arguments(node: ir.Node, measured: Measured) -> Iterator[_Need]:
     power = _exponent(node)
     if is_op(node, "Sin", "Cos", "Tan") and first is not None:
         yield _Need(first, _RADIANS, ANGLE)
+    elif node in measured.index_casts and first is not None:
+        yield _Need(first, _OF_INDEX, INDEX)
     elif is_op(node, "Log"):
         yield from _near_zero(first, LOGARITHM, measured)
     elif is_op(node, "Div"):
@@ -315,7 +323,7 @@ def _follow(need: _Need, measured: Measured) -> tuple[dict[str, bool], bool]:
         if measured.is_constant(at.value) or kept.get(name):
             continue
         spread = measured.spread(at.value)
-        coarse = spread is not None and (spread.noise > at.error or (at == need and at.reason == ANGLE))
+        coarse = spread is not None and (spread.noise > at.error or (at == need and at.reason in (ANGLE, INDEX)))
         seen = name in kept
         kept[name] = coarse
         node = at.value.producer()

@@ -100,9 +100,7 @@ def profile(
     """
     with tempfile.TemporaryDirectory(prefix="edgeq-profile-") as folder:
         optimized = Path(folder) / "optimized.onnx"
-        profiled = replace(
-            settings, save_optimized_to=optimized, profile_prefix=Path(folder) / "profile", draws=True
-        )
+        profiled = replace(settings, save_optimized_to=optimized, profile_prefix=Path(folder) / "profile", draws=True)
         session = opener(model, profiled)
         for _ in range(runs):
             run_feed(session, None, feed, "one sample", model=str(model))

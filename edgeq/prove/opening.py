@@ -25,7 +25,7 @@ from edgeq.errors import CheckFailedError, DataError, EdgeqError, RuntimeUnavail
 from edgeq.measure.accuracy import compare_sessions, evaluate_sessions
 from edgeq.measure.agreement import Agreement, Outputs, Session, infer
 from edgeq.measure.comparison import Comparison
-from edgeq.model.graph import every_node, random_nodes
+from edgeq.model.graph import every_node
 from edgeq.model.prepare import PreparedModel
 from edgeq.run.draws import random_names
 from edgeq.run.engines import DEFAULT
@@ -360,14 +360,14 @@ source.
 def check_preparation(prepared: PreparedModel, samples: Samples) -> PreparedModel:
     """Return `prepared`. If its outputs for the first samples differ from those of its source, add a note.
 
-    There is no note if the two cannot be compared. This is the case if the preparation replaced or named a random
+    There is no note if the two cannot be compared. This is the case if the preparation removed or named a random
     operator, if onnxruntime can run only its prepared form, or if its outputs consist of rounding errors. For example,
     the outputs of a detector are values like 1e-9 if it finds nothing.
 
     Raises:
         CheckFailedError: the outputs differ at another size that the source accepts. See `check_other_sizes`.
     """
-    if random_nodes(prepared.model) and random_names(prepared.source) != random_names(prepared.path):
+    if random_names(prepared.source) != random_names(prepared.path):
         return prepared
     try:
         source, made = open_session(prepared.source), open_session(prepared.path)

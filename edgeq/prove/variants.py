@@ -335,9 +335,7 @@ def alternative_spec(alternative: Alternative, job: Job, count: int) -> VariantS
     cases = selftest_cases(artifact, job.validation, count)
     modelled = artifact.simulation is not None
     random = _drawn_outputs(job)
-    selftest = expected_outputs(
-        cases, None, job.prepared.path, native=not modelled, simulated=modelled, random=random
-    )
+    selftest = expected_outputs(cases, None, job.prepared.path, native=not modelled, simulated=modelled, random=random)
     simulated = modelled or artifact.plugin is not None
     where = "in simulation on a CPU" if simulated else "this machine"
     kind: CheckKind = "modelled" if simulated else "native"

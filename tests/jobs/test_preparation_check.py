@@ -38,6 +38,15 @@ def test_what_cannot_be_compared_is_left_alone(tmp_path: Path) -> None:
     assert check_preparation(made.prepared, made.samples) is made.prepared
 
 
+def test_a_dropout_that_the_preparation_removes_is_left_alone(tmp_path: Path) -> None:
+    """onnxruntime removes a Dropout in training mode, but not without optimisation."""
+    nodes = "d = Dropout (a, ratio, training) y = Neg (d)"
+    body = "g (float[n, 8, 8, 8] x) => (float[n, 8, 8, 8] y) <float ratio = {0.5}, bool training = {1}>"
+    made = bench(tmp_path, proto(f"{body} {{ a = Relu (x) {nodes} }}"))
+    assert "Dropout" not in {node.op_type for node in made.prepared.model.graph}
+    assert check_preparation(made.prepared, made.samples) is made.prepared
+
+
 def test_what_roundings_alone_decide_is_left_alone(tmp_path: Path) -> None:
     """Differences from rounding alone are ignored: the sine of huge values differs at each level of optimisation."""
     body = "g (float[1, 8, 8, 8] x) => (float[1, 8, 8, 8] y) <float[8, 8, 3, 3] w, float b = {{1e8}}> {{ {} }}"

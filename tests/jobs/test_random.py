@@ -21,7 +21,7 @@ from tests.graphs import proto
 NOISE = {
     "normal": "[noise] noise = RandomNormalLike (a)",
     "seeded": "[noise] noise = RandomNormalLike <seed = 1.0> (a)",
-    "dropout": "[noise] dropped = Dropout (a, ratio, training) noise = Sub (dropped, a)",
+    "dropout": "[noise] dropped, mask = Dropout (a, ratio, training) c = Cast <to = 1> (mask) noise = Mul (c, dropped)",
     "bernoulli": "[noise] coin = Bernoulli (half) noise = Mul (coin, a)",
 }
 SAMPLES = [{"x": random(1, 8, 8, 8, seed=seed)} for seed in range(8)]
@@ -29,7 +29,9 @@ SAMPLES = [{"x": random(1, 8, 8, 8, seed=seed)} for seed in range(8)]
 
 def noisy(kind: str, *, batch: str = "1", calm: bool = False) -> onnx.ModelProto:
     """Return a network that adds noise between two layers. With `calm`, another output does not depend on the noise."""
-    outputs, more = (f", float[{batch}, 8, 8, 8] calm", "calm = Conv <pads = [1, 1, 1, 1]> (a, w)") if calm else ("", "")
+    outputs, more = (
+        (f", float[{batch}, 8, 8, 8] calm", "calm = Conv <pads = [1, 1, 1, 1]> (a, w)") if calm else ("", "")
+    )
     made = proto(
         f"""g (float[{batch}, 8, 8, 8] x) => (float[{batch}, 8, 8, 8] y{outputs})
             <float[8, 8, 3, 3] w, float ratio = {{0.3}}, bool training = {{1}}>
@@ -54,7 +56,8 @@ def test_both_models_have_the_same_numbers(kind: str, target: str, tmp_path: Pat
     source, output = tmp_path / "m.onnx", tmp_path / "q.onnx"
     onnx.save(noisy(kind), source)
     result = quantize(source, SAMPLES, output, target=target, timed=False, emulate=False)
-    assert result.proof.agreement.sqnr_db > 25
+    assert result.proof.agreement.sqnr_db > 20
+    assert result.proof.repair is None
     assert any("draws random numbers" in note for note in result.notes)
     assert draws(output)
 
@@ -72,7 +75,7 @@ def test_other_sizes_and_debug_use_the_same_numbers(tmp_path: Path) -> None:
     onnx.save(noisy("normal", batch="n"), source)
     quantize(source, SAMPLES, output, timed=False, emulate=False)
     found = debug(source, output, SAMPLES)
-    assert all(agreement.sqnr_db > 25 for agreement in found.outputs.values())
+    assert min(found.optimised.sqnr_db, found.written.sqnr_db) > 25
 
 
 @pytest.mark.parametrize("calm", [False, True])
