@@ -5,6 +5,7 @@
 | NaN or infinity | the number of such elements |
 | numbers that mean "nothing", such as those in masks | a gap in the histogram, and a constant beyond it |
 | angles, indices, divisors, arguments of logarithms and roots | the effect of rounding on small values |
+| tensors that the samples leave empty | values that are all zero |
 | joins of unlike ranges | the levels that the joint range leaves for the narrowest input |
 
 A backend keeps a node in float if the node writes or reads such a tensor (`edgeq.model.int8_prediction`). By contrast,
@@ -44,6 +45,12 @@ A number means "nothing" if three conditions are true:
 
 Ordinary outliers have no gap before them, or no constant causes them. Padding with an ordinary number leaves enough
 levels.
+
+**Tensors that the samples leave empty** (`find_unseen`). An input such as a cache, a mask or a second camera may be
+zero in all samples. Its range would be 0..0, and 8 bits would round all values in use to whole numbers. An empty range
+is not evidence, so the tensor stays in float. So do the tensors that are computed only from such tensors, and zeros
+that are computed from them. Zeros that an operator makes of other values, such as those of a Relu whose input is
+negative, do not count.
 """
 
 from __future__ import annotations
@@ -63,6 +70,7 @@ from edgeq.model.graph import (
     MAIN_DOMAINS,
     GraphIndex,
     before_layers,
+    clamp_bounds,
     constant,
     consumers,
     indexed,
@@ -72,6 +80,7 @@ from edgeq.model.graph import (
     node_input,
     operator_of,
     readers,
+    reads,
 )
 from edgeq.model.prepare import PreparedModel
 from edgeq.model.tensors import float_constant, output_channels
@@ -172,7 +181,10 @@ class Measured:
 
     def spread(self, value: ir.Value | None) -> Spread | None:
         """Return the spread of a tensor, or None if the tensor has no statistics."""
-        name = name_of(value)
+        return self.spread_of(name_of(value))
+
+    def spread_of(self, name: str) -> Spread | None:
+        """Return the spread of the tensor `name`, or None if the tensor has no statistics."""
         if name not in self._spreads:
             found = self._tensors.get(name)
             self._spreads[name] = None if found is None or not found.samples else Spread.of(found)
@@ -558,6 +570,10 @@ def _is_lost(value: ir.Value, measured: Measured) -> bool:
     return False
 
 
+UNSEEN = (
+    "depends on input {!r} and is zero in all calibration samples, or is computed only from such tensors: its range in "
+    "use is not known"
+)
 NONFINITE = "contains NaN or infinity, which 8 bits cannot represent"
 NOTHING = 'contains numbers that mean "nothing", so far from the others that 8 bits would round the others to zero'
 
@@ -651,6 +667,59 @@ def _filled(node: ir.Node) -> float:
     return float(np.abs(tensor.numpy().astype(np.float64)).max(initial=0.0)) if tensor is not None else 0.0
 
 
+def find_unseen(measured: Measured) -> Mapping[str, str]:
+    """Return tensor → input, for tensors whose range in use is not known, because the samples leave that input empty.
+
+    A model input without statistics, such as a mask of integers, counts as empty if zeros are computed from it.
+    """
+    graph = measured.model.graph
+    sources: dict[str, dict[str, None]] = {name_of(value): {name_of(value): None} for value in graph.inputs}
+    unseen = {name_of(value): name_of(value) for value in graph.inputs if _is_empty(measured.spread(value))}
+    for node in graph:
+        read = [value for value in reads(node) if not measured.is_constant(value)]
+        # The shape of an empty tensor is known.
+        behind = [] if is_op(node, "Shape", "Size") else [value for value in read if name_of(value) in unseen]
+        inputs = dict.fromkeys(name for value in read for name in sources.get(name_of(value), ()))
+        for output in node.outputs:
+            name = name_of(output)
+            sources[name] = inputs
+            if behind and len(behind) == len(read):
+                unseen[name] = unseen[name_of(behind[0])]
+            elif _is_empty(measured.spread(output)) and behind:
+                unseen[name] = unseen[name_of(behind[0])]
+            elif _is_empty(measured.spread(output)) and inputs and not _makes_zeros(node, measured):
+                unseen[name] = _least_seen(inputs, measured)
+    return {name: source for name, source in unseen.items() if name and measured.spread_of(name) is not None}
+
+
+def _is_empty(spread: Spread | None) -> bool:
+    """Return whether a tensor has no elements other than zero in all samples."""
+    return spread is not None and not spread.magnitudes.size and not spread.nonfinite
+
+
+def _makes_zeros(node: ir.Node, measured: Measured) -> bool:
+    """Return whether a node makes zeros by itself: it clamps other values, multiplies them by zero, or reads zeros that
+    another node made.
+    """
+    if any(_is_empty(measured.spread(value)) for value in node.inputs):
+        return True
+    given = [values for value in node.inputs if (values := float_constant(value)) is not None]
+    if is_op(node, "Mul", "Conv", "ConvTranspose", "Gemm", "MatMul"):
+        return any(not values.any() for values in given[:1])
+    spread = measured.spread(node_input(node, 0))
+    return clamp_bounds(node) is not None and spread is not None and bool(spread.magnitudes.size)
+
+
+def _least_seen(names: Mapping[str, None], measured: Measured) -> str:
+    """Return the input that is the likely cause of zeros: an empty one, else one without statistics, such as a mask of
+    integers, else the first one.
+    """
+    spreads = {name: measured.spread_of(name) for name in names}
+    empty = (name for name, spread in spreads.items() if _is_empty(spread))
+    unknown = (name for name, spread in spreads.items() if spread is None)
+    return next(empty, None) or next(unknown, None) or next(iter(names))
+
+
 def find_hazards(model: ir.Model | GraphIndex, statistics: Statistics) -> Mapping[str, str]:
     """Return name → reason, for tensors of a prepared model that must not be in 8 bits.
 
@@ -658,17 +727,20 @@ def find_hazards(model: ir.Model | GraphIndex, statistics: Statistics) -> Mappin
     graph alone.
     """
     measured = Measured(indexed(model), statistics)
-    return {**find_joins(measured), **find_precise(measured), **find_nothing(measured)}
+    unseen = {name: UNSEEN.format(source) for name, source in find_unseen(measured).items()}
+    return {**find_joins(measured), **find_precise(measured), **find_nothing(measured), **unseen}
 
 
 def calibrated(prepared: PreparedModel, statistics: Statistics) -> PreparedModel:
-    """Return a copy of a prepared model, with its hazards and a note for each kind of hazard added."""
+    """Return a copy of a prepared model, with its hazards, a note for each kind of hazard, and its unseen inputs."""
     hazards = find_hazards(prepared.graph, statistics)
     alike: dict[str, list[str]] = {}
     for name, reason in hazards.items():
         alike.setdefault(reason, []).append(name)
     notes = (f"in float: tensor {names[0]!r}{_others(names)} {reason}" for reason, names in alike.items())
-    return replace(prepared, hazards=hazards, notes=(*prepared.notes, *notes))
+    measured = Measured(prepared.graph, statistics)
+    unseen = tuple(name for name in prepared.graph.inputs if _is_empty(measured.spread_of(name)))
+    return replace(prepared, hazards=hazards, unseen=unseen, notes=(*prepared.notes, *notes))
 
 
 def _others(names: list[str]) -> str:

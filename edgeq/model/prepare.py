@@ -130,6 +130,7 @@ class PreparedModel:
         notes: changes and other remarks, as sentences.
         hazards: for each tensor that must not be in 8 bits, the part of the reason after the tensor's name. It is known
             only after calibration (`edgeq.calibrate.hazards`).
+        unseen: float inputs that are zero in all calibration samples. They are known only after calibration.
     """
 
     graph: GraphIndex = field(compare=False, repr=False)
@@ -139,6 +140,7 @@ class PreparedModel:
     signature: Signature
     notes: tuple[str, ...]
     hazards: Mapping[str, str] = field(default_factory=dict, compare=False)
+    unseen: tuple[str, ...] = field(default=(), compare=False)
 
     @property
     def model(self) -> ir.Model:

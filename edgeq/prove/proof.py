@@ -149,6 +149,7 @@ class Proof(Displayed):
         held_out: True if those samples are not among the calibration samples.
         engine: the engine that ran the artifact for these figures.
         repair: the attempts to repair a poor plain build; None if that build was good or no repair was requested.
+        unseen: inputs that are zero in all calibration samples.
     """
 
     coverage: Coverage
@@ -160,6 +161,7 @@ class Proof(Displayed):
     held_out: bool
     engine: str = DEFAULT
     repair: Repair | None = None
+    unseen: tuple[str, ...] = ()
 
     @property
     def drop(self) -> float | None:
@@ -232,6 +234,12 @@ class Proof(Displayed):
             )
         if self.opening.loss:
             found.append(self.opening.sentence)
+        if self.unseen:
+            listed = ", ".join(map(repr, self.unseen))
+            found.append(
+                f"input {listed} is zero in all calibration samples: with other values, ranges of tensors that depend on "
+                "it may be too narrow, and the outputs may follow float32 less closely; add samples with such values"
+            )
         if not self.held_out:
             found.append("accuracy was measured on the calibration samples; give held-out samples with --val")
         return tuple(found)
@@ -393,6 +401,7 @@ def prove(
         samples=evaluation.samples,
         held_out=held_out,
         engine=artifact.engine.name if artifact.engine is not None and artifact.simulation is None else DEFAULT,
+        unseen=prepared.unseen,
     )
 
 
