@@ -49,7 +49,8 @@ levels.
 **Tensors that the samples leave empty** (`find_unseen`). An input such as a cache, a mask or a second camera may be
 zero in all samples. Its range would be 0..0, and 8 bits would round all values in use to whole numbers. An empty range
 is not evidence, so the tensor stays in float. So do the tensors that are computed only from such tensors, and zeros
-that are computed from them. Zeros that an operator makes of other values, such as those of a Relu whose input is
+that are computed from them. The range of a sum of such a tensor and another one is too narrow, so the sum stays in float up
+to the next layer. Zeros that an operator makes of other values, such as those of a Relu whose input is
 negative, do not count.
 """
 
@@ -570,10 +571,9 @@ def _is_lost(value: ir.Value, measured: Measured) -> bool:
     return False
 
 
-UNSEEN = (
-    "depends on input {!r} and is zero in all calibration samples, or is computed only from such tensors: its range in "
-    "use is not known"
-)
+UNSEEN = "depends on values of input {!r} that the calibration samples do not have: its range in use is not known"
+_SUMS = ("Add", "Mul", "Sub", "Sum")
+_NORMALIZED = (*_BOUNDED, "GroupNormalization", "InstanceNormalization", "LayerNormalization", "LpNormalization")
 NONFINITE = "contains NaN or infinity, which 8 bits cannot represent"
 NOTHING = 'contains numbers that mean "nothing", so far from the others that 8 bits would round the others to zero'
 
@@ -675,6 +675,7 @@ def find_unseen(measured: Measured) -> Mapping[str, str]:
     graph = measured.model.graph
     sources: dict[str, dict[str, None]] = {name_of(value): {name_of(value): None} for value in graph.inputs}
     unseen = {name_of(value): name_of(value) for value in graph.inputs if _is_empty(measured.spread(value))}
+    partly: dict[str, str] = {}
     for node in graph:
         read = [value for value in reads(node) if not measured.is_constant(value)]
         # The shape of an empty tensor is known.
@@ -683,13 +684,18 @@ def find_unseen(measured: Measured) -> Mapping[str, str]:
         for output in node.outputs:
             name = name_of(output)
             sources[name] = inputs
-            if behind and len(behind) == len(read):
-                unseen[name] = unseen[name_of(behind[0])]
-            elif _is_empty(measured.spread(output)) and behind:
+            if (behind and len(behind) == len(read)) or (_is_empty(measured.spread(output)) and behind):
                 unseen[name] = unseen[name_of(behind[0])]
             elif _is_empty(measured.spread(output)) and inputs and not _makes_zeros(node, measured):
                 unseen[name] = _least_seen(inputs, measured)
-    return {name: source for name, source in unseen.items() if name and measured.spread_of(name) is not None}
+            elif behind and is_op(node, *_SUMS):
+                partly[name] = unseen[name_of(behind[0])]
+            elif read and not (operator_of(node).mac_rule or is_op(node, *_NORMALIZED)):
+                known = {**unseen, **partly}
+                if all(name_of(value) in known for value in read):
+                    partly[name] = known[name_of(read[0])]
+    found = {**unseen, **partly}
+    return {name: source for name, source in found.items() if name and measured.spread_of(name) is not None}
 
 
 def _is_empty(spread: Spread | None) -> bool:
