@@ -49,8 +49,8 @@ levels.
 **Tensors that the samples leave empty** (`find_unseen`). An input such as a cache, a mask or a second camera may be
 zero in all samples. Its range would be 0..0, and 8 bits would round all values in use to whole numbers. An empty range
 is not evidence, so the tensor stays in float. So do the tensors that are computed only from such tensors, and zeros
-that are computed from them. The range of a sum of such a tensor and another one is too narrow, so the sum stays in float up
-to the next layer. Zeros that an operator makes of other values, such as those of a Relu whose input is
+that are computed from them. The range of a sum of such a tensor and another one is too narrow, so the sum stays in
+float up to the next layer. Zeros that an operator makes of other values, such as those of a Relu whose input is
 negative, do not count.
 """
 

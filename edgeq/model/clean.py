@@ -223,8 +223,9 @@ _MADE = re.compile(r"_(?:(?:output_)?quantized|scale|zero_point|QuantizeLinear|D
 def name_nodes(model: ir.Model) -> int:
     """Give a new, unique name to each node that has no name or the name of an earlier node, in place.
 
-    A new name is the old name (or the operator type) plus a number. It depends only on the graph. Nodes of bodies also
-    get names that differ from those of all other nodes.
+    A new name is the old name (or the operator type) plus a number. A random operator without a name gets the name of
+    its output (`edgeq.run.draws`). The names depend only on the graph. Nodes of bodies also get names that differ from
+    those of all other nodes.
 
     Returns:
         The number of nodes that were renamed.
@@ -247,6 +248,10 @@ def node_names(model: ir.Model) -> dict[ir.Node, str]:
     names: dict[ir.Node, str] = {}
     for position, node in enumerate(nodes):
         name = node.name or ""
+        if not name and is_random(node):
+            # The numbers that measurements give to a nameless node depend on the name of its output.
+            output = next((output.name for output in node.outputs if output.name), "")
+            name = output if output not in taken else ""
         if name in seen:
             name = _free(name or node.op_type, position, taken)
             taken.add(name)

@@ -360,9 +360,9 @@ source.
 def check_preparation(prepared: PreparedModel, samples: Samples) -> PreparedModel:
     """Return `prepared`. If its outputs for the first samples differ from those of its source, add a note.
 
-    There is no note if the two cannot be compared. This is the case if the preparation removed or named a random
-    operator, if onnxruntime can run only its prepared form, or if its outputs consist of rounding errors. For example,
-    the outputs of a detector are values like 1e-9 if it finds nothing.
+    There is no note if the two cannot be compared. This is the case if the preparation removed a random operator, if
+    onnxruntime can run only its prepared form, or if its outputs consist of rounding errors. For example, the outputs
+    of a detector are values like 1e-9 if it finds nothing.
 
     Raises:
         CheckFailedError: the outputs differ at another size that the source accepts. See `check_other_sizes`.

@@ -237,8 +237,8 @@ class Proof(Displayed):
         if self.unseen:
             listed = ", ".join(map(repr, self.unseen))
             found.append(
-                f"input {listed} is zero in all calibration samples: with other values, ranges that depend on it may be "
-                "too narrow, and the outputs may follow float32 less closely; add samples with such values"
+                f"input {listed} is zero in all calibration samples: with other values, ranges that depend on it may "
+                "be too narrow, and the outputs may follow float32 less closely; add samples with such values"
             )
         if not self.held_out:
             found.append("accuracy was measured on the calibration samples; give held-out samples with --val")

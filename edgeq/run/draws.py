@@ -36,6 +36,8 @@ _CAST_LIKE, _ALLOW_ZERO = 15, 14
 _TABLE = 65521
 """Length of the tables. It is prime, so that repetitions do not coincide with the sizes of channels."""
 _PREFIX = "edgeq.draws"
+_FLOAT, _INT32, _INT64 = 1, 6, 7
+"""Element types, as numbers of TensorProto.DataType. They are not read from onnx, because importing it is slow."""
 _START = f"{_PREFIX}.start"
 
 
@@ -50,7 +52,7 @@ def with_same_draws(model: Path | bytes) -> bytes | None:
     if isinstance(model, bytes):
         return _rewritten(model) if _names_random(model) else None
     state = model.stat()
-    return _copy_of(model, state.st_size, state.st_mtime_ns)
+    return _rewritten(model.read_bytes()) if _is_drawing(model, state.st_size, state.st_mtime_ns) else None
 
 
 def write_with_same_draws(model: Path, folder: Path) -> Path:
@@ -95,14 +97,16 @@ def _locations(model: onnx.ModelProto) -> Iterator[Any]:
     return (e for tensor in model.graph.initializer for e in tensor.external_data if e.key == "location")
 
 
-@lru_cache(maxsize=8)
-def _copy_of(model: Path, size: int, changed_ns: int) -> bytes | None:
-    """Return the copy of a file. `changed_ns` is the time of the file's last change, so that a new file is read."""
+@lru_cache(maxsize=64)
+def _is_drawing(model: Path, size: int, changed_ns: int) -> bool:
+    """Return whether a file has a copy. `changed_ns` is the time of the file's last change, so that a new file is
+    read.
+    """
     del changed_ns
     if not size:
-        return None
+        return False
     with model.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        return _rewritten(content[:]) if _names_random(content) else None
+        return _names_random(content) and _rewritten(content[:]) is not None
 
 
 def _names_random(content: bytes | mmap.mmap) -> bool:
@@ -237,16 +241,16 @@ class _Draw:
         last, middle, least = map(self._constant, _int64([2], [1], 0))
         shares = self._op("CumSum", self._op("Softmax", scores, axis=1), *map(self._constant, _int64(1)))
         below = self._op("Less", self._op("Unsqueeze", shares, middle), drawn)
-        passed = self._op("ReduceSum", self._op("Cast", below, to=self._helper.TensorProto.INT64), last, keepdims=0)
+        passed = self._op("ReduceSum", self._op("Cast", below, to=_INT64), last, keepdims=0)
         # Rounding may leave the last sum of the shares below 1.
         classes = self._op("Slice", self._op("Shape", scores), *map(self._constant, _int64([1], [2])))
         largest = self._op("Sub", self._op("Squeeze", classes), *map(self._constant, _int64(1)))
         kept = self._op("Max", self._op("Min", passed, largest), least)
-        to = self._given.get("dtype", self._helper.TensorProto.INT32)
+        to = self._given.get("dtype", _INT32)
         self._op("Cast", kept, to=to, output=self._output)
 
     def _dropout(self) -> None:
-        data, ratio, training = self._node.input[0], *self._node.input[1:3]
+        data, ratio, training = list(self._node.input)[:3]
         share = self._float(ratio) if ratio else self._constant(np.float32(0.5))
         drawn = self._table("uniform", self._op("Size", data), self._op("Shape", data))
         kept = self._op("Or", self._op("GreaterOrEqual", drawn, share), self._op("Not", training))
@@ -271,14 +275,14 @@ class _Draw:
         return self._op("Reshape", values, shape, **zeros)
 
     def _float(self, value: str) -> str:
-        return self._op("Cast", value, to=self._helper.TensorProto.FLOAT)
+        return self._op("Cast", value, to=_FLOAT)
 
     def _cast(self, value: str, like: str, output: str = "") -> str:
         """Convert to the operator's type: that of its attribute, or that of the tensor `like`."""
         to = self._given.get("dtype", 0)
         if not to and like and self._opset >= _CAST_LIKE:
             return self._op("CastLike", value, like, output=output)
-        return self._op("Cast", value, to=to or self._types.get(like, 0) or 1, output=output)
+        return self._op("Cast", value, to=to or self._types.get(like, 0) or _FLOAT, output=output)
 
     def _constant(self, value: Any) -> str:
         import onnx

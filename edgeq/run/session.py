@@ -119,7 +119,7 @@ def open_session(
     opened: Path | bytes = model
     if not settings.draws and _is_onnx(model) and (copy := with_same_draws(model)) is not None:
         opened = copy
-        if isinstance(model, Path):
+        if isinstance(model, Path) and EXTERNAL_FOLDER not in settings.config:
             options.add_session_config_entry(EXTERNAL_FOLDER, str(model.parent.absolute()))
     if weights:
         values = [ort.OrtValue.ortvalue_from_numpy(array) for array in weights.values()]

@@ -13,13 +13,15 @@ from onnx import numpy_helper
 from edgeq.bundle.verify import verify_bundle
 from edgeq.jobs.package import package
 from edgeq.jobs.quantize import quantize
+from edgeq.measure.agreement import Agreement
 from edgeq.measure.debug import debug
+from edgeq.measure.evaluation import EvalRequest, run_evaluation
 from edgeq.run.session import SessionSettings, open_session
 from tests.backends.build import random
 from tests.graphs import proto
 
 NOISE = {
-    "normal": "[noise] noise = RandomNormalLike (a)",
+    "normal": "noise = RandomNormalLike (a)",
     "seeded": "[noise] noise = RandomNormalLike <seed = 1.0> (a)",
     "dropout": "[noise] dropped, mask = Dropout (a, ratio, training) c = Cast <to = 1> (mask) noise = Mul (c, dropped)",
     "bernoulli": "[noise] coin = Bernoulli (half) noise = Mul (coin, a)",
@@ -78,6 +80,14 @@ def test_other_sizes_and_debug_use_the_same_numbers(tmp_path: Path) -> None:
     assert min(found.optimised.sqnr_db, found.written.sqnr_db) > 25
 
 
+def _agreements(source: Path, bundle: Path) -> list[Agreement]:
+    """Return the agreement of a bundle with its source, as `edgeq eval` and `edgeq debug` measure it."""
+    evaluated = run_evaluation(EvalRequest(bundle, SAMPLES, reference=source)).agreement
+    diagnosis = debug(source, bundle, SAMPLES)
+    assert evaluated is not None
+    return [evaluated, diagnosis.optimised, diagnosis.written]
+
+
 @pytest.mark.parametrize("calm", [False, True])
 def test_the_self_test_of_a_bundle_leaves_out_outputs_that_draw(calm: bool, tmp_path: Path) -> None:
     source, output = tmp_path / "m.onnx", tmp_path / "dist"
@@ -87,6 +97,7 @@ def test_the_self_test_of_a_bundle_leaves_out_outputs_that_draw(calm: bool, tmp_
     report = verify_bundle(output)
     (variant,) = report.variants
     assert report.passed
+    assert min(agreement.sqnr_db for agreement in _agreements(source, output)) > 25
     assert variant.status == ("passed" if calm else "loaded")
     assert variant.reason == "not compared, because they depend on random numbers: y"
     assert [check.name for check in variant.selftest.outputs if variant.selftest] == ["calm"] if calm else True
