@@ -13,8 +13,8 @@ a backend that quantizes only operands keeps a node in float only if the node re
 
 **Small values** (`find_precise`). Rounding to 8 bits adds an error of the same size to all values of a tensor, large or
 small. A sum tolerates this. Divisors, logarithms and roots do not if some values are close to zero compared with the
-range. Sin and Cos do not if the range covers many periods.
-A float that becomes an index, such as that of a Gather, must be exact.
+range. Sin and Cos do not if the range covers many periods. A float that becomes an index, such as that of a Gather,
+must be exact.
 
 For each argument of these operators, edgeq computes the largest error that the argument may have, as a standard
 deviation. It follows this error upstream through operators whose effect on an error is known (products, sums, means,
@@ -690,10 +690,10 @@ def find_unseen(measured: Measured) -> Mapping[str, str]:
                 unseen[name] = _least_seen(inputs, measured)
             elif behind and is_op(node, *_SUMS):
                 partly[name] = unseen[name_of(behind[0])]
-            elif read and not (operator_of(node).mac_rule or is_op(node, *_NORMALIZED)):
-                known = {**unseen, **partly}
-                if all(name_of(value) in known for value in read):
-                    partly[name] = known[name_of(read[0])]
+            elif not (operator_of(node).mac_rule or is_op(node, *_NORMALIZED)):
+                causes = [unseen.get(name_of(value)) or partly.get(name_of(value)) for value in read]
+                if causes and causes[0] and all(causes):
+                    partly[name] = causes[0]
     found = {**unseen, **partly}
     return {name: source for name, source in found.items() if name and measured.spread_of(name) is not None}
 

@@ -68,7 +68,9 @@ def write_with_same_draws(model: Path, folder: Path) -> Path:
     path.write_bytes(copy)
     for name in {t.value for t in _locations(onnx.load_model_from_string(copy))}:
         source, place = model.parent / name, folder / name
-        if source.is_file() and not place.exists():
+        # The file is untrusted, and may name data outside of its folder.
+        inside = all(p.resolve().is_relative_to(f.resolve()) for p, f in ((source, model.parent), (place, folder)))
+        if inside and source.is_file() and not place.exists():
             place.parent.mkdir(parents=True, exist_ok=True)
             try:
                 os.link(source, place)

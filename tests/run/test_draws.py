@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 import pytest
 
+from edgeq.run.draws import write_with_same_draws
 from edgeq.run.session import Command, SessionSettings, guest_environment, open_session, start_guest
 from tests.graphs import proto
 
@@ -123,3 +124,19 @@ def test_a_file_with_external_data_has_the_same_numbers_here_and_in_another_proc
         np.testing.assert_array_equal(guest.open(file, SessionSettings()).run(None, {"x": X})[0], here)
         drawing = guest.open(file, SessionSettings(draws=True))
         assert (drawing.run(None, {"x": X})[0] != here).all()
+
+
+def test_a_copy_never_contains_data_from_outside_the_folder_of_its_model(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_bytes(bytes(24))
+    made = model("r = RandomNormalLike (x) s = Add (r, w) y = Add (s, x)")
+    outside = made.graph.initializer.add(name="w", data_type=1, dims=[2, 3], data_location=1)
+    outside.external_data.add(key="location", value="../secret")
+    file = tmp_path / "model" / "m.onnx"
+    file.parent.mkdir()
+    file.write_bytes(made.SerializeToString())
+    folder = tmp_path / "copies" / "here"
+    folder.mkdir(parents=True)
+    copy = write_with_same_draws(file, folder)
+    assert copy.parent == folder
+    assert list((tmp_path / "copies").iterdir()) == [folder]
+    assert list(folder.iterdir()) == [copy]
