@@ -4,7 +4,8 @@
 |---|---|
 | NaN or infinity | the number of such elements |
 | numbers that mean "nothing", such as those in masks | a gap in the histogram, and a constant beyond it |
-| angles, divisors, arguments of logarithms and roots | the effect of rounding on small values |
+| angles, indices, divisors, arguments of logarithms and roots | the effect of rounding on small values |
+| tensors that the samples leave empty | values that are all zero |
 | joins of unlike ranges | the levels that the joint range leaves for the narrowest input |
 
 A backend keeps a node in float if the node writes or reads such a tensor (`edgeq.model.int8_prediction`). By contrast,
@@ -12,7 +13,8 @@ a backend that quantizes only operands keeps a node in float only if the node re
 
 **Small values** (`find_precise`). Rounding to 8 bits adds an error of the same size to all values of a tensor, large or
 small. A sum tolerates this. Divisors, logarithms and roots do not if some values are close to zero compared with the
-range. Sin and Cos do not if the range covers many periods.
+range. Sin and Cos do not if the range covers many periods. A float that becomes an index, such as that of a Gather,
+must be exact.
 
 For each argument of these operators, edgeq computes the largest error that the argument may have, as a standard
 deviation. It follows this error upstream through operators whose effect on an error is known (products, sums, means,
@@ -43,6 +45,13 @@ A number means "nothing" if three conditions are true:
 
 Ordinary outliers have no gap before them, or no constant causes them. Padding with an ordinary number leaves enough
 levels.
+
+**Tensors that the samples leave empty** (`find_unseen`). An input such as a cache, a mask or a second camera may be
+zero in all samples. Its range would be 0..0, and 8 bits would round all values in use to whole numbers. An empty range
+is not evidence, so the tensor stays in float. So do the tensors that are computed only from such tensors, and zeros
+that are computed from them. The range of a sum of such a tensor and another one is too narrow, so the sum stays in
+float up to the next layer. Zeros that an operator makes of other values, such as those of a Relu whose input is
+negative, do not count.
 """
 
 from __future__ import annotations
@@ -56,11 +65,13 @@ import numpy as np
 import onnx_ir as ir
 
 from edgeq.calibrate.statistics import FINITE, Float64s, Int64s, Nonfinite, Statistics, TensorStatistics
+from edgeq.model.exact import Exactness
 from edgeq.model.graph import (
     DATA_MOVEMENT,
     MAIN_DOMAINS,
     GraphIndex,
     before_layers,
+    clamp_bounds,
     constant,
     consumers,
     indexed,
@@ -70,6 +81,7 @@ from edgeq.model.graph import (
     node_input,
     operator_of,
     readers,
+    reads,
 )
 from edgeq.model.prepare import PreparedModel
 from edgeq.model.tensors import float_constant, output_channels
@@ -158,17 +170,22 @@ class Measured:
     Attributes:
         model: the prepared model.
         constants: names of the tensors that have the same values in each run.
+        index_casts: Cast nodes whose output leads to an index.
     """
 
     def __init__(self, graph: GraphIndex, statistics: Statistics) -> None:
         self.model = graph.model
         self.constants = graph.computed_constants
+        self.index_casts = Exactness(graph).index_casts()
         self._tensors = statistics.tensors
         self._spreads: dict[str, Spread | None] = {}
 
     def spread(self, value: ir.Value | None) -> Spread | None:
         """Return the spread of a tensor, or None if the tensor has no statistics."""
-        name = name_of(value)
+        return self.spread_of(name_of(value))
+
+    def spread_of(self, name: str) -> Spread | None:
+        """Return the spread of the tensor `name`, or None if the tensor has no statistics."""
         if name not in self._spreads:
             found = self._tensors.get(name)
             self._spreads[name] = None if found is None or not found.samples else Spread.of(found)
@@ -193,6 +210,7 @@ class Measured:
 
 
 ANGLE = "is the angle of a Sin or Cos, or leads to it: 8 bits are too coarse for their period"
+INDEX = "becomes an index, or leads to one: 8 bits would round it to another place"
 DIVISOR = "is a divisor, or leads to one: 8 bits would round its small values to zero"
 LOGARITHM = "is the argument of a logarithm, or leads to it: 8 bits would round its small values to zero"
 ROOT = "is the argument of a root, or leads to it: 8 bits would round its small values to zero"
@@ -201,9 +219,10 @@ _RELATIVE = 0.02
 """Largest relative error of a small value. It corresponds to an SQNR of 34 dB, somewhat less than that of an 8-bit
 activation."""
 _RADIANS = 0.01
+_OF_INDEX = 0.01
 _LEAST_ROOT_SNR = 1e3
 _CLAMPS = frozenset({"Clip", "LeakyRelu", "Max", "MaxPool", "Min", "ReduceMax", "ReduceMin", "Relu"})
-_SIGNS = frozenset({"Abs", "Cast", "Neg"})
+_SIGNS = frozenset({"Abs", "Cast", "Ceil", "Floor", "Neg", "Round"})
 _CHOICES = frozenset({"Add", "Concat", "Sub", "Sum", "Where"})
 _MEANS = frozenset({"AveragePool", "GlobalAveragePool", "ReduceMean"})
 
@@ -254,6 +273,8 @@ def _arguments(node: ir.Node, measured: Measured) -> Iterator[_Need]:
     power = _exponent(node)
     if is_op(node, "Sin", "Cos", "Tan") and first is not None:
         yield _Need(first, _RADIANS, ANGLE)
+    elif node in measured.index_casts and first is not None:
+        yield _Need(first, _OF_INDEX, INDEX)
     elif is_op(node, "Log"):
         yield from _near_zero(first, LOGARITHM, measured)
     elif is_op(node, "Div"):
@@ -315,7 +336,7 @@ def _follow(need: _Need, measured: Measured) -> tuple[dict[str, bool], bool]:
         if measured.is_constant(at.value) or kept.get(name):
             continue
         spread = measured.spread(at.value)
-        coarse = spread is not None and (spread.noise > at.error or (at == need and at.reason == ANGLE))
+        coarse = spread is not None and (spread.noise > at.error or (at == need and at.reason in (ANGLE, INDEX)))
         seen = name in kept
         kept[name] = coarse
         node = at.value.producer()
@@ -550,6 +571,9 @@ def _is_lost(value: ir.Value, measured: Measured) -> bool:
     return False
 
 
+UNSEEN = "depends on values of input {!r} that the calibration samples do not have: its range in use is not known"
+_SUMS = ("Add", "Mul", "Sub", "Sum")
+_NORMALIZED = (*_BOUNDED, "GroupNormalization", "InstanceNormalization", "LayerNormalization", "LpNormalization")
 NONFINITE = "contains NaN or infinity, which 8 bits cannot represent"
 NOTHING = 'contains numbers that mean "nothing", so far from the others that 8 bits would round the others to zero'
 
@@ -642,7 +666,7 @@ def far_value(spread: Spread, fewest: int = FEWEST) -> float:
     least `fewest` levels for the values before the gap.
     """
     beyond = _beyond(spread)
-    if beyond < 2:  # At most one magnitude is before the gap, and 8 bits can represent it.
+    if np.unique(spread.magnitudes[:beyond]).size < 2:  # 8 bits can represent one magnitude before the gap.
         return 0.0
     before, cluster = spread.magnitudes[beyond - 1], spread.magnitudes[beyond:]
     if cluster[0] < _GAP * before or spread.levels(2 * before) >= fewest:
@@ -683,6 +707,65 @@ def _filled(node: ir.Node) -> float:
     return float(np.abs(tensor.numpy().astype(np.float64)).max(initial=0.0)) if tensor is not None else 0.0
 
 
+def find_unseen(measured: Measured) -> Mapping[str, str]:
+    """Return tensor → input, for tensors whose range in use is not known, because the samples leave that input empty.
+
+    A model input without statistics, such as a mask of integers, counts as empty if zeros are computed from it.
+    """
+    graph = measured.model.graph
+    sources: dict[str, dict[str, None]] = {name_of(value): {name_of(value): None} for value in graph.inputs}
+    unseen = {name_of(value): name_of(value) for value in graph.inputs if _is_empty(measured.spread(value))}
+    partly: dict[str, str] = {}
+    for node in graph:
+        read = [value for value in reads(node) if not measured.is_constant(value)]
+        # The shape of an empty tensor is known.
+        behind = [] if is_op(node, "Shape", "Size") else [value for value in read if name_of(value) in unseen]
+        inputs = dict.fromkeys(name for value in read for name in sources.get(name_of(value), ()))
+        for output in node.outputs:
+            name = name_of(output)
+            sources[name] = inputs
+            if (behind and len(behind) == len(read)) or (_is_empty(measured.spread(output)) and behind):
+                unseen[name] = unseen[name_of(behind[0])]
+            elif _is_empty(measured.spread(output)) and inputs and not _makes_zeros(node, measured):
+                unseen[name] = _least_seen(inputs, measured)
+            elif behind and is_op(node, *_SUMS):
+                partly[name] = unseen[name_of(behind[0])]
+            elif not (operator_of(node).mac_rule or is_op(node, *_NORMALIZED)):
+                causes = [unseen.get(name_of(value)) or partly.get(name_of(value)) for value in read]
+                if causes and causes[0] and all(causes):
+                    partly[name] = causes[0]
+    found = {**unseen, **partly}
+    return {name: source for name, source in found.items() if name and measured.spread_of(name) is not None}
+
+
+def _is_empty(spread: Spread | None) -> bool:
+    """Return whether a tensor has no elements other than zero in all samples."""
+    return spread is not None and not spread.magnitudes.size and not spread.nonfinite
+
+
+def _makes_zeros(node: ir.Node, measured: Measured) -> bool:
+    """Return whether a node makes zeros by itself: it clamps other values, multiplies them by zero, or reads zeros that
+    another node made.
+    """
+    if any(_is_empty(measured.spread(value)) for value in node.inputs):
+        return True
+    given = [values for value in node.inputs if (values := float_constant(value)) is not None]
+    if is_op(node, "Mul", "Conv", "ConvTranspose", "Gemm", "MatMul"):
+        return any(not values.any() for values in given[:1])
+    spread = measured.spread(node_input(node, 0))
+    return clamp_bounds(node) is not None and spread is not None and bool(spread.magnitudes.size)
+
+
+def _least_seen(names: Mapping[str, None], measured: Measured) -> str:
+    """Return the input that is the likely cause of zeros: an empty one, else one without statistics, such as a mask of
+    integers, else the first one.
+    """
+    spreads = {name: measured.spread_of(name) for name in names}
+    empty = (name for name, spread in spreads.items() if _is_empty(spread))
+    unknown = (name for name, spread in spreads.items() if spread is None)
+    return next(empty, None) or next(unknown, None) or next(iter(names))
+
+
 def find_hazards(model: ir.Model | GraphIndex, statistics: Statistics) -> Mapping[str, str]:
     """Return name → reason, for tensors of a prepared model that must not be in 8 bits.
 
@@ -690,17 +773,20 @@ def find_hazards(model: ir.Model | GraphIndex, statistics: Statistics) -> Mappin
     graph alone.
     """
     measured = Measured(indexed(model), statistics)
-    return {**find_joins(measured), **find_precise(measured), **find_nothing(measured)}
+    unseen = {name: UNSEEN.format(source) for name, source in find_unseen(measured).items()}
+    return {**find_joins(measured), **find_precise(measured), **find_nothing(measured), **unseen}
 
 
 def calibrated(prepared: PreparedModel, statistics: Statistics) -> PreparedModel:
-    """Return a copy of a prepared model, with its hazards and a note for each kind of hazard added."""
+    """Return a copy of a prepared model, with its hazards, a note for each kind of hazard, and its unseen inputs."""
     hazards = find_hazards(prepared.graph, statistics)
     alike: dict[str, list[str]] = {}
     for name, reason in hazards.items():
         alike.setdefault(reason, []).append(name)
     notes = (f"in float: tensor {names[0]!r}{_others(names)} {reason}" for reason, names in alike.items())
-    return replace(prepared, hazards=hazards, notes=(*prepared.notes, *notes))
+    measured = Measured(prepared.graph, statistics)
+    unseen = tuple(name for name in prepared.graph.inputs if _is_empty(measured.spread_of(name)))
+    return replace(prepared, hazards=hazards, unseen=unseen, notes=(*prepared.notes, *notes))
 
 
 def _others(names: list[str]) -> str:

@@ -38,6 +38,7 @@ from edgeq.model.load import (
     path_of,
     signature_of,
 )
+from edgeq.run.draws import random_names
 from edgeq.run.engines import EngineChoice, as_engines
 from edgeq.run.session import Engines, SessionSettings, in_own_engine, open_session, with_carried
 from edgeq.signature import Signature
@@ -173,16 +174,19 @@ def _open_variant(
         # The bundle's files were checked when it was opened. External weights may be in another folder of the bundle.
         model = own_runnable(chosen.model)
         settings = variant_settings(chosen, settings)
-        yield LoadedModel(
-            path=path,
-            model=chosen.model,
-            graph=in_memory(model, Path(settings.config.get(EXTERNAL_FOLDER, chosen.model.parent)), where=path),
-            variant=chosen.name,
-            signature=signature_of(model, path),
-            settings=settings,
-            session=session,
-            preprocess=variant_preprocessing(chosen),
-        )
+        with Engines() as engines:
+            if opener is None and random_names(chosen.model) and (settings.engine or not chosen.provider_options):
+                session = engines.open(chosen.model, settings)
+            yield LoadedModel(
+                path=path,
+                model=chosen.model,
+                graph=in_memory(model, Path(settings.config.get(EXTERNAL_FOLDER, chosen.model.parent)), where=path),
+                variant=chosen.name,
+                signature=signature_of(model, path),
+                settings=settings,
+                session=session,
+                preprocess=variant_preprocessing(chosen),
+            )
 
 
 def check_models(bundle: Bundle) -> None:

@@ -100,7 +100,7 @@ def profile(
     """
     with tempfile.TemporaryDirectory(prefix="edgeq-profile-") as folder:
         optimized = Path(folder) / "optimized.onnx"
-        profiled = replace(settings, save_optimized_to=optimized, profile_prefix=Path(folder) / "profile")
+        profiled = replace(settings, save_optimized_to=optimized, profile_prefix=Path(folder) / "profile", draws=True)
         session = opener(model, profiled)
         for _ in range(runs):
             run_feed(session, None, feed, "one sample", model=str(model))
@@ -204,7 +204,7 @@ def engine_profile(
         EngineError: the engine crashes or refuses the model.
     """
     with tempfile.TemporaryDirectory(prefix="edgeq-profile-") as folder, ExitStack() as stack:
-        watched = replace(settings, engine=engine.watched(), profile_prefix=Path(folder) / "profile")
+        watched = replace(settings, engine=engine.watched(), profile_prefix=Path(folder) / "profile", draws=True)
         session = (opener or stack.enter_context(Engines()).open)(model, watched)
         session.run(None, dict(feed))
         events = json.loads(Path(session.end_profiling()).read_text("utf-8"))

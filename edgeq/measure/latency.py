@@ -102,7 +102,7 @@ def bench_model(
         open_it: function that opens the session. `edgeq.run.session.Engines.open` runs plug-in engines in separate
             processes.
     """
-    base = with_carried(model, settings or SessionSettings())
+    base = replace(with_carried(model, settings or SessionSettings()), draws=True)
 
     def open_with(threads: int) -> Any:
         return open_it(model, replace(base, intra_op_threads=threads))

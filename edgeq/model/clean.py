@@ -15,7 +15,7 @@ from onnx_ir.passes.common import LiftConstantsToInitializersPass, RemoveInitial
 
 from edgeq.errors import ModelError, OutputError
 from edgeq.model.edit import drop_unused_initializers, replace_node
-from edgeq.model.graph import bodies, constant, node_input, operator_of
+from edgeq.model.graph import bodies, constant, is_random, node_input, operator_of
 
 
 def tidy(model: ir.Model) -> int:
@@ -81,20 +81,11 @@ def _does_nothing(node: ir.Node) -> bool:
     if node.op_type == "Pad":
         pads = constant(node_input(node, 1))
         return pads is not None and not pads.any()
-    return node.op_type == "Dropout" and not _mask_used(node) and not _training(node)
+    return node.op_type == "Dropout" and not _mask_used(node) and not is_random(node)
 
 
 def _mask_used(node: ir.Node) -> bool:
     return any(o.uses() or o.is_graph_output() for o in node.outputs[1:])
-
-
-def _training(node: ir.Node) -> bool:
-    """Return whether a Dropout may drop values. It does not if its third input is missing or a constant False."""
-    flag = node_input(node, 2)
-    if flag is None:
-        return False
-    values = constant(flag)
-    return values is None or bool(values.any())
 
 
 def _bypass(node: ir.Node, graph: ir.Graph) -> bool:
@@ -232,8 +223,9 @@ _MADE = re.compile(r"_(?:(?:output_)?quantized|scale|zero_point|QuantizeLinear|D
 def name_nodes(model: ir.Model) -> int:
     """Give a new, unique name to each node that has no name or the name of an earlier node, in place.
 
-    A new name is the old name (or the operator type) plus a number. It depends only on the graph. Nodes of bodies also
-    get names that differ from those of all other nodes.
+    A new name is the old name (or the operator type) plus a number. A random operator without a name gets the name of
+    its output (`edgeq.run.draws`). The names depend only on the graph. Nodes of bodies also get names that differ from
+    those of all other nodes.
 
     Returns:
         The number of nodes that were renamed.
@@ -256,6 +248,10 @@ def node_names(model: ir.Model) -> dict[ir.Node, str]:
     names: dict[ir.Node, str] = {}
     for position, node in enumerate(nodes):
         name = node.name or ""
+        if not name and is_random(node):
+            # The numbers that measurements give to a nameless node depend on the name of its output.
+            output = next((output.name for output in node.outputs if output.name), "")
+            name = output if output not in taken else ""
         if name in seen:
             name = _free(name or node.op_type, position, taken)
             taken.add(name)

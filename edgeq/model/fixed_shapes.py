@@ -11,7 +11,7 @@ from onnx.reference import ReferenceEvaluator
 from onnx_ir.passes.common import RemoveUnusedNodesPass, ShapeInferencePass
 
 from edgeq.model.edit import Editor, part_of, to_proto
-from edgeq.model.graph import attributes, bodies, constant_tensor, name_of, sizes
+from edgeq.model.graph import attributes, bodies, constant_tensor, is_random, name_of, sizes
 
 _SMALL = 4096
 
@@ -54,7 +54,7 @@ def _integers(model: ir.Model, node: ir.Node) -> NDArray[Any] | None:
         a = attributes(node)
         return np.array(shape, np.int64)[a.get("start", 0) : a.get("end")]
     tensors = [constant_tensor(value) for value in node.inputs if value is not None]
-    if not tensors or node.op_type.startswith("Random") or any(bodies(node)):
+    if not tensors or is_random(node) or any(bodies(node)):
         return None
     if not all(t is not None and t.size <= _SMALL and t.dtype.numpy().kind in "iub" for t in tensors):
         return None

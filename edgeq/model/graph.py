@@ -22,6 +22,8 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from edgeq.run.draws import DROPOUT, RANDOM
+
 MAIN_DOMAINS = ("", "ai.onnx")
 MICROSOFT = "com.microsoft"
 
@@ -232,9 +234,32 @@ def geometry(node: ir.Node, image: tuple[int, ...], kernel: tuple[int, ...]) -> 
     return Geometry(kernel, strides, dilations, both, given.get_int("group", 1))
 
 
-RANDOM = frozenset(
-    {"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Bernoulli", "Multinomial"}
-)
+def is_random(node: ir.Node) -> bool:
+    """Return whether a node draws random numbers in each run. A Dropout does so in training mode."""
+    if node.domain not in MAIN_DOMAINS or node.op_type != DROPOUT:
+        return node.domain in MAIN_DOMAINS and node.op_type in RANDOM
+    training = node_input(node, 2)
+    values = None if training is None else constant(training)
+    return training is not None and (values is None or bool(values.any()))
+
+
+def random_nodes(model: ir.Model) -> tuple[ir.Node, ...]:
+    """Return the nodes of a model that draw random numbers, with those in bodies and functions."""
+    return tuple(filter(is_random, every_node(model)))
+
+
+def drawn(graph: ir.Graph) -> frozenset[str]:
+    """Return the names of the tensors of a main graph whose values depend on random numbers. The shape of a tensor does
+    not count as a value.
+    """
+    names: set[str] = set()
+    for node in graph:
+        if is_op(node, "Shape", "Size"):
+            continue
+        inner = (n for body in bodies(node) for n in body.all_nodes())
+        if is_random(node) or not names.isdisjoint(v.name for v in reads(node)) or any(map(is_random, inner)):
+            names.update(output.name for output in node.outputs if output.name)
+    return frozenset(names)
 
 
 T = TypeVar("T")
@@ -255,7 +280,7 @@ def computed_constants(graph: ir.Graph, *, sizes: bool = False) -> frozenset[str
     """
     known = {name for name, value in named_values(graph).items() if is_constant(value)}
     for node in graph:
-        if node.op_type in RANDOM or next(bodies(node), None) is not None:
+        if is_random(node) or next(bodies(node), None) is not None:
             continue
         fixed = sizes and is_op(node, "Shape", "Size")
         if fixed or known.issuperset(value.name for value in node.inputs if value is not None):

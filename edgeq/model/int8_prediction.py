@@ -583,7 +583,9 @@ def _judge(node: ir.Node, rules: Mapping[str, Rule], context: NodeContext) -> tu
     if any(value.dtype == ir.DataType.DOUBLE for value in (*read, *written)):
         return "float", "it computes in float64; quantization starts from float32"
     if not any(value.dtype in (None, ir.DataType.UNDEFINED, ir.DataType.FLOAT) for value in written):
-        return "other", "it makes no floats"
+        # A pair in front of a Cast or a comparison would round the tensor that it reads.
+        kept = context.kept.get(node.name or "")
+        return ("float", kept) if kept else ("other", "it makes no floats")
     reason = explain_float(node, rules, context)
     if reason:
         return "float", reason

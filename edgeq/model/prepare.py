@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from edgeq.model.clean import forget_origin, name_nodes, remove_no_ops, separate
 from edgeq.model.compatibility import fix_sizes
 from edgeq.model.edit import external_folder, from_proto, to_proto, update_shapes
 from edgeq.model.fold import fold_batch_norms, inline_functions, raise_opset
-from edgeq.model.graph import GraphIndex, computed_constants, every_node, name_of, opset_of
+from edgeq.model.graph import GraphIndex, computed_constants, drawn, every_node, name_of, opset_of, random_nodes
 from edgeq.model.load import (
     INLINE_LIMIT,
     check_valid,
@@ -70,8 +70,9 @@ def optimize_basic(model: Path, optimized: Path, *, source: Path, external: bool
     if external:
         config["session.optimized_model_external_initializers_file_name"] = f"{optimized.name}.data"
         config["session.optimized_model_external_initializers_min_size_in_bytes"] = "1024"
+    settings = SessionSettings(config=config, optimization="basic", save_optimized_to=optimized, draws=True)
     try:
-        open_session(model, SessionSettings(config=config, optimization="basic", save_optimized_to=optimized))
+        open_session(model, settings)
     except RuntimeUnavailableError as error:
         text = one_line(error.__cause__ or error).replace(str(model), source.name)
         raise ModelError(
@@ -129,6 +130,7 @@ class PreparedModel:
         notes: changes and other remarks, as sentences.
         hazards: for each tensor that must not be in 8 bits, the part of the reason after the tensor's name. It is known
             only after calibration (`edgeq.calibrate.hazards`).
+        unseen: float inputs that are zero in all calibration samples. They are known only after calibration.
     """
 
     graph: GraphIndex = field(compare=False, repr=False)
@@ -138,6 +140,7 @@ class PreparedModel:
     signature: Signature
     notes: tuple[str, ...]
     hazards: Mapping[str, str] = field(default_factory=dict, compare=False)
+    unseen: tuple[str, ...] = field(default=(), compare=False)
 
     @property
     def model(self) -> ir.Model:
@@ -210,6 +213,7 @@ def prepare_model(
             (workdir / f"{PREPARED_NAME}.data").unlink(missing_ok=True)
             save_model(model, path, inline_limit=inline_limit, proto=proto)
         advance(1)
+    notes.extend(_random_note(model))
     large = len(model_files(path)) > 1
     if large:
         notes.append(f"weights kept in external data ({PREPARED_NAME}.data)")
@@ -432,6 +436,18 @@ def _difference(old: Mapping[str, int], after: ir.Model) -> list[str]:
     new = Counter(n.op_type for n in every_node(after))
     changed = [f"{op} {old[op]} → {new[op]}" for op in sorted({*old, *new}) if old[op] != new[op]]
     return [f"ONNX Runtime's basic optimisation: {', '.join(changed)}"] if changed else []
+
+
+def _random_note(model: ir.Model) -> Iterator[str]:
+    """Yield a note on the operators of a model that draw random numbers, if it has any."""
+    nodes = random_nodes(model)
+    if nodes:
+        random = drawn(model.graph)
+        outputs = [name for value in model.graph.outputs if (name := name_of(value)) in random]
+        yield (
+            f"draws random numbers: {_listing([f'{node.op_type} {node.name!r}' for node in nodes])}; edgeq gives both "
+            "models the same numbers to compare them, and the quantized model draws its own"
+        ) + (f"; a self-test leaves out {_listing(outputs)}" if outputs else "")
 
 
 def _listing(names: Sequence[str]) -> str:

@@ -27,8 +27,9 @@ from edgeq.measure.accuracy import compare_sessions, evaluate_sessions
 from edgeq.measure.agreement import Agreement, Outputs, Session, infer, worst_db
 from edgeq.measure.basis import sampled_basis
 from edgeq.measure.comparison import Comparison
-from edgeq.model.graph import RANDOM, every_node
+from edgeq.model.graph import every_node
 from edgeq.model.prepare import PreparedModel
+from edgeq.run.draws import random_names
 from edgeq.run.engines import DEFAULT
 from edgeq.run.session import Engines, SessionSettings, onnxruntime, open_session
 from edgeq.signature import Signature
@@ -230,8 +231,6 @@ def check_other_sizes(
     """
     reference, candidate = sessions
     operators = {node.op_type for node in every_node(prepared.model)}
-    if not operators.isdisjoint(RANDOM):
-        return
     sizes_follow = operators.isdisjoint(_SIZED_BY_DATA)
     sample = next(iter(samples))
     given = {name: array.shape for name, array in sample.inputs.items()}
@@ -363,14 +362,14 @@ source.
 def check_preparation(prepared: PreparedModel, samples: Samples) -> PreparedModel:
     """Return `prepared`. If its outputs for the first samples differ from those of its source, add a note.
 
-    There is no note if the two cannot be compared. This is the case if the model has random operators, if onnxruntime
-    can run only its prepared form, or if its outputs consist of rounding errors. For example, the outputs of a detector
-    are values like 1e-9 if it finds nothing.
+    There is no note if the two cannot be compared. This is the case if the preparation removed a random operator, if
+    onnxruntime can run only its prepared form, or if its outputs consist of rounding errors. For example, the outputs
+    of a detector are values like 1e-9 if it finds nothing.
 
     Raises:
         CheckFailedError: the outputs differ at another size that the source accepts. See `check_other_sizes`.
     """
-    if any(node.op_type in RANDOM for node in every_node(prepared.model)):
+    if random_names(prepared.source) != random_names(prepared.path):
         return prepared
     try:
         source, made = open_session(prepared.source), open_session(prepared.path)

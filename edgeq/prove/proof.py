@@ -164,6 +164,7 @@ class Proof(Displayed):
         drop_interval: the 95 % interval of `drop` over many other samples; None without a task, or if the task's meters
             do not show the spread of their metric.
         baseline: what the float model adds to its input in relation to the noise; None if no output resembles an input.
+        unseen: inputs that are zero in all calibration samples.
     """
 
     coverage: Coverage
@@ -178,6 +179,7 @@ class Proof(Displayed):
     doubts: tuple[str, ...] = ()
     drop_interval: tuple[float, float] | None = None
     baseline: BaselineMargin | None = None
+    unseen: tuple[str, ...] = ()
 
     @property
     def drop(self) -> float | None:
@@ -323,6 +325,12 @@ class Proof(Displayed):
         if self.samples < FEWEST_SAMPLES:
             few = "1 sample says" if self.samples == 1 else f"{self.samples} samples say"
             found.append(f"{few} little about others: give at least {FEWEST_SAMPLES}, and better 100, with --val")
+        if self.unseen:
+            listed = ", ".join(map(repr, self.unseen))
+            found.append(
+                f"input {listed} is zero in all calibration samples: with other values, ranges that depend on it may "
+                "be too narrow, and the outputs may follow float32 less closely; add samples with such values"
+            )
         if not self.held_out:
             found.append("accuracy was measured on the calibration samples; give held-out samples with --val")
         return tuple(found)
@@ -495,6 +503,7 @@ def prove(
         drop_interval=evaluation.loss_interval.get(INT8),
         baseline=evaluation.baseline.get(INT8),
         engine=artifact.engine.name if artifact.engine is not None and artifact.simulation is None else DEFAULT,
+        unseen=prepared.unseen,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from edgeq_device.arrays import one_array
 from edgeq_device.basis import EVERYTHING, Basis
 from edgeq_device.engines import engine_options, parse_version
 from edgeq_device.pairs import OutputPair, pair_outputs
-from edgeq_device.variants import SliceTolerance
+from edgeq_device.variants import DRAWN, SliceTolerance
 from numpy.typing import NDArray
 
 from edgeq.backends.base import ESTIMATE, Alternative, Artifact
@@ -25,6 +25,7 @@ from edgeq.measure.agreement import Session, infer
 from edgeq.measure.comparison import SliceSums
 from edgeq.measure.coverage import Check, CheckKind, Coverage
 from edgeq.model.compatibility import Compatibility
+from edgeq.model.graph import drawn
 from edgeq.prove.job import Built, Job
 from edgeq.prove.opening import open_stand_in
 from edgeq.prove.proof import Proof
@@ -75,6 +76,7 @@ def expected_outputs(
     native: bool,
     simulated: bool = False,
     basis: Basis = EVERYTHING,
+    random: Collection[str] = (),
 ) -> SelfTest:
     """Return the self-test, which contains the expected outputs and the tolerance for each output on the device.
 
@@ -88,11 +90,17 @@ def expected_outputs(
         native: True if this machine's kernels are the target's kernels.
         simulated: True if the outputs come from a simulation, which rounds in different places than the device.
         basis: what the figures of the float model are taken over. The tolerances are taken over the same elements.
+        random: outputs that depend on random numbers. The self-test leaves them out, because the device draws others.
     """
     if check is not None and check.answers:
         cases = tuple(SelfTestCase(c.inputs, answer) for c, answer in zip(cases, check.answers, strict=True))
+    cases = tuple(
+        SelfTestCase(case.inputs, outputs)
+        for case in cases
+        if (outputs := {name: array for name, array in case.outputs.items() if name not in random})
+    )
     others: list[Mapping[str, Array]] = [case.outputs for case in cases]
-    if not native and not (check is not None and check.answers):
+    if cases and not native and not (check is not None and check.answers):
         session = open_session(float_model)
         others = [_answers(session, case) for case in cases]
     factor = _SIMULATED if simulated else 1.0
@@ -257,6 +265,7 @@ def variant_spec(
     built, proof = variant.built, variant.proof
     target, artifact = built.target, built.artifact
     simulated = artifact.simulation is not None
+    random = _drawn_outputs(job)
     selftest = expected_outputs(
         cases,
         variant.emulated,
@@ -264,6 +273,7 @@ def variant_spec(
         native=variant.native,
         simulated=simulated,
         basis=job.basis,
+        random=random,
     )
     info = {
         **({"table_file": f"{name}.{artifact.requires['table']}"} if "table" in artifact.requires else {}),
@@ -285,6 +295,7 @@ def variant_spec(
         **({"threads": variant.threads} if variant.threads else {}),
         **({"files": sorted(artifact.files)} if artifact.files else {}),
         **_estimate(artifact),
+        **({DRAWN: list(random)} if random else {}),
     }
     return replace(_spec(name, artifact, info, selftest), model=model, calibration=tables)
 
@@ -343,8 +354,9 @@ def alternative_spec(alternative: Alternative, job: Job, count: int) -> VariantS
         unopened = "; ".join(opening.notes)
     cases = selftest_cases(artifact, job.validation, count)
     modelled = artifact.simulation is not None
+    random = _drawn_outputs(job)
     selftest = expected_outputs(
-        cases, None, job.prepared.path, native=not modelled, simulated=modelled, basis=job.basis
+        cases, None, job.prepared.path, native=not modelled, simulated=modelled, basis=job.basis, random=random
     )
     simulated = modelled or artifact.plugin is not None
     where = "in simulation on a CPU" if simulated else "this machine"
@@ -360,8 +372,15 @@ def alternative_spec(alternative: Alternative, job: Job, count: int) -> VariantS
         "scheme": artifact.scheme.rest,
         "preprocessing": _preprocessing(job.validation),
         "checks": [plain(check) for check in checks],
+        **({DRAWN: list(random)} if random else {}),
     }
     return replace(_spec(alternative.name, artifact, info, selftest), files={})
+
+
+def _drawn_outputs(job: Job) -> tuple[str, ...]:
+    """Return the model's outputs that depend on random numbers."""
+    random = drawn(job.prepared.model.graph)
+    return tuple(name for name in job.prepared.graph.outputs if name in random)
 
 
 def _coverage(found: Coverage) -> dict[str, Any]:

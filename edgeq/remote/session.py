@@ -29,6 +29,7 @@ from edgeq.errors import BoardError
 from edgeq.model.load import model_files, own_runnable
 from edgeq.remote import link as bounds
 from edgeq.remote.devices import Board
+from edgeq.run.draws import write_with_same_draws
 from edgeq.run.session import (
     Array,
     EngineFiles,
@@ -466,7 +467,10 @@ class BoardModels:
             RuntimeUnavailableError: the board's runtime refuses the model.
         """
         settings = with_carried(model, settings)
-        request = open_request(self._session.send_model(model, settings.engine, progress=self._progress), settings)
+        with tempfile.TemporaryDirectory(prefix="edgeq-draws-") as folder:
+            copy = model if settings.draws else write_with_same_draws(model, Path(folder))
+            place = self._session.send_model(copy, settings.engine, progress=self._progress)
+        request = open_request(place, settings)
         engine = settings.engine.name if settings.engine and settings.engine.module else ""
         return self._model(self.guest(engine), request, model)
 

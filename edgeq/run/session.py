@@ -25,9 +25,11 @@ from edgeq_device.options import (
     session_problem,
 )
 from edgeq_device.serve import GuestSession, import_path
+from edgeq_device.variants import EXTERNAL_FOLDER
 from numpy.typing import NDArray
 
 from edgeq.errors import EdgeqError, EngineError, RuntimeUnavailableError, UsageError, closest, no_threads
+from edgeq.run.draws import with_same_draws, write_with_same_draws
 from edgeq.run.engines import Engine, converter_of, load_engines, only_engine
 from edgeq.util.records import NOT_WRITTEN
 from edgeq.util.registry import device_errors, shipped
@@ -48,6 +50,8 @@ class SessionSettings:
         profile_prefix: path prefix of ONNX Runtime's own profile; None writes no profile.
         engine: the engine that executes the graph; None uses `providers`. Records contain only the engine's name.
         precision: precision of the model's float operators in the engine.
+        draws: whether random operators draw other numbers in each run, as they do on a device. Otherwise they have the
+            same numbers in each session, so that outputs can be compared (`edgeq.run.draws`).
     """
 
     providers: tuple[str, ...] = ("CPUExecutionProvider",)
@@ -58,6 +62,7 @@ class SessionSettings:
     profile_prefix: Path | None = field(default=None, metadata=NOT_WRITTEN)
     engine: EngineSpec | None = None
     precision: str = FLOAT
+    draws: bool = field(default=False, metadata=NOT_WRITTEN)
 
     def __post_init__(self) -> None:
         # Sort the keys, so that equal settings give the same record.
@@ -111,10 +116,15 @@ def open_session(
     ort = onnxruntime()
     ignore_options_in_models()
     options = options or _options(ort, with_carried(model, settings))
+    opened: Path | bytes = model
+    if not settings.draws and _is_onnx(model) and (copy := with_same_draws(model)) is not None:
+        opened = copy
+        if isinstance(model, Path) and EXTERNAL_FOLDER not in settings.config:
+            options.add_session_config_entry(EXTERNAL_FOLDER, str(model.parent.absolute()))
     if weights:
         values = [ort.OrtValue.ortvalue_from_numpy(array) for array in weights.values()]
         options.add_external_initializers(list(weights), values)
-    source = model if isinstance(model, bytes) else os.fspath(model)
+    source = opened if isinstance(opened, bytes) else os.fspath(opened)
     if isinstance(source, str) and not _is_utf8(source):
         raise RuntimeUnavailableError(f"onnxruntime cannot open a path that is not UTF-8: {source!r}", "Rename it")
     try:
@@ -141,6 +151,11 @@ def open_session(
             f"onnxruntime {ort.__version__} refuses {where}: {text}",
             "Check the model with `edgeq inspect`, or use a newer onnxruntime",
         ) from error
+
+
+def _is_onnx(model: Path | bytes) -> bool:
+    """Return whether a model has no engine's own format, and exists if it is a file."""
+    return isinstance(model, bytes) or (engine_of_file(model.name) is None and model.is_file())
 
 
 def with_carried(model: Path | bytes, settings: SessionSettings) -> SessionSettings:
@@ -262,6 +277,8 @@ class Command:
 class Guest(edgeq_device.serve.Guest):
     """Control a running guest program. `start_guest` makes this object."""
 
+    _copies: tempfile.TemporaryDirectory[str] | None = None
+
     def exchange(
         self, request: Mapping[str, Any], arrays: Mapping[str, Array] | None = None
     ) -> tuple[dict[str, Any], dict[str, Array]]:
@@ -284,7 +301,21 @@ class Guest(edgeq_device.serve.Guest):
 
     def open(self, model: Path, settings: SessionSettings, name: str = "model") -> GuestSession:
         """Return a session of `model` in the guest."""
-        return self.opened(open_request(str(model.resolve()), settings, name))
+        return self.opened(open_request(str(self.file(model, settings).resolve()), settings, name))
+
+    def file(self, model: Path, settings: SessionSettings) -> Path:
+        """Return the file to open for `model`: a copy if it has random operators that must not draw."""
+        if settings.draws or not _is_onnx(model):
+            return model
+        if self._copies is None:
+            self._copies = tempfile.TemporaryDirectory(prefix="edgeq-draws-")
+        return write_with_same_draws(model, Path(self._copies.name))
+
+    def end(self) -> None:
+        """Kill the program. A second call does nothing."""
+        super().end()
+        if self._copies is not None:
+            self._copies.cleanup()
 
 
 def open_request(model: str, settings: SessionSettings, name: str = "model") -> dict[str, Any]:

@@ -25,10 +25,12 @@ from edgeq.calibrate.hazards import (
     NOTHING,
     ROOT,
     TAIL,
+    Measured,
     Spread,
     calibrated,
     far_value,
     find_hazards,
+    find_unseen,
     root_snr,
 )
 from edgeq.calibrate.ranges import scheme_ranges
@@ -290,3 +292,63 @@ def test_the_error_of_roots_is_that_of_rounding_the_values(spread: float) -> Non
 def test_a_root_of_small_values_is_kept() -> None:
     body = token_wise("[q] q = Mul(h, h) [c] c = Mul(q, q) [d] d = Mul(c, c) [n] n = Sqrt(d)")
     assert hazards_of(body, tokens())["d"] == ROOT
+
+
+UNUSED = {
+    "a second camera": (
+        "g (float[1, 8] x, float[1, 8] c) => (float[1, 8] y) "
+        "{ a = MatMul (x, w) b = MatMul (c, w) d = Add (b, bias) e = Relu (d) f = Add (a, e) y = MatMul (f, w) }",
+        {"c", "b", "d", "e", "f"},
+    ),
+    "a gate": (
+        "g (float[1, 8] x, float[1, 8] c) => (float[1, 8] y) "
+        "{ a = MatMul (x, w) b = Mul (a, c) f = Add (a, b) y = MatMul (f, w) }",
+        {"c", "b", "f"},
+    ),
+    "a mask of integers": (
+        "g (float[1, 8] x, int64[1, 8] c) => (float[1, 8] y) "
+        "{ a = Cast <to = 1> (c) b = Mul (a, bias) f = Add (x, b) y = MatMul (f, w) }",
+        {"a", "b", "f"},
+    ),
+    "an empty cache": (
+        "g (float[1, 8] x, float[n, 8] c) => (float[m, 8] y) { a = Concat <axis = 0> (c, x) y = MatMul (a, w) }",
+        {"c"},
+    ),
+    "a Relu without positive inputs": (
+        "g (float[1, 8] x, float[1, 8] c) => (float[1, 8] y) "
+        "{ a = MatMul (x, w) b = Sub (a, far) d = Relu (b) e = MatMul (d, w) s = Add (e, a) y = Add (s, c) }",
+        {"c", "y"},
+    ),
+    "a product with zero": (
+        "g (float[1, 8] x, float[1, 8] c) => (float[1, 8] y) { a = Mul (x, zero) s = Add (a, x) y = Add (s, c) }",
+        {"c", "y"},
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", UNUSED)
+def test_tensors_that_the_samples_leave_empty_stay_in_float(kind: str, tmp_path: Path) -> None:
+    body, expected = UNUSED[kind]
+    weights = {"w": normal(8, 8), "bias": normal(8, seed=1), "far": np.float32(1e4), "zero": np.float32(0)}
+    made = proto(body, {name: values for name, values in weights.items() if name in body})
+    source = tmp_path / "m.onnx"
+    source.write_bytes(made.SerializeToString())
+    rows = 0 if "cache" in kind else 1
+    empty = np.zeros((rows, 8), np.int64 if "integers" in kind else np.float32)
+    samples = ListSamples([{"x": normal(1, 8, seed=seed), "c": empty} for seed in range(4)])
+    prepared = prepare_model(source, tmp_path / "work", simplify=False)
+    statistics = collect(prepared.graph, samples)
+    assert find_unseen(Measured(prepared.graph, statistics)) == dict.fromkeys(expected, "c")
+    found = calibrated(prepared, statistics)
+    assert found.unseen == (() if "integers" in kind else ("c",))
+    assert expected <= set(found.hazards)
+    assert any("depends on values of input 'c'" in note for note in found.notes)
+
+
+def test_samples_that_use_an_input_are_evidence(tmp_path: Path) -> None:
+    made = proto(UNUSED["a gate"][0], {"w": normal(8, 8)})
+    source = tmp_path / "m.onnx"
+    source.write_bytes(made.SerializeToString())
+    samples = ListSamples([{"x": normal(1, 8), "c": np.eye(1, 8, dtype=np.float32)}])
+    prepared = prepare_model(source, tmp_path / "work")
+    assert calibrated(prepared, collect(prepared.graph, samples)).unseen == ()

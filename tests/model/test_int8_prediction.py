@@ -11,6 +11,7 @@ from onnx import TensorProto, helper
 from edgeq.model.edit import from_proto
 from edgeq.model.int8_prediction import NodePrediction, int8_rules, predict_int8
 from edgeq.model.prepare import prepare_model
+from tests import graphs
 
 from .build import model, node, rand, small_cnn, write
 
@@ -93,3 +94,15 @@ def test_without_types_nothing_is_promised() -> None:
     forecast = {n.name: n for n in predict_int8(from_proto(proto), int8_rules("cpu"))}
     assert forecast["c"].verdict == "float"
     assert "'a' are not known" in forecast["c"].reason
+
+
+def test_a_cast_that_reads_a_hazardous_tensor_stays_in_float() -> None:
+    """A pair in front of the Cast would round the index."""
+    nodes = "[cast] i = Cast <to = 7> (p) [gather] y = Gather (x, i)"
+    made = graphs.model(f"g (float[4] p, float[9] x) => (int64[4] i, float[4] y) {{ {nodes} }}")
+    plain, kept = (
+        {node.name: (node.verdict, node.reason) for node in predict_int8(made, int8_rules("cpu"), hazards=hazards)}
+        for hazards in ({}, {"p": "becomes an index"})
+    )
+    assert plain["cast"] == ("other", "it makes no floats")
+    assert kept["cast"] == ("float", "tensor 'p' becomes an index")

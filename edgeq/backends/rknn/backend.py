@@ -37,6 +37,7 @@ from edgeq.backends.rknn.context import write_context
 from edgeq.backends.rknn.data import Chip, chip_named, dialect, toolkit
 from edgeq.backends.rknn.dialect import write_dialect
 from edgeq.backends.rknn.for_c import FORMS, MAGIC, write_for_c
+from edgeq.calibrate.hazards import ANGLE, INDEX
 from edgeq.calibrate.ranges import Range
 from edgeq.data.samples import Samples
 from edgeq.errors import HardwareError, ModelError, RuntimeUnavailableError
@@ -136,7 +137,7 @@ class RknnBackend(TargetBackend):
             names = [spec.name for spec in signature.inputs]
             compiled = compile_model(artifact.model, chip.name, folder, names, few)
         wanted, stem = unfused(artifact.model, few), artifact.model.stem
-        answers = compare_answers(compiled, wanted, unfused(prepared.path, few), artifact.model)
+        answers = compare_answers(compiled, wanted, unfused(prepared.path, few), artifact.model, _coarse(prepared))
         maker, file = toolkit().needs, folder / f"{artifact.model.stem}.onnx"
         write_context(compiled.file, signature, chip.name, toolkit().version, file)
         notes = (
@@ -219,6 +220,12 @@ class RknnBackend(TargetBackend):
 def _check_fields(scheme: Scheme) -> None:
     refuse_wide(scheme, RknnBackend.title)
     require_fields(scheme, _FIELDS, RknnBackend.name, _NEEDS)
+
+
+def _coarse(prepared: PreparedModel) -> str:
+    """Return advice if a tensor must be more exact than the NPU's float16, else ""."""
+    tensor = next((name for name, reason in prepared.hazards.items() if reason in (ANGLE, INDEX)), "")
+    return f"Compute {tensor!r}, for which float16 may be too coarse, outside of the model" if tensor else ""
 
 
 def _in_float(prepared: PreparedModel, scheme: Scheme) -> dict[str, str]:

@@ -288,11 +288,15 @@ def unfused(model: Path, samples: Sequence[Sample]) -> list[Mapping[str, NDArray
     return [infer(session, sample) for sample in samples]
 
 
+_REPORT = "Report this model, and deploy the variant for the CPU"
+
+
 def compare_answers(
     compiled: Compiled,
     wanted: Sequence[Mapping[str, NDArray[Any]]],
     exact: Sequence[Mapping[str, NDArray[Any]]],
     model: Path,
+    coarse: str = "",
 ) -> str:
     """Compare the simulator's answers with ONNX Runtime's, and return a sentence with the result.
 
@@ -301,6 +305,7 @@ def compare_answers(
         exact: answers of the float model, which show how much quantization changed the answers. Layers in float16 may
             change the answers by as much. If their small errors make a later layer round a value to another integer,
             the difference spreads like any other rounding error.
+        coarse: a sentence that names a tensor for which float16 may be too coarse; "" if there is none.
 
     Raises:
         CheckFailedError: the difference is too large to be caused by rounded sums or by float16 layers.
@@ -324,7 +329,7 @@ def compare_answers(
         raise CheckFailedError(
             f"{model.name}: the simulator's answers differ from those of ONNX Runtime's unfused kernels "
             f"({1 - share:.2%} of values differ, {level:.1f} dB SQNR)",
-            "Report this model, and deploy the variant for the CPU",
+            f"{coarse}, or deploy the variant for the CPU" if half and coarse else _REPORT,
         )
     why = "float16 layers round" if half else "sums of floats round in another order"
     return (

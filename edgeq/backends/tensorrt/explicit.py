@@ -27,8 +27,9 @@ matches only a constant bias with one axis. So edgeq gives the biases another fo
   reach TensorRT in that form, and TensorRT folds the node into the convolution.
 
 In the graph itself, edgeq casts nodes that are not in int8 to 16 bits, if calibration shows that their values fit. A
-node computes in 16 bits if three conditions are true: its operator supports 16-bit types, no tensor that it reads or
-makes exceeded the type's limit in calibration, and no constant overflows or vanishes in the type. Every other node
+node computes in 16 bits if four conditions are true: its operator supports 16-bit types, no tensor that it reads or
+makes exceeded the type's limit in calibration, no such tensor must be exact (an index, a large whole number, a large
+angle), and no constant overflows or vanishes in the type. Every other node
 stays in float32, and edgeq records the reason. Cast nodes connect the two types. Inputs and outputs of the graph keep
 their types.
 
@@ -56,6 +57,7 @@ from edgeq.calibrate.ranges import Range, quantizable_tensors
 from edgeq.calibrate.table import CACHE, FLATBUFFERS, JSON, write_native, write_tables
 from edgeq.errors import CalibrationError, HardwareError, ModelError
 from edgeq.model.edit import Editor, drop_unused_initializers, insert_behind
+from edgeq.model.exact import Exactness, is_layer_output
 from edgeq.model.graph import (
     MAIN_DOMAINS,
     GraphIndex,
@@ -377,6 +379,8 @@ def native_version(version: str) -> str:
 _FLOAT = ir.DataType.FLOAT
 _Q, _DQ, _CAST = "QuantizeLinear", "DequantizeLinear", "Cast"
 # These operators read any type without a Cast.
+_RADIANS = 0.01
+"""Largest rounding error of an angle."""
 _INDIFFERENT = frozenset({_Q, _CAST, "Shape", "Size"})
 _TYPED_BY_ATTRIBUTE = frozenset({"dtype", "to", "output_dtype"})
 
@@ -410,6 +414,7 @@ class _Caster:
         self._types = element_types(model)
         self._captured = GraphIndex(model).captured
         self._opset = opset_of(model)
+        self._exact = self._exact_tensors()
         self._slots = {node: self._slots_of(node) for node in model.graph}
         self._editor = Editor(model)
 
@@ -456,12 +461,47 @@ class _Caster:
         places = [*zip(node.inputs, reads, strict=True), *zip(node.outputs, makes, strict=True)]
         for value in (value for value, allowed in places if allowed and value is not None and self._is_float(value)):
             name = name_of(value)
+            if name in self._exact:
+                return f"stays in fp32: {self._exact[name]}"
             if name in self._captured:
                 return f"stays in fp32: the body of a loop or branch reads {name!r}"
             reason = self._constant_problem(value) if value.is_initializer() else self._range_problem(name)
             if reason:
                 return reason
         return ""
+
+    def _exact_tensors(self) -> dict[str, str]:
+        """Return tensor → reason, for tensors that the 16-bit type would round to another index, whole number or angle.
+
+        The type contains all whole numbers up to two divided by the distance from 1 to the next number.
+        """
+        exactness = Exactness(self._model)
+        most = 2 / float(self._type.eps)
+        reasons: dict[str, str] = {}
+
+        def keep(value: ir.Value, reason: str) -> None:
+            for origin in exactness.origins(value):
+                # The type of a layer's output decides the type of the layer.
+                if not is_layer_output(origin) or self._bound(origin) > most:
+                    reasons.setdefault(name_of(origin), reason)
+
+        for cast, reader in exactness.index_casts().items():
+            if cast.inputs[0] is not None:
+                limits = f"whole numbers only up to {most:.0f}"
+                keep(cast.inputs[0], f"it leads to an index of {reader.name!r}, and {self._half} has all {limits}")
+        for value in exactness.whole_numbers():
+            if self._bound(value) > most:
+                name, reached = value.name, f"{self._bound(value):.4g}"
+                keep(value, f"tensor {name!r} has whole numbers up to {reached}, over {most:.0f} for {self._half}")
+        for value in exactness.angles():
+            if self._bound(value) / most > _RADIANS:
+                name, reached = value.name, f"{self._bound(value):.4g}"
+                keep(value, f"tensor {name!r} is an angle up to {reached}, which {self._half} rounds too coarsely")
+        return reasons
+
+    def _bound(self, value: ir.Value) -> float:
+        span = self._observed.get(name_of(value).removesuffix(RESTORED))
+        return span.bound if span is not None else 0.0
 
     def _other_than_tensors(self, node: ir.Node) -> bool:
         """Return whether an input or output of `node` is a sequence, an optional or a map."""

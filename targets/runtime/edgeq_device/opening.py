@@ -34,7 +34,7 @@ from edgeq_device.select import CPU, Choice, Device, select
 from edgeq_device.serve import Guest, GuestSession, open_request, python_command
 from edgeq_device.sessions import PROVIDER, open_session
 from edgeq_device.signature import SIGNATURE
-from edgeq_device.variants import SliceTolerance, Variant
+from edgeq_device.variants import DRAWN, SliceTolerance, Variant
 
 Arrays = Mapping[str, "np.ndarray[Any, Any]"]
 Slices = Mapping[str, Sequence[SliceTolerance]]
@@ -283,6 +283,8 @@ def open_variant(variant: Variant, threads: int = 0) -> Any:
 
 
 def _refuse_wrong(variant: Variant, session: Any, title: str) -> None:
+    if not variant.cases and variant.info.get(DRAWN):  # no output can be compared
+        return
     found = run_selftest(variant, session)
     if not found.passed:
         raise CheckFailedError(f"{title} gives wrong results here: {found.reason}")

@@ -36,6 +36,8 @@ _MOST_SLICES = 256  # maximum in one output
 _MOST_AXES, _MOST_INDICES = 64, 1 << 31
 _VERSION = re.compile(r"(\d{1,6}(\.\d{1,6}){0,4})?", re.ASCII)
 
+DRAWN = "drawn_outputs"
+"""Key in a variant's info: names of the outputs that depend on random numbers. The self-test leaves them out."""
 EXTERNAL_FOLDER = "session.model_external_initializers_file_folder_path"
 
 

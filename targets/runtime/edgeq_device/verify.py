@@ -13,7 +13,7 @@ from edgeq_device.package import MAIN, Bundle
 from edgeq_device.select import Choice, Device, Verdict, judge
 from edgeq_device.sessions import PROVIDER, trtexec_line
 from edgeq_device.trust import Signer
-from edgeq_device.variants import Variant
+from edgeq_device.variants import DRAWN, Variant
 
 PASSED, LOADED, FAILED, SKIPPED, UNUSED = "passed", "loaded", "failed", "not run", "not used"
 
@@ -25,7 +25,7 @@ class VariantReport:
     Attributes:
         status: "passed" (the self-test passed), "loaded" (it loads and has no self-test), "failed", "not run", or "not
             used" (a plug-in engine is broken or wrong here, so the runner uses another variant).
-        reason: why the variant failed, was not run or is not used; otherwise "".
+        reason: why the variant failed, was not run or is not used, or the outputs that are not compared; otherwise "".
     """
 
     variant: Variant
@@ -141,12 +141,19 @@ def _report(variant: Variant, device: Device) -> VariantReport:
     try:
         session = start_variant(variant)
         if not variant.cases:
-            return VariantReport(variant, LOADED, "", None)
+            return VariantReport(variant, LOADED, _not_compared(variant), None)
         result = run_selftest(variant, session)
         variant.check_unchanged()  # known only after the self-test has read its vectors
     except (BundleError, DataError, RuntimeUnavailableError) as error:
         return VariantReport(variant, FAILED, str(error), None)
-    return VariantReport(variant, PASSED if result.passed else FAILED, result.reason, result)
+    return VariantReport(variant, PASSED if result.passed else FAILED, result.reason or _not_compared(variant), result)
+
+
+def _not_compared(variant: Variant) -> str:
+    """Return which outputs the self-test leaves out because they depend on random numbers, or ""."""
+    named = variant.info.get(DRAWN)
+    names = [str(name) for name in named] if isinstance(named, list) else []
+    return f"not compared, because they depend on random numbers: {', '.join(names)}" if names else ""
 
 
 _NAMED = 5
