@@ -24,7 +24,7 @@ from edgeq.data.records import Array, Sample
 from edgeq.data.samples import Samples
 from edgeq.errors import CheckFailedError, DataError, EdgeqError, RuntimeUnavailableError, one_line
 from edgeq.measure.accuracy import compare_sessions, evaluate_sessions
-from edgeq.measure.agreement import Agreement, Outputs, Session, infer, worst_db
+from edgeq.measure.agreement import Agreement, Outputs, Session, infer
 from edgeq.measure.basis import sampled_basis
 from edgeq.measure.comparison import Comparison
 from edgeq.model.graph import every_node
@@ -125,7 +125,7 @@ def open_as_device(
     reference, subject = proven
     shared: dict[str, Any] = {"reference": reference, "count": _SAMPLES, "known": known, "basis": basis}
     if artifact.plugin is not None and artifact.plugin.engine.suffix:  # the device does not open the ONNX file
-        own = worst_db(evaluate_sessions(proven, samples, **shared).agreement[subject])
+        own = _sqnr_db(evaluate_sessions(proven, samples, **shared).agreement[subject])
         return Opening(own, own, notes=tuple(_unopened_files(artifact, threads)))
     shipped = SessionSettings(config=artifact.session_options, intra_op_threads=threads)
     settings = {_WRITTEN: dataclasses.replace(shipped, optimization="none")}
@@ -141,13 +141,13 @@ def open_as_device(
     try:
         found = compare(settings)
     except (RuntimeUnavailableError, DataError) as error:
-        own = worst_db(compare({})[subject])
+        own = _sqnr_db(compare({})[subject])
         return Opening(own, own, notes=(_unopened(f"the file for {runner}", artifact.model, error), *notes))
     changer = artifact.engine.name if artifact.engine is not None and artifact.simulation is None else DEFAULT
     opening = Opening(
-        opened=worst_db(found[_OPENED if artifact.simulation is not None else subject]),
-        written=worst_db(found[_WRITTEN]),
-        claimed=worst_db(found[subject]) if artifact.simulation not in (None, artifact.model) else None,
+        opened=_sqnr_db(found[_OPENED if artifact.simulation is not None else subject]),
+        written=_sqnr_db(found[_WRITTEN]),
+        claimed=_sqnr_db(found[subject]) if artifact.simulation not in (None, artifact.model) else None,
         changer=changer,
         notes=notes,
     )
@@ -156,7 +156,7 @@ def open_as_device(
         return opening
     option = ";".join(filter(None, [disabled, _REQUANTIZER]))
     without = dataclasses.replace(shipped, config={**artifact.session_options, _DISABLED: option})
-    cured = worst_db(compare({_OPENED: without})[_OPENED])
+    cured = _sqnr_db(compare({_OPENED: without})[_OPENED])
     if cured < opening.opened + _LOSS_DB:
         return opening
     return dataclasses.replace(opening, cure=(f"{_DISABLED}={option}", cured))
@@ -168,6 +168,13 @@ def open_stand_in(artifact: Artifact, float_model: Path, samples: Samples, basis
         subject = engines.open(artifact.proof_model, artifact.proof_settings())
         proven = {"float32": open_session(float_model), artifact.proof_model.name: subject}
         return open_as_device(artifact, proven, samples, basis=basis)
+
+
+def _sqnr_db(agreement: Agreement) -> float:
+    """Return the SQNR in dB, or minus infinity if any output is not finite. The SQNR itself ignores values that are not
+    finite.
+    """
+    return -math.inf if any(output.nonfinite for output in agreement.outputs) else agreement.sqnr_db
 
 
 def _unopened_files(artifact: Artifact, threads: int) -> Iterator[str]:
