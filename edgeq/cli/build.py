@@ -38,8 +38,6 @@ if TYPE_CHECKING:
 
 _FLOAT_NODES_SHOWN = 8
 _OUTPUTS_SHOWN = 4
-# The SQNR around the mean is shown if the distance from zero makes up half of the signal.
-_FAR_DB = 3.0
 
 
 def draw_proof(proof: Proof, *, verbose: bool) -> Lines:
@@ -70,7 +68,7 @@ def draw_proof(proof: Proof, *, verbose: bool) -> Lines:
         parts = sorted(output.slices, key=lambda part: part.least_db)
         for part in parts if verbose else parts[:_OUTPUTS_SHOWN]:
             same, figures = part.sqnr_db == math.inf, f"SQNR {part.sqnr_db:.1f} dB, cosine {part.cosine:.5f}"
-            if part.centred_db is not None and part.centred_db < part.sqnr_db - _FAR_DB:
+            if part.offset:
                 figures = f"{figures}, around the mean {part.centred_db:.1f} dB"
             yield f"  output {output.name}, {part.where}: {'the same' if same else figures}"
     if proof.caveat:
@@ -115,9 +113,10 @@ def closeness(found: Agreement | OutputAgreement) -> str:
     if found.sqnr_db == math.inf:
         return "the same"
     second = f"cosine {found.cosine:.5f}" if found.top1 is None else f"same top-1 in {found.top1:.1%}"
-    centred = getattr(found, "centred_db", None)
-    if centred is not None and centred < found.sqnr_db - _FAR_DB:
-        second = f"{second}, around the mean {centred:.1f} dB"
+    outputs: tuple[OutputAgreement, ...] = getattr(found, "outputs", (found,))
+    centred = [output.centred_db for output in outputs if output.offset and output.centred_db is not None]
+    if centred:
+        second = f"{second}, around the mean {min(centred):.1f} dB"
     return f"SQNR {found.sqnr_db:.1f} dB, {second}"
 
 

@@ -88,6 +88,11 @@ class SliceAgreement:
         return self.sqnr_db if self.centred_db is None else min(self.sqnr_db, self.centred_db)
 
     @property
+    def offset(self) -> bool:
+        """Return whether the distance from zero makes a poor result look good."""
+        return _is_offset(self.sqnr_db, self.centred_db)
+
+    @property
     def where(self) -> str:
         """Return a text that names the slice's position in the output."""
         return slice_name(self.axis, self.first, self.last)
@@ -152,6 +157,11 @@ class OutputAgreement:
         return self.elements > 0
 
     @property
+    def offset(self) -> bool:
+        """Return whether the distance from zero makes a poor result look good."""
+        return _is_offset(self.sqnr_db, self.centred_db)
+
+    @property
     def least_db(self) -> float:
         """Return the level in dB by which the output is judged: the lowest of all its levels."""
         return min(level for level, _ in self._levels())
@@ -170,13 +180,12 @@ class OutputAgreement:
             peers = max(other.peak for other in self.slices if other.axis == part.axis)
             reach = f"their values reach {part.peak:.3g} where" if part.peak < peers else "on the same axis"
             figure = f"{part.sqnr_db:.1f} dB SQNR against float32 ({self.sqnr_db:.1f} dB over the whole output)"
-            if _is_offset(part.sqnr_db, part.centred_db):
+            if part.offset:
                 yield part.least_db, f", {part.where}: {_around(part.least_db)} {whole}"
             else:
                 yield part.least_db, f", {part.where}: {figure}; {reach} others reach {peers:.3g}"
         if self.centred_db is not None:
-            offset = _is_offset(self.sqnr_db, self.centred_db)
-            yield self.centred_db, f": {_around(self.centred_db)} {whole}" if offset else ""
+            yield self.centred_db, f": {_around(self.centred_db)} {whole}" if self.offset else ""
         if self.lost_columns:
             share = self.lost_columns / self.columns
             yield (
@@ -218,7 +227,6 @@ class OutputAgreement:
 
 
 def _is_offset(sqnr_db: float, centred_db: float | None) -> bool:
-    """Return whether the distance from zero makes a poor result look good."""
     return centred_db is not None and sqnr_db >= POOR_DB and centred_db < sqnr_db - _HALF_DB
 
 

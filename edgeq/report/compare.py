@@ -18,7 +18,7 @@ from edgeq.data.open_source import Data, as_data, in_role
 from edgeq.data.samples import Samples
 from edgeq.errors import CheckFailedError, EdgeqError, UsageError
 from edgeq.measure.accuracy import Accuracy, Evaluation, evaluate_sessions
-from edgeq.measure.agreement import Agreement, OutputAgreement
+from edgeq.measure.agreement import HEALTHY_DB, Agreement, OutputAgreement
 from edgeq.measure.basis import sampled_basis
 from edgeq.measure.bench import SAMPLES, LoadedModel, Opener, Workload, open_model, refuse_ignored
 from edgeq.measure.coverage import measure_coverage
@@ -293,6 +293,13 @@ def _agreement_sentences(agreement: Agreement) -> list[str]:
         top1 = f"with the same top answer in {share(agreement.top1)} {samples}" if agreement.top1 is not None else ""
         closeness = top1 or f"with a cosine of {min(output.least_cosine for output in compared):.5f}"
         lines.append(f"B's outputs follow A's at {decibels(min(known))} SQNR, {closeness}.")
+    lines += [f"{text[0].upper()}{text[1:]}." for output in outputs for text in (output.basis,) if text]
+    lines += [
+        f"{text[0].upper()}{text[1:]}."
+        for output in compared
+        for text in (output.unlike,)
+        if text and output.least_db < min([HEALTHY_DB, *known])
+    ]
     return lines + [
         f"Output {output.name} has another size in {output.mismatched} {samples}, which are left out."
         for output in outputs

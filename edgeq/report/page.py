@@ -17,7 +17,7 @@ from markupsafe import Markup
 
 from edgeq import __version__
 from edgeq.bundle.plan import tool_versions
-from edgeq.measure.agreement import OutputAgreement
+from edgeq.measure.agreement import OutputAgreement, SliceAgreement
 from edgeq.measure.coverage import Coverage, FloatNode, OperatorCoverage
 from edgeq.report import figures
 from edgeq.report.figures import escaped, isolated, shorten
@@ -148,7 +148,7 @@ def metric_rows(variant: Variant) -> list[Row]:
 
 def output_table(variant: Variant) -> Table:
     """Return a row for each output, and a row for each of its slices that has a different scale."""
-    heads = ("output", "SQNR", "cosine", "largest error", "same top answer")
+    heads = ("output", "SQNR", "around the mean", "cosine", "largest error", "same top answer")
     rows = [row for output in variant.outputs[:24] for row in (_output_row(output), *_slice_rows(output))]
     return known_columns(heads, rows)
 
@@ -156,23 +156,28 @@ def output_table(variant: Variant) -> Table:
 def _output_row(output: OutputAgreement) -> Row:
     name, top1 = isolated(output.name, 80), or_dash(output.top1, share)
     if output.equal:
-        return [name, "equal", "1", "0", top1]
+        return [name, "equal", DASH, "1", "0", top1]
     if not output.compared:
-        return [name, "not compared", DASH, DASH, DASH]
+        return [name, "not compared", DASH, DASH, DASH, DASH]
     if output.same is not None:
-        return [name, f"{share(output.same)} the same", DASH, significant(output.max_abs_error), top1]
+        return [name, f"{share(output.same)} the same", DASH, DASH, significant(output.max_abs_error), top1]
     finite = math.isfinite(output.sqnr_db)
     sqnr = decibels(output.sqnr_db) if finite else DASH
-    return [name, sqnr, f"{output.cosine:.6f}", significant(output.max_abs_error), top1]
+    return [name, sqnr, _around(output), f"{output.cosine:.6f}", significant(output.max_abs_error), top1]
+
+
+def _around(figures: OutputAgreement | SliceAgreement) -> str:
+    """Return the SQNR around the mean if it says more than the SQNR."""
+    return decibels(figures.centred_db) if figures.offset and figures.centred_db is not None else DASH
 
 
 def _slice_rows(output: OutputAgreement) -> Iterator[Row]:
     """Yield a row for each of the worst slices."""
-    worst = sorted(output.slices, key=lambda part: part.sqnr_db)[:_SHOWN_SLICES]
+    worst = sorted(output.slices, key=lambda part: part.least_db)[:_SHOWN_SLICES]
     for part in sorted(worst, key=lambda part: (part.axis, part.first)):
         sqnr = decibels(part.sqnr_db) if math.isfinite(part.sqnr_db) else DASH
         name = isolated(f"{output.name}, {part.where}", 120)
-        yield [name, sqnr, f"{part.cosine:.6f}", significant(part.max_abs_error), DASH]
+        yield [name, sqnr, _around(part), f"{part.cosine:.6f}", significant(part.max_abs_error), DASH]
 
 
 def coverage_text(coverage: Coverage) -> str:
