@@ -35,7 +35,7 @@ from edgeq.measure.coverage import Basis, Check, Coverage, Explain, forecast_cov
 from edgeq.model.compatibility import Compatibility, compatibility
 from edgeq.model.int8_prediction import NodePrediction, foreign, int8_rules, predict_int8, rules_title
 from edgeq.model.load import model_bytes, shared_model
-from edgeq.prove.job import Built, Job, build, computed_as_there
+from edgeq.prove.job import Built, Job, build, computed_as_there, prepared_for
 from edgeq.prove.proof import Proof, prove, unchecked
 from edgeq.run.engines import Engine
 from edgeq.run.session import REQUEST_S, Engines
@@ -116,7 +116,8 @@ def target_coverage(job: Job, built: Built, *, emulate: bool = True, route: Exec
     target, feed, source = built.target, next(iter(job.validation)).inputs, job.prepared.model
     machine, progress = job.machine, job.progress
     rules = int8_rules(target.backend)
-    predicted = predict_int8(job.prepared.graph, rules, built.artifact.scheme, hazards=job.prepared.hazards)
+    hazards = prepared_for(job.prepared, target).hazards
+    predicted = predict_int8(job.prepared.graph, rules, built.artifact.scheme, hazards=hazards)
     explain = explainer(built, predicted)
     if route is None and runs_natively(target, machine):
         with progress.stage("What runs in int8"):

@@ -7,7 +7,7 @@ steps are the same on every machine and for every target:
 - other range methods, applied to the same statistics
 - recoveries
 - ranges measured at run time, or weights in blocks, if products dominate
-- as few layers in float, or tensors in 16 bits, as necessary
+- as few layers in float, or tensors in 16 bits, as necessary; on hardware without float, no layers in float
 
 A build is good enough if it loses no more than is allowed. With labels, the loss is the loss to expect on other
 samples. Without labels, the loss is noise power over signal power in the worst output, or in the worst slice of an
@@ -16,6 +16,7 @@ output. A loss of one point is then an SQNR of 20 dB.
 
 from __future__ import annotations
 
+import math
 import shutil
 import tempfile
 from collections.abc import Collection, Iterator
@@ -55,6 +56,8 @@ _ALIKE = 0.25
 _SMOOTHED = (SmoothQuant.name, WeightRounding.name)
 _TAILS = "percentile"
 _BLOCKS = "weight-only 8 bits"
+# Number of layers to name if a result that has no float layers loses more than is allowed.
+_NAMED = 3
 
 
 def climb(
@@ -115,15 +118,21 @@ def climb(
             progress=progress,
         )
         best = outcome.winner or _nearest(outcome, evaluator, max_drop)
+        better = best if best is not None and best.name != plain.name and best.loss < found.bound else None
+        nearest, loss = (plain, found.bound) if better is None else (better.candidate, better.loss)
+        noisiest: tuple[str, ...] = ()
+        if loss > max_drop and profile.integer_only:
+            ranking = evaluator.rank(nearest, headroom=1.0, seconds=math.inf)
+            noisiest = tuple(layer.name for layer in ranking.layers[:_NAMED])
     for tried in workdir.glob("candidate-*"):
         shutil.rmtree(tried)
-    better = best if best is not None and best.name != plain.name and best.loss < found.bound else None
     repair = Repair(
         effort=effort,
         max_drop=max_drop,
         basis=found.basis,
         plain=found.bound,
-        loss=better.loss if better is not None else found.bound,
+        loss=loss,
+        noisiest=noisiest,
         chosen=PLAIN if better is None else _title(better.candidate, plain),
         steps=tuple(_step(trial, plain, found) for trial in outcome.trials if trial.screening is not None),
     )
