@@ -131,6 +131,13 @@ class CheckFailedError(EdgeqError):
     exit_code = 10
 
 
+def unwritten(error: EdgeqError, output: str) -> EdgeqError:
+    """Return the error with the output that was not written because of it, if the error is a failed check."""
+    if not isinstance(error, CheckFailedError):
+        return error
+    return type(error)(f"{error.problem}; {output} is not written", error.fix)
+
+
 class GoalNotMetError(EdgeqError):
     """Report a missed goal. `record` is the tuning record of the candidates that edgeq found, as plain values."""
 

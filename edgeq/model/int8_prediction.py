@@ -424,7 +424,7 @@ def explain_float(
     Returns:
         The reason; "" if no reason against int8 is known.
     """
-    if node.name in excluded:
+    if node.name is not None and node.name in excluded:
         return excluded[node.name]
     if node.domain not in ("", "ai.onnx"):
         return f"{node.domain}.{node.op_type} is not a standard operator, so the quantizer leaves it alone"

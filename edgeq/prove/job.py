@@ -229,7 +229,10 @@ def build_derived(job: Job, target: Target, scheme: Scheme, derived: Derived, de
     if scheme.mode == "static":
         kept = job.prepared.hazards
         lost = {name: reason for name, reason in before.items() if name not in kept}
-        notes = (*hazard_notes(kept, "in float"), *hazard_notes(lost, f"in 8 bits, as {target.name} has no float"))
+        notes = (
+            *hazard_notes(kept, "in float"),
+            *hazard_notes(lost, f"not kept in float, as layers of {target.name} have none"),
+        )
         artifact = replace(artifact, notes=(*notes, *artifact.notes))
     return Built(target, computed_as_there(artifact, target, job.host), derived.ranges)
 
