@@ -46,8 +46,9 @@ from edgeq.measure.coverage import (
 from edgeq.model.compatibility import Compatibility, compatibility
 from edgeq.model.int8_prediction import NodePrediction, foreign, int8_rules, predict_int8, rules_title
 from edgeq.model.load import model_bytes, shared_model
+from edgeq.model.products import node_macs
 from edgeq.prove.job import Built, Job, build, computed_as_there, prepared_for
-from edgeq.prove.proof import FLOAT, INT8, Proof, prove, simulated_samples, unchecked
+from edgeq.prove.proof import FLOAT, INT8, Proof, prove, unchecked
 from edgeq.run.engines import Engine
 from edgeq.run.session import REQUEST_S, Engines, SessionSettings, open_session
 from edgeq.scheme import ALL_NODES, Scheme
@@ -55,6 +56,8 @@ from edgeq.util.display import Progress
 from edgeq.util.records import plain
 
 _SAMPLES = 2
+# Number of multiply-accumulates that a simulator computes in about half a minute, if it computes in float.
+_SIMULATED_MACS = 200_000_000_000
 _TABLE = "targets/onnxruntime/versions.toml"
 # If the user sets one of these fields of a scheme, the user has chosen a mitigation.
 _DECIDED = frozenset({"mode", "format", "activation_type", "weight_type", "reduce_range", "fit_pairs"})
@@ -354,7 +357,8 @@ def simulated_proof(job: Job, built: Built, proof: Proof) -> Proof:
     half = artifact.coverage is not None and any(node.precision == HALF for node in artifact.coverage.nodes)
     if not half or artifact.simulation is None or simulator is None:
         return proof
-    samples = spread_over(job.validation, simulated_samples(job.prepared))
+    count = max(1, _SIMULATED_MACS // max(1, sum(node_macs(job.prepared.model).values())))
+    samples = spread_over(job.validation, count)
     with job.progress.stage("Running the simulator"), simulator(built.target) as opened:
         settings = artifact.proof_settings()
         sessions = {FLOAT: open_session(job.prepared.path), INT8: opened(artifact.proof_model, settings)}

@@ -229,10 +229,8 @@ def build_derived(job: Job, target: Target, scheme: Scheme, derived: Derived, de
     if scheme.mode == "static":
         kept = job.prepared.hazards
         lost = {name: reason for name, reason in before.items() if name not in kept}
-        notes = (
-            *hazard_notes(kept, "in float"),
-            *hazard_notes(lost, f"not kept in float, as layers of {target.name} have none"),
-        )
+        without = f"not kept in float, as {target.name} has none for layers"
+        notes = (*hazard_notes(kept, "in float"), *hazard_notes(lost, without))
         artifact = replace(artifact, notes=(*notes, *artifact.notes))
     return Built(target, computed_as_there(artifact, target, job.host), derived.ranges)
 

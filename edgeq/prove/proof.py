@@ -403,11 +403,8 @@ def simulated_count(prepared: PreparedModel, artifact: Artifact) -> int | None:
     """Return how many samples to run if the engine is a simulator, or None for all samples. The number depends only on
     the work per sample, so it is the same on every machine.
     """
-    return simulated_samples(prepared) if artifact.in_simulator else None
-
-
-def simulated_samples(prepared: PreparedModel) -> int:
-    """Return how many samples of a model a simulator runs in about half a minute."""
+    if not artifact.in_simulator:
+        return None
     return max(_LEAST_SIMULATED, _SIMULATED_MACS // max(1, sum(node_macs(prepared.model).values())))
 
 
