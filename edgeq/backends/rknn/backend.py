@@ -109,7 +109,8 @@ class RknnBackend(TargetBackend):
             reason = next(iter(left.values()), "")
             raise ModelError(f"{prepared.source}: no node can run in integers on the NPU", reason)
         if floats and not self._chip.float16:
-            raise ModelError(f"{self._chip.title} has no float16 for {min(floats)!r}", "Leave --exclude and --min-sqnr out")
+            fix = "Leave --exclude and --min-sqnr out"
+            raise ModelError(f"{self._chip.title} has no float16 for {min(floats)!r}", fix)
         save_model(write_dialect(prepared, ranges, scheme, chosen, floats), destination)
         return Artifact(
             model=destination,
