@@ -131,10 +131,8 @@ class CheckFailedError(EdgeqError):
     exit_code = 10
 
 
-def unwritten(error: EdgeqError, output: str) -> EdgeqError:
-    """Return the error with the output that was not written because of it, if the error is a failed check."""
-    if not isinstance(error, CheckFailedError):
-        return error
+def unwritten(error: CheckFailedError, output: str) -> CheckFailedError:
+    """Return the error with the output that was not written because of it."""
     return type(error)(f"{error.problem}; {output} is not written", error.fix)
 
 

@@ -16,7 +16,7 @@ from edgeq.backends.base import backend_for, backend_named
 from edgeq.bundle.write import check_archive
 from edgeq.data.open_source import Data
 from edgeq.distributed.workers import open_workers
-from edgeq.errors import EdgeqError, UsageError, unwritten
+from edgeq.errors import CheckFailedError, EdgeqError, UsageError, unwritten
 from edgeq.hardware.detect import detect_machine
 from edgeq.hardware.profile import refuse_ties
 from edgeq.hardware.target import Target, as_targets, resolve, runs_natively
@@ -266,6 +266,8 @@ def package(
                 done |= made
             except EdgeqError as error:
                 if not split or len(chosen) == 1:
+                    if not isinstance(error, CheckFailedError):
+                        raise
                     place = next(place for place, names in places.items() if variant_name(target) in names)
                     raise unwritten(error, f"{place}, with the variant for {target.name},") from error
                 failed[variant_name(target)] = error  # the other targets have their own bundles

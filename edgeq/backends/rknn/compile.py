@@ -182,8 +182,8 @@ class SimulatedSession:
         found = {}
         for spec, array in zip(self._outputs, self._compilation.answer(input_feed), strict=True):
             shape = [size for size in spec.shape or () if isinstance(size, int)]
-            known = spec.shape is not None and len(shape) == len(spec.shape)
-            found[spec.name] = array.reshape(shape) if known else array
+            fits = len(shape) == len(spec.shape or ()) and math.prod(shape) == array.size
+            found[spec.name] = array.reshape(shape) if fits else array
         return [found[name] for name in output_names or found]
 
 
