@@ -45,9 +45,7 @@ def test_a_divisor_keeps_no_layer_in_float_where_there_is_no_float(tmp_path: Pat
     chip, array = resolve("raspberry-pi-5"), resolve("gemmini")
     assert any(DIVISOR in note and note.startswith("in float") for note in _notes(job, chip, tmp_path))
     notes = _notes(job, array, tmp_path)
-    assert any(
-        DIVISOR in note and note.startswith("not kept in float, as layers of gemmini have none") for note in notes
-    )
+    assert any(DIVISOR in note and note.startswith("not kept in float, as gemmini has none") for note in notes)
     assert not any(note.startswith("in float") for note in notes)
     built = build(job, array, array.profile.scheme, tmp_path / "array.onnx")
     assert built.artifact.coverage is not None
